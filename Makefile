@@ -1,0 +1,48 @@
+# `make demo` shows the whole thing, `make test` proves it, `make check` is what every commit passes.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CODE   := protos ps_server ps_worker ctr_model deploy
+
+# numba's cache notices a change only in the file that holds a kernel, not in those whose functions it inlines:
+# so one cache folder for each state of the sources.
+export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba/$(shell cat $$(find $(CODE) -name '*.py' | sort) /dev/null | sha256sum | cut -c1-16)
+
+.PHONY: setup demo test check format lint types imports generated bench clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	touch $@
+
+demo: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
+
+test: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types imports generated test
+
+format: setup
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+lint: setup
+	$(BIN)/ruff format --check . && $(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+generated: setup
+	$(BIN)/python -m protos.generate --check
+
+bench: setup
+	$(BIN)/python -m benchmarks.report
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache log output data

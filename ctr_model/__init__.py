@@ -1,0 +1,1 @@
+"""Models of click-through rate: arrays in, arrays out."""

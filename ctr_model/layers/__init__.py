@@ -1,0 +1,1 @@
+"""Layers: forward and backward passes into preallocated buffers."""

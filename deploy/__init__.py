@@ -1,0 +1,1 @@
+"""How a cluster runs: the launcher, images, manifests. Imports nothing of the other packages."""

@@ -1,0 +1,1 @@
+"""The contract: everything a server and a worker must agree on byte for byte."""

@@ -1,0 +1,1 @@
+"""One server: owns shards of tables, applies gradients, knows nothing of models."""

@@ -1,0 +1,1 @@
+"""Checkpoints: Arrow files of rows, and the manifest that makes them one."""

@@ -1,0 +1,1 @@
+"""Sharded tables of rows: index, slab, layout, initial values."""

@@ -1,0 +1,1 @@
+"""One trainer: reads clicks, runs the model, pulls parameters, pushes gradients."""

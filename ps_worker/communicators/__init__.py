@@ -1,0 +1,1 @@
+"""Communicators: when gradients leave a worker and when parameters arrive."""

@@ -1,0 +1,1 @@
+"""From click logs to batches."""
