@@ -1,0 +1,42 @@
+"""A batch of examples as arrays: what readers produce and models consume.
+
+Slots may hold any number of keys, so `keys` is one flat column cut by `offsets` (CSR), with the
+slots of an example next to each other:
+
+    example          0                 1
+    slot          0     1     2     0     1     2
+    keys        [ a  |  b c | d   | e   |     | f  ]
+    offsets     [ 0     1     3     4     5     5     6 ]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One batch; arrays are shared, never copied, and nobody writes to them.
+
+    Attributes:
+        labels: float32[B], 1.0 for clicked and 0.0 for not; None when the rows carry no label.
+        dense: float32[B, num_dense], transformed and scaled as the schema says.
+        keys: uint64[L], every occurrence: example by example, inside it slot by slot.
+        offsets: int32[B * S + 1], from 0 to L; example `b`, slot `s` (from 0) owns
+            `keys[offsets[b * S + s] : offsets[b * S + s + 1]]`.
+        num_slots: S.
+    """
+
+    labels: NDArray[np.float32] | None
+    dense: NDArray[np.float32]
+    keys: NDArray[np.uint64]
+    offsets: NDArray[np.int32]
+    num_slots: int
+
+    @property
+    def size(self) -> int:
+        """B, the number of examples."""
+        return len(self.dense)
