@@ -1,0 +1,57 @@
+"""Arrays <-> columns of bytes: little-endian, row-major, nothing between the numbers.
+
+What comes off the wire is read-only: it is a view of the message.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import ProtocolError
+from protos.gradients import Values
+from protos.partition import Keys
+
+
+def encode_keys(keys: Keys) -> bytes:
+    """Returns uint64[N] as 8 * N bytes."""
+    return keys.astype("<u8", copy=False).tobytes()
+
+
+def decode_keys(data: bytes) -> Keys:
+    """Returns a read-only uint64[N].
+
+    Raises:
+        ProtocolError: If the length is not a multiple of 8.
+    """
+    if len(data) % 8:
+        raise ProtocolError(f"a column of keys has {len(data)} bytes, not a multiple of 8")
+    return np.frombuffer(data, "<u8")
+
+
+def encode_values(values: NDArray[np.float32]) -> bytes:
+    """Returns float32 of any shape as 4 bytes a number, row-major."""
+    return values.astype("<f4", copy=False).tobytes()
+
+
+def decode_values(data: bytes) -> Values:
+    """Returns a read-only float32[n].
+
+    Raises:
+        ProtocolError: If the length is not a multiple of 4.
+    """
+    if len(data) % 4:
+        raise ProtocolError(f"a column of float32 has {len(data)} bytes, not a multiple of 4")
+    return np.frombuffer(data, "<f4")
+
+
+def decode_rows(data: bytes, num_rows: int) -> Values:
+    """Returns a read-only float32[num_rows, D], D following from the length.
+
+    Raises:
+        ProtocolError: If the bytes do not make `num_rows` rows of equal width.
+    """
+    values = decode_values(data)
+    if (values.size % num_rows) if num_rows else values.size:
+        raise ProtocolError(
+            f"a column of float32 has {values.size} numbers, which {num_rows} keys cannot share equally"
+        )
+    return values.reshape(num_rows, values.size // num_rows if num_rows else 0)

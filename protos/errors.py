@@ -1,0 +1,108 @@
+"""Every error that crosses a process border, as one tree.
+
+    CtrPsError
+    ├── UsageError                 the job, the command line or the environment is wrong
+    │   ├── JobError
+    │   └── RoleError
+    ├── BindError                  the port is in use
+    ├── TransportError             a server cannot be reached, or went away
+    ├── CheckpointError            not a whole, unaltered checkpoint
+    ├── DataError                  input files
+    │   └── BadRowError
+    ├── GradientError              a gradient that must not be applied
+    ├── WaitTimeoutError           a barrier or a step that others did not reach in time
+    ├── IdleError                  no sign of life
+    ├── ProtocolError              a request that breaks the contract
+    │   ├── WrongServerError
+    │   └── UnknownTableError
+    └── SpecConflictError          one name, two specs
+
+Each class has the exit code with which a command ends when the error ends it (docs/operations.md).
+Raising one leaves all parameters as they were.
+"""
+
+
+class CtrPsError(Exception):
+    """Any error of ours; the message says what is wrong, the value, and what to do."""
+
+    exit_code = 1
+
+
+class UsageError(CtrPsError):
+    """The command line, the job or the environment asks for something impossible."""
+
+    exit_code = 2
+
+
+class JobError(UsageError):
+    """A job file, or a `--set`, is wrong."""
+
+
+class RoleError(UsageError):
+    """The environment's role variables are missing or contradict each other."""
+
+
+class BindError(CtrPsError):
+    """The address cannot be bound, most often because another process has the port."""
+
+    exit_code = 3
+
+
+class TransportError(CtrPsError):
+    """Servers did not answer in time, or went away; the message lists their endpoints."""
+
+    exit_code = 4
+
+
+class CheckpointError(CtrPsError):
+    """A folder is not a whole, unaltered checkpoint that fits; the message names the file."""
+
+    exit_code = 5
+
+
+class DataError(CtrPsError):
+    """Input data cannot be read."""
+
+    exit_code = 6
+
+
+class BadRowError(DataError):
+    """More malformed rows than the job allows."""
+
+
+class GradientError(CtrPsError):
+    """A gradient is not finite, or its length does not fit its parameters."""
+
+    exit_code = 7
+
+
+class WaitTimeoutError(CtrPsError):
+    """Others did not arrive in time; the message lists who is missing."""
+
+    exit_code = 8
+
+
+class IdleError(CtrPsError):
+    """A server heard of no worker for longer than its idle limit."""
+
+    exit_code = 9
+
+
+class ProtocolError(CtrPsError):
+    """A request breaks the contract: lengths, order, stamps."""
+
+    exit_code = 10
+
+
+class WrongServerError(ProtocolError):
+    """A key belongs to a shard of another server."""
+
+
+class UnknownTableError(ProtocolError):
+    """No table or dense block has this name."""
+
+
+class SpecConflictError(CtrPsError):
+    """A table or dense block exists already, with another spec."""
+
+    exit_code = 11

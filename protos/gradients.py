@@ -1,0 +1,137 @@
+"""Gradients as they are pushed: sums over examples, and how many examples they sum over.
+
+Whoever applies a gradient divides by the number of examples, once, at the end. So merging batches,
+threads or workers is adding, and what is applied is always the mean over all their examples: merging
+never multiplies a step (it does in systems that add up means).
+
+Float addition is not associative: `sum_sparse` and `sum_dense` add in the order given, which is worker
+order on a server and thread order in a worker. That order is part of the contract of sync training.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import GradientError
+from protos.jit import kernel
+from protos.partition import Keys
+from protos.unique import unique_keys
+
+Values = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseGrad:
+    """Gradients of rows of one table.
+
+    Attributes:
+        keys: uint64[N], unique.
+        values: float32[N, D], summed over the examples.
+        examples: Number of examples summed over, those included that touched none of the keys.
+    """
+
+    keys: Keys
+    values: Values
+    examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class DenseGrad:
+    """Gradient of one dense block, or of a server's piece of it.
+
+    Attributes:
+        values: float32[P], summed over the examples.
+        examples: Number of examples summed over.
+    """
+
+    values: Values
+    examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """All that one push carries, by table and by dense block."""
+
+    sparse: Mapping[str, SparseGrad] = field(default_factory=dict)
+    dense: Mapping[str, DenseGrad] = field(default_factory=dict)
+
+
+@kernel
+def _add_rows(inverse: NDArray[np.int32], values: Values, out: Values) -> None:
+    for i in range(inverse.size):
+        row = inverse[i]
+        for j in range(values.shape[1]):
+            out[row, j] += values[i, j]
+
+
+def sum_sparse(grads: Sequence[SparseGrad]) -> SparseGrad:
+    """Returns the sum, each key's values added in the order of `grads` (one table, one dim)."""
+    if len(grads) == 1:
+        return grads[0]
+    keys, inverse = unique_keys(np.concatenate([grad.keys for grad in grads]))
+    values = np.zeros((keys.size, grads[0].values.shape[1]), np.float32)
+    start = 0
+    for grad in grads:
+        stop = start + grad.keys.size
+        _add_rows(inverse[start:stop], grad.values, values)
+        start = stop
+    return SparseGrad(keys, values, sum(grad.examples for grad in grads))
+
+
+def sum_dense(grads: Sequence[DenseGrad]) -> DenseGrad:
+    """Returns the sum, element by element in the order of `grads`."""
+    if len(grads) == 1:
+        return grads[0]
+    values = grads[0].values + grads[1].values
+    for grad in grads[2:]:
+        values += grad.values
+    return DenseGrad(values, sum(grad.examples for grad in grads))
+
+
+def sum_gradients(parts: Sequence[Gradients]) -> Gradients:
+    """Returns the sum over `parts`, in their order; a name may be missing from some of them."""
+    return Gradients(
+        sparse={
+            name: sum_sparse([part.sparse[name] for part in parts if name in part.sparse])
+            for name in dict.fromkeys(name for part in parts for name in part.sparse)
+        },
+        dense={
+            name: sum_dense([part.dense[name] for part in parts if name in part.dense])
+            for name in dict.fromkeys(name for part in parts for name in part.dense)
+        },
+    )
+
+
+@kernel
+def _count_non_finite(bits: NDArray[np.uint32]) -> int:
+    # An exponent of all ones is an infinity or a NaN. On integers, the loop is vectorised.
+    count = 0
+    for i in range(bits.size):
+        count += (bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
+    return count
+
+
+def require_finite(gradients: Gradients) -> None:
+    """Checks a push before any of it is sent or applied.
+
+    Raises:
+        GradientError: If a value is infinite or not a number; names the table and a key, or the block.
+    """
+    for name, grad in gradients.sparse.items():
+        if _count_non_finite(grad.values.reshape(-1).view(np.uint32)):
+            row = int(np.flatnonzero(~np.isfinite(grad.values).all(axis=1))[0])
+            raise GradientError(
+                f"gradient of table {name!r} is not finite: key {int(grad.keys[row])} has "
+                f"{grad.values[row].tolist()}; nothing was applied, lower the learning rate or check "
+                f"the input's scaling"
+            )
+    for name, dense in gradients.dense.items():
+        if _count_non_finite(dense.values.view(np.uint32)):
+            position = int(np.flatnonzero(~np.isfinite(dense.values))[0])
+            raise GradientError(
+                f"gradient of dense block {name!r} is not finite: element {position} is "
+                f"{float(dense.values[position])!r}; nothing was applied, lower the learning rate or "
+                f"check the input's scaling"
+            )

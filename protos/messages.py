@@ -1,0 +1,283 @@
+"""Specs, gradients and states <-> messages, both ways, once.
+
+Nothing else takes messages apart: servers and clients see dataclasses and arrays.
+"""
+
+from collections.abc import Mapping
+
+from protos.codec import decode_keys, decode_rows, decode_values, encode_keys, encode_values
+from protos.errors import ProtocolError
+from protos.gradients import DenseGrad, SparseGrad, Values
+from protos.partition import Keys
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing, Stamp, StoreStatus, TableStatus
+from protos.v1 import control_plane_pb2, data_plane_pb2, spec_pb2
+
+_MISSING_TO_MESSAGE = {
+    Missing.INITIAL: data_plane_pb2.MISSING_INITIAL,
+    Missing.ZEROS: data_plane_pb2.MISSING_ZEROS,
+}
+_MISSING_FROM_MESSAGE = {number: missing for missing, number in _MISSING_TO_MESSAGE.items()}
+
+
+def optimizer_to_message(spec: OptimizerSpec) -> spec_pb2.OptimizerSpec:
+    """Returns the message of an optimizer spec."""
+    return spec_pb2.OptimizerSpec(
+        name=spec.name,
+        params=[
+            spec_pb2.HyperParameter(name=name, value=value) for name, value in spec.params.items()
+        ],
+    )
+
+
+def optimizer_from_message(message: spec_pb2.OptimizerSpec) -> OptimizerSpec:
+    """Returns the optimizer spec of a message."""
+    return OptimizerSpec(
+        name=message.name, params={param.name: param.value for param in message.params}
+    )
+
+
+def initializer_to_message(spec: InitializerSpec) -> spec_pb2.InitializerSpec:
+    """Returns the message of an initializer spec."""
+    return spec_pb2.InitializerSpec(kind=spec.kind, scale=spec.scale)
+
+
+def initializer_from_message(message: spec_pb2.InitializerSpec) -> InitializerSpec:
+    """Returns the initializer spec of a message."""
+    return InitializerSpec(kind=message.kind, scale=message.scale)
+
+
+def table_spec_to_message(spec: TableSpec) -> spec_pb2.TableSpec:
+    """Returns the message of a table spec."""
+    return spec_pb2.TableSpec(
+        name=spec.name,
+        dim=spec.dim,
+        initializer=initializer_to_message(spec.initializer),
+        optimizer=optimizer_to_message(spec.optimizer),
+        seed=spec.seed,
+        num_shards=spec.num_shards,
+    )
+
+
+def table_spec_from_message(message: spec_pb2.TableSpec) -> TableSpec:
+    """Returns the table spec of a message."""
+    return TableSpec(
+        name=message.name,
+        dim=message.dim,
+        initializer=initializer_from_message(message.initializer),
+        optimizer=optimizer_from_message(message.optimizer),
+        seed=message.seed,
+        num_shards=message.num_shards,
+    )
+
+
+def dense_spec_to_message(spec: DenseSpec) -> spec_pb2.DenseSpec:
+    """Returns the message of a dense spec."""
+    return spec_pb2.DenseSpec(
+        name=spec.name,
+        segments=[
+            spec_pb2.DenseSegment(
+                length=segment.length, initializer=initializer_to_message(segment.initializer)
+            )
+            for segment in spec.segments
+        ],
+        optimizer=optimizer_to_message(spec.optimizer),
+        seed=spec.seed,
+    )
+
+
+def dense_spec_from_message(message: spec_pb2.DenseSpec) -> DenseSpec:
+    """Returns the dense spec of a message."""
+    return DenseSpec(
+        name=message.name,
+        segments=tuple(
+            DenseSegment(
+                length=segment.length, initializer=initializer_from_message(segment.initializer)
+            )
+            for segment in message.segments
+        ),
+        optimizer=optimizer_from_message(message.optimizer),
+        seed=message.seed,
+    )
+
+
+def stamp_to_message(stamp: Stamp) -> data_plane_pb2.Stamp:
+    """Returns the message of a stamp."""
+    return data_plane_pb2.Stamp(
+        worker=stamp.worker,
+        incarnation=stamp.incarnation,
+        sequence=stamp.sequence,
+        step=stamp.step,
+        examples=stamp.examples,
+    )
+
+
+def stamp_from_message(message: data_plane_pb2.Stamp) -> Stamp:
+    """Returns the stamp of a message."""
+    return Stamp(
+        worker=message.worker,
+        incarnation=message.incarnation,
+        sequence=message.sequence,
+        step=message.step,
+        examples=message.examples,
+    )
+
+
+def pull_sparse_request(
+    keys: Mapping[str, Keys], missing: Missing, at: int | None
+) -> data_plane_pb2.PullSparseRequest:
+    """Returns the request for embeddings of `keys` by table."""
+    return data_plane_pb2.PullSparseRequest(
+        columns=[
+            data_plane_pb2.KeyColumn(table=table, keys=encode_keys(column))
+            for table, column in keys.items()
+        ],
+        missing=_MISSING_TO_MESSAGE[missing],
+        at=at,
+    )
+
+
+def pull_sparse_arguments(
+    request: data_plane_pb2.PullSparseRequest,
+) -> tuple[dict[str, Keys], Missing, int | None]:
+    """Returns the keys by table, what missing keys read, and the version to wait for."""
+    if request.missing not in _MISSING_FROM_MESSAGE:
+        raise ProtocolError(f"a pull must say what missing keys read, got {request.missing}")
+    keys = {column.table: decode_keys(column.keys) for column in request.columns}
+    at = request.at if request.HasField("at") else None
+    return keys, _MISSING_FROM_MESSAGE[request.missing], at
+
+
+def pull_sparse_response(values: Mapping[str, Values]) -> data_plane_pb2.PullSparseResponse:
+    """Returns the response with embeddings by table."""
+    return data_plane_pb2.PullSparseResponse(
+        columns=[
+            data_plane_pb2.ValueColumn(table=table, values=encode_values(column))
+            for table, column in values.items()
+        ]
+    )
+
+
+def pulled_rows(
+    response: data_plane_pb2.PullSparseResponse, num_keys: Mapping[str, int]
+) -> dict[str, Values]:
+    """Returns read-only float32[N, D] by table; `num_keys` is N as it was asked for."""
+    return {
+        column.table: decode_rows(column.values, num_keys[column.table])
+        for column in response.columns
+    }
+
+
+def pull_dense_response(
+    values: Mapping[str, Values], version: int
+) -> data_plane_pb2.PullDenseResponse:
+    """Returns the response with pieces of dense blocks."""
+    return data_plane_pb2.PullDenseResponse(
+        columns=[
+            data_plane_pb2.DenseColumn(block=block, values=encode_values(piece))
+            for block, piece in values.items()
+        ],
+        version=version,
+    )
+
+
+def pulled_pieces(response: data_plane_pb2.PullDenseResponse) -> dict[str, Values]:
+    """Returns read-only float32[p] by block."""
+    return {column.block: decode_values(column.values) for column in response.columns}
+
+
+def sparse_grad_to_message(table: str, grad: SparseGrad) -> data_plane_pb2.SparseGradColumn:
+    """Returns the message of one table's gradients."""
+    return data_plane_pb2.SparseGradColumn(
+        table=table,
+        keys=encode_keys(grad.keys),
+        values=encode_values(grad.values),
+        examples=grad.examples,
+    )
+
+
+def dense_grad_to_message(
+    block: str, grad: DenseGrad, start: int = 0
+) -> data_plane_pb2.DenseGradColumn:
+    """Returns the message of a gradient that begins at `start` of the server's piece."""
+    return data_plane_pb2.DenseGradColumn(
+        block=block, values=encode_values(grad.values), examples=grad.examples, start=start
+    )
+
+
+def sparse_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, SparseGrad]]:
+    """Returns the table gradients of one part of a push, in the order sent."""
+    grads = []
+    for column in request.sparse:
+        keys = decode_keys(column.keys)
+        values = decode_rows(column.values, keys.size)
+        grads.append((column.table, SparseGrad(keys, values, column.examples)))
+    return grads
+
+
+def dense_grads_of(
+    request: data_plane_pb2.PushGradRequest,
+) -> list[tuple[str, int, DenseGrad]]:
+    """Returns block, start and gradient for the dense columns of one part of a push."""
+    return [
+        (column.block, column.start, DenseGrad(decode_values(column.values), column.examples))
+        for column in request.dense
+    ]
+
+
+def status_to_message(
+    status: StoreStatus, server_index: int, num_servers: int
+) -> control_plane_pb2.GetStatusResponse:
+    """Returns the message of one server's status."""
+    return control_plane_pb2.GetStatusResponse(
+        version=status.version,
+        tables=[
+            control_plane_pb2.TableStatus(table=name, rows=table.rows, size_bytes=table.size_bytes)
+            for name, table in status.tables.items()
+        ],
+        workers=[
+            control_plane_pb2.WorkerStatus(
+                worker=worker,
+                examples=status.examples.get(worker, 0),
+                done=worker in status.done,
+            )
+            for worker in sorted(status.examples.keys() | status.done)
+        ],
+        server_index=server_index,
+        num_servers=num_servers,
+    )
+
+
+def status_from_message(message: control_plane_pb2.GetStatusResponse) -> StoreStatus:
+    """Returns the status of one server."""
+    return StoreStatus(
+        version=message.version,
+        tables={
+            table.table: TableStatus(rows=table.rows, size_bytes=table.size_bytes)
+            for table in message.tables
+        },
+        examples={worker.worker: worker.examples for worker in message.workers},
+        done=frozenset(worker.worker for worker in message.workers if worker.done),
+    )
+
+
+def merge_status(parts: list[StoreStatus]) -> StoreStatus:
+    """Returns the status of a cluster: sizes add up, the rest every server has seen alike."""
+    names = sorted({name for part in parts for name in part.tables})
+    return StoreStatus(
+        version=min(part.version for part in parts),
+        tables={
+            name: TableStatus(
+                rows=sum(part.tables[name].rows for part in parts if name in part.tables),
+                size_bytes=sum(
+                    part.tables[name].size_bytes for part in parts if name in part.tables
+                ),
+            )
+            for name in names
+        },
+        examples={
+            worker: max(part.examples.get(worker, 0) for part in parts)
+            for worker in sorted({worker for part in parts for worker in part.examples})
+        },
+        done=frozenset.intersection(*(part.done for part in parts)),
+    )

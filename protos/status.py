@@ -1,0 +1,52 @@
+"""Exceptions <-> gRPC status, the only place with the table.
+
+The status code is for tools and dashboards; the exact class travels in the trailing metadata
+`ctr-ps-error`, so that a worker raises what the server raised.
+"""
+
+from collections.abc import Iterator
+
+import grpc
+
+from protos import errors
+
+METADATA_KEY = "ctr-ps-error"
+
+# Classes that a server answers with; a subclass without a row has the code of its base.
+_CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
+    errors.CtrPsError: grpc.StatusCode.INTERNAL,
+    errors.UsageError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.CheckpointError: grpc.StatusCode.DATA_LOSS,
+    errors.GradientError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.WaitTimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.ProtocolError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UnknownTableError: grpc.StatusCode.NOT_FOUND,
+    errors.SpecConflictError: grpc.StatusCode.ALREADY_EXISTS,
+}
+
+
+def status_of(error: errors.CtrPsError) -> grpc.StatusCode:
+    """Returns the code that stands for an error's class."""
+    return next(_CODES[base] for base in type(error).__mro__ if base in _CODES)
+
+
+def _tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:
+    yield base
+    for subclass in base.__subclasses__():
+        yield from _tree(subclass)
+
+
+def error_of(failure: grpc.RpcError, endpoint: str, call: str) -> errors.CtrPsError:
+    """Returns the exception to raise for a failed call to a server.
+
+    The server's own exception where it sent one, else a `TransportError` that names endpoint and call.
+    """
+    metadata = dict(failure.trailing_metadata() or ())
+    name = metadata.get(METADATA_KEY)
+    for error_class in _tree(errors.CtrPsError):
+        if error_class.__name__ == name:
+            return error_class(f"{endpoint}: {failure.details()}")
+    return errors.TransportError(
+        f"{call} to server {endpoint} failed: {failure.code().name}: {failure.details()}; "
+        f"see the log of that server"
+    )

@@ -1,0 +1,199 @@
+"""The seam: what a trainer asks of the parameters, wherever they are.
+
+`ps_server.store.ParameterStore` is a store in the trainer's own process, `ps_worker.client.ClusterClient`
+is one over gRPC; one contract suite (tests/contract) runs over both.
+
+Calls that move data return futures: complete already in process, pending over the wire. Waiting for
+one never lasts longer than the store's time limits, then it raises.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from protos.gradients import Gradients, Values
+from protos.partition import Keys
+from protos.spec import DenseSpec, TableSpec
+
+Version = int
+"""How many steps of synchronous training have been applied."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Future(Protocol[T_co]):
+    """An answer that may still be on its way."""
+
+    def result(self) -> T_co:
+        """Waits for the answer, at most for the store's time limit, and returns it or raises."""
+        ...
+
+
+class Missing(enum.Enum):
+    """What a pull reads for a key that has no row. No pull ever creates a row."""
+
+    INITIAL = "initial"
+    """The row's seeded initial value: training."""
+    ZEROS = "zeros"
+    """Zeros: evaluation and inference, where an untrained embedding would be noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """Who pushes, and which push it is.
+
+    Attributes:
+        worker: Index of the worker, from 0.
+        incarnation: Chosen at random when the worker starts; tells a restarted worker from its past.
+        sequence: Number of this push, from 0, without gaps in one incarnation.
+        step: Batches that the worker has taken so far.
+        examples: Examples that this push completes; over all pushes each example counts once.
+    """
+
+    worker: int
+    incarnation: int
+    sequence: int
+    step: int
+    examples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStatus:
+    """Size of one table, or of one server's part of it."""
+
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatus:
+    """What a store holds and has seen.
+
+    Attributes:
+        version: Steps of synchronous training applied.
+        tables: By name.
+        examples: Examples pushed so far, by worker.
+        done: Workers that have left.
+    """
+
+    version: Version
+    tables: Mapping[str, TableStatus]
+    examples: Mapping[int, int]
+    done: frozenset[int]
+
+
+class Store(Protocol):
+    """All parameters of a job: tables of rows and dense blocks. Thread-safe."""
+
+    def create_table(self, spec: TableSpec) -> None:
+        """Declares a table; again with an equal spec is no error.
+
+        Raises:
+            SpecConflictError: If it exists with another spec.
+        """
+        ...
+
+    def create_dense(self, spec: DenseSpec) -> None:
+        """Declares a dense block; again with an equal spec is no error.
+
+        Raises:
+            SpecConflictError: If it exists with another spec.
+        """
+        ...
+
+    def pull_sparse(
+        self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
+    ) -> Future[Mapping[str, Values]]:
+        """Reads embeddings.
+
+        Args:
+            keys: For each table uint64[N], unique.
+            missing: What a key without a row reads.
+            at: Wait until the store has this version; None reads what is there.
+
+        Returns:
+            For each table float32[N, D], in the order of its keys.
+
+        Raises:
+            UnknownTableError: If a table does not exist.
+            WaitTimeoutError: If the version does not come; names the workers that are behind.
+        """
+        ...
+
+    def pull_dense(
+        self, into: Mapping[str, Values], *, at: Version | None = None
+    ) -> Future[Version]:
+        """Reads dense blocks into float32 vectors of their full length, and returns the version read.
+
+        The vectors hold the answer once the future has one. Errors as for `pull_sparse`.
+        """
+        ...
+
+    def push_grad(
+        self, gradients: Gradients, stamp: Stamp, *, at: Version | None = None
+    ) -> Future[Version]:
+        """Hands over gradients. A key without a row gets one.
+
+        Args:
+            gradients: Sums over examples, each with its number of examples.
+            stamp: Who pushes.
+            at: None applies on arrival. A version `t` makes this the worker's part of step `t`: when
+                all workers' parts are there they are added in worker order, divided by the examples of
+                the step, applied once, and the version becomes `t + 1`. Every worker takes part in
+                every step, with empty gradients if need be, until it waits in a barrier or is done.
+
+        Returns:
+            The version at the time of the answer, which does not wait for the others.
+
+        Raises:
+            GradientError: If lengths do not fit or a value is not finite; nothing was applied.
+            ProtocolError: If the worker is not at step `at`.
+        """
+        ...
+
+    def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
+        """Waits until every worker that is not done has come to the barrier `name`.
+
+        A worker that waits takes part in no step: it leaves steps from `step` on to the others, by
+        number and never by time. It goes on at the version that the barrier returns, the same for all.
+
+        Raises:
+            WaitTimeoutError: If some do not come; names them.
+        """
+        ...
+
+    def done(self, worker: int, *, step: Version) -> None:
+        """Says that a worker has left for good, and takes part in no step from `step` on."""
+        ...
+
+    def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
+        """Writes a whole checkpoint to the folder `url`, publishes it, and returns the model's digest.
+
+        Args:
+            url: A folder that does not exist, or holds a checkpoint, which is replaced.
+            attachments: Files that travel with the parameters, by name.
+
+        Raises:
+            CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+        """
+        ...
+
+    def load(self, url: str) -> None:
+        """Replaces the parameters by those of a checkpoint, saved from any number of servers.
+
+        Raises:
+            CheckpointError: If it is not whole, was altered or does not fit; nothing was replaced.
+        """
+        ...
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of all parameters and optimizer states of rows, in hexadecimal.
+
+        Equal models have equal digests on any number of servers: docs/checkpoint.md says what is hashed.
+        """
+        ...
+
+    def status(self) -> StoreStatus:
+        """Returns what the store holds and has seen, summed over servers."""
+        ...

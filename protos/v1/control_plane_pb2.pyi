@@ -1,0 +1,138 @@
+from protos.v1 import spec_pb2 as _spec_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CreateTableRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: _spec_pb2.TableSpec
+    def __init__(self, spec: _Optional[_Union[_spec_pb2.TableSpec, _Mapping]] = ...) -> None: ...
+
+class CreateTableResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateDenseRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: _spec_pb2.DenseSpec
+    def __init__(self, spec: _Optional[_Union[_spec_pb2.DenseSpec, _Mapping]] = ...) -> None: ...
+
+class CreateDenseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class BarrierRequest(_message.Message):
+    __slots__ = ("name", "worker", "step")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    worker: int
+    step: int
+    def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class BarrierResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class DoneRequest(_message.Message):
+    __slots__ = ("worker", "step")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    step: int
+    def __init__(self, worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class DoneResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SaveRequest(_message.Message):
+    __slots__ = ("folder", "token")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    token: str
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+
+class SaveResponse(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: str
+    def __init__(self, entries: _Optional[str] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("folder",)
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+
+class LoadResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetDigestRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ShardDigest(_message.Message):
+    __slots__ = ("table", "shard", "sha256")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    shard: int
+    sha256: bytes
+    def __init__(self, table: _Optional[str] = ..., shard: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class GetDigestResponse(_message.Message):
+    __slots__ = ("shards",)
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedCompositeFieldContainer[ShardDigest]
+    def __init__(self, shards: _Optional[_Iterable[_Union[ShardDigest, _Mapping]]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TableStatus(_message.Message):
+    __slots__ = ("table", "rows", "size_bytes")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    rows: int
+    size_bytes: int
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker", "examples", "done")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    examples: int
+    done: bool
+    def __init__(self, worker: _Optional[int] = ..., examples: _Optional[int] = ..., done: bool = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("version", "tables", "workers", "server_index", "num_servers")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    server_index: int
+    num_servers: int
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,133 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Missing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MISSING_UNSPECIFIED: _ClassVar[Missing]
+    MISSING_INITIAL: _ClassVar[Missing]
+    MISSING_ZEROS: _ClassVar[Missing]
+MISSING_UNSPECIFIED: Missing
+MISSING_INITIAL: Missing
+MISSING_ZEROS: Missing
+
+class Stamp(_message.Message):
+    __slots__ = ("worker", "incarnation", "sequence", "step", "examples")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    sequence: int
+    step: int
+    examples: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ...) -> None: ...
+
+class KeyColumn(_message.Message):
+    __slots__ = ("table", "keys")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    keys: bytes
+    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
+class ValueColumn(_message.Message):
+    __slots__ = ("table", "values")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    values: bytes
+    def __init__(self, table: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
+
+class PullSparseRequest(_message.Message):
+    __slots__ = ("columns", "missing", "at")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedCompositeFieldContainer[KeyColumn]
+    missing: Missing
+    at: int
+    def __init__(self, columns: _Optional[_Iterable[_Union[KeyColumn, _Mapping]]] = ..., missing: _Optional[_Union[Missing, str]] = ..., at: _Optional[int] = ...) -> None: ...
+
+class PullSparseResponse(_message.Message):
+    __slots__ = ("columns",)
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedCompositeFieldContainer[ValueColumn]
+    def __init__(self, columns: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ...) -> None: ...
+
+class SparseGradColumn(_message.Message):
+    __slots__ = ("table", "keys", "values", "examples")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    keys: bytes
+    values: bytes
+    examples: int
+    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ...) -> None: ...
+
+class DenseGradColumn(_message.Message):
+    __slots__ = ("block", "values", "examples", "start")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    block: str
+    values: bytes
+    examples: int
+    start: int
+    def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
+
+class PushGradRequest(_message.Message):
+    __slots__ = ("stamp", "sparse", "dense", "at", "part", "num_parts")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    stamp: Stamp
+    sparse: _containers.RepeatedCompositeFieldContainer[SparseGradColumn]
+    dense: _containers.RepeatedCompositeFieldContainer[DenseGradColumn]
+    at: int
+    part: int
+    num_parts: int
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., at: _Optional[int] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ...) -> None: ...
+
+class PushGradResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class PullDenseRequest(_message.Message):
+    __slots__ = ("blocks", "at")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedScalarFieldContainer[str]
+    at: int
+    def __init__(self, blocks: _Optional[_Iterable[str]] = ..., at: _Optional[int] = ...) -> None: ...
+
+class DenseColumn(_message.Message):
+    __slots__ = ("block", "values")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    block: str
+    values: bytes
+    def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
+
+class PullDenseResponse(_message.Message):
+    __slots__ = ("columns", "version")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedCompositeFieldContainer[DenseColumn]
+    version: int
+    def __init__(self, columns: _Optional[_Iterable[_Union[DenseColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
