@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numba
 
@@ -18,5 +18,4 @@ def kernel(function: F) -> F:
     `error_model="numpy"`: a division by zero gives inf or nan as in numpy; the check that would
     raise instead costs vectorisation. With `NUMBA_DISABLE_JIT=1` kernels run as plain Python.
     """
-    compiled: F = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    return compiled
+    return cast("F", numba.njit(nogil=True, cache=True, error_model="numpy")(function))

@@ -1,0 +1,71 @@
+"""From the value in a slot to the key under which its row is stored: a stable, versioned hash.
+
+    h = mix64(slot * GAMMA)
+    h = mix64(h ^ w)         for each 8 bytes of the value, w little-endian, the last zero-padded
+    key = mix64(h ^ length)  length in bytes, so that padding never makes two values equal
+
+all modulo 2^64. The key depends on nothing but (slot, value bytes): not on the process, the
+machine, the order of values or a vocabulary. There is no modulo into a fixed number of rows, so
+two values share a row only if all 64 bits agree, and a missing (empty) value is a key of its own
+in each slot.
+
+`mix64` is the finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014; constants as in Vigna's public-domain splitmix64.c), GAMMA its
+increment. docs/features.md publishes test vectors. Another formula is another `HASH_VERSION`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.jit import kernel
+
+HASH_VERSION = 1
+MAX_SLOT = 2**31 - 1
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+
+
+@kernel
+def mix64(word: np.uint64) -> np.uint64:
+    """Returns a bijective scrambling of 64 bits: every input bit reaches every output bit."""
+    word = (word ^ (word >> np.uint64(30))) * _MULTIPLIER_1
+    word = (word ^ (word >> np.uint64(27))) * _MULTIPLIER_2
+    return word ^ (word >> np.uint64(31))
+
+
+@kernel
+def hash_bytes(buffer: NDArray[np.uint8], start: int, stop: int, slot: int) -> np.uint64:
+    """Returns the key of the value `buffer[start:stop]` in slot number `slot`."""
+    state = mix64(np.uint64(slot) * _GAMMA)
+    word = np.uint64(0)
+    shift = np.uint64(0)
+    for position in range(start, stop):
+        word |= np.uint64(buffer[position]) << shift
+        shift += np.uint64(8)
+        if shift == np.uint64(64):
+            state = mix64(state ^ word)
+            word = np.uint64(0)
+            shift = np.uint64(0)
+    if shift > np.uint64(0):
+        state = mix64(state ^ word)
+    return mix64(state ^ np.uint64(stop - start))
+
+
+def key_of(slot: int, value: str | bytes) -> int:
+    """Returns the uint64 key of `value` in `slot`; text is hashed as UTF-8, "" means missing.
+
+    Args:
+        slot: the slot's number, 1 for the first slot of the schema.
+        value: as it stands in the data; "07" and "7" are different values.
+
+    Raises:
+        ValueError: if `slot` is not in 1..MAX_SLOT.
+    """
+    if not 1 <= slot <= MAX_SLOT:
+        raise ValueError(f"slot numbers run from 1 to {MAX_SLOT}, got {slot!r}")
+    data = value.encode() if isinstance(value, str) else value
+    return int(hash_bytes(np.array(bytearray(data), np.uint8), 0, len(data), slot))
