@@ -1,0 +1,55 @@
+"""Barriers: who has come, who is missing, when all may go on.
+
+Sans-IO: arrivals and departures in, releases out; no clock, no locks. Membership is every worker that has
+not left, so a worker that is done is never waited for.
+"""
+
+from protos.errors import ProtocolError
+
+
+class BarrierBook:
+    """All barriers of a job. Not thread-safe."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._members = set(range(num_workers))
+        self._waiting: dict[str, set[int]] = {}
+
+    def arrive(self, name: str, worker: int) -> None:
+        """A worker comes to the barrier `name`; coming again is the same as waiting on.
+
+        Raises:
+            ProtocolError: If it is not a member.
+        """
+        if worker not in self._members:
+            raise ProtocolError(
+                f"worker {worker} came to barrier {name!r}, but is done or not of this job "
+                f"(members: {sorted(self._members)})"
+            )
+        self._waiting.setdefault(name, set()).add(worker)
+
+    def give_up(self, name: str, worker: int) -> list[int]:
+        """A worker stops waiting; returns those who had not come, ascending."""
+        missing = self.missing(name)
+        self._waiting.get(name, set()).discard(worker)
+        return missing
+
+    def leave(self, worker: int) -> None:
+        """A worker is done: no barrier waits for it any more."""
+        self._members.discard(worker)
+        for waiting in self._waiting.values():
+            waiting.discard(worker)
+
+    def missing(self, name: str) -> list[int]:
+        """Returns the members that have not come to `name`, ascending."""
+        return sorted(self._members - self._waiting.get(name, set()))
+
+    def take_released(self) -> dict[str, list[int]]:
+        """Returns the barriers to which all have come, with their workers, and forgets them."""
+        released = {
+            name: sorted(waiting)
+            for name, waiting in self._waiting.items()
+            if waiting and not self.missing(name)
+        }
+        for name in released:
+            del self._waiting[name]
+        return released

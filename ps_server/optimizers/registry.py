@@ -1,0 +1,65 @@
+"""Optimizers by name, and hyper-parameters from a spec."""
+
+import difflib
+from typing import Any
+
+import numpy as np
+
+from protos.errors import SpecConflictError
+from protos.spec import OptimizerSpec
+from ps_server.optimizers.adagrad import ADAGRAD
+from ps_server.optimizers.adagrad_row import ADAGRAD_ROW
+from ps_server.optimizers.adam import ADAM
+from ps_server.optimizers.row_update import Optimizer
+from ps_server.optimizers.sgd import SGD
+
+OPTIMIZERS = {optimizer.name: optimizer for optimizer in (SGD, ADAGRAD, ADAGRAD_ROW, ADAM)}
+
+
+def _unknown(what: str, name: str, known: list[str]) -> SpecConflictError:
+    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
+    return SpecConflictError(
+        f"unknown {what} {name!r}, did you mean {nearest!r}? known: {', '.join(known)}"
+    )
+
+
+def optimizer_of(spec: OptimizerSpec) -> Optimizer:
+    """Returns the optimizer that a spec names.
+
+    Raises:
+        SpecConflictError: If there is none of that name.
+    """
+    if spec.name not in OPTIMIZERS:
+        raise _unknown("optimizer", spec.name, list(OPTIMIZERS))
+    return OPTIMIZERS[spec.name]
+
+
+def hyper_of(spec: OptimizerSpec) -> Any:
+    """Returns the named tuple of hyper-parameters, as float32, defaults filled in.
+
+    Raises:
+        SpecConflictError: If a parameter is unknown or out of its range.
+    """
+    optimizer = optimizer_of(spec)
+    for name, value in spec.params.items():
+        if name not in optimizer.ranges:
+            what = f"parameter of optimizer {spec.name!r}:"
+            raise _unknown(what, name, list(optimizer.ranges))
+        low, high = optimizer.ranges[name]
+        if not low <= value <= high:  # also refuses NaN
+            raise SpecConflictError(
+                f"{name} of optimizer {spec.name!r} is {value!r}, expected {low:g} to {high:g}"
+            )
+    values = optimizer.hyper(**spec.params)
+    return optimizer.hyper(*(np.float32(value) for value in values))
+
+
+def initial_state(spec: OptimizerSpec, dim: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Returns the state of a new row of `dim` weights, float32[state_width]."""
+    optimizer = optimizer_of(spec)
+    state = np.zeros(optimizer.state_width(dim), np.float32)
+    slots = optimizer.num_slots * dim
+    if optimizer.initial_slot is not None:
+        state[:slots] = getattr(hyper_of(spec), optimizer.initial_slot)
+    state[slots:] = optimizer.initial_scalar
+    return state

@@ -1,0 +1,83 @@
+"""One row function an optimizer, one batch loop for all.
+
+An optimizer is a named tuple of hyper-parameters and a function that updates one row. Kernels call
+`update_row(hyper, ...)`; the type of `hyper` selects the function when the kernel is compiled, so each
+optimizer gets its own machine code of the same loop. A dense block is updated as one long row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.extending import overload
+
+from protos.gradients import Values
+
+RowFunction = Callable[[Any, Values, Values, Values, np.float32], None]
+
+_ROW_FUNCTIONS: dict[type[NamedTuple], RowFunction] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """What an optimizer is, apart from the values of its hyper-parameters.
+
+    A row of `dim` weights has a state of `num_slots * dim + num_scalars` columns: first the slots, each
+    `dim` wide, then the scalars.
+
+    Attributes:
+        name: As jobs and specs name it.
+        hyper: Named tuple of hyper-parameters with defaults.
+        ranges: For each hyper-parameter the closed interval it must lie in.
+        num_slots: States kept for each weight.
+        num_scalars: States kept once a row.
+        initial_slot: Hyper-parameter that slots start at; None starts them at 0.
+        initial_scalar: Value that scalars start at.
+        is_elementwise: Whether each weight is updated by its own gradient and state alone. Only such
+            an optimizer may be used for dense blocks, whose cut over servers must not show.
+    """
+
+    name: str
+    hyper: type[Any]
+    ranges: dict[str, tuple[float, float]]
+    num_slots: int
+    num_scalars: int = 0
+    initial_slot: str | None = None
+    initial_scalar: float = 0.0
+    is_elementwise: bool = True
+
+    def state_width(self, dim: int) -> int:
+        """Returns the columns of state of a row with `dim` weights."""
+        return self.num_slots * dim + self.num_scalars
+
+
+def row_function(hyper: type[Any]) -> Callable[[RowFunction], RowFunction]:
+    """Marks the function that updates one row under the hyper-parameters of type `hyper`."""
+
+    def register(function: RowFunction) -> RowFunction:
+        _ROW_FUNCTIONS[hyper] = function
+        return function
+
+    return register
+
+
+def update_row(hyper: Any, weights: Values, state: Values, grad: Values, scale: np.float32) -> None:
+    """Updates one row in place.
+
+    Args:
+        hyper: The optimizer's hyper-parameters, as float32.
+        weights: float32[D].
+        state: float32[state_width(D)].
+        grad: float32[D], a sum over examples.
+        scale: One over the number of examples: `grad * scale` is the mean.
+    """
+    _ROW_FUNCTIONS[type(hyper)](hyper, weights, state, grad, scale)
+
+
+# Not strict: numba would compare annotations, too.
+@overload(update_row, strict=False)
+def _select_row_function(
+    hyper: Any, weights: Any, state: Any, grad: Any, scale: Any
+) -> RowFunction:
+    return _ROW_FUNCTIONS[hyper.instance_class]

@@ -1,0 +1,80 @@
+"""Memory that grows in place: reserved as address space, taken from the system only when touched.
+
+An arena is one array of rows cut into equal regions. Where the system grants it, each region is reserved
+at a size that it will not outgrow, so nothing is ever copied. Where it does not (a limit on address space,
+another system), regions start small and double by copying.
+
+    array:  | region 0: used ..... reserved | region 1: used .. reserved | ...
+"""
+
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+RESERVED_REGION_BYTES = 16 * 2**30
+"""Address space for each region. 64 regions of it are 1/128 of what a process has on x86-64."""
+
+SMALL_REGION_BYTES = 2**16
+"""First size of a region where address space cannot be reserved."""
+
+# Not in the mmap module; the value on Linux. Elsewhere the mapping fails, which is handled.
+MAP_NORESERVE = 0x4000
+
+
+class Arena:
+    """Zeroed rows in `num_regions` regions that grow independently. Not thread-safe.
+
+    Attributes:
+        array: dtype[num_regions * region_rows, width]; replaced when regions had to be copied.
+        region_rows: Rows from the start of one region to the next.
+    """
+
+    def __init__(
+        self,
+        dtype: DTypeLike,
+        *,
+        num_regions: int,
+        width: int,
+        region_bytes: int = RESERVED_REGION_BYTES,
+    ) -> None:
+        self._dtype = np.dtype(dtype)
+        self._num_regions = num_regions
+        self._width = width
+        self._row_bytes = width * self._dtype.itemsize
+        self._mapping: mmap.mmap | None = None
+        self.region_rows = region_bytes // self._row_bytes
+        try:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+            self._mapping = mmap.mmap(-1, num_regions * self.region_rows * self._row_bytes, flags)
+        except (AttributeError, OSError, ValueError, OverflowError):
+            self.region_rows = min(self.region_rows, SMALL_REGION_BYTES // self._row_bytes)
+            self.array = self._zeros()
+        else:
+            self.array = np.frombuffer(self._mapping, self._dtype).reshape(-1, width)
+
+    def _zeros(self) -> NDArray[Any]:
+        return np.zeros((self._num_regions * self.region_rows, self._width), self._dtype)
+
+    def reserve(self, rows: int) -> None:
+        """Makes every region at least `rows` long."""
+        if rows <= self.region_rows:
+            return
+        old = self.array.reshape(self._num_regions, self.region_rows, self._width)
+        kept = self.region_rows
+        self.region_rows = max(rows, 2 * kept)
+        self._mapping = None
+        self.array = self._zeros()
+        self.array.reshape(self._num_regions, self.region_rows, self._width)[:, :kept] = old
+
+    def release(self, start: int, stop: int) -> None:
+        """Zeroes rows and gives their whole pages back to the system where that is possible."""
+        first = -(-start * self._row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = stop * self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._mapping is None or first >= last:
+            self.array[start:stop] = 0
+            return
+        self.array[start : -(-first // self._row_bytes)] = 0
+        self.array[last // self._row_bytes : stop] = 0
+        self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)

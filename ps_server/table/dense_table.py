@@ -1,0 +1,112 @@
+"""A server's piece of a dense block: a stretch of one flat vector, updated as one long row."""
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from protos.errors import GradientError, SpecConflictError
+from protos.gradients import DenseGrad, Values
+from protos.jit import kernel
+from protos.partition import piece_of_server
+from protos.spec import DenseSpec, InitializerSpec
+from ps_server.checkpoint.rows import DensePiece
+from ps_server.optimizers.registry import hyper_of, initial_state, optimizer_of
+from ps_server.optimizers.row_update import update_row
+from ps_server.table.initializers import build_initializer, initialize_elements
+from ps_server.table.names import check_name
+
+
+@kernel
+def _apply(hyper: Any, weights: Values, state: Values, grad: Values, scale: np.float32) -> None:
+    update_row(hyper, weights, state, grad, scale)
+
+
+class DenseTable:
+    """One server's piece of a dense block. Thread-safe."""
+
+    def __init__(self, spec: DenseSpec, *, server_index: int = 0, num_servers: int = 1) -> None:
+        """Makes the piece with its initial values.
+
+        Raises:
+            SpecConflictError: If the spec is impossible.
+        """
+        self._lock = threading.Lock()
+        self.declare(spec)
+        self.piece = piece_of_server(spec.length, server_index, num_servers)
+        self._weights = np.zeros(self.piece.stop - self.piece.start, np.float32)
+        self._state = initial_state(spec.optimizer, self._weights.size)
+        position = 0
+        for segment in spec.segments:
+            self._initialize(position, position + segment.length, segment.initializer)
+            position += segment.length
+
+    def declare(self, spec: DenseSpec) -> None:
+        """Takes another spec for the same values, as when a job trains a loaded block on.
+
+        Raises:
+            SpecConflictError: If the spec is impossible.
+        """
+        check_name(spec.name)
+        optimizer = optimizer_of(spec.optimizer)
+        if not optimizer.is_elementwise:
+            raise SpecConflictError(
+                f"dense block {spec.name!r} has optimizer {optimizer.name!r}, which is for rows only"
+            )
+        for segment in spec.segments:
+            build_initializer(segment.initializer, spec.seed, spec.name)
+        self._hyper = hyper_of(spec.optimizer)
+        self.spec = spec
+
+    @property
+    def length(self) -> int:
+        """Elements of this piece."""
+        return self._weights.size
+
+    def check(self, grad: DenseGrad) -> None:
+        """Raises GradientError if `push` could not take this gradient."""
+        if grad.values.shape != self._weights.shape:
+            raise GradientError(
+                f"push to dense block {self.spec.name!r} has {grad.values.size} values, expected "
+                f"{self.length}: elements {self.piece.start} to {self.piece.stop} of the block"
+            )
+        if grad.examples < 1:
+            raise GradientError(
+                f"push to dense block {self.spec.name!r} says that it sums over {grad.examples} examples"
+            )
+
+    def pull(self, out: Values) -> None:
+        """Copies the weights to `out` float32[p]."""
+        with self._lock:
+            out[:] = self._weights
+
+    def push(self, grad: DenseGrad) -> None:
+        """Applies the mean gradient; the caller has had `check` accept it."""
+        values = grad.values.view()
+        values.flags.writeable = False  # as off the wire: one compiled kernel for both
+        with self._lock:
+            _apply(self._hyper, self._weights, self._state, values, np.float32(1.0 / grad.examples))
+
+    def export(self) -> DensePiece:
+        """Returns a copy of weights and optimizer state."""
+        slots = optimizer_of(self.spec.optimizer).num_slots
+        with self._lock:
+            return DensePiece(
+                start=self.piece.start,
+                weights=self._weights.copy(),
+                element_state=self._state[: slots * self.length].reshape(slots, -1).copy(),
+                scalars=self._state[slots * self.length :].copy(),
+            )
+
+    def restore(self, piece: DensePiece) -> None:
+        """Overwrites weights and optimizer state; `piece` covers exactly this server's elements."""
+        with self._lock:
+            self._weights[:] = piece.weights
+            self._state[:] = np.concatenate([piece.element_state.reshape(-1), piece.scalars])
+
+    def _initialize(self, start: int, stop: int, initializer_spec: InitializerSpec) -> None:
+        first, last = max(start, self.piece.start), min(stop, self.piece.stop)
+        if first < last:
+            initializer = build_initializer(initializer_spec, self.spec.seed, self.spec.name)
+            out = self._weights[first - self.piece.start : last - self.piece.start]
+            initialize_elements(initializer, first, out)

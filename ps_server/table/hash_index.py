@@ -1,0 +1,191 @@
+"""Open addressing: from a key to the row that holds it.
+
+Each shard has an index, an array of uint64 slots whose number is a power of two, probed linearly:
+
+    slot = | high 32 bits of mix64(key): the tag | row + 1: 32 bits |        0 = empty
+
+The key itself stands in the row (row_layout.py), so a slot takes 8 bytes, an empty mark takes no key away,
+and a lookup touches one slot and the row it is after. Tags of different keys agree once in 2^26 probes;
+then the key in the row decides.
+
+Kernels work on blocks of keys: first they ask for the slots, then for the rows, then they read, so that
+the waits for memory of a block overlap.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.jit import kernel
+from protos.partition import Keys, mix64
+from ps_server.table.prefetch import prefetch
+
+BLOCK = 32
+"""Keys in flight: enough to hide the latency of memory, few enough to stay in the first-level cache."""
+
+MAX_LOAD_PERCENT = 75
+"""Fuller than this, an index doubles. Probe sequences average 2.5 slots there, in one cache line."""
+
+INITIAL_SLOTS = 64
+
+_LINE = 16  # float32 in a cache line
+
+Int = int | np.int64
+"""An integer in a kernel."""
+
+
+class TableArrays(NamedTuple):
+    """A table as kernels see it; shard `s` has the regions `s` of slab and (alternating) index.
+
+    Attributes:
+        slots: uint64[...], of all shards.
+        slot_starts: int64[num_shards], where a shard's slots begin.
+        num_slots: int64[num_shards], a power of two.
+        num_rows: int64[num_shards].
+        slab: float32[num_shards * region_rows, stride], rows of all shards.
+        keys: uint64[num_shards * region_rows, stride / 2], the same memory; column 0 is the key.
+        region_rows: Rows from one shard's region to the next.
+        num_shards: A power of two.
+    """
+
+    slots: NDArray[np.uint64]
+    slot_starts: NDArray[np.int64]
+    num_slots: NDArray[np.int64]
+    num_rows: NDArray[np.int64]
+    slab: NDArray[np.float32]
+    keys: NDArray[np.uint64]
+    region_rows: int
+    num_shards: int
+
+
+@kernel
+def shard_of_hash(table: TableArrays, hashed: np.uint64) -> np.int64:
+    """Returns the shard of a key from its hash; as protos.partition.shard_of."""
+    return np.int64(((hashed >> np.uint64(32)) * np.uint64(table.num_shards)) >> np.uint64(32))
+
+
+@kernel
+def first_slot(table: TableArrays, shard: Int, hashed: np.uint64) -> np.int64:
+    """Returns where the probe sequence of a key begins, a position in `table.slots`."""
+    mask = np.uint64(table.num_slots[shard] - 1)
+    return np.int64(table.slot_starts[shard] + np.int64(hashed & mask))
+
+
+@kernel
+def next_slot(table: TableArrays, shard: Int, slot: Int) -> np.int64:
+    """Returns the position after `slot`, around the end of the shard's index."""
+    start = table.slot_starts[shard]
+    return np.int64(start + ((slot + 1 - start) & (table.num_slots[shard] - 1)))
+
+
+@kernel
+def row_of_slot(table: TableArrays, shard: Int, entry: np.uint64) -> np.int64:
+    """Returns the row, a position in `table.slab`, that a taken slot points to."""
+    return np.int64(shard * table.region_rows + np.int64(entry & np.uint64(0xFFFFFFFF)) - 1)
+
+
+@kernel
+def find_row(table: TableArrays, shard: Int, hashed: np.uint64, key: np.uint64) -> np.int64:
+    """Returns the row of `key`, or -1."""
+    slot = first_slot(table, shard, hashed)
+    while True:
+        entry = table.slots[slot]
+        if entry == np.uint64(0):
+            return np.int64(-1)
+        if (entry ^ hashed) >> np.uint64(32) == np.uint64(0):
+            row = row_of_slot(table, shard, entry)
+            if table.keys[row, 0] == key:
+                return row
+        slot = next_slot(table, shard, slot)
+
+
+@kernel
+def _likely_row(table: TableArrays, shard: Int, hashed: np.uint64) -> np.int64:
+    """Returns the first row whose tag fits, or -1, without touching the slab."""
+    slot = first_slot(table, shard, hashed)
+    while True:
+        entry = table.slots[slot]
+        if entry == np.uint64(0):
+            return np.int64(-1)
+        if (entry ^ hashed) >> np.uint64(32) == np.uint64(0):
+            return row_of_slot(table, shard, entry)
+        slot = next_slot(table, shard, slot)
+
+
+@kernel
+def find_block(
+    table: TableArrays,
+    keys: Keys,
+    start: int,
+    stop: int,
+    hashes: NDArray[np.uint64],
+    rows: NDArray[np.int64],
+) -> None:
+    """Finds the rows of `keys[start:stop]`, at most `BLOCK` of them, and has them in the cache.
+
+    Args:
+        table: The table.
+        keys: uint64[N].
+        start: First key.
+        stop: After the last key.
+        hashes: uint64[BLOCK], overwritten with the keys' hashes.
+        rows: int64[BLOCK], overwritten with rows, -1 for a key without one.
+    """
+    stride = table.slab.shape[1]
+    slab = table.slab.reshape(-1)
+    for i in range(stop - start):
+        hashed = mix64(keys[start + i])
+        hashes[i] = hashed
+        prefetch(table.slots, first_slot(table, shard_of_hash(table, hashed), hashed))
+    for i in range(stop - start):
+        row = _likely_row(table, shard_of_hash(table, hashes[i]), hashes[i])
+        rows[i] = row
+        if row >= 0:
+            for column in range(0, stride, _LINE):
+                prefetch(slab, row * stride + column)
+            prefetch(slab, row * stride + stride - 1)
+    for i in range(stop - start):
+        key = keys[start + i]
+        if rows[i] >= 0 and table.keys[rows[i], 0] != key:
+            rows[i] = find_row(table, shard_of_hash(table, hashes[i]), hashes[i], key)
+
+
+@kernel
+def has_room(table: TableArrays, shard: Int) -> bool:
+    """Whether one more row fits the shard's index and region."""
+    rows = table.num_rows[shard] + 1
+    fits_index = rows * 100 <= table.num_slots[shard] * MAX_LOAD_PERCENT
+    return bool(fits_index and rows <= table.region_rows)
+
+
+@kernel
+def insert_row(table: TableArrays, shard: Int, hashed: np.uint64, key: np.uint64) -> np.int64:
+    """Gives `key`, which has no row, the next one; the caller has asked `has_room`, and fills it."""
+    row_in_shard = table.num_rows[shard]
+    table.num_rows[shard] = row_in_shard + 1
+    row = shard * table.region_rows + row_in_shard
+    table.keys[row, 0] = key
+    slot = first_slot(table, shard, hashed)
+    while table.slots[slot] != np.uint64(0):
+        slot = next_slot(table, shard, slot)
+    tag = hashed & np.uint64(0xFFFFFFFF00000000)
+    table.slots[slot] = tag | np.uint64(row_in_shard + 1)
+    return np.int64(row)
+
+
+@kernel
+def rebuild_index(table: TableArrays, shard: Int) -> None:
+    """Fills the shard's index, all of whose slots are empty, from the keys in its rows."""
+    first = shard * table.region_rows
+    for row_in_shard in range(table.num_rows[shard]):
+        # The keys come in order, so the processor fetches ahead by itself; the slots do not.
+        ahead = row_in_shard + BLOCK
+        if ahead < table.num_rows[shard]:
+            prefetch(table.slots, first_slot(table, shard, mix64(table.keys[first + ahead, 0])))
+        hashed = mix64(table.keys[first + row_in_shard, 0])
+        slot = first_slot(table, shard, hashed)
+        while table.slots[slot] != np.uint64(0):
+            slot = next_slot(table, shard, slot)
+        tag = hashed & np.uint64(0xFFFFFFFF00000000)
+        table.slots[slot] = tag | np.uint64(row_in_shard + 1)

@@ -1,0 +1,87 @@
+"""Initial values as a function of (seed, name, key, column): the same on every server and in every order.
+
+Each value takes the bits of a counter-based generator: mix64 of the row's hash plus the column times an
+odd constant (splitmix64, Steele, Lea, Flood, OOPSLA 2014).
+"""
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from protos.errors import SpecConflictError
+from protos.gradients import Values
+from protos.jit import kernel
+from protos.partition import mix64
+from protos.spec import InitializerSpec
+
+KINDS = ("uniform", "normal")
+
+
+class Initializer(NamedTuple):
+    """An initializer as kernels see it."""
+
+    is_normal: bool
+    scale: np.float32
+    seed: np.uint64
+
+
+def build_initializer(spec: InitializerSpec, seed: int, name: str) -> Initializer:
+    """Returns the initializer of the table or dense block `name`.
+
+    Raises:
+        SpecConflictError: If the kind is unknown or the scale is not a finite number >= 0.
+    """
+    if spec.kind not in KINDS:
+        raise SpecConflictError(
+            f"{name!r} has initializer {spec.kind!r}, expected one of {', '.join(KINDS)}"
+        )
+    if not (math.isfinite(spec.scale) and spec.scale >= 0):
+        raise SpecConflictError(
+            f"{name!r} has initial scale {spec.scale!r}, expected a number >= 0"
+        )
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return Initializer(
+        is_normal=spec.kind == "normal",
+        scale=np.float32(spec.scale),
+        seed=np.uint64(int.from_bytes(digest[:8], "little")),
+    )
+
+
+@kernel
+def _unit(bits: np.uint64) -> float:
+    # The top 53 bits as a float64 in [0, 1).
+    return np.float64(bits >> np.uint64(11)) * 2.0**-53
+
+
+@kernel
+def initial_value(initializer: Initializer, row_hash: np.uint64, column: int) -> np.float32:
+    """Returns the initial value of one column of the row with `row_hash`."""
+    step = np.uint64(0x9E3779B97F4A7C15)
+    first = _unit(mix64(row_hash + np.uint64(2 * column) * step))
+    if not initializer.is_normal:
+        return np.float32((2.0 * first - 1.0) * initializer.scale)
+    # Box and Muller, 1958; 1 - u is in (0, 1], so the logarithm is finite.
+    second = _unit(mix64(row_hash + np.uint64(2 * column + 1) * step))
+    radius = math.sqrt(-2.0 * math.log(1.0 - first))
+    return np.float32(radius * math.cos(2.0 * math.pi * second) * initializer.scale)
+
+
+@kernel
+def initialize_row(initializer: Initializer, key: np.uint64, out: Values) -> None:
+    """Overwrites `out` float32[D] with the initial weights of `key`."""
+    if initializer.scale == np.float32(0.0):
+        out[:] = np.float32(0.0)
+        return
+    row_hash = mix64(key ^ initializer.seed)
+    for column in range(out.size):
+        out[column] = initial_value(initializer, row_hash, column)
+
+
+@kernel
+def initialize_elements(initializer: Initializer, start: int, out: Values) -> None:
+    """Overwrites `out` with the initial values of a dense block's elements `start`, `start + 1`, ..."""
+    for i in range(out.size):
+        row_hash = mix64(np.uint64(start + i) ^ initializer.seed)
+        out[i] = initial_value(initializer, row_hash, 0)

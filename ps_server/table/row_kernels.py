@@ -1,0 +1,120 @@
+"""What is done with rows: read them, or give them gradients. One call serves all shards of a request."""
+
+from typing import Any
+
+import numpy as np
+
+from protos.gradients import Values
+from protos.jit import kernel
+from protos.partition import Keys, mix64
+from ps_server.optimizers.row_update import update_row
+from ps_server.table.hash_index import (
+    BLOCK,
+    TableArrays,
+    find_block,
+    find_row,
+    has_room,
+    insert_row,
+    shard_of_hash,
+)
+from ps_server.table.initializers import Initializer, initialize_row
+from ps_server.table.row_layout import KEY_COLUMNS
+
+
+@kernel
+def gather_rows(
+    table: TableArrays, initializer: Initializer, keys: Keys, reads_initial: bool, out: Values
+) -> None:
+    """Overwrites `out` float32[N, D] with the embeddings of `keys` uint64[N].
+
+    A key without a row reads its initial value if `reads_initial`, else zeros.
+    """
+    hashes = np.empty(BLOCK, np.uint64)
+    rows = np.empty(BLOCK, np.int64)
+    dim = out.shape[1]
+    for start in range(0, keys.size, BLOCK):
+        stop = min(start + BLOCK, keys.size)
+        find_block(table, keys, start, stop, hashes, rows)
+        for i in range(stop - start):
+            row = rows[i]
+            if row >= 0:
+                for j in range(dim):
+                    out[start + i, j] = table.slab[row, KEY_COLUMNS + j]
+            elif reads_initial:
+                initialize_row(initializer, keys[start + i], out[start + i])
+            else:
+                out[start + i, :] = np.float32(0.0)
+
+
+@kernel
+def apply_rows(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    hyper: Any,
+    keys: Keys,
+    grads: Values,
+    scale: np.float32,
+    start: int,
+) -> int:
+    """Applies gradients to the rows of `keys[start:]`, creating those that are missing.
+
+    Args:
+        table: The table, whose rows are updated in place.
+        initializer: Weights of a new row.
+        initial_state: float32[state_width], state of a new row.
+        hyper: Hyper-parameters of the optimizer, which select it.
+        keys: uint64[N].
+        grads: float32[N, D], sums over examples.
+        scale: One over the number of examples.
+        start: First key.
+
+    Returns:
+        N when all are applied; else the position of a key whose shard has no room for a new row, to go on
+        from when it has. All keys before it are applied, none after.
+    """
+    hashes = np.empty(BLOCK, np.uint64)
+    rows = np.empty(BLOCK, np.int64)
+    first_state = KEY_COLUMNS + grads.shape[1]
+    last_state = first_state + initial_state.size
+    while start < keys.size:
+        stop = min(start + BLOCK, keys.size)
+        find_block(table, keys, start, stop, hashes, rows)
+        for i in range(stop - start):
+            row = rows[i]
+            key = keys[start + i]
+            shard = shard_of_hash(table, hashes[i])
+            if row < 0:
+                row = find_row(table, shard, hashes[i], key)  # a key twice in this block
+            if row < 0:
+                if not has_room(table, shard):
+                    return start + i
+                row = insert_row(table, shard, hashes[i], key)
+                initialize_row(initializer, key, table.slab[row, KEY_COLUMNS:first_state])
+                table.slab[row, first_state:last_state] = initial_state
+            update_row(
+                hyper,
+                table.slab[row, KEY_COLUMNS:first_state],
+                table.slab[row, first_state:last_state],
+                grads[start + i],
+                scale,
+            )
+        start = stop
+    return start
+
+
+@kernel
+def write_rows(table: TableArrays, keys: Keys, weights: Values, state: Values, start: int) -> int:
+    """Writes whole rows, as from a checkpoint; returns as `apply_rows` does."""
+    first_state = KEY_COLUMNS + weights.shape[1]
+    for i in range(start, keys.size):
+        hashed = mix64(keys[i])
+        shard = shard_of_hash(table, hashed)
+        row = find_row(table, shard, hashed, keys[i])
+        if row < 0:
+            if not has_room(table, shard):
+                return i
+            row = insert_row(table, shard, hashed, keys[i])
+        table.slab[row, KEY_COLUMNS:first_state] = weights[i]
+        table.slab[row, first_state : first_state + state.shape[1]] = state[i]
+    return keys.size

@@ -1,0 +1,264 @@
+"""A table of rows, cut into shards.
+
+    key --mix64--> shard --index--> row in the shard's region of the slab
+
+A shard is an index, a region of the slab and a lock. A call takes the locks of all shards that its keys
+touch, ascending, and runs one kernel for all of them: a call a shard would cost more than the work.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import GradientError, SpecConflictError
+from protos.gradients import SparseGrad, Values
+from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
+from protos.spec import TableSpec
+from protos.store import Missing, TableStatus
+from ps_server.checkpoint.rows import Rows
+from ps_server.optimizers.registry import hyper_of, initial_state, optimizer_of
+from ps_server.table.arena import RESERVED_REGION_BYTES, Arena
+from ps_server.table.hash_index import (
+    INITIAL_SLOTS,
+    MAX_LOAD_PERCENT,
+    TableArrays,
+    has_room,
+    rebuild_index,
+)
+from ps_server.table.initializers import build_initializer
+from ps_server.table.names import check_name
+from ps_server.table.row_kernels import apply_rows, gather_rows, write_rows
+from ps_server.table.row_layout import RowLayout
+
+MAX_DIM = 4096
+MAX_SHARDS = 4096
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+class SparseTable:
+    """One server's shards of a table. Thread-safe; calls that touch a common shard are serialised."""
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        server_index: int = 0,
+        num_servers: int = 1,
+        region_bytes: int = RESERVED_REGION_BYTES,
+    ) -> None:
+        """Makes an empty table.
+
+        Args:
+            spec: What the table is.
+            server_index: The server that this process is.
+            num_servers: Servers of the cluster.
+            region_bytes: Address space to reserve for each shard.
+
+        Raises:
+            SpecConflictError: If the spec is impossible.
+        """
+        _check_spec(spec)
+        self._server_index = server_index
+        self._num_servers = num_servers
+        self.shards: Sequence[int] = shards_of_server(spec.num_shards, server_index, num_servers)
+        self.declare(spec)
+        self.layout = RowLayout(spec.dim, self.state_width)
+        self._locks = [threading.Lock() for _ in range(spec.num_shards)]
+        self._slab = Arena(
+            np.float32,
+            num_regions=spec.num_shards,
+            width=self.layout.stride,
+            region_bytes=region_bytes,
+        )
+        # Two regions a shard: a growing index moves from one to the other.
+        self._index = Arena(
+            np.uint64, num_regions=2 * spec.num_shards, width=1, region_bytes=region_bytes // 4
+        )
+        self._index.reserve(INITIAL_SLOTS)
+        self._index_side = np.zeros(spec.num_shards, np.int64)
+        self._num_slots = np.full(spec.num_shards, INITIAL_SLOTS, np.int64)
+        self._num_rows = np.zeros(spec.num_shards, np.int64)
+        self._arrays = self._view()
+
+    def declare(self, spec: TableSpec) -> None:
+        """Takes another spec for the same rows, as when a job trains a loaded table on.
+
+        Raises:
+            SpecConflictError: If rows of that spec would look different.
+        """
+        _check_spec(spec)
+        hyper = hyper_of(spec.optimizer)
+        state = initial_state(spec.optimizer, spec.dim)
+        initializer = build_initializer(spec.initializer, spec.seed, spec.name)
+        self.spec, self._hyper, self._initial_state = spec, hyper, state
+        self._initializer = initializer
+
+    @property
+    def state_width(self) -> int:
+        """Columns of optimizer state in a row."""
+        return self._initial_state.size
+
+    @property
+    def status(self) -> TableStatus:
+        """Rows, and bytes of rows and index."""
+        rows = int(self._num_rows.sum())
+        size_bytes = 4 * rows * self.layout.stride + 8 * int(self._num_slots[self.shards].sum())
+        return TableStatus(rows=rows, size_bytes=size_bytes)
+
+    def check(self, grad: SparseGrad) -> None:
+        """Raises GradientError or WrongServerError if `push` could not take this gradient."""
+        expected = (grad.keys.size, self.spec.dim)
+        if grad.keys.size and grad.values.shape != expected:
+            raise GradientError(
+                f"push to table {self.spec.name!r} has values of shape {grad.values.shape}, "
+                f"expected {expected}: one row of dim {self.spec.dim} for each key"
+            )
+        if grad.keys.size and grad.examples < 1:
+            raise GradientError(
+                f"push to table {self.spec.name!r} has {grad.keys.size} keys but says that it sums "
+                f"over {grad.examples} examples"
+            )
+        self._count_by_shard(grad.keys)
+
+    def pull(self, keys: Keys, missing: Missing) -> Values:
+        """Returns the embeddings of `keys` uint64[N], float32[N, D]; creates nothing.
+
+        Raises:
+            WrongServerError: If a key belongs to another server.
+        """
+        out = np.empty((keys.size, self.spec.dim), np.float32)
+        reads_initial = missing is Missing.INITIAL
+        with self._locked_for(keys):
+            gather_rows(self._arrays, self._initializer, _frozen(keys), reads_initial, out)
+        return out
+
+    def push(self, grad: SparseGrad) -> None:
+        """Applies the mean gradient to each key's row, creating rows that are missing.
+
+        The caller has had `check` accept the gradient.
+        """
+        if not grad.keys.size:
+            return
+        keys, values = _frozen(grad.keys), _frozen(grad.values)
+        scale = np.float32(1.0 / grad.examples)
+
+        def apply(start: int) -> int:
+            return apply_rows(
+                self._arrays,
+                self._initializer,
+                self._initial_state,
+                self._hyper,
+                keys,
+                values,
+                scale,
+                start,
+            )
+
+        self._with_room(keys, apply)
+
+    def write(self, rows: Rows) -> None:
+        """Writes whole rows of this server's shards, as from a checkpoint."""
+        keys, weights, state = _frozen(rows.keys), _frozen(rows.weights), _frozen(rows.state)
+        self._with_room(keys, lambda start: write_rows(self._arrays, keys, weights, state, start))
+
+    def export_shard(self, shard: int) -> Rows:
+        """Returns a copy of one shard's rows, ascending by key."""
+        with self._locks[shard]:
+            first = shard * self._arrays.region_rows
+            rows = slice(first, first + int(self._num_rows[shard]))
+            order = np.argsort(self._arrays.keys[rows, 0])
+            slab = self._arrays.slab[rows]
+            return Rows(
+                keys=self._arrays.keys[rows, 0][order],
+                weights=slab[order, self.layout.weights],
+                state=slab[order, self.layout.state],
+            )
+
+    def _view(self) -> TableArrays:
+        regions = 2 * np.arange(self.spec.num_shards) + self._index_side
+        return TableArrays(
+            slots=self._index.array.reshape(-1),
+            slot_starts=regions * self._index.region_rows,
+            num_slots=self._num_slots,
+            num_rows=self._num_rows,
+            slab=self._slab.array,
+            keys=self._slab.array.view(np.uint64),
+            region_rows=self._slab.region_rows,
+            num_shards=self.spec.num_shards,
+        )
+
+    def _with_room(self, keys: Keys, kernel: Callable[[int], int]) -> None:
+        """Runs a kernel that stops at a key whose shard is full, and lets it go on from there."""
+        position = 0
+        while True:
+            with self._locked_for(keys):
+                position = kernel(position)
+            if position == keys.size:
+                return
+            self._grow(int(shard_of(keys[position], self.spec.num_shards)))
+
+    def _grow(self, shard: int) -> None:
+        """Makes room for a row in one shard, unless another thread just did."""
+        with self._locked(range(self.spec.num_shards)):
+            if has_room(self._arrays, shard):
+                return
+            num_rows = int(self._num_rows[shard]) + 1
+            self._slab.reserve(num_rows)
+            if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
+                self._double_index(shard)
+            self._arrays = self._view()
+
+    def _double_index(self, shard: int) -> None:
+        old_slots = int(self._num_slots[shard])
+        old_region = 2 * shard + int(self._index_side[shard])
+        self._index.reserve(2 * old_slots)
+        self._num_slots[shard] = 2 * old_slots
+        self._index_side[shard] ^= 1
+        rebuild_index(self._view(), shard)
+        old_start = old_region * self._index.region_rows
+        self._index.release(old_start, old_start + old_slots)
+
+    def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
+        return count_by_shard(
+            _frozen(keys), self.spec.num_shards, self._server_index, self._num_servers
+        )
+
+    @contextmanager
+    def _locked_for(self, keys: Keys) -> Iterator[None]:
+        with self._locked(np.flatnonzero(self._count_by_shard(keys)).tolist()):
+            yield
+
+    @contextmanager
+    def _locked(self, shards: Sequence[int]) -> Iterator[None]:
+        locks = [self._locks[shard] for shard in shards]
+        for lock in locks:
+            lock.acquire()
+        try:
+            yield
+        finally:
+            for lock in locks:
+                lock.release()
+
+
+def _frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
+    """Returns a read-only view: kernels are compiled once, for arrays as they come off the wire."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def _check_spec(spec: TableSpec) -> None:
+    if not 1 <= spec.dim <= MAX_DIM:
+        raise SpecConflictError(f"table {spec.name!r} has dim {spec.dim}, expected 1 to {MAX_DIM}")
+    if spec.num_shards.bit_count() != 1 or spec.num_shards > MAX_SHARDS:
+        raise SpecConflictError(
+            f"table {spec.name!r} has {spec.num_shards} shards, expected a power of two of at most "
+            f"{MAX_SHARDS}"
+        )
+    check_name(spec.name)
+    optimizer_of(spec.optimizer)
