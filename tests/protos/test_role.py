@@ -1,0 +1,137 @@
+"""The role from the environment."""
+
+import re
+
+import pytest
+
+from protos.errors import RoleError
+from protos.role import ServerRole, WorkerRole, role_from_environment
+
+SERVERS = "10.0.0.1:7164,ps-1.ps:7164,[fd00::3]:7000"
+SERVER = {
+    "TRAINING_ROLE": "PSERVER",
+    "PADDLE_PSERVERS_IP_PORT_LIST": SERVERS,
+    "PADDLE_TRAINERS_NUM": "2",
+    "POD_IP": "ps-1.ps",
+    "PADDLE_PORT": "7164",
+}
+WORKER = {
+    "TRAINING_ROLE": "TRAINER",
+    "PADDLE_PSERVERS_IP_PORT_LIST": SERVERS,
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_TRAINER_ID": "1",
+}
+
+
+def test_empty_environment_has_no_role():
+    assert role_from_environment({}) is None
+
+
+def test_pod_ip_alone_is_no_role():
+    """Kubernetes manifests set it for reasons of their own."""
+    assert role_from_environment({"POD_IP": "10.0.0.1"}) is None
+
+
+def test_server_finds_itself_in_the_list():
+    role = role_from_environment(SERVER)
+
+    assert role == ServerRole(
+        endpoints=("10.0.0.1:7164", "ps-1.ps:7164", "[fd00::3]:7000"), server_index=1, num_workers=2
+    )
+    assert (role.num_servers, role.endpoint, role.port) == (3, "ps-1.ps:7164", 7164)
+
+
+def test_worker_has_its_index():
+    role = role_from_environment(WORKER)
+
+    assert role == WorkerRole(
+        endpoints=("10.0.0.1:7164", "ps-1.ps:7164", "[fd00::3]:7000"), worker_index=1, num_workers=2
+    )
+
+
+@pytest.mark.parametrize("name", ["pserver", "PServer", " PSERVER "])
+def test_role_ignores_case_and_blanks(name):
+    assert isinstance(role_from_environment(SERVER | {"TRAINING_ROLE": name}), ServerRole)
+
+
+@pytest.mark.parametrize("host", ["fd00::3", "[fd00::3]"])
+def test_ipv6_server_may_name_itself_with_or_without_brackets(host):
+    role = role_from_environment(SERVER | {"POD_IP": host, "PADDLE_PORT": "7000"})
+
+    assert isinstance(role, ServerRole)
+    assert role.server_index == 2
+
+
+def test_blanks_around_endpoints_do_not_count():
+    role = role_from_environment(WORKER | {"PADDLE_PSERVERS_IP_PORT_LIST": "a:1, b:2"})
+
+    assert role is not None
+    assert role.endpoints == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize("name", [name for name in SERVER if name != "TRAINING_ROLE"])
+@pytest.mark.parametrize("value", [None, "", "  "], ids=["absent", "empty", "blank"])
+def test_server_lacks_a_variable(name, value):
+    environ = {key: text for key, text in SERVER.items() if key != name}
+
+    with pytest.raises(RoleError, match=f"{name} is .*: set it to "):
+        role_from_environment(environ if value is None else environ | {name: value})
+
+
+@pytest.mark.parametrize("name", [name for name in WORKER if name != "TRAINING_ROLE"])
+def test_worker_lacks_a_variable(name):
+    with pytest.raises(RoleError, match=f"{name} is not set, but TRAINING_ROLE is 'TRAINER'"):
+        role_from_environment({key: text for key, text in WORKER.items() if key != name})
+
+
+def test_variables_without_a_role_are_refused():
+    with pytest.raises(RoleError, match="PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID set, but TRAINING"):
+        role_from_environment({"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "2"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (WORKER | {"TRAINING_ROLE": "WORKER"}, "TRAINING_ROLE is 'WORKER', expected PSERVER or"),
+        (WORKER | {"TRAINING_ROLE": ""}, "TRAINING_ROLE is '', expected PSERVER or TRAINER"),
+        (
+            WORKER | {"PADDLE_TRAINERS_NUM": "0"},
+            "PADDLE_TRAINERS_NUM is '0', expected an integer of",
+        ),
+        (WORKER | {"PADDLE_TRAINERS_NUM": "two"}, "PADDLE_TRAINERS_NUM is 'two'"),
+        (WORKER | {"PADDLE_TRAINERS_NUM": "٢"}, "PADDLE_TRAINERS_NUM is '٢'"),
+        (
+            WORKER | {"PADDLE_TRAINER_ID": "2"},
+            "PADDLE_TRAINER_ID is '2', expected an integer, 0 to 1",
+        ),
+        (WORKER | {"PADDLE_TRAINER_ID": "-1"}, "PADDLE_TRAINER_ID is '-1'"),
+        (
+            SERVER | {"PADDLE_PORT": "70000"},
+            "PADDLE_PORT is '70000', expected an integer, 1 to 65535",
+        ),
+        (
+            SERVER | {"PADDLE_PORT": "7165"},
+            "'ps-1.ps:7165', which is not in PADDLE_PSERVERS_IP_PORT",
+        ),
+        (SERVER | {"POD_IP": "10.0.0.9"}, "'10.0.0.9:7164', which is not in"),
+    ],
+)
+def test_value_that_cannot_be_is_named(environ, message):
+    with pytest.raises(RoleError, match=re.escape(message)):
+        role_from_environment(environ)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["host", "host:", ":7164", "host:0", "host:65536", "host:x", "fd00::3:7", "[]:1", "a b:1", ""],
+)
+def test_malformed_endpoint_is_named(endpoint):
+    environ = WORKER | {"PADDLE_PSERVERS_IP_PORT_LIST": f"ok:1,{endpoint}"}
+
+    with pytest.raises(RoleError, match=re.escape(f"has {endpoint!r}, expected host:port")):
+        role_from_environment(environ)
+
+
+def test_repeated_endpoint_is_refused():
+    with pytest.raises(RoleError, match="names a:1 more than once"):
+        role_from_environment(WORKER | {"PADDLE_PSERVERS_IP_PORT_LIST": "a:1,b:1,a:1"})
