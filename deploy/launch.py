@@ -1,0 +1,176 @@
+"""`ps-launch`: a whole cluster on this machine, each server and worker a process with a log file.
+
+ps-launch --server-num 2 --worker-num 2 examples/demo.toml
+ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
+"""
+
+import contextlib
+import logging
+import shlex
+import shutil
+import socket
+import sys
+import textwrap
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cluster import ClusterError, Events, LocalCluster, Terminal, signals_as_events
+from deploy.plan import server_specs, worker_specs
+
+HOST = "127.0.0.1"
+CANNOT_BIND = 3  # the exit code of a server whose port is taken
+TAIL_LINES = 20
+TAIL_BYTES = 1 << 16
+
+log = logging.getLogger("ps-launch")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to run: the commands of both roles, how many of each, and how patient to be."""
+
+    server_command: tuple[str, ...]
+    worker_command: tuple[str, ...]
+    num_servers: int
+    num_workers: int
+    log_dir: Path
+    server_exit_seconds: float = 30.0
+    grace_seconds: float = 10.0
+
+
+def run(launch: Launch, terminal: Terminal) -> int:
+    """Runs a cluster to its end and returns the exit code: 0, or that of the first failure.
+
+    `terminal` shows the output of trainer 0. Where another program took a server's port in the moment
+    between our letting go of it and the server's binding it, all is started once more.
+    """
+    code = _run_once(launch, terminal)
+    if code == CANNOT_BIND:
+        log.warning("a port was taken in the meantime: starting again with other ports")
+        code = _run_once(launch, terminal)
+    return code
+
+
+def _run_once(launch: Launch, terminal: Terminal) -> int:
+    events = Events()
+    launch.log_dir.mkdir(parents=True, exist_ok=True)
+    with (
+        signals_as_events(events),
+        LocalCluster(launch.log_dir, events, launch.grace_seconds) as cluster,
+    ):
+        try:
+            servers, workers = _start(launch, cluster, terminal)
+            cluster.wait_for(workers)
+            cluster.wait_for(servers, launch.server_exit_seconds)
+        except ClusterError as reason:
+            log.error("%s: ending what still runs", reason)
+            cluster.stop()
+            if reason.log_path:
+                log.error("the end of %s:\n%s", reason.log_path, tail(reason.log_path))
+            return reason.exit_code
+    return 0
+
+
+def _start(
+    launch: Launch, cluster: LocalCluster, terminal: Terminal
+) -> tuple[list[str], list[str]]:
+    """Starts all servers, then all workers, and returns the names of both."""
+    with contextlib.ExitStack() as held:
+        ports = [held.enter_context(free_port()) for _ in range(launch.num_servers)]
+        endpoints = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
+        servers = server_specs(launch.server_command, endpoints, launch.num_workers)
+        workers = worker_specs(launch.worker_command, endpoints, launch.num_workers)
+        log.info(
+            "%d servers at %s, %d workers, logs in %s",
+            *(len(servers), ",".join(endpoints), len(workers), launch.log_dir),
+        )
+        for spec, port in zip(servers, ports, strict=True):
+            port.close()
+            cluster.start(spec)
+    for spec in workers:
+        cluster.start(spec, terminal if spec is workers[0] else None)
+    return [spec.name for spec in servers], [spec.name for spec in workers]
+
+
+def free_port() -> socket.socket:
+    """Returns a socket bound to a free port of this machine, which nobody else gets until it is closed."""
+    held = socket.socket()
+    held.bind((HOST, 0))
+    return held
+
+
+def tail(path: Path) -> str:
+    """Returns the last lines of a log file, indented."""
+    with path.open("rb") as lines:
+        lines.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        last = deque(lines, TAIL_LINES)
+    text = b"".join(last).decode(errors="replace").rstrip() or "(it is empty)"
+    return textwrap.indent(text, "    ")
+
+
+def split_command(line: str) -> tuple[str, ...]:
+    """Returns the words of a command line, its program looked up next to this Python, then on PATH."""
+    program, *arguments = shlex.split(line) or [""]
+    beside = Path(sys.executable).parent / program
+    found = str(beside) if beside.is_file() else shutil.which(program)
+    if found is None:
+        raise typer.BadParameter(
+            f"no program {program!r} next to {sys.executable} or on PATH: is the package installed?"
+        )
+    return (found, *arguments)
+
+
+@app.command()
+def command(
+    job: Annotated[
+        Path, typer.Argument(help="Job file (TOML).", exists=True, dir_okay=False, readable=True)
+    ],
+    server_num: Annotated[int, typer.Option(min=1, help="Number of server processes.")] = 1,
+    worker_num: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
+    log_dir: Annotated[Path, typer.Option(file_okay=False, help="Folder of the log files.")] = Path(
+        "log"
+    ),
+    json: Annotated[
+        bool, typer.Option("--json", help="End stdout with the result of trainer 0 as JSON.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job; repeatable."),
+    ] = None,
+    server_command: Annotated[
+        str, typer.Option(help="What a server runs.")
+    ] = f"ps-server --bind {HOST}",
+    worker_command: Annotated[
+        str, typer.Option(help="What a worker runs, before the job and its overrides.")
+    ] = "ps-worker train",
+) -> None:
+    """Train JOB on this machine with servers and workers as processes, and end with their result."""
+    logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
+    overrides = [word for setting in settings or () for word in ("--set", setting)]
+    launch = Launch(
+        server_command=split_command(server_command),
+        worker_command=(
+            *split_command(worker_command),
+            str(job),
+            *overrides,
+            *(["--json"] if json else []),
+        ),
+        num_servers=server_num,
+        num_workers=worker_num,
+        log_dir=log_dir,
+    )
+    raise typer.Exit(run(launch, Terminal(sys.stdout.fileno(), sys.stderr.fileno())))
+
+
+def main() -> None:
+    """Entry point of `ps-launch`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

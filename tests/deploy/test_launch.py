@@ -1,0 +1,306 @@
+"""`ps-launch` as a program, with stand-ins for the server and the worker.
+
+The stand-ins meet in named pipes, so nothing polls: opening one waits for the other side, and reading one
+to its end waits until every process that holds it is gone.
+"""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from deploy.cluster import Terminal
+from deploy.launch import TAIL_LINES, Launch, free_port, run, split_command, tail
+
+SERVER = """
+import os, sys
+endpoints = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+index = endpoints.index(os.environ["POD_IP"] + ":" + os.environ["PADDLE_PORT"])
+print("server", index, "ready", flush=True)
+for trainer in range(int(os.environ["PADDLE_TRAINERS_NUM"])):
+    open(f"done.{index}.{trainer}").read()
+"""
+WORKER = """
+import json, os, sys
+trainer = os.environ["PADDLE_TRAINER_ID"]
+print("progress of", trainer, file=sys.stderr)
+for server in range(len(os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","))):
+    open(f"done.{server}.{trainer}", "w").close()
+print("trained")
+print(json.dumps({"trainer": trainer, "arguments": sys.argv[1:]}))
+"""
+WAITS_FOR_EVER = """
+import os, signal
+with open("alive", "w") as alive:
+    print(os.environ["TRAINING_ROLE"], file=alive, flush=True)
+    signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").touch()
+    os.mkfifo("alive")
+    for server in range(2):
+        for trainer in range(2):
+            os.mkfifo(f"done.{server}.{trainer}")
+
+
+def python(program: str) -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", "-c", program)
+
+
+def launch_command(server: str, worker: str, *arguments: str) -> list[str]:
+    commands = ["--server-command", shlex.join(python(server))]
+    commands += ["--worker-command", shlex.join(python(worker))]
+    sizes = ["--server-num", "2", "--worker-num", "2"]
+    return [sys.executable, "-m", "deploy.launch", *commands, *sizes, "job.toml", *arguments]
+
+
+def start(server: str, worker: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        launch_command(server, worker, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def run_here(server: str, worker: str, **patience: float) -> tuple[int, str]:
+    """Runs a launch in this process; returns its exit code and what trainer 0 printed."""
+    with Path("shown").open("wb") as shown:
+        launch = Launch(
+            server_command=python(server),
+            worker_command=python(worker),
+            num_servers=1,
+            num_workers=1,
+            log_dir=Path("log"),
+            **patience,
+        )
+        code = run(launch, Terminal(shown.fileno(), shown.fileno()))
+    return code, Path("shown").read_text()
+
+
+def test_json_of_trainer_0_is_the_last_line_and_all_output_is_in_logs() -> None:
+    code, out, err = finish(start(SERVER, WORKER, "--set", "train.epochs=2", "--json"))
+
+    assert code == 0, err
+    assert out.splitlines()[0] == "trained"
+    assert json.loads(out.splitlines()[-1]) == {
+        "trainer": "0",
+        "arguments": ["job.toml", "--set", "train.epochs=2", "--json"],
+    }
+    assert "progress of 0" in err
+    assert "progress of 1" not in err
+    logs = {path.name: path.read_text() for path in Path("log").iterdir()}
+    assert sorted(logs) == ["pserver.0.log", "pserver.1.log", "trainer.0.log", "trainer.1.log"]
+    assert logs["pserver.1.log"] == "server 1 ready\n"
+    assert logs["trainer.1.log"].startswith("progress of 1\ntrained\n")
+    assert sorted(logs["trainer.0.log"].splitlines()) == sorted(
+        ["progress of 0", *out.splitlines()]
+    )
+
+
+def test_first_failure_ends_the_others_and_shows_the_end_of_its_log() -> None:
+    os.mkfifo("servers_are_up")
+    fails = """
+import os, signal, sys
+if os.environ["PADDLE_TRAINER_ID"] == "0":
+    signal.pause()
+open("servers_are_up").read()
+for line in range(100):
+    print("line", line)
+sys.exit(6)
+"""
+    process = start(WAITS_FOR_EVER, fails)
+    with Path("alive").open() as alive:
+        roles = [alive.readline().strip() for _ in range(2)]
+        Path("servers_are_up").write_text("")
+        rest = alive.read()
+
+    code, _, err = finish(process)
+
+    assert code == 6
+    assert (roles, rest) == (["PSERVER", "PSERVER"], "")
+    assert "trainer.1 exited with code 6" in err
+    assert "log/trainer.1.log" in err
+    shown = [line.strip() for line in err.splitlines() if line.startswith("    ")]
+    assert shown == [f"line {line}" for line in range(100 - TAIL_LINES, 100)]
+
+
+def test_a_crash_by_signal_gives_128_and_its_number() -> None:
+    crashes = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+    code, _, err = finish(start("import signal; signal.pause()", crashes))
+
+    assert code == 128 + signal.SIGSEGV
+    assert "was ended by SIGSEGV" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_all_children(number: signal.Signals) -> None:
+    process = start(WAITS_FOR_EVER, WAITS_FOR_EVER)
+    with Path("alive").open() as alive:
+        roles = sorted(alive.readline().strip() for _ in range(4))
+        process.send_signal(number)
+        rest = alive.read()
+
+    code, _, err = finish(process)
+
+    assert roles == ["PSERVER", "PSERVER", "TRAINER", "TRAINER"]
+    assert rest == ""
+    assert code == 128 + number
+    assert f"got {number.name}" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's tether is Linux's")
+def test_a_killed_launcher_leaves_no_child() -> None:
+    process = start(WAITS_FOR_EVER, WAITS_FOR_EVER)
+    with Path("alive").open() as alive:
+        for _ in range(4):
+            alive.readline()
+        process.kill()
+
+        assert alive.read() == ""  # comes to its end only when all writers are gone
+
+    finish(process)
+
+
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    ignores = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("alive", "w").write(str(os.getpid()))
+signal.pause()
+"""
+    fails = "open('pid', 'w').write(open('alive').read()); raise SystemExit(7)"
+
+    code, _ = run_here(ignores, fails, grace_seconds=0.1)
+
+    assert code == 7
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("pid").read_text()), 0)
+
+
+def test_a_second_signal_does_not_wait_for_the_grace() -> None:
+    stubborn = """
+import os, signal, sys
+def reached(*_):
+    with open("alive", "w") as alive:
+        print("asked", file=alive)
+signal.signal(signal.SIGTERM, reached)
+print("ready", file=sys.stderr, flush=True)
+while True:
+    signal.pause()
+"""
+    process = start("import signal; signal.pause()", stubborn)
+    assert process.stderr is not None
+    while "ready" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    assert "asked" in Path("alive").read_text()
+    process.send_signal(signal.SIGINT)
+
+    code, _, _ = finish(process)
+
+    assert code == 130
+
+
+def test_servers_that_do_not_end_are_an_error() -> None:
+    code, _ = run_here("import signal; signal.pause()", "", server_exit_seconds=0.1)
+
+    assert code == 1
+
+
+def test_a_port_lost_to_another_program_is_replaced_once() -> None:
+    loses_the_first = """
+import os
+if not os.path.exists("lost"):
+    open("lost", "w").close()
+    raise SystemExit(3)
+"""
+    code, shown = run_here(loses_the_first, "print('trained')")
+
+    assert code == 0
+    assert shown.endswith("trained\n")
+    assert run_here("raise SystemExit(3)", "import signal; signal.pause()")[0] == 3
+
+
+def test_a_closed_terminal_does_not_stop_training() -> None:
+    much = "for line in range(20_000): print('line', line)"
+    reader, writer = os.pipe()
+    os.close(reader)
+    launch = Launch(
+        server_command=python(""),
+        worker_command=python(much),
+        num_servers=1,
+        num_workers=1,
+        log_dir=Path("log"),
+    )
+
+    code = run(launch, Terminal(writer, writer))
+
+    os.close(writer)
+    assert code == 0
+    assert Path("log/trainer.0.log").read_text().endswith("line 19999\n")
+
+
+def test_a_held_port_is_nobody_elses_until_it_is_closed() -> None:
+    with free_port() as held, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(held.getsockname())
+        address = held.getsockname()
+        held.close()
+
+        other.bind(address)
+
+
+def test_programs_next_to_this_python_come_before_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for program in ("beside/ps-server", "path/ps-server", "path/ps-worker"):
+        (tmp_path / program).parent.mkdir(exist_ok=True)
+        (tmp_path / program).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "beside/python"))
+
+    server = split_command("ps-server --bind '::'")
+    worker = split_command("ps-worker")
+
+    assert server == (str(tmp_path / "beside/ps-server"), "--bind", "::")
+    assert worker == (str(tmp_path / "path/ps-worker"),)
+
+
+@pytest.mark.parametrize("line", ["", "ps-serverr --stay"])
+def test_an_unknown_program_is_a_usage_error(line: str) -> None:
+    with pytest.raises(typer.BadParameter, match="next to"):
+        split_command(line)
+
+
+def test_a_missing_job_is_a_usage_error_before_anything_starts() -> None:
+    command = [word.replace("job.toml", "jobb.toml") for word in launch_command("", "")]
+
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+    assert not Path("log").exists()
+
+
+def test_tail_of_a_long_log_is_its_last_lines() -> None:
+    Path("long.log").write_bytes(b"".join(b"line %d \xff\n" % n for n in range(50_000)))
+
+    lines = tail(Path("long.log")).splitlines()
+
+    assert len(lines) == TAIL_LINES
+    assert lines[-1] == "    line 49999 \ufffd"

@@ -1,0 +1,67 @@
+"""The roles of a local cluster, as data."""
+
+import pytest
+
+from deploy.plan import (
+    ROLE_VARIABLES,
+    describe_end,
+    environment_of,
+    exit_code_of,
+    server_specs,
+    worker_specs,
+)
+
+ENDPOINTS = ["127.0.0.1:8500", "127.0.0.1:8501"]
+
+
+def test_each_server_is_told_its_own_endpoint() -> None:
+    specs = server_specs(["ps-server", "--stay"], ENDPOINTS, num_workers=3)
+
+    assert [spec.name for spec in specs] == ["pserver.0", "pserver.1"]
+    assert [spec.command for spec in specs] == [("ps-server", "--stay")] * 2
+    assert specs[1].role == {
+        "TRAINING_ROLE": "PSERVER",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:8500,127.0.0.1:8501",
+        "PADDLE_TRAINERS_NUM": "3",
+        "POD_IP": "127.0.0.1",
+        "PADDLE_PORT": "8501",
+    }
+
+
+def test_each_worker_is_told_its_id_and_all_servers() -> None:
+    specs = worker_specs(["ps-worker"], ENDPOINTS, num_workers=2)
+
+    assert [spec.name for spec in specs] == ["trainer.0", "trainer.1"]
+    assert specs[1].role == {
+        "TRAINING_ROLE": "TRAINER",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:8500,127.0.0.1:8501",
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINER_ID": "1",
+    }
+
+
+def test_a_role_in_the_launchers_own_environment_does_not_leak() -> None:
+    inherited = dict.fromkeys(ROLE_VARIABLES, "stale") | {"HOME": "/home/me"}
+    server = server_specs(["ps-server"], ENDPOINTS, num_workers=1)[0]
+
+    environment = environment_of(server, inherited)
+
+    assert environment["HOME"] == "/home/me"
+    assert "stale" not in environment.values()
+    assert "PADDLE_TRAINER_ID" not in environment
+
+
+@pytest.mark.parametrize(
+    ("returncode", "exit_code", "description"),
+    [
+        (0, 0, "exited with code 0"),
+        (6, 6, "exited with code 6"),
+        (-11, 139, "was ended by SIGSEGV"),
+        (-15, 143, "was ended by SIGTERM"),
+    ],
+)
+def test_a_signal_counts_as_128_and_its_number(
+    returncode: int, exit_code: int, description: str
+) -> None:
+    assert exit_code_of(returncode) == exit_code
+    assert describe_end(returncode) == description
