@@ -9,6 +9,7 @@ from protos.codec import decode_keys, decode_rows, decode_values, encode_keys, e
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.partition import Keys
+from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Stamp, StoreStatus, TableStatus
 from protos.v1 import control_plane_pb2, data_plane_pb2, spec_pb2
@@ -223,6 +224,30 @@ def dense_grads_of(
         (column.block, column.start, DenseGrad(decode_values(column.values), column.examples))
         for column in request.dense
     ]
+
+
+def push_grad_request(
+    stamp: Stamp, part: PushPart, at: int | None
+) -> data_plane_pb2.PushGradRequest:
+    """Returns the request that carries one part of a push."""
+    return data_plane_pb2.PushGradRequest(
+        stamp=stamp_to_message(stamp),
+        sparse=[sparse_grad_to_message(table, grad) for table, grad in part.sparse],
+        dense=[dense_grad_to_message(block, grad, start) for block, start, grad in part.dense],
+        at=at,
+        part=part.part,
+        num_parts=part.num_parts,
+    )
+
+
+def push_part_of(request: data_plane_pb2.PushGradRequest) -> PushPart:
+    """Returns the part of a push that a request carries."""
+    return PushPart(
+        sparse=sparse_grads_of(request),
+        dense=dense_grads_of(request),
+        part=request.part,
+        num_parts=request.num_parts,
+    )
 
 
 def status_to_message(

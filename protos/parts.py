@@ -1,0 +1,150 @@
+"""Parts: what is too large for one message is cut, and a push is joined again before it counts.
+
+    gradients --cut_push--> part 0 | part 1 | ... --join_push--> the same gradients
+
+A part holds whole rows of tables and stretches of dense blocks, in the order of the gradients.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from protos.errors import ProtocolError
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+
+KEY_BYTES = 8
+VALUE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PushPart:
+    """Part `part` of `num_parts` of one push.
+
+    Attributes:
+        sparse: Tables, each with some rows of its gradient.
+        dense: Blocks, where in its gradient a stretch begins, and the stretch.
+        part: From 0.
+        num_parts: 1 for a push that fits one message.
+    """
+
+    sparse: Sequence[tuple[str, SparseGrad]]
+    dense: Sequence[tuple[str, int, DenseGrad]]
+    part: int = 0
+    num_parts: int = 1
+
+
+def cut_columns(
+    columns: Sequence[tuple[int, int]], limit_bytes: int
+) -> list[list[tuple[int, slice]]]:
+    """Cuts columns into groups of at most `limit_bytes`, in order.
+
+    Args:
+        columns: Number of elements, and bytes of one element.
+        limit_bytes: Of a group; a single element may exceed it.
+
+    Returns:
+        Groups of (index of the column, its elements). An empty column is in one of them.
+    """
+    groups: list[list[tuple[int, slice]]] = [[]]
+    room = limit_bytes
+    for column, (count, element_bytes) in enumerate(columns):
+        start = 0
+        while True:
+            fitting = max(room // element_bytes, 0 if groups[-1] else 1)
+            stop = min(count, start + fitting)
+            if stop > start or count == 0:
+                groups[-1].append((column, slice(start, stop)))
+                room -= (stop - start) * element_bytes
+            if stop == count:
+                break
+            start = stop
+            groups.append([])
+            room = limit_bytes
+    return groups
+
+
+def cut_push(gradients: Gradients, limit_bytes: int) -> list[PushPart]:
+    """Returns the parts of a push, each of about `limit_bytes` at most; always at least one."""
+    tables, blocks = list(gradients.sparse.items()), list(gradients.dense.items())
+    columns = [
+        (grad.keys.size, KEY_BYTES + VALUE_BYTES * grad.values.shape[1]) for _, grad in tables
+    ] + [(grad.values.size, VALUE_BYTES) for _, grad in blocks]
+    groups = cut_columns(columns, limit_bytes)
+    return [
+        PushPart(
+            sparse=[
+                (tables[column][0], _rows(tables[column][1], rows))
+                for column, rows in group
+                if column < len(tables)
+            ],
+            dense=[
+                (blocks[column - len(tables)][0], *_stretch(blocks[column - len(tables)][1], where))
+                for column, where in group
+                if column >= len(tables)
+            ],
+            part=part,
+            num_parts=len(groups),
+        )
+        for part, group in enumerate(groups)
+    ]
+
+
+def _rows(grad: SparseGrad, rows: slice) -> SparseGrad:
+    return SparseGrad(grad.keys[rows], grad.values[rows], grad.examples)
+
+
+def _stretch(grad: DenseGrad, where: slice) -> tuple[int, DenseGrad]:
+    return where.start, DenseGrad(grad.values[where], grad.examples)
+
+
+def join_push(parts: Sequence[PushPart]) -> Gradients:
+    """Returns the gradients that were cut into `parts`, which are in order and complete.
+
+    Raises:
+        ProtocolError: If the parts do not fit each other.
+    """
+    sparse: dict[str, list[SparseGrad]] = {}
+    dense: dict[str, list[tuple[int, DenseGrad]]] = {}
+    for part in parts:
+        for table, rows in part.sparse:
+            sparse.setdefault(table, []).append(rows)
+        for block, start, stretch in part.dense:
+            dense.setdefault(block, []).append((start, stretch))
+    return Gradients(
+        sparse={table: _join_rows(table, pieces) for table, pieces in sparse.items()},
+        dense={block: _join_stretches(block, pieces) for block, pieces in dense.items()},
+    )
+
+
+def _join_rows(table: str, pieces: list[SparseGrad]) -> SparseGrad:
+    if len(pieces) == 1:
+        return pieces[0]
+    _require_equal(f"table {table!r}", "dim", [piece.values.shape[1] for piece in pieces])
+    _require_equal(f"table {table!r}", "examples", [piece.examples for piece in pieces])
+    return SparseGrad(
+        np.concatenate([piece.keys for piece in pieces]),
+        np.concatenate([piece.values for piece in pieces]),
+        pieces[0].examples,
+    )
+
+
+def _join_stretches(block: str, pieces: list[tuple[int, DenseGrad]]) -> DenseGrad:
+    position = 0
+    for start, stretch in pieces:
+        if start != position:
+            raise ProtocolError(
+                f"a push to dense block {block!r} goes on at element {start} after {position} elements"
+            )
+        position += stretch.values.size
+    if len(pieces) == 1:
+        return pieces[0][1]
+    _require_equal(f"dense block {block!r}", "examples", [piece.examples for _, piece in pieces])
+    return DenseGrad(
+        np.concatenate([stretch.values for _, stretch in pieces]), pieces[0][1].examples
+    )
+
+
+def _require_equal(what: str, attribute: str, numbers: list[int]) -> None:
+    if len(set(numbers)) > 1:
+        raise ProtocolError(f"the parts of a push to {what} differ in {attribute}: {numbers}")

@@ -1,0 +1,86 @@
+"""Pushes that arrive in parts: kept until all are there.
+
+Sans-IO: parts in, complete pushes out; no clock, no locks. Nothing is kept for ever: a new incarnation of
+a worker, or `WINDOW` newer pushes, drop what is incomplete, and parts that come after that are refused, so
+that no push is lost without an error.
+"""
+
+from dataclasses import dataclass, field
+
+from protos.errors import ProtocolError
+from protos.parts import PushPart
+from protos.store import Stamp
+
+WINDOW = 32
+"""A worker keeps fewer pushes than this in flight to one server."""
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """The incomplete pushes of one incarnation of a worker, by sequence and then part."""
+
+    incarnation: int
+    newest: int = 0
+    pushes: dict[int, dict[int, PushPart]] = field(default_factory=dict)
+
+
+class PartAssembler:
+    """Collects the parts of pushes. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._inboxes: dict[int, _Inbox] = {}
+        self._replaced: set[tuple[int, int]] = (
+            set()
+        )  # incarnations, by worker, that are of the past
+
+    def add(self, stamp: Stamp, part: PushPart) -> list[PushPart] | None:
+        """Takes a part; returns all parts of its push, in order, if it was the last to come.
+
+        Raises:
+            ProtocolError: If it contradicts other parts of the push, or comes too late.
+        """
+        if part.part >= part.num_parts:
+            raise ProtocolError(f"{_name(stamp)} has part {part.part} of {part.num_parts}")
+        if part.num_parts == 1:
+            return [part]
+        inbox = self._inbox(stamp)
+        parts = inbox.pushes.setdefault(stamp.sequence, {})
+        num_parts = next(iter(parts.values()), part).num_parts
+        if part.part in parts or part.num_parts != num_parts:
+            raise ProtocolError(
+                f"{_name(stamp)} has part {part.part} of {part.num_parts} beside parts "
+                f"{sorted(parts)} of {num_parts}"
+            )
+        parts[part.part] = part
+        if len(parts) < part.num_parts:
+            return None
+        del inbox.pushes[stamp.sequence]
+        return [parts[index] for index in range(part.num_parts)]
+
+    @property
+    def num_incomplete(self) -> int:
+        """Pushes of which some parts have come, but not all."""
+        return sum(len(inbox.pushes) for inbox in self._inboxes.values())
+
+    def _inbox(self, stamp: Stamp) -> _Inbox:
+        """Returns the inbox of the stamp's incarnation, after dropping what is too old."""
+        inbox = self._inboxes.get(stamp.worker)
+        if inbox is None or inbox.incarnation != stamp.incarnation:
+            if (stamp.worker, stamp.incarnation) in self._replaced:
+                raise ProtocolError(f"{_name(stamp)} is from before the worker was restarted")
+            if inbox is not None:
+                self._replaced.add((stamp.worker, inbox.incarnation))
+            inbox = self._inboxes[stamp.worker] = _Inbox(stamp.incarnation)
+        if stamp.sequence <= inbox.newest - WINDOW:
+            raise ProtocolError(
+                f"{_name(stamp)} comes in parts too slowly: push {inbox.newest} began already; keep "
+                f"fewer than {WINDOW} pushes in flight"
+            )
+        inbox.newest = max(inbox.newest, stamp.sequence)
+        for sequence in [old for old in inbox.pushes if old <= inbox.newest - WINDOW]:
+            del inbox.pushes[sequence]
+        return inbox
+
+
+def _name(stamp: Stamp) -> str:
+    return f"push {stamp.sequence} of worker {stamp.worker}"

@@ -1,0 +1,112 @@
+"""Cutting a push into parts, and joining it again."""
+
+import numpy as np
+import pytest
+
+from protos.errors import ProtocolError
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.parts import PushPart, cut_columns, cut_push, join_push
+
+
+def rows(count, dim, examples=3, first_key=0):
+    keys = np.arange(first_key, first_key + count, dtype=np.uint64)
+    values = np.arange(count * dim, dtype=np.float32).reshape(count, dim)
+    return SparseGrad(keys, values, examples)
+
+
+def stretch(count, examples=3):
+    return DenseGrad(np.arange(count, dtype=np.float32), examples)
+
+
+def size_of(part):
+    return sum(grad.keys.nbytes + grad.values.nbytes for _, grad in part.sparse) + sum(
+        grad.values.nbytes for _, _, grad in part.dense
+    )
+
+
+def assert_same(expected, actual):
+    assert list(expected.sparse) == list(actual.sparse)
+    assert list(expected.dense) == list(actual.dense)
+    for table, grad in expected.sparse.items():
+        np.testing.assert_array_equal(grad.keys, actual.sparse[table].keys)
+        np.testing.assert_array_equal(grad.values, actual.sparse[table].values)
+        assert grad.examples == actual.sparse[table].examples
+    for block, dense in expected.dense.items():
+        np.testing.assert_array_equal(dense.values, actual.dense[block].values)
+        assert dense.examples == actual.dense[block].examples
+
+
+GRADIENTS = Gradients(
+    sparse={"wide": rows(40, 1), "none": rows(0, 4), "deep": rows(17, 10)},
+    dense={"tower": stretch(100), "nothing": stretch(0), "bias": stretch(3, examples=9)},
+)
+
+
+@pytest.mark.parametrize("limit", [1, 48, 100, 333, 1000, 10_000])
+def test_joining_undoes_cutting(limit):
+    assert_same(GRADIENTS, join_push(cut_push(GRADIENTS, limit)))
+
+
+@pytest.mark.parametrize("limit", [48, 100, 333, 1000])
+def test_no_part_exceeds_the_limit(limit):
+    parts = cut_push(GRADIENTS, limit)
+
+    assert max(map(size_of, parts)) <= limit
+    assert [part.part for part in parts] == list(range(len(parts)))
+    assert {part.num_parts for part in parts} == {len(parts)}
+
+
+def test_parts_are_filled():
+    parts = cut_push(GRADIENTS, 333)
+
+    assert min(map(size_of, parts[:-1])) > 333 - 48
+
+
+def test_push_that_fits_is_one_part_and_not_copied():
+    (part,) = cut_push(GRADIENTS, 10_000)
+
+    assert part.num_parts == 1
+    joined = join_push([part])
+    assert np.shares_memory(joined.sparse["deep"].values, GRADIENTS.sparse["deep"].values)
+    assert np.shares_memory(joined.dense["tower"].values, GRADIENTS.dense["tower"].values)
+
+
+def test_push_of_nothing_is_one_empty_part():
+    assert cut_push(Gradients(), 100) == [PushPart(sparse=[], dense=[])]
+
+
+def test_element_larger_than_the_limit_is_alone_in_its_group():
+    assert cut_columns([(1, 10), (2, 500), (1, 10)], 100) == [
+        [(0, slice(0, 1))],
+        [(1, slice(0, 1))],
+        [(1, slice(1, 2))],
+        [(2, slice(0, 1))],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            [PushPart([("t", rows(1, 2))], []), PushPart([("t", rows(1, 3))], [])],
+            "'t' differ in dim",
+        ),
+        (
+            [PushPart([("t", rows(1, 2, 4))], []), PushPart([("t", rows(1, 2, 5))], [])],
+            r"differ in examples: \[4, 5\]",
+        ),
+        (
+            [PushPart([], [("b", 0, stretch(2, 4))]), PushPart([], [("b", 2, stretch(2, 5))])],
+            "'b' differ in examples",
+        ),
+        ([PushPart([], [("b", 1, stretch(2))])], "goes on at element 1 after 0 elements"),
+        (
+            [PushPart([], [("b", 0, stretch(2))]), PushPart([], [("b", 1, stretch(2))])],
+            "goes on at element 1 after 2 elements",
+        ),
+    ],
+    ids=["dim", "examples", "dense-examples", "gap", "overlap"],
+)
+def test_parts_that_do_not_fit_each_other_are_refused(parts, message):
+    with pytest.raises(ProtocolError, match=message):
+        join_push(parts)
