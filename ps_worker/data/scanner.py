@@ -1,0 +1,181 @@
+r"""One pass over the bytes of tab-separated rows: numbers parsed, values hashed, rows validated.
+
+A row is [label] number... value..., with one tab between two and "\n" or "\r\n" at the end:
+
+    1 \t 5 \t \t -2 \t 68fd1e64 \t \t e5ba7672 \n
+
+The label is 0 or 1; a number is empty (missing) or -?[0-9]+ within int64; a value is any bytes,
+or empty (missing), and is hashed with its slot's number. Whatever breaks this makes the row
+malformed: it is reported, with the column at fault, and takes no place in the columns. If the
+row has as many columns as it should, that column holds no label or no number.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.features import hash_bytes
+from ctr_model.jit import kernel
+
+# The columns of `malformed`, a row of which describes a malformed row.
+LINE, START, STOP, COLUMN = range(4)
+
+_TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = (np.uint8(ord(character)) for character in "\t\n\r-0")
+
+
+@kernel
+def field_end(block: NDArray[np.uint8], position: int) -> int:
+    """Returns where the field that begins at `position` ends: at a tab or a newline."""
+    while block[position] != _TAB and block[position] != _NEWLINE:
+        position += 1
+    return position
+
+
+@kernel
+def line_end(block: NDArray[np.uint8], position: int) -> int:
+    """Returns where the line that `position` is in ends: at a newline."""
+    while block[position] != _NEWLINE:
+        position += 1
+    return position
+
+
+@kernel
+def parse_number(block: NDArray[np.uint8], start: int, stop: int) -> tuple[float, bool]:
+    """Returns the integer in `block[start:stop]`, nan if empty, and whether it is one of int64."""
+    if start == stop:
+        return np.nan, True
+    is_negative = block[start] == _MINUS
+    first_digit = start + 1 if is_negative else start
+    # 19 digits are below 2^64: no overflow before the check against int64.
+    if not 1 <= stop - first_digit <= 19:
+        return np.nan, False
+    magnitude = np.uint64(0)
+    for position in range(first_digit, stop):
+        digit = block[position] - _ZERO  # unsigned: what is below "0" wraps far above 9
+        if digit > 9:
+            return np.nan, False
+        magnitude = magnitude * np.uint64(10) + np.uint64(digit)
+    if magnitude > np.uint64(2**63 - 1) + np.uint64(is_negative):
+        return np.nan, False
+    number = np.float64(magnitude)
+    return (-number if is_negative else number), True
+
+
+@kernel
+def scan_label(
+    block: NDArray[np.uint8], position: int, row: int, labels: NDArray[np.float32]
+) -> tuple[bool, int]:
+    """Writes the label; returns whether it is right, and the position after it and its tab."""
+    digit = block[position] - _ZERO
+    if digit > 1 or block[position + 1] != _TAB:
+        return False, position
+    labels[row] = np.float32(digit)
+    return True, position + 2
+
+
+@kernel
+def scan_numbers(
+    block: NDArray[np.uint8], position: int, row: int, numbers: NDArray[np.float64]
+) -> tuple[int, int]:
+    """Writes a row of `numbers`; returns how many are right, and the position after them."""
+    num_dense = numbers.shape[1]
+    for index in range(num_dense):
+        stop = field_end(block, position)
+        number, is_valid = parse_number(block, position, stop)
+        if not is_valid or block[stop] != _TAB:
+            return index, position
+        numbers[row, index] = number
+        position = stop + 1
+    return num_dense, position
+
+
+@kernel
+def scan_values(
+    block: NDArray[np.uint8], position: int, row: int, keys: NDArray[np.uint64]
+) -> tuple[int, int]:
+    """Writes a row of `keys`; returns how many are right, and the position after them."""
+    num_slots = keys.shape[1]
+    for slot in range(1, num_slots + 1):
+        end = field_end(block, position)
+        is_last = slot == num_slots
+        if (block[end] == _NEWLINE) != is_last:
+            return slot - 1, position
+        stop = end - 1 if is_last and end > position and block[end - 1] == _RETURN else end
+        keys[row, slot - 1] = hash_bytes(block, position, stop, slot)
+        position = end + 1
+    return num_slots, position
+
+
+@kernel
+def scan_row(
+    block: NDArray[np.uint8],
+    position: int,
+    has_label: bool,
+    row: int,
+    labels: NDArray[np.float32],
+    numbers: NDArray[np.float64],
+    keys: NDArray[np.uint64],
+) -> tuple[int, int]:
+    """Writes a row of the columns, whole only if the first number returned is 0.
+
+    Returns:
+        The column at fault, from 1, and where it begins; or 0, and where the next line begins.
+    """
+    num_labels = 0
+    if has_label:
+        is_valid, position = scan_label(block, position, row, labels)
+        if not is_valid:
+            return 1, position
+        num_labels = 1
+    num_dense = numbers.shape[1]
+    num_valid, position = scan_numbers(block, position, row, numbers)
+    if num_valid < num_dense:
+        return num_labels + num_valid + 1, position
+    num_valid, position = scan_values(block, position, row, keys)
+    if num_valid < keys.shape[1]:
+        return num_labels + num_dense + num_valid + 1, position
+    return 0, position
+
+
+@kernel
+def scan_rows(
+    block: NDArray[np.uint8],
+    position: int,
+    has_label: bool,
+    labels: NDArray[np.float32],
+    numbers: NDArray[np.float64],
+    keys: NDArray[np.uint64],
+    malformed: NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """Scans lines until the block ends, the columns are full or `malformed` is.
+
+    Args:
+        block: uint8[n], whole lines: the last byte is a newline.
+        position: where a line of the block begins.
+        has_label: whether rows begin with a label; if not, `labels` is left alone.
+        labels: float32[R], overwritten from the start, as the other columns are.
+        numbers: float64[R, num_dense], nan where missing.
+        keys: uint64[R, S].
+        malformed: int64[M, 4], a row each: LINE, counted from 0 for the one at `position`, START
+            and STOP in the block, and the COLUMN at fault, from 1.
+
+    Returns:
+        Where the next line begins, the number of rows written, and of malformed ones.
+    """
+    num_rows = 0
+    num_malformed = 0
+    while position < len(block) and num_rows < len(keys) and num_malformed < len(malformed):
+        start = position
+        fault, position = scan_row(block, start, has_label, num_rows, labels, numbers, keys)
+        if fault == 0:
+            num_rows += 1
+            continue
+        stop = line_end(block, position)
+        malformed[num_malformed, LINE] = num_rows + num_malformed
+        malformed[num_malformed, START] = start
+        malformed[num_malformed, STOP] = stop
+        malformed[num_malformed, COLUMN] = fault
+        num_malformed += 1
+        position = stop + 1
+    return position, num_rows, num_malformed
