@@ -9,8 +9,6 @@ slots of an example next to each other:
     offsets     [ 0     1     3     4     5     5     6 ]
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

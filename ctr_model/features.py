@@ -14,8 +14,6 @@ number generators", OOPSLA 2014; constants as in Vigna's public-domain splitmix6
 increment. docs/features.md publishes test vectors. Another formula is another `HASH_VERSION`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,11 +57,11 @@ def key_of(slot: int, value: str | bytes) -> int:
     """Returns the uint64 key of `value` in `slot`; text is hashed as UTF-8, "" means missing.
 
     Args:
-        slot: the slot's number, 1 for the first slot of the schema.
-        value: as it stands in the data; "07" and "7" are different values.
+        slot: The slot's number, 1 for the first slot of the schema.
+        value: As it stands in the data; "07" and "7" are different values.
 
     Raises:
-        ValueError: if `slot` is not in 1..MAX_SLOT.
+        ValueError: If `slot` is not in 1..MAX_SLOT.
     """
     if not 1 <= slot <= MAX_SLOT:
         raise ValueError(f"slot numbers run from 1 to {MAX_SLOT}, got {slot!r}")

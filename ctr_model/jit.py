@@ -1,7 +1,5 @@
 """The one way in which this package compiles a kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar, cast
 

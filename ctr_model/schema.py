@@ -4,8 +4,6 @@ The schema is part of a model: another order of slots or another scaling is anot
 goes into checkpoints (`to_dict`), and two parties compare `fingerprint`s before they talk numbers.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json
@@ -15,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +34,11 @@ class DenseColumn:
     """A number x of an example, which the model sees as (f(x) - shift) / scale.
 
     Attributes:
-        name: unique among the dense columns.
-        transform: f; "none" is x, "log1p" is sign(x) * log(1 + |x|).
-        shift: min-max scaling has the minimum of f(x) here, standardisation the mean.
-        scale: min-max scaling has max - min of f(x) here, standardisation the deviation.
-        missing: what the model sees when the number is missing; not scaled.
+        name: Unique among the dense columns.
+        transform: The function f; "none" is x, "log1p" is sign(x) * log(1 + |x|).
+        shift: Min-max scaling has the minimum of f(x) here, standardisation the mean.
+        scale: Min-max scaling has max - min of f(x) here, standardisation the deviation.
+        missing: What the model sees when the number is missing; not scaled.
     """
 
     name: str
@@ -53,7 +51,7 @@ class DenseColumn:
         """Refuses what could not be computed.
 
         Raises:
-            SchemaError: names the column and the value.
+            SchemaError: Names the column and the value.
         """
         if self.transform not in get_args(Transform):
             raise SchemaError(
@@ -76,9 +74,9 @@ class Schema:
     """The columns of an example, in the order of the data: dense numbers first, then slots.
 
     Attributes:
-        dense: num_dense columns.
-        slots: names of the S slots; a slot's number in the feature hash is its position, from 1.
-        hash_version: of the feature hash under which the model's keys were made.
+        dense: Numbers, num_dense of them.
+        slots: Names of the S slots; a slot's number in the feature hash is its position, from 1.
+        hash_version: Of the feature hash under which the model's keys were made.
     """
 
     dense: tuple[DenseColumn, ...]
@@ -89,7 +87,7 @@ class Schema:
         """Refuses duplicate names, no slots, and keys of another hash.
 
         Raises:
-            SchemaError: names the duplicate or the version.
+            SchemaError: Names the duplicate or the version.
         """
         if self.hash_version != HASH_VERSION:
             raise SchemaError(
@@ -102,11 +100,11 @@ class Schema:
         _refuse_duplicates("slot", self.slots)
 
     @classmethod
-    def load(cls, source: str | Path) -> Schema:
+    def load(cls, source: str | Path) -> Self:
         """Returns a schema of this package by name ("criteo") or a file's by path.
 
         Raises:
-            SchemaError: if there is neither, or the file is wrong.
+            SchemaError: If there is neither, or the file is wrong.
         """
         packaged = {entry.name.removesuffix(".toml"): entry for entry in _PACKAGED.iterdir()}
         if str(source) in packaged:
@@ -119,11 +117,11 @@ class Schema:
         return cls.from_toml(Path(source))
 
     @classmethod
-    def from_toml(cls, path: Path) -> Schema:
+    def from_toml(cls, path: Path) -> Self:
         """Returns the schema in the TOML file at `path`.
 
         Raises:
-            SchemaError: names the file and what is wrong in it.
+            SchemaError: Names the file and what is wrong in it.
         """
         try:
             return cls.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -133,11 +131,11 @@ class Schema:
             raise SchemaError(f"schema {str(path)!r}: {error}") from error
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> Schema:
+    def from_dict(cls, data: Mapping[str, object]) -> Self:
         """Returns the schema of which `to_dict` gave `data`; defaults may be left out.
 
         Raises:
-            SchemaError: names the entry, its value and, for an unknown key, the nearest known one.
+            SchemaError: Names the entry, its value and, for an unknown key, the nearest known one.
         """
         _refuse_unknown_keys("schema", data, cls)
         hash_version = data.get("hash_version")

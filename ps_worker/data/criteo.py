@@ -5,8 +5,6 @@ a label, but all or none of a run: the first row with a right number of columns 
 later row of the other kind is malformed. Malformed rows are skipped up to a limit, never silently.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,20 +38,20 @@ class CriteoReader:
     """Turns files into batches. For one thread; its batches may go to any.
 
     Attributes:
-        rows: examples read so far, by all calls of `batches` together.
-        bad_rows: malformed rows so far, likewise.
+        rows: Examples read so far, by all calls of `batches` together.
+        bad_rows: Malformed rows so far, likewise.
     """
 
     def __init__(self, schema: Schema, *, batch_size: int, bad_row_limit: int = 0) -> None:
         """Opens nothing yet.
 
         Args:
-            schema: the columns behind the label.
+            schema: The columns behind the label.
             batch_size: B, at least 1.
-            bad_row_limit: how many malformed rows are skipped; one more is an error.
+            bad_row_limit: How many malformed rows are skipped; one more is an error.
 
         Raises:
-            ValueError: if `batch_size` or `bad_row_limit` is too small.
+            ValueError: If `batch_size` or `bad_row_limit` is too small.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size!r}, expected at least 1")
@@ -74,8 +72,8 @@ class CriteoReader:
             Batches of B examples, the last one of what is left; nothing is written to them later.
 
         Raises:
-            DataError: names the file that cannot be read or is damaged.
-            BadRowError: names file, line and fault of the malformed row beyond the limit.
+            DataError: Names the file that cannot be read or is damaged.
+            BadRowError: Names file, line and fault of the malformed row beyond the limit.
         """
         columns = _Columns(self._schema, self._batch_size)
         has_label: bool | None = None

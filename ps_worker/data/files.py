@@ -1,7 +1,5 @@
 """Which files there are, and which of them a worker reads."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +11,11 @@ def matching_files(patterns: str | Sequence[str]) -> list[Path]:
     """Returns the files that match any of `patterns`, each once, sorted by name.
 
     Args:
-        patterns: paths, with `*`, `?`, `[...]`, and `**` for any number of folders. A comma has
+        patterns: Paths, with `*`, `?`, `[...]`, and `**` for any number of folders. A comma has
             no meaning.
 
     Raises:
-        DataError: names the first pattern that no file matches.
+        DataError: Names the first pattern that no file matches.
     """
     found: set[Path] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -37,16 +35,16 @@ def files_of_worker(files: Sequence[Path], worker_index: int, num_workers: int) 
     to the same answer without talking, whatever the order of `files`. A worker may get none.
 
     Args:
-        files: the same for all workers, none twice.
-        worker_index: from 0.
-        num_workers: at least 1.
+        files: The same for all workers, none twice.
+        worker_index: From 0.
+        num_workers: At least 1.
 
     Returns:
         A list sorted by name.
 
     Raises:
-        ValueError: if `worker_index` is not in [0, num_workers).
-        DataError: names a file that is not there.
+        ValueError: If `worker_index` is not in [0, num_workers).
+        DataError: Names a file that is not there.
     """
     if not 0 <= worker_index < num_workers:
         raise ValueError(f"worker_index is {worker_index!r}, expected one of {num_workers} workers")

@@ -1,7 +1,5 @@
 """Files as blocks of whole lines, plain or gzip, at a bounded amount of memory."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -22,14 +20,14 @@ def line_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[NDArray[
     A last line without an end gets one. A file whose name ends in `.gz` is decompressed.
 
     Args:
-        path: the file.
-        block_bytes: the most that is read at once, and the longest line allowed, with its end.
+        path: The file.
+        block_bytes: The most that is read at once, and the longest line allowed, with its end.
 
     Yields:
         uint8[n]; the next block overwrites it.
 
     Raises:
-        DataError: names the file, if it cannot be read, is damaged or has a line too long.
+        DataError: Names the file, if it cannot be read, is damaged or has a line too long.
     """
     buffer = bytearray(block_bytes)
     memory, array = memoryview(buffer), np.frombuffer(buffer, np.uint8)

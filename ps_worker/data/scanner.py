@@ -10,8 +10,6 @@ malformed: it is reported, with the column at fault, and takes no place in the c
 row has as many columns as it should, that column holds no label or no number.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -152,8 +150,8 @@ def scan_rows(
 
     Args:
         block: uint8[n], whole lines: the last byte is a newline.
-        position: where a line of the block begins.
-        has_label: whether rows begin with a label; if not, `labels` is left alone.
+        position: Where a line of the block begins.
+        has_label: Whether rows begin with a label; if not, `labels` is left alone.
         labels: float32[R], overwritten from the start, as the other columns are.
         numbers: float64[R, num_dense], nan where missing.
         keys: uint64[R, S].

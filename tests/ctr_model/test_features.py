@@ -1,7 +1,5 @@
 """The feature hash: what it must equal for ever, and what it may not depend on."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

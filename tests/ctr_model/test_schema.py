@@ -1,7 +1,5 @@
 """Schemas: what they refuse, and what the model sees of a number."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Criteo reader: batches over files, rows without labels, malformed rows, real rows."""
 
-from __future__ import annotations
-
 import gzip
 import logging
 import os

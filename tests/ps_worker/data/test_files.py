@@ -1,7 +1,5 @@
 """Which files match, and which worker reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

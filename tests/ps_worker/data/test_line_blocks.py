@@ -1,7 +1,5 @@
 """Blocks of lines: nothing lost, nothing cut, damage named."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The scanner kernels against rows parsed by Python."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
