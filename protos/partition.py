@@ -11,10 +11,16 @@ Routing by remainder keeps a shard whole on every number of servers, so checkpoi
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import WrongServerError
+from protos.errors import ProtocolError, WrongServerError
 from protos.jit import kernel
 
 Keys = NDArray[np.uint64]
+
+
+def require_uint64(keys: Keys) -> None:
+    """Raises ProtocolError unless `keys` are uint64: other integers would be scrambled differently."""
+    if keys.dtype != np.uint64:
+        raise ProtocolError(f"keys are {keys.dtype}, expected uint64: convert them with astype")
 
 
 @kernel
@@ -64,7 +70,9 @@ def count_by_shard(
 
     Raises:
         WrongServerError: If a key belongs to a shard of another server.
+        ProtocolError: If keys are not uint64.
     """
+    require_uint64(keys)
     counts = np.empty(num_shards, np.int64)
     _count_by_shard(keys, num_shards, counts)
     if num_servers > 1:
@@ -113,7 +121,11 @@ def route(keys: Keys, num_shards: int, num_servers: int) -> list[NDArray[np.int3
 
     Returns:
         One int32 array a server; together they hold each position once.
+
+    Raises:
+        ProtocolError: If keys are not uint64.
     """
+    require_uint64(keys)
     starts = np.empty(num_servers + 1, np.int64)
     order = np.empty(keys.size, np.int32)
     _route(keys, num_shards, num_servers, starts, order)

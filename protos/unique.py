@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.jit import kernel
-from protos.partition import Keys, mix64
+from protos.partition import Keys, mix64, require_uint64
 
 
 @kernel
@@ -41,7 +41,11 @@ def unique_keys(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
 
     Returns:
         `unique` uint64[N] and `inverse` int32[L] with `unique[inverse] == keys`.
+
+    Raises:
+        ProtocolError: If keys are not uint64.
     """
+    require_uint64(keys)
     # A load factor of at most one half keeps probe sequences short.
     num_slots = 1 << max(4, (2 * keys.size - 1).bit_length())
     slots = np.empty(num_slots, np.int32)
