@@ -1,0 +1,190 @@
+"""Asynchronous training: every worker at its own pace.
+
+    training threads --push--> merger --sender thread--> servers
+    training threads <--lend-- mirror <--receiver thread-- servers       dense parameters
+    training threads <--pull-------------------------- servers           embeddings, a batch ahead
+
+Nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms`; dense parameters are
+fetched anew after each dense push.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from protos.errors import WaitTimeoutError
+from protos.gradients import Gradients, Values, require_finite
+from protos.partition import Keys
+from protos.store import Future, Missing, Store, Version
+from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.communicators.dense_mirror import DenseMirror
+from ps_worker.communicators.merging import GradientMerger, MergedPush
+from ps_worker.communicators.stamps import StampBook
+
+MAX_IN_FLIGHT = 4
+"""Pushes on the way before the sender waits for the oldest to be acknowledged."""
+
+
+class AsyncCommunicator:
+    """The worker's side of asynchronous training. Thread-safe."""
+
+    is_lockstep = False
+    is_overlapped = True
+    version = 0
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        worker: int,
+        num_params: int,
+        max_merge_var_num: int,
+        max_merge_dense_num: int,
+        send_queue_size: int,
+        max_delay_ms: float,
+        stall_limit_s: float = 600.0,
+    ) -> None:
+        """Starts sender and receiver, and reads the dense parameters once.
+
+        Args:
+            store: Where gradients go.
+            worker: Index of this worker.
+            num_params: Length of the dense block.
+            max_merge_var_num: Batches to merge before a sparse push.
+            max_merge_dense_num: Batches to merge before a dense push.
+            send_queue_size: Batches waiting to be sent before `push` waits.
+            max_delay_ms: Longest that a gradient waits for others to merge with.
+            stall_limit_s: Longest that `push` and `flush` wait for the sender.
+        """
+        self._store = store
+        self._stamps = StampBook(worker)
+        self._mirror = DenseMirror(num_params)
+        self._merger = GradientMerger(
+            sparse_batches=max_merge_var_num,
+            dense_batches=max_merge_dense_num,
+            max_delay_s=max_delay_ms / 1000,
+        )
+        self._queue_size = max(send_queue_size, max_merge_var_num)
+        self._stall_limit_s = stall_limit_s
+        self._steps = 0
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._is_flushing = False
+        self._is_closed = False
+        self._in_flight: deque[tuple[MergedPush, Future[Version]]] = deque()
+        self._outstanding = 0
+        self._receive()
+        self._threads = [
+            self._start("sender", self._send_forever),
+            self._start("receiver", self._receive_forever),
+        ]
+
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Mapping[str, Values]]:
+        """Asks for embeddings as they are now."""
+        return self._store.pull_sparse(keys, missing=Missing.INITIAL)
+
+    @contextmanager
+    def params(self) -> Iterator[Values]:
+        """Lends the newest parameters received."""
+        with self._mirror.lend() as values:
+            yield values
+
+    def push(self, gradients: Gradients, examples: int) -> None:
+        """Queues the gradients of one batch; waits only while the queue is full."""
+        require_finite(gradients)
+        with self._changed:
+            self._wait_until(lambda: self._merger.pending_batches < self._queue_size)
+            self._merger.add(gradients, examples, time.monotonic())
+            self._steps += 1
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Sends what is queued, and returns when all of it has been applied and read back."""
+        with self._changed:
+            self._is_flushing = True
+            self._changed.notify_all()
+            self._wait_until(lambda: self._merger.due() is None and not self._outstanding)
+            self._is_flushing = False
+
+    def rejoin(self, version: Version) -> None:
+        """Has nothing to do: there are no steps in common."""
+
+    def close(self) -> None:
+        """Ends both threads; what is queued is not sent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits with the lock held; raises what went wrong in the background."""
+        arrived = self._changed.wait_for(
+            lambda: self._error is not None or condition(), self._stall_limit_s
+        )
+        if self._error is not None:
+            raise self._error
+        if not arrived:
+            raise WaitTimeoutError(
+                f"gradients were not taken by the servers for {self._stall_limit_s:g} s"
+            )
+
+    def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # raised by the next call of a training thread
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+
+        thread = threading.Thread(target=run, name=f"communicator-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _next_push(self) -> MergedPush | None:
+        """Waits for something to send, and for room on the way; None once closed."""
+        with self._changed:
+            while not self._is_closed:
+                now = time.monotonic()
+                if self._outstanding < MAX_IN_FLIGHT:
+                    push = self._merger.take(now, everything=self._is_flushing)
+                    if push is not None:
+                        self._outstanding += 1
+                        self._changed.notify_all()
+                        return push
+                    due = self._merger.due()
+                    self._changed.wait(None if due is None else max(0.0, due - now))
+                else:
+                    self._changed.wait()
+            return None
+
+    def _send_forever(self) -> None:
+        while (push := self._next_push()) is not None:
+            stamp = self._stamps.next(step=self._steps, examples=push.examples)
+            answer = self._store.push_grad(push.gradients(), stamp)
+            with self._changed:
+                self._merger.give_back(push)
+                self._in_flight.append((push, answer))
+                self._changed.notify_all()
+
+    def _receive_forever(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._in_flight or self._is_closed)
+                if self._is_closed:
+                    return
+                push, answer = self._in_flight.popleft()
+            answer.result()
+            if push.dense:
+                self._receive()
+            with self._changed:
+                self._outstanding -= 1
+                self._changed.notify_all()
+
+    def _receive(self) -> None:
+        number = self._mirror.spare()
+        self._store.pull_dense({DENSE_BLOCK: self._mirror.buffer(number)}).result()
+        self._mirror.publish(number)

@@ -1,0 +1,66 @@
+"""The seam between the trainer and the store: when gradients leave and when parameters arrive.
+
+    trainer thread: pull -> params -> (model) -> push        all modes
+    communicator:   what these mean in one mode
+
+The trainer hands over gradients as sums over examples (protos/gradients.py) and never waits on the store
+itself.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from protos.gradients import Gradients, Values
+from protos.partition import Keys
+from protos.store import Future, Version
+
+DENSE_BLOCK = "dense"
+"""The one dense block of a model: all its dense parameters in one flat vector."""
+
+
+class Communicator(Protocol):
+    """One mode of training. Thread-safe where `is_lockstep` is False.
+
+    Attributes:
+        is_lockstep: The threads of a worker take each step together, and their gradients are pushed as one.
+        is_overlapped: The next batch's pull may be asked for before this batch's push.
+        version: Steps of synchronous training done; 0 in the asynchronous modes.
+    """
+
+    @property
+    def is_lockstep(self) -> bool: ...  # noqa: D102
+
+    @property
+    def is_overlapped(self) -> bool: ...  # noqa: D102
+
+    @property
+    def version(self) -> Version: ...  # noqa: D102
+
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Mapping[str, Values]]:
+        """Asks for the embeddings of a batch's unique keys, by table."""
+        ...
+
+    def params(self) -> AbstractContextManager[Values]:
+        """Lends the dense parameters, float32[P], which stay as they are while the context is open."""
+        ...
+
+    def push(self, gradients: Gradients, examples: int) -> None:
+        """Takes the gradients of a step; the arrays may be reused when it returns.
+
+        Raises:
+            CtrPsError: What went wrong with this push, or in the background with an earlier one.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Returns when every gradient has been acknowledged; raises as `push` does."""
+        ...
+
+    def rejoin(self, version: Version) -> None:
+        """Goes on at `version`, after a barrier."""
+        ...
+
+    def close(self) -> None:
+        """Stops what runs in the background, without sending anything more."""
+        ...

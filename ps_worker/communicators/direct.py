@@ -1,0 +1,56 @@
+"""Training straight on a store in the same process: each thread pulls, computes and pushes in turn.
+
+With several threads this is asynchronous training without a network, as in Hogwild (Recht, Re, Wright, Niu,
+NIPS 2011), except that no update is lost: tables and dense blocks lock what they change.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from protos.gradients import Gradients, Values
+from protos.partition import Keys
+from protos.store import Future, Missing, Store, Version
+from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.communicators.stamps import StampBook
+
+
+class DirectCommunicator:
+    """Each push is applied before it returns. Thread-safe."""
+
+    is_lockstep = False
+    is_overlapped = False
+    version = 0
+
+    def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
+        self._store = store
+        self._stamps = StampBook(worker)
+        self._num_params = num_params
+        self._local = threading.local()
+
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Mapping[str, Values]]:
+        """Reads embeddings as they are."""
+        return self._store.pull_sparse(keys, missing=Missing.INITIAL)
+
+    @contextmanager
+    def params(self) -> Iterator[Values]:
+        """Lends this thread's own copy, just read."""
+        if not hasattr(self._local, "params"):
+            self._local.params = np.empty(self._num_params, np.float32)
+        self._store.pull_dense({DENSE_BLOCK: self._local.params}).result()
+        yield self._local.params
+
+    def push(self, gradients: Gradients, examples: int) -> None:
+        """Has the gradients applied."""
+        self._store.push_grad(gradients, self._stamps.next(step=0, examples=examples)).result()
+
+    def flush(self) -> None:
+        """Has nothing to do: each push was applied."""
+
+    def rejoin(self, version: Version) -> None:
+        """Has nothing to do: there are no steps in common."""
+
+    def close(self) -> None:
+        """Has nothing to do."""

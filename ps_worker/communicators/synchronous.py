@@ -1,0 +1,63 @@
+"""Synchronous training: all workers take each step together.
+
+    pull at version t -> compute -> push as a part of step t -> wait for version t + 1 -> ...
+
+W workers of batch B learn what one worker of batch W * B learns, to the last bit on any number of servers.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from protos.gradients import Gradients, Values, require_finite
+from protos.partition import Keys
+from protos.store import Future, Missing, Store, Version
+from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.communicators.stamps import StampBook
+
+
+class SyncCommunicator:
+    """The worker's side of synchronous training; a step waits for the servers, never overlaps."""
+
+    is_lockstep = True
+    is_overlapped = False
+
+    def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
+        self._store = store
+        self._stamps = StampBook(worker)
+        self._lock = threading.Lock()
+        self._params = np.empty(num_params, np.float32)
+        self._params_version = -1
+        self.version: Version = 0
+
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Mapping[str, Values]]:
+        """Asks for embeddings as of this step."""
+        return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self.version)
+
+    @contextmanager
+    def params(self) -> Iterator[Values]:
+        """Lends the parameters as of this step."""
+        with self._lock:  # the first thread of a step reads them for all
+            if self._params_version != self.version:
+                self._store.pull_dense({DENSE_BLOCK: self._params}, at=self.version).result()
+                self._params_version = self.version
+        yield self._params
+
+    def push(self, gradients: Gradients, examples: int) -> None:
+        """Pushes this worker's part of the step and goes on to the next."""
+        require_finite(gradients)
+        stamp = self._stamps.next(step=self.version, examples=examples)
+        self._store.push_grad(gradients, stamp, at=self.version).result()
+        self.version += 1
+
+    def flush(self) -> None:
+        """Has nothing to do: each push was acknowledged."""
+
+    def rejoin(self, version: Version) -> None:
+        """Goes on at `version`, after a barrier."""
+        self.version = version
+
+    def close(self) -> None:
+        """Has nothing to do."""

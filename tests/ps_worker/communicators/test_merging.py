@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from ps_worker.communicators.merging import GradientMerger
+
+
+def gradients(key: int, value: float, examples: int = 10) -> Gradients:
+    return Gradients(
+        sparse={"t": SparseGrad(np.array([key], np.uint64), np.full((1, 2), value, np.float32), examples)},
+        dense={"dense": DenseGrad(np.full(3, value, np.float32), examples)},
+    )
+
+
+def merger(sparse: int = 1, dense: int = 1, max_delay_s: float = 1.0) -> GradientMerger:
+    return GradientMerger(sparse_batches=sparse, dense_batches=dense, max_delay_s=max_delay_s)
+
+
+def test_nothing_is_taken_before_enough_batches_came() -> None:
+    pending = merger(sparse=2, dense=2)
+
+    pending.add(gradients(1, 1.0), 10, now=0.0)
+
+    assert pending.take(now=0.5) is None
+
+
+def test_merged_gradient_is_the_sum_with_all_examples() -> None:
+    pending = merger(sparse=2, dense=2)
+    pending.add(gradients(1, 1.0, examples=10), 10, now=0.0)
+    pending.add(gradients(1, 2.0, examples=30), 30, now=0.1)
+
+    push = pending.take(now=0.2)
+
+    assert push is not None
+    merged = push.gradients()
+    assert merged.sparse["t"].examples == merged.dense["dense"].examples == push.examples == 40
+    assert merged.sparse["t"].values.tolist() == [[3.0, 3.0]]
+    assert merged.dense["dense"].values.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_sparse_leaves_before_dense_when_dense_merges_longer() -> None:
+    pending = merger(sparse=1, dense=2)
+
+    pending.add(gradients(1, 1.0), 10, now=0.0)
+    first = pending.take(now=0.0)
+    pending.add(gradients(2, 1.0), 10, now=0.1)
+    second = pending.take(now=0.1)
+
+    assert first is not None
+    assert second is not None
+    assert (list(first.sparse), list(first.dense), first.examples) == (["t"], [], 10)
+    assert (list(second.sparse), list(second.dense), second.examples) == (["t"], ["dense"], 10)
+    assert second.dense["dense"].examples == 20
+
+
+def test_each_example_is_counted_once() -> None:
+    pending = merger(sparse=2, dense=3)
+    counted = 0
+    for step in range(7):
+        pending.add(gradients(step, 1.0), 10, now=float(step) / 100)
+        while (push := pending.take(now=float(step) / 100)) is not None:
+            counted += push.examples
+    while (push := pending.take(now=0.07, everything=True)) is not None:
+        counted += push.examples
+
+    assert counted == 70
+    assert pending.due() is None
+
+
+def test_gradient_is_due_after_the_longest_delay() -> None:
+    pending = merger(sparse=100, dense=100, max_delay_s=0.5)
+    pending.add(gradients(1, 1.0), 10, now=2.0)
+
+    assert pending.due() == 2.5
+    assert pending.take(now=2.4) is None
+    assert pending.take(now=2.5) is not None
+
+
+def test_dense_array_may_be_reused_after_it_was_added() -> None:
+    pending = merger(sparse=2, dense=2)
+    batch = gradients(1, 1.0)
+    pending.add(batch, 10, now=0.0)
+    batch.dense["dense"].values[:] = 99.0
+    pending.add(gradients(1, 1.0), 10, now=0.0)
+
+    push = pending.take(now=0.0)
+
+    assert push is not None
+    assert push.dense["dense"].values.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_array_given_back_is_summed_into_again_from_zero() -> None:
+    pending = merger()
+    pending.add(gradients(1, 5.0), 10, now=0.0)
+    first = pending.take(now=0.0)
+    assert first is not None
+    pending.give_back(first)
+
+    pending.add(gradients(1, 1.0), 10, now=0.1)
+    second = pending.take(now=0.1)
+
+    assert second is not None
+    assert second.dense["dense"].values is first.dense["dense"].values
+    assert second.dense["dense"].values.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_empty_merger_has_nothing(everything: bool) -> None:
+    assert merger().take(now=1e9, everything=everything) is None
+    assert merger().due() is None
