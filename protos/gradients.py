@@ -67,17 +67,22 @@ def _add_rows(inverse: NDArray[np.int32], values: Values, out: Values) -> None:
 
 
 def sum_sparse(grads: Sequence[SparseGrad]) -> SparseGrad:
-    """Returns the sum, each key's values added in the order of `grads` (one table, one dim)."""
-    if len(grads) == 1:
-        return grads[0]
-    keys, inverse = unique_keys(np.concatenate([grad.keys for grad in grads]))
-    values = np.zeros((keys.size, grads[0].values.shape[1]), np.float32)
+    """Returns the sum, each key's values added in the order of `grads` (one table, one dim).
+
+    A part without keys adds its examples alone: off the wire, it does not even have a dim.
+    """
+    examples = sum(grad.examples for grad in grads)
+    parts = [grad for grad in grads if grad.keys.size] or grads[:1]
+    if len(parts) == 1:
+        return SparseGrad(parts[0].keys, parts[0].values, examples)
+    keys, inverse = unique_keys(np.concatenate([part.keys for part in parts]))
+    values = np.zeros((keys.size, parts[0].values.shape[1]), np.float32)
     start = 0
-    for grad in grads:
-        stop = start + grad.keys.size
-        _add_rows(inverse[start:stop], grad.values, values)
+    for part in parts:
+        stop = start + part.keys.size
+        _add_rows(inverse[start:stop], part.values, values)
         start = stop
-    return SparseGrad(keys, values, sum(grad.examples for grad in grads))
+    return SparseGrad(keys, values, examples)
 
 
 def sum_dense(grads: Sequence[DenseGrad]) -> DenseGrad:
