@@ -1,0 +1,77 @@
+"""Exceptions to gRPC status and back."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from protos import errors
+from protos.status import METADATA_KEY, error_of, status_of
+
+
+def tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:
+    yield base
+    for subclass in base.__subclasses__():
+        yield from tree(subclass)
+
+
+class Failure(grpc.RpcError):
+    """A failed call, as a client sees it."""
+
+    def __init__(
+        self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str], ...] | None
+    ) -> None:
+        super().__init__(details)
+        self._answers = code, details, metadata
+
+    def code(self) -> grpc.StatusCode:
+        return self._answers[0]
+
+    def details(self) -> str:
+        return self._answers[1]
+
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...] | None:
+        return self._answers[2]
+
+
+@pytest.mark.parametrize("error_class", list(tree(errors.CtrPsError)), ids=lambda c: c.__name__)
+def test_each_class_survives_the_trip(error_class: type[errors.CtrPsError]) -> None:
+    error = error_class("table 'wide' is too wide")
+    metadata = ((METADATA_KEY, type(error).__name__), ("other", "thing"))
+
+    raised = error_of(Failure(status_of(error), str(error), metadata), "ps-1:7164", "PushGrad")
+
+    assert type(raised) is error_class
+    assert str(raised) == "ps-1:7164: table 'wide' is too wide"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param(None, id="no-metadata"),
+        pytest.param(((METADATA_KEY, "SystemExit"),), id="a-class-that-is-not-ours"),
+        pytest.param(((METADATA_KEY, "ErrorOfALaterRelease"),), id="a-class-of-a-later-release"),
+    ],
+)
+def test_other_failures_name_endpoint_and_call(
+    metadata: tuple[tuple[str, str], ...] | None,
+) -> None:
+    failure = Failure(grpc.StatusCode.UNAVAILABLE, "connection refused", metadata)
+
+    raised = error_of(failure, "ps-1:7164", "PushGrad")
+
+    assert type(raised) is errors.TransportError
+    assert str(raised).startswith(
+        "PushGrad to server ps-1:7164 failed: UNAVAILABLE: connection refused"
+    )
+
+
+def test_no_error_is_sent_as_success() -> None:
+    codes = {status_of(error_class("")) for error_class in tree(errors.CtrPsError)}
+
+    assert grpc.StatusCode.OK not in codes
+
+
+def test_subclass_without_a_code_has_that_of_its_base() -> None:
+    assert status_of(errors.WrongServerError("")) is grpc.StatusCode.FAILED_PRECONDITION
+    assert status_of(errors.UnknownTableError("")) is grpc.StatusCode.NOT_FOUND
