@@ -1,7 +1,9 @@
 """`ps-launch`: a whole cluster on this machine, each server and worker a process with a log file.
 
-ps-launch --server-num 2 --worker-num 2 examples/demo.toml
-ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
+The commands to copy:
+
+    ps-launch --server-num 2 --worker-num 2 examples/demo.toml
+    ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
 """
 
 import contextlib
@@ -85,10 +87,7 @@ def _start(
         endpoints = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
         servers = server_specs(launch.server_command, endpoints, launch.num_workers)
         workers = worker_specs(launch.worker_command, endpoints, launch.num_workers)
-        log.info(
-            "%d servers at %s, %d workers, logs in %s",
-            *(len(servers), ",".join(endpoints), len(workers), launch.log_dir),
-        )
+        log.info("servers %s, %d workers, logs in %s", endpoints, len(workers), launch.log_dir)
         for spec, port in zip(servers, ports, strict=True):
             port.close()
             cluster.start(spec)
