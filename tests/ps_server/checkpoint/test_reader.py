@@ -1,0 +1,301 @@
+"""Reading: any number of servers, and no byte that was not saved."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protos.errors import CheckpointError
+from protos.partition import piece_of_server, shards_of_server
+from ps_server.checkpoint.digest import model_digest, shard_digest
+from ps_server.checkpoint.format import read_table_file, write_dense_file, write_table_file
+from ps_server.checkpoint.manifest import Entry, manifest_from_json, manifest_to_json
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.writer import save_checkpoint
+from tests.support.checkpoints import (
+    ATTACHMENTS,
+    FakeBlock,
+    FakeModel,
+    content,
+    fake_block,
+    fake_model,
+    fake_table,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint with few bytes: each of them is altered."""
+    table = fake_table("wide", dim=2, state_width=1, num_shards=2)
+    FakeModel({"wide": table}, {"mlp": fake_block("mlp", length=3)}).save(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+servers = st.integers(1, 6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    savers=servers, loaders=servers, seed=st.integers(0, 2**32), state_width=st.sampled_from([0, 2])
+)
+def test_any_number_of_servers_loads_what_any_other_number_saved(
+    savers: int,
+    loaders: int,
+    seed: int,
+    state_width: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    table = fake_table("wide", seed, state_width=state_width)
+    block = fake_block("mlp", seed)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    FakeModel({"wide": table}, {"mlp": block}).save(folder, savers)
+
+    checkpoint = Checkpoint.open(folder)
+    for server_index in range(loaders):
+        shards = shards_of_server(table.spec.num_shards, server_index, loaders)
+        found = dict(checkpoint.read_shards("wide", shards))
+        assert set(shards) == found.keys()
+        for shard, rows in found.items():
+            assert shard_digest(table.rows[shard]) == shard_digest(rows)
+        part = piece_of_server(block.spec.length, server_index, loaders)
+        piece = checkpoint.read_dense("mlp", part)
+        assert part.start == piece.start
+        np.testing.assert_array_equal(piece.weights, block.piece.weights[part])
+        np.testing.assert_array_equal(piece.element_state, block.piece.element_state[:, part])
+        np.testing.assert_array_equal(piece.scalars, block.piece.scalars)
+
+
+@settings(deadline=None, max_examples=15)
+@given(num_servers=servers, seed=st.integers(0, 2**32))
+def test_digest_does_not_depend_on_the_number_of_servers(
+    num_servers: int, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = fake_model(seed)
+    shards = {
+        (name, shard): shard_digest(rows)
+        for name, table in model.tables.items()
+        for shard, rows in table.rows.items()
+    }
+    folder = tmp_path_factory.mktemp("checkpoint")
+
+    digest = model.save(folder, num_servers)
+
+    assert model_digest(model.dense, shards) == digest == Checkpoint.open(folder).model_digest
+
+
+def test_specs_and_attachments_come_back(tmp_path: Path) -> None:
+    model = fake_model()
+    model.save(tmp_path / "saved")
+
+    checkpoint = Checkpoint.open(tmp_path / "saved")
+
+    assert {name: table.spec for name, table in model.tables.items()} == checkpoint.tables
+    assert {name: block.spec for name, block in model.blocks.items()} == checkpoint.blocks
+    found = {name: checkpoint.attachment(name) for name in checkpoint.attachments}
+    assert found == ATTACHMENTS
+    checkpoint.verify()
+
+
+def test_scalars_are_those_of_the_piece_that_the_part_begins_in(tmp_path: Path) -> None:
+    """Servers that applied pushes as they came may differ in them; each gets its own back."""
+    block = fake_block("mlp", length=9)
+
+    def write_parts(folder: Path, token: str) -> list[Entry]:
+        parts = [block.part(server_index, 3) for server_index in range(3)]
+        own = [np.full(2, server_index, np.float32) for server_index in range(3)]
+        return [
+            write_dense_file(
+                folder, index, FakeBlock(block.spec, replace(part.piece, scalars=own[index]))
+            )
+            for index, part in enumerate(parts)
+        ]
+
+    save_checkpoint(
+        tmp_path / "saved",
+        write_parts=write_parts,
+        tables={},
+        blocks={"mlp": block.spec},
+        dense={"mlp": block.piece.weights},
+        attachments={},
+    )
+
+    checkpoint = Checkpoint.open(tmp_path / "saved")
+    for start, expected in [(0, 0), (2, 0), (3, 1), (8, 2), (9, 2)]:
+        assert [expected] * 2 == checkpoint.read_dense("mlp", slice(start, 9)).scalars.tolist()
+
+
+def test_unknown_names_are_refused_with_the_known_ones(folder: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+
+    with pytest.raises(CheckpointError, match=r"no table 'deep', only \['wide'\]"):
+        next(checkpoint.read_shards("deep", [0]))
+    with pytest.raises(CheckpointError, match=r"no dense block 'wide', only \['mlp'\]"):
+        checkpoint.read_dense("wide", slice(0, 1))
+    with pytest.raises(CheckpointError, match=r"no attachment 'x', only \['empty', 'job.toml'\]"):
+        checkpoint.attachment("x")
+
+
+def test_what_lies_outside_a_table_or_block_is_refused(folder: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+
+    with pytest.raises(CheckpointError, match=r"'wide' has 2 shards, not \[1, 2\]"):
+        next(checkpoint.read_shards("wide", [1, 2]))
+    for part in (slice(-1, 2), slice(2, 1), slice(0, 4)):
+        with pytest.raises(CheckpointError, match="'mlp' has 3 elements, not"):
+            checkpoint.read_dense("mlp", part)
+
+
+FILES = [
+    "MANIFEST.json",
+    "table.wide.server-0.arrow",
+    "dense.mlp.server-0.arrow",
+    "attachments/job.toml",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_altered_byte_is_refused_by_name_or_means_nothing(folder: Path, name: str) -> None:
+    """Arrow pads and repeats itself; a change there leaves every number as it was saved."""
+    whole = content(Checkpoint.open(folder))
+    path = folder / name
+    original = path.read_bytes()
+    refusals = []
+    for position, byte in enumerate(original):
+        altered = bytearray(original)
+        altered[position] = byte ^ (1 << position % 8)
+        path.write_bytes(altered)
+
+        try:
+            found = content(Checkpoint.open(folder))
+        except CheckpointError as error:
+            refusals.append(str(error))
+        else:
+            assert whole == found, f"byte {position} was altered without notice"
+    assert len(refusals) > len(original) / 4
+    assert [message for message in refusals if name not in message] == []
+
+
+def columns_of(name: str) -> list[bytes]:
+    if name == FILES[1]:
+        shards = fake_table("wide", dim=2, state_width=1, num_shards=2).rows.values()
+        return [
+            array.tobytes() for rows in shards for array in (rows.keys, rows.weights, rows.state)
+        ]
+    piece = fake_block("mlp", length=3).piece
+    return [array.tobytes() for array in (piece.weights, *piece.element_state)]
+
+
+@pytest.mark.parametrize("name", FILES[1:3])
+def test_altered_number_is_refused_by_name(folder: Path, name: str) -> None:
+    path = folder / name
+    original = path.read_bytes()
+    for column in columns_of(name):
+        start = original.index(column)
+        for position in range(start, start + len(column)):
+            altered = bytearray(original)
+            altered[position] ^= 1 << position % 8
+            path.write_bytes(altered)
+
+            with pytest.raises(CheckpointError, match=name):
+                Checkpoint.open(folder).verify()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_cut_file_is_refused_by_name(folder: Path, name: str) -> None:
+    path = folder / name
+    original = path.read_bytes()
+    for length in range(0, len(original), 7):
+        path.write_bytes(original[:length])
+
+        with pytest.raises(CheckpointError, match=name):
+            Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_missing_file_is_refused_by_name(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+
+    with pytest.raises(CheckpointError, match=name):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("name", FILES[1:3])
+def test_file_that_is_cut_after_opening_is_refused(folder: Path, name: str) -> None:
+    """Reading beyond the end of a mapped file would end the process."""
+    checkpoint = Checkpoint.open(folder)
+    (folder / name).write_bytes(b"")
+
+    with pytest.raises(CheckpointError, match=name):
+        checkpoint.verify()
+
+
+def test_attachment_that_vanishes_after_opening_is_refused(folder: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+    (folder / "attachments" / "job.toml").unlink()
+
+    with pytest.raises(CheckpointError, match=r"job\.toml"):
+        checkpoint.attachment("job.toml")
+
+
+@pytest.mark.parametrize("name", FILES[1:3])
+def test_file_of_another_checkpoint_is_refused_by_name(folder: Path, name: str) -> None:
+    """Of the same size, so that only its content tells."""
+    checkpoint = Checkpoint.open(folder)
+    table = fake_table("wide", dim=2, state_width=1, num_shards=2)
+    scaled = {shard: replace(rows, weights=2 * rows.weights) for shard, rows in table.rows.items()}
+    other = FakeModel(
+        {"wide": replace(table, rows=scaled)}, {"mlp": fake_block("mlp", 1, length=3)}
+    )
+    other.save(folder.with_name("other"))
+    content(Checkpoint.open(folder.with_name("other")))
+
+    shutil.copy(folder.with_name("other") / name, folder / name)
+
+    with pytest.raises(CheckpointError, match=name):
+        checkpoint.verify()
+
+
+def test_file_of_another_table_is_refused_by_name(tmp_path: Path) -> None:
+    """With the same numbers in it, so that only its schema tells."""
+    tables = {name: fake_table(name) for name in ("left", "rite")}
+    FakeModel(tables, {}).save(tmp_path / "saved")
+    path = tmp_path / "saved" / "table.left.server-0.arrow"
+
+    shutil.copy(tmp_path / "saved" / "table.rite.server-0.arrow", path)
+
+    with pytest.raises(CheckpointError, match=r"table\.left.*belongs elsewhere"):
+        Checkpoint.open(tmp_path / "saved").verify()
+
+
+def test_manifest_of_another_model_is_noticed_by_its_digest(folder: Path) -> None:
+    """A manifest that lies about the digest, and is consistent otherwise."""
+    path = folder / "MANIFEST.json"
+    manifest = manifest_from_json(path.read_bytes(), str(path))
+    path.write_text(manifest_to_json(replace(manifest, model_digest="0" * 64)))
+
+    with pytest.raises(
+        CheckpointError, match=r"MANIFEST\.json says that the model's digest is 000"
+    ):
+        Checkpoint.open(folder).verify()
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+def test_wrong_number_of_record_batches_is_refused(tmp_path: Path, num_batches: int) -> None:
+    table = fake_table("wide", num_shards=num_batches)
+    entry = write_table_file(tmp_path, 0, table)
+    batches = (*entry.batches, *entry.batches)[:2]
+
+    with pytest.raises(CheckpointError, match=f"has {num_batches} record batches.* says 2"):
+        next(read_table_file(tmp_path, replace(entry, batches=batches), 3, {0}))
+
+
+def test_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
+    entry = write_table_file(tmp_path, 0, fake_table("wide", num_shards=1))
+    batch = replace(entry.batches[0], rows=99)
+
+    with pytest.raises(CheckpointError, match=r"table\.wide.* rows, the manifest says 99"):
+        next(read_table_file(tmp_path, replace(entry, batches=(batch,)), 3, {0}))

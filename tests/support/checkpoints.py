@@ -1,0 +1,159 @@
+"""A small model as plain arrays, cut over servers and saved without any table."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from protos.partition import piece_of_server, shards_of_server
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ps_server.checkpoint.manifest import Entry
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.rows import DensePiece, Rows
+from ps_server.checkpoint.writer import save_checkpoint, verify_token, write_part
+
+ATTACHMENTS = {"job.toml": b"[train]\nepochs = 1\n", "empty": b""}
+
+
+@dataclass(frozen=True)
+class FakeTable:
+    spec: TableSpec
+    state_width: int
+    rows: Mapping[int, Rows]
+
+    @property
+    def shards(self) -> Iterator[int]:
+        return iter(self.rows)
+
+    def export_shard(self, shard: int) -> Rows:
+        return self.rows[shard]
+
+    def part(self, server_index: int, num_servers: int) -> "FakeTable":
+        shards = shards_of_server(self.spec.num_shards, server_index, num_servers)
+        return FakeTable(self.spec, self.state_width, {shard: self.rows[shard] for shard in shards})
+
+
+@dataclass(frozen=True)
+class FakeBlock:
+    spec: DenseSpec
+    piece: DensePiece
+
+    def export(self) -> DensePiece:
+        return self.piece
+
+    def part(self, server_index: int, num_servers: int) -> "FakeBlock":
+        cut = piece_of_server(self.spec.length, server_index, num_servers)
+        return FakeBlock(
+            self.spec,
+            DensePiece(
+                cut.start,
+                self.piece.weights[cut],
+                self.piece.element_state[:, cut],
+                self.piece.scalars,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    tables: Mapping[str, FakeTable]
+    blocks: Mapping[str, FakeBlock]
+
+    @property
+    def dense(self) -> dict[str, np.ndarray]:
+        return {name: block.piece.weights for name, block in self.blocks.items()}
+
+    def write(self, folder: Path, server_index: int = 0, num_servers: int = 1) -> list[Entry]:
+        return write_part(
+            folder,
+            server_index,
+            [table.part(server_index, num_servers) for table in self.tables.values()],
+            [block.part(server_index, num_servers) for block in self.blocks.values()],
+        )
+
+    def save(self, target: str | Path, num_servers: int = 1) -> str:
+        def write_parts(folder: Path, token: str) -> list[Entry]:
+            verify_token(folder, token)
+            return [
+                entry
+                for server_index in range(num_servers)
+                for entry in self.write(folder, server_index, num_servers)
+            ]
+
+        return save_checkpoint(
+            target,
+            write_parts=write_parts,
+            tables={name: table.spec for name, table in self.tables.items()},
+            blocks={name: block.spec for name, block in self.blocks.items()},
+            dense=self.dense,
+            attachments=ATTACHMENTS,
+        )
+
+
+def random_rows(rng: np.random.Generator, num_rows: int, dim: int, state_width: int) -> Rows:
+    return Rows(
+        keys=np.unique(rng.integers(0, 2**64, num_rows, np.uint64)),
+        weights=rng.standard_normal((num_rows, dim), np.float32),
+        state=rng.random((num_rows, state_width), np.float32),
+    )
+
+
+def fake_table(
+    name: str, seed: int = 0, *, dim: int = 3, state_width: int = 2, num_shards: int = 4
+) -> FakeTable:
+    """Shards of 0 to 5 rows."""
+    rng = np.random.default_rng(seed)
+    spec = TableSpec(
+        name=name,
+        dim=dim,
+        initializer=InitializerSpec(kind="normal", scale=0.1),
+        optimizer=OptimizerSpec(name="adagrad", params={"learning_rate": 0.05}),
+        seed=2**63 + seed,
+        num_shards=num_shards,
+    )
+    sizes = rng.integers(0, 6, num_shards)
+    rows = {shard: random_rows(rng, sizes[shard], dim, state_width) for shard in range(num_shards)}
+    return FakeTable(spec, state_width, rows)
+
+
+def fake_block(name: str, seed: int = 0, *, length: int = 7, num_states: int = 2) -> FakeBlock:
+    rng = np.random.default_rng(seed)
+    spec = DenseSpec(
+        name=name,
+        segments=(DenseSegment(length=length, initializer=InitializerSpec(scale=0.5)),),
+        optimizer=OptimizerSpec(name="adam"),
+        seed=seed,
+    )
+    piece = DensePiece(
+        start=0,
+        weights=rng.standard_normal(length, np.float32),
+        element_state=rng.random((num_states, length), np.float32),
+        scalars=rng.random(2, np.float32),
+    )
+    return FakeBlock(spec, piece)
+
+
+def fake_model(seed: int = 0) -> FakeModel:
+    return FakeModel(
+        {"wide": fake_table("wide", seed, dim=1, state_width=0), "deep": fake_table("deep", seed)},
+        {"mlp": fake_block("mlp", seed), "bias": fake_block("bias", seed, length=1, num_states=0)},
+    )
+
+
+def content(checkpoint: Checkpoint) -> list[bytes]:
+    """Reads everything that a checkpoint holds."""
+    parts = []
+    for name, table in checkpoint.tables.items():
+        for _, rows in sorted(
+            checkpoint.read_shards(name, range(table.num_shards)), key=lambda shard: shard[0]
+        ):
+            parts += [rows.keys.tobytes(), rows.weights.tobytes(), rows.state.tobytes()]
+    for name, block in checkpoint.blocks.items():
+        piece = checkpoint.read_dense(name, slice(0, block.length))
+        parts += [
+            piece.weights.tobytes(),
+            piece.element_state.tobytes(),
+            piece.scalars.tobytes(),
+        ]
+    return parts + [checkpoint.attachment(name) for name in checkpoint.attachments]
