@@ -39,7 +39,7 @@ ADAGRAD = Optimizer(
     ranges={
         "learning_rate": (0.0, 1e6),
         "initial_accumulator": (0.0, 1e6),
-        "epsilon": (1e-30, 1.0),
+        "epsilon": (1e-20, 1.0),
     },
     num_slots=1,
     initial_slot="initial_accumulator",

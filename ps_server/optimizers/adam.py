@@ -53,7 +53,7 @@ ADAM = Optimizer(
         "learning_rate": (0.0, 1e6),
         "beta1": (0.0, 0.9999),
         "beta2": (0.0, 0.99999),
-        "epsilon": (1e-30, 1.0),
+        "epsilon": (1e-20, 1.0),
     },
     num_slots=2,
     num_scalars=2,

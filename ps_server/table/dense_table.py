@@ -94,7 +94,7 @@ class DenseTable:
             return DensePiece(
                 start=self.piece.start,
                 weights=self._weights.copy(),
-                element_state=self._state[: slots * self.length].reshape(slots, -1).copy(),
+                element_state=self._state[: slots * self.length].reshape(slots, self.length).copy(),
                 scalars=self._state[slots * self.length :].copy(),
             )
 

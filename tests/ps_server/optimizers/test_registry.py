@@ -1,0 +1,83 @@
+"""Optimizers by name: what is accepted, and how refusals help."""
+
+import math
+
+import numpy as np
+import pytest
+
+from protos.errors import SpecConflictError
+from protos.spec import OptimizerSpec
+from ps_server.optimizers.registry import OPTIMIZERS, hyper_of, initial_state, optimizer_of
+
+LIMITS = [
+    pytest.param(name, parameter, low, high, id=f"{name}-{parameter}")
+    for name, optimizer in OPTIMIZERS.items()
+    for parameter, (low, high) in optimizer.ranges.items()
+]
+
+
+def test_unknown_optimizer_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(SpecConflictError, match=r"'adagard', did you mean 'adagrad'\?.*adam"):
+        optimizer_of(OptimizerSpec(name="adagard"))
+
+
+def test_optimizer_without_a_name_is_refused() -> None:
+    with pytest.raises(SpecConflictError, match="unknown optimizer ''"):
+        optimizer_of(OptimizerSpec(name=""))
+
+
+def test_unknown_parameter_is_refused_with_the_nearest_name() -> None:
+    spec = OptimizerSpec(name="adam", params={"beta_1": 0.9})
+
+    with pytest.raises(
+        SpecConflictError, match=r"optimizer 'adam': 'beta_1', did you mean 'beta1'\?"
+    ):
+        hyper_of(spec)
+
+
+@pytest.mark.parametrize(("name", "parameter", "low", "high"), LIMITS)
+def test_parameter_outside_its_range_is_refused(
+    name: str, parameter: str, low: float, high: float
+) -> None:
+    outside = [math.nextafter(low, -math.inf), math.nextafter(high, math.inf)]
+
+    for value in [*outside, math.nan, math.inf, -math.inf]:
+        with pytest.raises(
+            SpecConflictError, match=f"{parameter} of optimizer '{name}' is {value!r}"
+        ):
+            hyper_of(OptimizerSpec(name=name, params={parameter: value}))
+
+
+@pytest.mark.parametrize(("name", "parameter", "low", "high"), LIMITS)
+def test_limits_of_a_range_are_in_it(name: str, parameter: str, low: float, high: float) -> None:
+    for value in (low, high):
+        hyper = hyper_of(OptimizerSpec(name=name, params={parameter: value}))
+
+        assert getattr(hyper, parameter) == np.float32(value)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_hyper_parameter_has_a_range_that_holds_its_default(name: str) -> None:
+    optimizer = OPTIMIZERS[name]
+    defaults = optimizer.hyper()
+
+    assert optimizer.name == name
+    assert tuple(optimizer.ranges) == defaults._fields
+    assert hyper_of(OptimizerSpec(name=name, params=defaults._asdict())) == hyper_of(
+        OptimizerSpec(name=name)
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_kernels_get_float32(name: str) -> None:
+    """A float64 among them would double the width of every product."""
+    assert {type(value) for value in hyper_of(OptimizerSpec(name=name))} == {np.float32}
+
+
+def test_state_starts_where_the_optimizer_says() -> None:
+    adagrad = OptimizerSpec(name="adagrad", params={"initial_accumulator": 0.5})
+
+    assert initial_state(OptimizerSpec(name="sgd"), 3).tolist() == []
+    assert initial_state(adagrad, 3).tolist() == [0.5, 0.5, 0.5]
+    assert initial_state(OptimizerSpec(name="adagrad_row"), 3).tolist() == [0.0]
+    assert initial_state(OptimizerSpec(name="adam"), 2).tolist() == [0.0] * 4 + [1.0, 1.0]

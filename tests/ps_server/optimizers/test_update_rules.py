@@ -1,0 +1,204 @@
+"""Every optimizer against its formula in float64, on rows of a table and on dense blocks."""
+
+import numpy as np
+import pytest
+
+from protos.gradients import DenseGrad, SparseGrad
+from protos.partition import Keys
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ps_server.optimizers.registry import OPTIMIZERS
+from ps_server.table.dense_table import DenseTable
+from ps_server.table.sparse_table import SparseTable
+from tests.reference.optimizers import STATE_COLUMNS, UPDATES, Memory, Vector, state_of
+from tests.reference.table import ReferenceTable
+
+ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]
+UNIFORM = InitializerSpec(kind="uniform", scale=0.5)
+STEPS = 40
+
+CUSTOM_PARAMS: dict[str, dict[str, float]] = {
+    "sgd": {"learning_rate": 0.7},
+    "adagrad": {"learning_rate": 0.3, "initial_accumulator": 0.25, "epsilon": 0.125},
+    "adagrad_row": {"learning_rate": 0.3, "initial_g2sum": 0.5},
+    "adam": {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.96875, "epsilon": 0.0625},
+}
+"""Every hyper-parameter away from its default, most of them exact in float32."""
+
+both_params = pytest.mark.parametrize("params", ["default", "custom"])
+
+
+def optimizer_spec(name: str, params: str) -> OptimizerSpec:
+    return OptimizerSpec(name=name, params=CUSTOM_PARAMS[name] if params == "custom" else {})
+
+
+def random_gradient(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Of magnitudes from a thousandth to a thousand, some of them 0."""
+    magnitudes = 10.0 ** rng.uniform(-3, 3, shape)
+    return (rng.normal(size=shape) * magnitudes * (rng.random(shape) < 0.9)).astype(np.float32)
+
+
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_every_optimizer_has_an_oracle() -> None:
+    assert OPTIMIZERS.keys() == UPDATES.keys() == CUSTOM_PARAMS.keys()
+    for name, optimizer in OPTIMIZERS.items():
+        assert optimizer.ranges.keys() == CUSTOM_PARAMS[name].keys()
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5, 16])
+@both_params
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rows_follow_the_formula(name: str, params: str, dim: int) -> None:
+    """Rows are touched at random, so each has had a number of updates of its own."""
+    spec = TableSpec(name="t", dim=dim, initializer=UNIFORM, optimizer=optimizer_spec(name, params))
+    table, reference = SparseTable(spec), ReferenceTable(spec)
+    rng = np.random.default_rng(dim)
+    for _ in range(STEPS):
+        keys = np.flatnonzero(rng.random(9) < 0.4).astype(np.uint64)
+        examples = int(rng.integers(1, 100))
+        values = random_gradient(rng, keys.size, dim) * np.float32(examples)
+
+        table.push(SparseGrad(keys, values, examples))
+        reference.push(keys.tolist(), values.astype(np.float64), examples)
+
+    rows = rows_by_key(table)
+    assert sorted(rows) == sorted(reference.weights)
+    for key, (weights, state) in rows.items():
+        close(weights, reference.weights[key])
+        close(state, state_of(name, reference.memories[key]))
+
+
+def rows_by_key(table: SparseTable) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    exported = [table.export_shard(shard) for shard in table.shards]
+    return {
+        int(key): (weights, state)
+        for rows in exported
+        for key, weights, state in zip(rows.keys, rows.weights, rows.state, strict=True)
+    }
+
+
+@both_params
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_dense_blocks_follow_the_formula(name: str, params: str) -> None:
+    block = DenseTable(dense_spec(name, params, length=37))
+    weights = pulled(block).astype(np.float64)
+    memory: Memory = {}
+    rng = np.random.default_rng(7)
+    for _ in range(STEPS):
+        examples = int(rng.integers(1, 100))
+        values = random_gradient(rng, 37) * np.float32(examples)
+
+        block.push(DenseGrad(values, examples))
+        weights = oracle_step(name, params, weights, memory, values / examples)
+
+    piece = block.export()
+    close(piece.weights, weights)
+    close(np.concatenate([piece.element_state.reshape(-1), piece.scalars]), state_of(name, memory))
+
+
+def oracle_step(name: str, params: str, w: Vector, memory: Memory, g: np.ndarray) -> Vector:
+    return UPDATES[name](w, memory, g.astype(np.float64), **optimizer_spec(name, params).params)
+
+
+def dense_spec(name: str, params: str, length: int) -> DenseSpec:
+    segments = (
+        DenseSegment(length=length // 2, initializer=UNIFORM),
+        DenseSegment(length=length - length // 2, initializer=InitializerSpec()),
+    )
+    return DenseSpec(name="d", segments=segments, optimizer=optimizer_spec(name, params))
+
+
+def pulled(block: DenseTable) -> np.ndarray:
+    out = np.empty(block.length, np.float32)
+    block.pull(out)
+    return out
+
+
+@pytest.mark.parametrize("num_servers", [2, 3, 41])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_cut_over_servers_does_not_show(name: str, num_servers: int) -> None:
+    """To the byte, in weights and in state; with more servers than elements, too."""
+    spec = dense_spec(name, "default", length=37)
+    whole = DenseTable(spec)
+    pieces = [
+        DenseTable(spec, server_index=server, num_servers=num_servers)
+        for server in range(num_servers)
+    ]
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        values = random_gradient(rng, 37)
+
+        whole.push(DenseGrad(values, 7))
+        for block in pieces:
+            block.push(DenseGrad(values[block.piece], 7))
+
+    exports = [block.export() for block in pieces]
+    expected = whole.export()
+    assert (
+        np.concatenate([part.weights for part in exports]).tobytes() == expected.weights.tobytes()
+    )
+    states = np.concatenate([part.element_state for part in exports], axis=1)
+    assert states.tobytes() == expected.element_state.tobytes()
+    assert {part.scalars.tobytes() for part in exports} == {expected.scalars.tobytes()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sum_over_examples_acts_as_their_mean(name: str) -> None:
+    """Powers of two, so that dividing is exact."""
+    spec = TableSpec(name="t", dim=3, initializer=UNIFORM, optimizer=OptimizerSpec(name=name))
+    summed, mean = SparseTable(spec), SparseTable(spec)
+    keys = np.array([1, 2], np.uint64)
+    values = random_gradient(np.random.default_rng(5), 2, 3)
+
+    summed.push(SparseGrad(keys, 8 * values, 8))
+    mean.push(SparseGrad(keys, values, 1))
+
+    assert everything(summed, keys) == everything(mean, keys)
+
+
+def everything(table: SparseTable, keys: Keys) -> list[object]:
+    rows = rows_by_key(table)
+    return [(rows[int(key)][0].tolist(), rows[int(key)][1].tolist()) for key in keys]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_zero_gradient_moves_no_new_row(name: str) -> None:
+    spec = TableSpec(name="t", dim=3, initializer=UNIFORM, optimizer=OptimizerSpec(name=name))
+    table, keys = SparseTable(spec), np.array([4], np.uint64)
+
+    table.push(SparseGrad(keys, np.zeros((1, 3), np.float32), 1))
+
+    weights, _ = rows_by_key(table)[4]
+    np.testing.assert_allclose(weights, ReferenceTable(spec).initial(4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_smallest_gradients_move_weights_less_than_the_learning_rate(name: str) -> None:
+    """Their squares are 0 in float32: what is left to divide by must not be smaller still."""
+    optimizer = OPTIMIZERS[name]
+    params = {"epsilon": optimizer.ranges["epsilon"][0]} if "epsilon" in optimizer.ranges else {}
+    spec = TableSpec(
+        name="t",
+        dim=4,
+        initializer=InitializerSpec(),
+        optimizer=OptimizerSpec(name=name, params={**params, "learning_rate": 0.5}),
+    )
+    table = SparseTable(spec)
+    gradient = np.array([[1e-45, 1e-30, 2.6e-23, 8e-22]], np.float32)
+
+    table.push(SparseGrad(np.array([1], np.uint64), gradient, 1))
+
+    weights, _ = rows_by_key(table)[1]
+    assert np.abs(weights).max() <= 0.5 * 1.01
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_is_laid_out_as_declared(name: str) -> None:
+    optimizer = OPTIMIZERS[name]
+
+    for dim in (1, 10):
+        spec = TableSpec(name="t", dim=dim, initializer=UNIFORM, optimizer=OptimizerSpec(name=name))
+        assert SparseTable(spec).state_width == optimizer.state_width(dim)
+    assert optimizer.num_slots + optimizer.num_scalars == len(STATE_COLUMNS[name])

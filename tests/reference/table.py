@@ -1,0 +1,38 @@
+"""A table as a dict, in float64: what shards, index, slab and locks must add up to."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.spec import TableSpec
+from tests.reference.initializers import initial_row
+from tests.reference.optimizers import UPDATES, Memory, Vector
+
+
+class ReferenceTable:
+    """Weights and optimizer memory by key."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.weights: dict[int, Vector] = {}
+        self.memories: dict[int, Memory] = {}
+
+    def initial(self, key: int) -> Vector:
+        spec = self.spec
+        return np.array(initial_row(spec.initializer, spec.seed, spec.name, key, spec.dim))
+
+    def pull(self, keys: Iterable[int], *, reads_initial: bool) -> NDArray[np.float64]:
+        missing = self.initial if reads_initial else lambda _: np.zeros(self.spec.dim)
+        rows = [self.weights[key] if key in self.weights else missing(key) for key in keys]
+        return np.array(rows).reshape(-1, self.spec.dim)
+
+    def push(self, keys: Iterable[int], values: NDArray[np.float64], examples: int) -> None:
+        """Applies one row after the other, so a key may come twice."""
+        optimizer = self.spec.optimizer
+        for key, value in zip(keys, values, strict=True):
+            weights = self.weights.get(key, self.initial(key))
+            memory = self.memories.setdefault(key, {})
+            self.weights[key] = UPDATES[optimizer.name](
+                weights, memory, value / examples, **optimizer.params
+            )
