@@ -1,0 +1,142 @@
+"""Click logs with a known truth, in Criteo's layout: how well could any model do?
+
+A click is drawn with probability
+
+    sigmoid(bias + gain * (sum over slots of weight[slot, value] + sum over numbers of weight * x))
+
+where x is a number as `criteo_schema` scales it (0 where missing) and all weights are normal.
+Values follow Zipf's law over vocabularies that grow geometrically from slot to slot, so there are
+slots of a few values and slots with a long tail. Bias and gain are set so that `CLICK_RATE` of the
+rows are clicks and the logit's standard deviation is `LOGIT_DEVIATION`, whatever the seed. The
+truth is linear in the features, so every model of clicks contains it; none can beat it, so its
+own AUC and log loss are the best that there are.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.schema import criteo_schema
+
+CLICK_RATE = 0.22
+LOGIT_DEVIATION = 1.5
+
+_SMALLEST_VOCABULARY = 4
+_LARGEST_VOCABULARY = 4_000
+_ZIPF_EXPONENT = 1.1
+_MISSING_COLUMNS = 1 / 3  # of all columns; the others always hold something
+_MOST_MISSING = 0.5  # of the rows of such a column
+_NUMBER_WEIGHT = 0.5  # standard deviation; that of a slot's values is 1
+_CALIBRATION_ROWS = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlantedRows:
+    """R rows and their truth.
+
+    Attributes:
+        clicks: bool[R].
+        probabilities: float64[R], of a click.
+        numbers: float64[R, num_dense], whole; nan is missing.
+        values: int64[R, S], 32 bits each; -1 is missing.
+    """
+
+    clicks: NDArray[np.bool_]
+    probabilities: NDArray[np.float64]
+    numbers: NDArray[np.float64]
+    values: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """How often each value of a slot occurs, and what it adds to the score."""
+
+    cumulative: NDArray[np.float64]  # [V], sums of the probabilities, up to 1
+    values: NDArray[np.int64]  # [V]
+    weights: NDArray[np.float64]  # [V]
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, vocabulary: int) -> Self:
+        """Returns a slot of `vocabulary` values and the missing one."""
+        missing = _draw_missing_rate(rng)
+        probabilities = np.arange(1, vocabulary + 1) ** -_ZIPF_EXPONENT
+        cumulative = np.cumsum(probabilities) * (1 - missing) / probabilities.sum()
+        values = rng.integers(0, 2**32, vocabulary)
+        return cls(
+            np.append(cumulative, 1.0), np.append(values, -1), rng.normal(size=vocabulary + 1)
+        )
+
+
+class PlantedModel:
+    """The truth of one seed. Immutable once made."""
+
+    def __init__(self, seed: int) -> None:
+        """Draws the weights, and sets bias and gain."""
+        rng = np.random.default_rng([seed, 0])
+        self._schema = criteo_schema()
+        num_dense = len(self._schema.dense)
+        vocabularies = np.geomspace(
+            _SMALLEST_VOCABULARY, _LARGEST_VOCABULARY, len(self._schema.slots)
+        )
+        self._slots = [_Slot.draw(rng, round(vocabulary)) for vocabulary in vocabularies]
+        self._missing_rates = np.array([_draw_missing_rate(rng) for _ in range(num_dense)])
+        self._number_weights = rng.normal(0.0, _NUMBER_WEIGHT, num_dense)
+        _, _, scores = self._draw_features(rng, _CALIBRATION_ROWS)
+        self._gain = LOGIT_DEVIATION / scores.std()
+        self._bias = _bias_for(self._gain * scores, CLICK_RATE)
+
+    def draw(self, rng: np.random.Generator, num_rows: int) -> PlantedRows:
+        """Returns `num_rows` new rows."""
+        numbers, values, scores = self._draw_features(rng, num_rows)
+        probabilities = _sigmoid(self._bias + self._gain * scores)
+        return PlantedRows(
+            clicks=rng.random(num_rows) < probabilities,
+            probabilities=probabilities,
+            numbers=numbers,
+            values=values,
+        )
+
+    def _draw_features(
+        self, rng: np.random.Generator, num_rows: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+        """Returns numbers, values and scores."""
+        numbers = self._draw_numbers(rng, num_rows)
+        scores = self._schema.scale_dense(numbers) @ self._number_weights
+        values = np.empty((num_rows, len(self._slots)), np.int64)
+        for index, slot in enumerate(self._slots):
+            drawn = np.searchsorted(slot.cumulative, rng.random(num_rows))
+            values[:, index] = slot.values[drawn]
+            scores += slot.weights[drawn]
+        return numbers, values, scores
+
+    def _draw_numbers(self, rng: np.random.Generator, num_rows: int) -> NDArray[np.float64]:
+        """Returns counts of which the schema's transform is about normal, as the schema says."""
+        shift = np.array([column.shift for column in self._schema.dense])
+        scale = np.array([column.scale for column in self._schema.dense])
+        logarithms = rng.normal(shift, scale, (num_rows, len(shift)))
+        numbers = np.maximum(np.rint(np.expm1(logarithms)), 0.0)
+        numbers[rng.random(numbers.shape) < self._missing_rates] = np.nan
+        return numbers
+
+
+def _draw_missing_rate(rng: np.random.Generator) -> float:
+    rate = rng.uniform(0.0, _MOST_MISSING)
+    return rate if rng.random() < _MISSING_COLUMNS else 0.0
+
+
+def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1.0 / (1.0 + np.exp(-logits))
+
+
+def _bias_for(logits: NDArray[np.float64], click_rate: float) -> float:
+    """Returns what to add to `logits` for a mean probability of `click_rate`, by bisection."""
+    low, high = -50.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _sigmoid(logits + middle).mean() < click_rate:
+            low = middle
+        else:
+            high = middle
+    return middle
