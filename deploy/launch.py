@@ -87,7 +87,9 @@ def _start(
         endpoints = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
         servers = server_specs(launch.server_command, endpoints, launch.num_workers)
         workers = worker_specs(launch.worker_command, endpoints, launch.num_workers)
-        log.info("servers %s, %d workers, logs in %s", endpoints, len(workers), launch.log_dir)
+        log.info(
+            "servers %s, %d workers, logs in %s", ",".join(endpoints), len(workers), launch.log_dir
+        )
         for spec, port in zip(servers, ports, strict=True):
             port.close()
             cluster.start(spec)

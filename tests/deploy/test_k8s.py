@@ -149,7 +149,7 @@ def test_failures_that_repeat_end_the_job_at_once() -> None:
     )
 
     assert rule["containerName"] == containers("Job")[-1]["name"]
-    assert rule["values"] == [2, 5, 6, 7]
+    assert rule["values"] == [2, 5, 6, 7, 10, 11]
     assert job["template"]["spec"]["restartPolicy"] == "Never"  # or the policy is not allowed
 
 

@@ -1,0 +1,71 @@
+"""docs/operations.md leaves nothing out."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.main import get_command
+
+import deploy.launch
+import ps_server.cli
+import ps_worker.cli
+from deploy.plan import ROLE_VARIABLES
+from protos.errors import CtrPsError
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/operations.md").read_text()
+
+
+def options_of(app: typer.Typer) -> set[str]:
+    command = get_command(app)
+    commands = [command, *getattr(command, "commands", {}).values()]
+    parameters = [parameter for command in commands for parameter in command.params]
+    return {name for parameter in parameters for name in parameter.opts if name.startswith("--")}
+
+
+def classes_below(base: type[CtrPsError]) -> Iterator[type[CtrPsError]]:
+    for error in base.__subclasses__():
+        yield error
+        yield from classes_below(error)
+
+
+@pytest.mark.parametrize(
+    ("title", "app"),
+    [
+        ("ps-launch", deploy.launch.app),
+        ("ps-server", ps_server.cli.app),
+        ("ps-worker", ps_worker.cli.app),
+    ],
+)
+def test_every_option_has_its_row_and_every_row_its_option(title: str, app: typer.Typer) -> None:
+    (section,) = re.findall(rf"^### {title}\n(.*?)^##", PAGE, re.MULTILINE | re.DOTALL)
+
+    rows = set(re.findall(r"^\| `(--[a-z-]+)`", section, re.MULTILINE))
+
+    assert rows == options_of(app) - {"--help"}
+
+
+def test_every_role_variable_is_there() -> None:
+    for name in ROLE_VARIABLES:
+        assert f"`{name}`" in PAGE
+
+
+def test_every_exit_code_of_an_error_is_there() -> None:
+    rows = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
+
+    assert {error.exit_code for error in classes_below(CtrPsError)} <= rows
+
+
+def test_codes_that_come_back_are_those_that_end_the_kubernetes_job() -> None:
+    (listed,) = re.findall(r"^The codes (.*) come back", PAGE, re.MULTILINE)
+    job = yaml.safe_load((ROOT / "deploy/k8s/workers.yaml").read_text())["spec"]
+    (values,) = (
+        rule["onExitCodes"]["values"]
+        for rule in job["podFailurePolicy"]["rules"]
+        if "onExitCodes" in rule
+    )
+
+    assert [int(code) for code in re.findall(r"\d+", listed)] == values

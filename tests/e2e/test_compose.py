@@ -1,0 +1,125 @@
+"""`docker-compose up` at the top of the repository, on a real engine.
+
+`CTR_DOCKER_START` names a script with the commands `start` and `stop`, for an engine, and `env`, which prints
+the variables to export to reach it. Without it, CI uses the engine that `docker` finds by itself.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+START = os.environ.get("CTR_DOCKER_START")
+SERVICES = {"data", "ps0", "ps1", "trainer0", "trainer1"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not START and os.environ.get("CI") != "true",
+        reason="CTR_DOCKER_START names no script that starts a Docker engine",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A Docker engine, reached through `environment`."""
+
+    environment: Mapping[str, str]
+
+    def output(self, *command: str) -> str:
+        """Returns the stdout of a command, and fails with its output if it fails."""
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    def is_up(self) -> bool:
+        """Tells whether the engine answers."""
+        info = subprocess.run(
+            ["docker", "info"], env=self.environment, capture_output=True, check=False
+        )
+        return info.returncode == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """One Compose project with containers and volumes of its own."""
+
+    engine: Engine
+    compose: Sequence[str]
+
+    def run(self, *arguments: str) -> str:
+        """Returns the stdout of a Compose command."""
+        return self.engine.output(*self.compose, *arguments)
+
+    def exit_codes(self) -> dict[str, int]:
+        """Returns the exit code of each service's container."""
+        form = '{{index .Config.Labels "com.docker.compose.service"}} {{.State.ExitCode}}'
+        containers = self.run("ps", "--all", "--quiet").split()
+        lines = self.engine.output("docker", "inspect", "--format", form, *containers).splitlines()
+        return {service: int(code) for service, code in (line.split() for line in lines)}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    if not START:
+        yield Engine(environment=dict(os.environ))
+        return
+    script = ["bash", "-c", 'eval "$(bash "$0" env)" && env -0', START]
+    variables = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    engine = Engine(environment=dict(line.split("=", 1) for line in variables.split("\0") if line))
+    if engine.is_up():
+        yield engine
+        return
+    engine.output("bash", START, "start")
+    yield engine
+    engine.output("bash", START, "stop")
+
+
+@pytest.fixture(scope="module")
+def project(engine: Engine) -> Iterator[Project]:
+    path = engine.environment["PATH"]
+    compose = (
+        ["docker-compose"] if shutil.which("docker-compose", path=path) else ["docker", "compose"]
+    )
+    project = Project(engine=engine, compose=[*compose, "--project-name", f"ctr-ps-{os.getpid()}"])
+    yield project
+    project.run("down", "--volumes")
+
+
+def test_up_trains_a_model_and_every_container_ends_well(project: Project) -> None:
+    shown = project.run("up", "--build", "--no-color")
+
+    assert project.exit_codes() == dict.fromkeys(SERVICES, 0), shown[-4000:]
+    (container,) = project.run("ps", "--all", "--quiet", "trainer0").split()
+    result = json.loads(project.engine.output("docker", "logs", container).splitlines()[-1])
+    best = json.loads(in_worker(project, "cat", "data/demo/planted.json"))["best_auc"]
+    assert best - 0.02 < result["auc"] < best + 0.01
+    in_worker(project, "test", "-s", f"{result['checkpoint']}/MANIFEST.json")
+
+
+def test_kernels_of_the_image_are_compiled(project: Project) -> None:
+    count = "find /var/cache/numba -name '*.nbc' | wc -l"
+    before = int(in_worker(project, "sh", "-c", count))
+
+    after = int(in_worker(project, "sh", "-c", f"python -m ps_server.warm; {count}"))
+
+    assert before == after > 0
+
+
+def in_worker(project: Project, *command: str) -> str:
+    return project.run("run", "--rm", "-T", "--no-deps", "trainer1", *command)

@@ -1,0 +1,69 @@
+"""`ps-launch` with the real server and the real worker."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = Path(sys.executable).parent
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    generate = [COMMANDS / "ps-data", "generate", "data/demo", "--rows", "20000"]
+    options = ["--test-rows", "4000", "--files", "4", "--seed", "1"]
+    subprocess.run([*generate, *options], check=True, capture_output=True)
+    return tmp_path
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [COMMANDS / "ps-launch", "--server-num", "2", "--worker-num", "2"]
+    return subprocess.Popen(
+        [*command, ROOT / "examples/demo.toml", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_demo_ends_with_the_result_of_trainer_0(demo: Path) -> None:
+    process = start("--json", "--set", "train.epochs=2")
+
+    out, err = process.communicate()
+
+    assert process.returncode == 0, err
+    result = json.loads(out.splitlines()[-1])
+    assert 0.6 < result["auc"] < 1.0
+    assert (demo / result["checkpoint"] / "MANIFEST.json").is_file()
+    logs = sorted(path.name for path in (demo / "log").iterdir())
+    assert logs == ["pserver.0.log", "pserver.1.log", "trainer.0.log", "trainer.1.log"]
+
+
+def test_ctrl_c_in_training_lets_servers_end_cleanly(demo: Path) -> None:
+    process = start("--set", "train.epochs=1000", "--set", "train.log_every_s=0.1")
+    assert process.stderr is not None
+    while "examples/s=" not in (line := process.stderr.readline()):
+        assert line, "the launcher ended before it trained"
+
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+
+    assert process.returncode == 128 + signal.SIGINT
+    for server in range(2):
+        assert "ended reason='SIGTERM'" in (demo / f"log/pserver.{server}.log").read_text()
+
+
+def test_a_mistake_in_the_job_is_the_launchers_exit_code(demo: Path) -> None:
+    process = start("--set", "train.batchsize=512")
+
+    _, err = process.communicate()
+
+    assert process.returncode == 2
+    assert "batch_size" in err  # the nearest known key, from the end of the worker's log
