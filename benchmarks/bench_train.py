@@ -1,0 +1,200 @@
+"""Training throughput: examples/s beside the ceiling, in one run.
+
+    python -m benchmarks.bench_train                 # all cases, one JSON line each, then the ratios
+    python -m benchmarks.bench_train --peer          # PaddlePaddle's async mode too (CTR_PEER_DIR, set up)
+    python -m benchmarks.bench_train --batch-size 512
+
+Cases: the ceiling (benchmarks.ceiling), embedded with 1 and 2 threads, and 2 servers x 2 workers sync and
+async as processes over loopback. Batches lie in memory before the clock starts; it stops when all gradients
+are applied. The rounds of a case alternate with the ceiling's, and medians are compared, since machines drift.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ceiling
+
+BATCH_SIZES = (100, 512, 4096)
+STEPS = {100: 1200, 512: 300, 4096: 50}
+WARMUP_STEPS = {100: 100, 512: 30, 4096: 6}
+
+# Merge lengths of the async cluster: how many batches are averaged before a push (docs/consistency.md).
+MERGES = {100: (4, 40), 512: (2, 16), 4096: (1, 4)}
+
+ROOT = Path(__file__).parent.parent
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports of the loopback interface that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def run_worker(environment: dict[str, str], arguments: list[str]) -> subprocess.Popen[str]:
+    """Starts benchmarks.train_worker, whose last line of output is its result."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.train_worker", *arguments],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result_of(worker: subprocess.Popen[str]) -> dict[str, Any]:
+    """Waits for a worker and returns its result."""
+    output, _ = worker.communicate(timeout=600)
+    if worker.returncode:
+        raise SystemExit(f"a worker failed with exit code {worker.returncode}")
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def embedded(batch_size: int, threads: int) -> dict[str, Any]:
+    """Trains in one process without servers."""
+    arguments = worker_arguments("async", batch_size)
+    return result_of(run_worker({}, [*arguments, "--threads", str(threads)]))
+
+
+def cluster(mode: str, batch_size: int, *, servers: int = 2, workers: int = 2) -> dict[str, Any]:
+    """Trains with servers and workers as processes; the result is worker 0's, with the sum of speeds."""
+    ports = free_ports(servers)
+    common = {
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"127.0.0.1:{port}" for port in ports),
+        "PADDLE_TRAINERS_NUM": str(workers),
+    }
+    with servers_at(ports, common):
+        running = [
+            run_worker(
+                {**common, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index)},
+                worker_arguments(mode, batch_size),
+            )
+            for index in range(workers)
+        ]
+        results = [result_of(worker) for worker in running]
+    return {**results[0], "examples_per_s": sum(result["examples_per_s"] for result in results)}
+
+
+@contextlib.contextmanager
+def servers_at(ports: list[int], common: dict[str, str]) -> Iterator[None]:
+    """Runs `ps-server` processes, which end by themselves when their workers are done."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1"],
+            env={
+                **os.environ,
+                **common,
+                "TRAINING_ROLE": "PSERVER",
+                "POD_IP": "127.0.0.1",
+                "PADDLE_PORT": str(port),
+            },
+            cwd=ROOT,
+            stderr=subprocess.DEVNULL,
+        )
+        for port in ports
+    ]
+    try:
+        yield
+        for process in processes:
+            process.wait(timeout=60)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def worker_arguments(mode: str, batch_size: int) -> list[str]:
+    """Returns the arguments of benchmarks.train_worker for one case."""
+    sparse_merge, dense_merge = MERGES[batch_size]
+    values = {
+        "mode": mode,
+        "batch-size": batch_size,
+        "steps": STEPS[batch_size],
+        "warmup": WARMUP_STEPS[batch_size],
+        "sparse-merge": sparse_merge,
+        "dense-merge": dense_merge,
+    }
+    return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+
+
+def peer(batch_size: int) -> dict[str, Any]:
+    """Runs PaddlePaddle's asynchronous mode with its fastest reader, 2 servers x 2 workers."""
+    folder = os.environ.get("CTR_PEER_DIR")
+    if folder is None:
+        raise SystemExit("--peer needs CTR_PEER_DIR, the folder of run_peer.py")
+    python = Path.home() / ".cache/ctr-ps-peers/paddle/venv/bin/python"
+    home = os.environ.get("PEER_HOME")
+    if home:
+        python = Path(home) / "venv/bin/python"
+    arguments = f"--servers 2 --workers 2 --mode async --optimizer sgd --reader inmemory --batch {batch_size}"
+    command = [str(python), f"{folder}/run_peer.py", *arguments.split()]
+    command += ["--steps", str(min(STEPS[batch_size], 300))]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return {"examples_per_s": result["examples_per_s"], "auc": result["auc"]}
+
+
+def main() -> None:
+    """Prints a line a round, then a line of medians and ratios for each case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch-size", type=int, action="append", choices=BATCH_SIZES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", action="store_true", help="PaddlePaddle's async mode too")
+    options = parser.parse_args()
+    for batch_size in options.batch_size or BATCH_SIZES:
+        cases = {
+            "embedded_1": lambda size=batch_size: embedded(size, 1),
+            "embedded_2": lambda size=batch_size: embedded(size, 2),
+            "sync_2x2": lambda size=batch_size: cluster("sync", size),
+            "async_2x2": lambda size=batch_size: cluster("async", size),
+        }
+        if options.peer:
+            cases["peer_async_2x2"] = lambda size=batch_size: peer(size)
+        speeds: dict[str, list[float]] = {name: [] for name in ("ceiling", *cases)}
+        details: dict[str, dict[str, Any]] = {}
+        for _ in range(options.rounds):
+            for name, run in cases.items():
+                speeds["ceiling"].append(ceiling.measure(batch_size, 2.0))
+                result = run()
+                details[name] = result
+                speeds[name].append(result["examples_per_s"])
+        report(batch_size, speeds, details)
+
+
+def report(
+    batch_size: int, speeds: dict[str, list[float]], details: dict[str, dict[str, Any]]
+) -> None:
+    """Prints the medians of one batch size, each with its spread and its ratio to the ceiling."""
+    top = statistics.median(speeds["ceiling"])
+    for name, values in speeds.items():
+        median = statistics.median(values)
+        line = {
+            "bench": "train",
+            "case": name,
+            "batch_size": batch_size,
+            "examples_per_s": round(median),
+            "low": round(min(values)),
+            "high": round(max(values)),
+            "of_ceiling": round(median / top, 3),
+        }
+        if name == "async_2x2":
+            line["sparse_merge"], line["dense_merge"] = MERGES[batch_size]
+        if details.get(name, {}).get("auc"):
+            line["auc"] = details[name]["auc"]
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The wire alone: pulls and pushes over loopback to one `ps-server` process, no model.
+
+    python -m benchmarks.bench_wire              # one JSON line a case
+    python -m benchmarks.bench_wire --seconds 1  # shorter
+
+Processor time is that of client and server together, a call; it counts everything: encoding, both
+gRPC stacks, the tables. `in_flight` calls overlap, as those of a trainer do.
+"""
+
+import argparse
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.memory import keep_freed_memory
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Future, Missing, Stamp
+from ps_worker.client import ClusterClient
+from ps_worker.connect import connect
+
+DIM = 10
+NUM_KEYS = (1_800, 20_000)
+DENSE_LENGTH = 430_000
+IN_FLIGHT = (1, 4)
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A call to measure.
+
+    Attributes:
+        name: What it does.
+        size: Keys of dim 10, or dense elements.
+        payload_bytes: Numbers that one call moves, in both directions.
+        start: Sends one call.
+    """
+
+    name: str
+    size: int
+    payload_bytes: int
+    start: Callable[[], Future[object]]
+
+
+@contextmanager
+def server_process() -> Iterator[tuple[str, int]]:
+    """Runs one `ps-server`; yields its endpoint and process id."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        "TRAINING_ROLE": "PSERVER",
+        "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{port}",
+        "PADDLE_TRAINERS_NUM": "1",
+        "POD_IP": "127.0.0.1",
+        "PADDLE_PORT": str(port),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1"],
+        env={**os.environ, **environment},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield f"127.0.0.1:{port}", process.pid
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def cases(client: ClusterClient) -> Iterator[Case]:
+    """Yields the cases, over a table that holds the keys already."""
+    initializer = InitializerSpec(kind="uniform", scale=0.1)
+    optimizer = OptimizerSpec(name="adagrad")
+    client.create_table(
+        TableSpec(name="table", dim=DIM, initializer=initializer, optimizer=optimizer)
+    )
+    segment = DenseSegment(length=DENSE_LENGTH, initializer=initializer)
+    client.create_dense(DenseSpec(name="tower", segments=(segment,), optimizer=optimizer))
+    stamp = Stamp(worker=0, incarnation=0, sequence=0, step=0, examples=512)
+    random = np.random.default_rng(0)
+    for num_keys in NUM_KEYS:
+        keys = random.integers(0, 2**63, num_keys, dtype=np.uint64)
+        values = random.random((num_keys, DIM), dtype=np.float32)
+        sparse = Gradients(sparse={"table": SparseGrad(keys, values, 512)})
+        payload = keys.nbytes + values.nbytes
+        yield Case("push", num_keys, payload, partial(client.push_grad, sparse, stamp))
+        yield Case(
+            "pull",
+            num_keys,
+            payload,
+            partial(client.pull_sparse, {"table": keys}, missing=Missing.INITIAL),
+        )
+    vector = np.zeros(DENSE_LENGTH, np.float32)
+    dense = Gradients(dense={"tower": DenseGrad(vector, 512)})
+    yield Case("push_dense", DENSE_LENGTH, vector.nbytes, lambda: client.push_grad(dense, stamp))
+    into = {"tower": np.empty(DENSE_LENGTH, np.float32)}
+    yield Case("pull_dense", DENSE_LENGTH, vector.nbytes, lambda: client.pull_dense(into))
+
+
+def own_cpu_s() -> float:
+    """Returns the processor time of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def cpu_s_of(process: int) -> float:
+    """Returns the processor time of another process, to 10 ms."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def measure(case: Case, in_flight: int, server: int, seconds: float) -> dict[str, object]:
+    """Repeats a call for some seconds, and returns the figures of one."""
+    waiting: deque[Future[object]] = deque()
+
+    def repeat(limit_s: float) -> int:
+        calls, end = 0, time.perf_counter() + limit_s
+        while time.perf_counter() < end:
+            waiting.append(case.start())
+            if len(waiting) >= in_flight:
+                waiting.popleft().result()
+            calls += 1
+        return calls
+
+    repeat(0.2)
+    cpu = (own_cpu_s(), cpu_s_of(server))
+    start = time.perf_counter()
+    calls = repeat(seconds)
+    wall_s = time.perf_counter() - start
+    client_us = (own_cpu_s() - cpu[0]) / calls * 1e6
+    server_us = (cpu_s_of(server) - cpu[1]) / calls * 1e6
+    while waiting:
+        waiting.popleft().result()
+    return {
+        "benchmark": "wire",
+        "case": case.name,
+        "size": case.size,
+        "in_flight": in_flight,
+        "calls_per_s": round(calls / wall_s),
+        "mb_per_s": round(calls * case.payload_bytes / wall_s / 1e6),
+        "cpu_us": round(client_us + server_us),
+        "client_cpu_us": round(client_us),
+        "server_cpu_us": round(server_us),
+    }
+
+
+def main() -> None:
+    """Prints one JSON line a case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each case; default 2")
+    seconds = parser.parse_args().seconds
+    keep_freed_memory()
+    with server_process() as (endpoint, server), connect([endpoint]) as client:
+        for case in cases(client):
+            for in_flight in IN_FLIGHT:
+                print(json.dumps(measure(case, in_flight, server, seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""One worker of bench_train: trains on batches in memory, alone or in a cluster, and prints one JSON line."""
+
+import argparse
+import json
+import math
+import os
+import time
+
+from benchmarks.rows import NUM_DENSE, NUM_SLOTS, batches
+from ctr_model.batch import Batch
+from ctr_model.registry import build_model
+from protos.role import WorkerRole, role_from_environment
+from protos.store import Store
+from ps_server.store import ParameterStore
+from ps_worker.client import connect
+from ps_worker.evaluator import evaluate
+from ps_worker.job import override_job
+from ps_worker.progress import Progress
+from ps_worker.session import communicator_of, declare
+from ps_worker.trainer import Trainer
+
+TEST_ROWS = 40_000
+
+
+def main() -> None:
+    """Runs the worker."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", required=True)
+    for name in ("batch-size", "steps", "warmup", "sparse-merge", "dense-merge"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    role = role_from_environment(os.environ)
+    if isinstance(role, WorkerRole):
+        with connect(role.endpoints) as client:
+            print(json.dumps(run(options, client, role.worker_index)), flush=True)
+    else:
+        print(json.dumps(run(options, ParameterStore(), 0, is_embedded=True)), flush=True)
+
+
+def run(
+    options: argparse.Namespace, store: Store, worker: int, *, is_embedded: bool = False
+) -> dict[str, float | None]:
+    """Warms up, meets the others, trains with the clock running; worker 0 evaluates."""
+    model = build_model("ctr_dnn", num_dense=NUM_DENSE, num_slots=NUM_SLOTS, options={})
+    job = override_job(
+        {},
+        [
+            f"strategy.mode={options.mode}",
+            f"strategy.max_merge_var_num={options.sparse_merge}",
+            f"strategy.max_merge_dense_num={options.dense_merge}",
+            "optimizer.sparse={name='adagrad', learning_rate=0.05}",
+            "optimizer.dense={name='adam', learning_rate=0.001}",
+        ],
+        source="bench",
+    )
+    size = options.batch_size
+    rows = list(
+        batches((options.warmup + options.steps) * options.threads, size, seed=1000 + worker)
+    )
+    declare(store, model, job)
+    store.barrier("declared", worker, step=0).result()
+    communicator = communicator_of(job, store, model, worker=worker, is_embedded=is_embedded)
+    trainer = Trainer(
+        model,
+        communicator,
+        batch_size=size,
+        thread_num=options.threads,
+        progress=Progress(every_s=math.inf),
+    )
+
+    def timed(name: str, part: list[Batch]) -> float:
+        start = time.perf_counter()
+        trainer.train(part)
+        communicator.rejoin(store.barrier(name, worker, step=communicator.version).result())
+        return time.perf_counter() - start
+
+    num_warm = options.warmup * options.threads
+    timed("warm", rows[:num_warm])
+    seconds = timed("trained", rows[num_warm:])
+    result: dict[str, float | None] = {
+        "examples_per_s": (len(rows) - num_warm) * size / seconds,
+        "auc": None,
+    }
+    if worker == 0:
+        test = batches(TEST_ROWS // size, size, seed=1)
+        result["auc"] = round(evaluate(store, model, test, batch_size=size).auc(), 4)
+    communicator.close()
+    store.done(worker, step=communicator.version)
+    return result
+
+
+if __name__ == "__main__":
+    main()

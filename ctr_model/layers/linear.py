@@ -1,0 +1,56 @@
+"""Fully connected layers: matrix products by BLAS, everything around them in one pass each.
+
+    forward    Z = X W + b,  A = max(Z, 0)
+    backward   dZ = dA where A > 0,  db = sum of dZ over examples,  dW = X^T dZ,  dX = dZ W^T
+
+A is written over Z and dZ over dA: a hidden layer keeps one matrix each way.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.jit import kernel
+
+Floats = NDArray[np.float32]
+
+
+@kernel
+def add_bias(bias: Floats, out: Floats) -> None:
+    """Adds `bias` float32[H] to each row of `out` float32[B, H], in place."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] += bias[j]
+
+
+@kernel
+def add_bias_relu(bias: Floats, out: Floats) -> None:
+    """Adds `bias` float32[H] to each row of `out` float32[B, H] and cuts at zero, in place."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = max(out[i, j] + bias[j], np.float32(0.0))
+
+
+@kernel
+def relu_backward(activation: Floats, grad: Floats, bias_grad: Floats) -> None:
+    """Turns dA into dZ and sums it.
+
+    Args:
+        activation: float32[B, H], what the layer put out.
+        grad: float32[B, H], dA; overwritten with dZ.
+        bias_grad: float32[H], overwritten with dZ summed over the examples.
+    """
+    bias_grad[:] = np.float32(0.0)
+    for i in range(grad.shape[0]):
+        for j in range(grad.shape[1]):
+            g = grad[i, j] if activation[i, j] > np.float32(0.0) else np.float32(0.0)
+            grad[i, j] = g
+            bias_grad[j] += g
+
+
+@kernel
+def sum_rows(grad: Floats, out: Floats) -> None:
+    """Overwrites `out` float32[H] with the sum of the rows of `grad` float32[B, H]."""
+    out[:] = np.float32(0.0)
+    for i in range(grad.shape[0]):
+        for j in range(grad.shape[1]):
+            out[j] += grad[i, j]

@@ -1,0 +1,49 @@
+"""Softmax over (no click, click) and its cross entropy.
+
+    d = z1 - z0,   p = 1 / (1 + exp(-d)),   loss = -log p if clicked, -log(1 - p) if not
+
+With two classes softmax is the logistic function of the difference. log(1 + exp(x)) is computed as
+max(x, 0) + log1p(exp(-|x|)), which neither overflows nor loses small terms.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.jit import kernel
+
+Floats = NDArray[np.float32]
+
+
+@kernel
+def click_probabilities(logits: Floats, out: Floats) -> None:
+    """Overwrites `out` float32[B] with the probability of class 1 under `logits` float32[B, 2]."""
+    for b in range(out.size):
+        difference = np.float64(logits[b, 1]) - np.float64(logits[b, 0])
+        out[b] = np.float32(1.0 / (1.0 + math.exp(-difference)))
+
+
+@kernel
+def cross_entropy(
+    logits: Floats, labels: Floats, probabilities: Floats, logit_grad: Floats
+) -> float:
+    """Returns the cross entropy summed over the examples, with its gradient.
+
+    Args:
+        logits: float32[B, 2].
+        labels: float32[B], 1 for a click, else 0.
+        probabilities: float32[B], overwritten with the probability of a click.
+        logit_grad: float32[B, 2], overwritten with the gradient of the sum.
+    """
+    loss = 0.0
+    for b in range(labels.size):
+        difference = np.float64(logits[b, 1]) - np.float64(logits[b, 0])
+        probability = 1.0 / (1.0 + math.exp(-difference))
+        against = difference if labels[b] == 0 else -difference
+        loss += max(against, 0.0) + math.log1p(math.exp(-abs(difference)))
+        probabilities[b] = np.float32(probability)
+        error = np.float32(probability - labels[b])
+        logit_grad[b, 0] = -error
+        logit_grad[b, 1] = error
+    return loss

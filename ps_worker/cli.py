@@ -1,0 +1,126 @@
+"""`ps-worker`: trains, alone or as one of a cluster, and predicts.
+
+ps-worker train examples/ctr_dnn.toml --set data.train='train/part-*'     # alone: no role in the environment
+ps-launch --server-num 2 --worker-num 2 examples/ctr_dnn.toml             # as a cluster on this machine
+ps-worker infer --model output/model --data 'test/part-*'                 # with a saved model
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from protos.errors import CtrPsError, RoleError
+from protos.role import ServerRole, role_from_environment
+from ps_worker.job import Job, load_job
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Override a key of the job; repeatable."
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")
+]
+
+
+@app.command()
+def train(
+    job: Annotated[Path, typer.Argument(help="Job file (TOML).", metavar="JOB.toml")],
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Train the job: a worker of a cluster if the environment says so, else alone on this machine."""
+    _configure_logging()
+    with _errors_as_exit_codes():
+        _report(_train(load_job(job, overrides or [])), as_json)
+
+
+@app.command()
+def infer(
+    model: Annotated[str, typer.Option(help="Checkpoint, or the checkpoint.dir of a job.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Pattern of files; repeatable. Default: the test files of the job."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write one click probability a line, in row order.")
+    ] = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Predict and evaluate with a saved model, without servers."""
+    from ps_worker.inference import infer  # late: --help should not wait for numba
+
+    _configure_logging()
+    with _errors_as_exit_codes():
+        _report(infer(model, data or [], output=output, overrides=overrides or []), as_json)
+
+
+def _train(job: Job) -> Mapping[str, Any]:
+    from ps_server.store import ParameterStore
+    from ps_worker.connect import connect
+    from ps_worker.grpc_transport import Deadlines
+    from ps_worker.session import Session
+    from ps_worker.warm import warm
+
+    role = role_from_environment(os.environ)
+    if isinstance(role, ServerRole):
+        raise RoleError("TRAINING_ROLE is PSERVER, but this is ps-worker: start ps-server")
+    warm(job)
+    if role is None:
+        store = ParameterStore(wait_limit_s=job.cluster.wait_timeout_s)
+        return Session(job, store).run().as_json()
+    deadlines = Deadlines(rpc_s=job.cluster.rpc_timeout_s, wait_s=job.cluster.wait_timeout_s)
+    with connect(
+        role.endpoints, connect_timeout_s=job.cluster.connect_timeout_s, deadlines=deadlines
+    ) as client:
+        session = Session(
+            job,
+            client,
+            worker=role.worker_index,
+            num_workers=role.num_workers,
+            is_embedded=False,
+        )
+        return session.run().as_json()
+
+
+def _report(result: Mapping[str, Any], as_json: bool) -> None:
+    """Prints the result: for people, or as JSON."""
+    if as_json:
+        print(json.dumps(result), flush=True)
+        return
+    for name, value in result.items():
+        if value is not None:
+            print(
+                f"{name:>16}  {f'{value:.5f}' if isinstance(value, float) else value}", flush=True
+            )
+
+
+def _configure_logging() -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+
+
+@contextlib.contextmanager
+def _errors_as_exit_codes() -> Iterator[None]:
+    try:
+        yield
+    except CtrPsError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise typer.Exit(error.exit_code) from error
+
+
+def main() -> None:
+    """Runs the command line."""
+    app()

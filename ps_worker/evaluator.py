@@ -1,0 +1,53 @@
+"""Evaluation: one function for the end of training and for `ps-worker infer`, so figures agree."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.metrics import ClickMetrics
+from ctr_model.models.model import Lookup, Model
+from protos.gradients import Values
+from protos.store import Missing, Store
+from protos.unique import unique_keys
+from ps_worker.communicators.communicator import DENSE_BLOCK
+
+OnPredictions = Callable[[NDArray[np.float32]], None]
+
+
+def evaluate(
+    store: Store,
+    model: Model,
+    batches: Iterable[Batch],
+    *,
+    batch_size: int,
+    on_predictions: OnPredictions | None = None,
+) -> ClickMetrics:
+    """Predicts every example, and returns the metrics of those that have labels.
+
+    Reads the store as it is and changes nothing; a key without a row reads zeros.
+
+    Args:
+        store: The parameters.
+        model: What to predict with.
+        batches: Examples.
+        batch_size: Size of the largest batch.
+        on_predictions: Gets each batch's click probabilities, float32[B], in order; a view, valid only
+            during the call.
+    """
+    params: Values = np.empty(model.num_params, np.float32)
+    store.pull_dense({DENSE_BLOCK: params}).result()
+    workspace = model.workspace(batch_size)
+    metrics = ClickMetrics()
+    for batch in batches:
+        unique, inverse = unique_keys(batch.keys)
+        keys = {table.name: unique for table in model.tables}
+        rows = store.pull_sparse(keys, missing=Missing.ZEROS).result()
+        lookups = {name: Lookup(values, inverse) for name, values in rows.items()}
+        predictions = model.predict(params, batch, lookups, workspace)
+        if on_predictions is not None:
+            on_predictions(predictions)
+        if batch.labels is not None:
+            metrics.add(batch.labels, predictions)
+    return metrics

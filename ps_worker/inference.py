@@ -1,0 +1,98 @@
+"""Offline inference: a saved model, some files, no servers."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.schema import Schema
+from protos.errors import CheckpointError, JobError
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.store import ParameterStore
+from ps_worker.data.criteo import CriteoReader
+from ps_worker.data.files import matching_files
+from ps_worker.evaluator import evaluate
+from ps_worker.job import Job, override_job
+from ps_worker.session import JOB_ATTACHMENT, SCHEMA_ATTACHMENT, figures, model_of
+
+
+def infer(
+    model_dir: str,
+    data: Sequence[str],
+    *,
+    output: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Predicts the rows of files with a saved model.
+
+    Args:
+        model_dir: A checkpoint, or a folder of checkpoints, whose newest is taken.
+        data: Patterns of files; empty: the test files of the job that trained the model.
+        output: Where to write one click probability a line, in the order of the rows.
+        overrides: `section.key=value`, over the job that trained the model.
+
+    Returns:
+        Number of rows, the model's digest, and for labelled rows the figures of the evaluation.
+
+    Raises:
+        CtrPsError: If model, job or data are wrong.
+    """
+    checkpoint = Checkpoint.open(model_dir)
+    job = _job_of(checkpoint, overrides)
+    schema = Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
+    files = matching_files(data or job.data.test)
+    if not files:
+        raise JobError("no data to predict: give --data, or train with data.test")
+    store = ParameterStore()
+    store.load(model_dir)
+    batch_size = job.train.batch_size
+    reader = CriteoReader(schema, batch_size=batch_size, bad_row_limit=job.data.bad_row_limit)
+    with _predictions_to(output) as write:
+        metrics = evaluate(
+            store,
+            model_of(job, schema),
+            reader.batches(files),
+            batch_size=batch_size,
+            on_predictions=write,
+        )
+    return {
+        "rows": reader.rows,
+        "bad_rows": reader.bad_rows,
+        "model_digest": store.digest(),
+        **(figures(metrics) if metrics.examples else {"auc": None, "log_loss": None}),
+    }
+
+
+def _job_of(checkpoint: Checkpoint, overrides: Sequence[str]) -> Job:
+    source = f"{JOB_ATTACHMENT} of the checkpoint"
+    try:
+        data = json.loads(checkpoint.attachment(JOB_ATTACHMENT))
+    except ValueError as error:
+        raise CheckpointError(f"{source} is not JSON: {error}") from error
+    return override_job(data, overrides, source=source)
+
+
+@contextlib.contextmanager
+def _predictions_to(
+    output: Path | None,
+) -> Iterator[Callable[[NDArray[np.float32]], None] | None]:
+    """Opens the prediction file; it appears under its name only when it is whole."""
+    if output is None:
+        yield None
+        return
+    partial = output.with_name(f".{output.name}.partial")
+    with partial.open("w", encoding="ascii") as file:
+
+        def write(predictions: NDArray[np.float32]) -> None:
+            np.savetxt(file, predictions, fmt="%.7f")
+
+        try:
+            yield write
+        except BaseException:
+            partial.unlink()
+            raise
+    partial.replace(output)

@@ -1,0 +1,77 @@
+"""What a training worker reports while it runs: one line every few seconds."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.metrics import ClickMetrics, SlidingMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class Progress:
+    """Counts steps, examples and metrics of one worker's training. Thread-safe.
+
+    Metrics are of predictions made before the example was learnt, so they are honest on one pass.
+    """
+
+    def __init__(self, *, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._metrics = ClickMetrics()
+        self._sliding = SlidingMetrics()
+        self._loss = 0.0
+        self.steps = 0
+        self.examples = 0
+        self._restart_window()
+
+    def _restart_window(self) -> None:
+        self._window_start = self._clock()
+        self._window_examples = 0
+        self._window_loss = 0.0
+
+    def add(
+        self, labels: NDArray[np.float32], predictions: NDArray[np.float32], loss_sum: float
+    ) -> None:
+        """Counts one step; logs a line if the last is `every_s` seconds ago."""
+        with self._lock:
+            self.steps += 1
+            self.examples += labels.size
+            self._loss += loss_sum
+            self._window_examples += labels.size
+            self._window_loss += loss_sum
+            self._metrics.add(labels, predictions)
+            self._sliding.add(labels, predictions)
+            if self._clock() - self._window_start >= self._every_s:
+                self._log()
+
+    def log(self) -> None:
+        """Logs a line now, unless nothing has happened since the last."""
+        with self._lock:
+            if self._window_examples:
+                self._log()
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss over all examples so far; nan before the first."""
+        with self._lock:
+            return self._loss / self.examples if self.examples else float("nan")
+
+    def _log(self) -> None:
+        seconds = self._clock() - self._window_start
+        logger.info(
+            "step=%d examples=%d examples/s=%.0f loss=%.5f auc=%.4f auc_%d=%.4f",
+            self.steps,
+            self.examples,
+            self._window_examples / seconds if seconds > 0 else 0,
+            self._window_loss / self._window_examples,
+            self._metrics.auc(),
+            self._sliding.window,
+            self._sliding.metrics().auc(),
+        )
+        self._restart_window()

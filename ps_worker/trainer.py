@@ -1,0 +1,168 @@
+"""The trainer: takes batches through the model, with the parameters of a store.
+
+lockstep modes:     T batches -> T threads -> one sum, in thread order -> one push -> next T batches
+free-running modes: each thread takes the next batch as soon as it is done with its last
+
+a step: unique keys -> pull -> forward, backward -> push
+"""
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from ctr_model.batch import Batch
+from ctr_model.models.model import Lookup, Model
+from protos.errors import DataError
+from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
+from protos.partition import Keys
+from protos.store import Future
+from protos.unique import unique_keys
+from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
+from ps_worker.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A batch whose embeddings are on their way."""
+
+    batch: Batch
+    keys: Keys
+    inverse: NDArray[np.int32]
+    rows: Future[Mapping[str, Values]]
+
+
+class _Thread:
+    """What one training thread owns: the model's workspace and the dense gradient."""
+
+    def __init__(self, model: Model, batch_size: int) -> None:
+        self._model = model
+        self._workspace = model.workspace(batch_size)
+        self._dense_grad = np.empty(model.num_params, np.float32)
+
+    def compute(self, step: _Step, communicator: Communicator, progress: Progress) -> Gradients:
+        """Returns the gradients of a batch, summed over its examples; the dense array is reused."""
+        labels = step.batch.labels
+        if labels is None:
+            raise DataError("training data has rows without labels: 39 columns, expected 40")
+        rows = step.rows.result()
+        grads = {name: np.empty_like(values) for name, values in rows.items()}
+        lookups = {name: Lookup(values, step.inverse) for name, values in rows.items()}
+        with communicator.params() as params:
+            result = self._model.gradient(
+                params, step.batch, lookups, self._workspace, self._dense_grad, grads
+            )
+        progress.add(labels, result.probabilities, result.loss)
+        examples = step.batch.size
+        return Gradients(
+            sparse={name: SparseGrad(step.keys, grad, examples) for name, grad in grads.items()},
+            dense={DENSE_BLOCK: DenseGrad(self._dense_grad, examples)},
+        )
+
+
+class Trainer:
+    """Trains one model on one worker, with `thread_num` threads."""
+
+    def __init__(
+        self,
+        model: Model,
+        communicator: Communicator,
+        *,
+        batch_size: int,
+        thread_num: int = 1,
+        progress: Progress,
+    ) -> None:
+        """Allocates all that training needs.
+
+        Args:
+            model: What to train.
+            communicator: How gradients leave and parameters arrive.
+            batch_size: Size of the largest batch.
+            thread_num: Training threads.
+            progress: Counts what happens.
+        """
+        self._model = model
+        self._communicator = communicator
+        self._progress = progress
+        self._threads = [_Thread(model, batch_size) for _ in range(thread_num)]
+
+    def train(self, batches: Iterable[Batch]) -> None:
+        """Trains on each batch once, and returns when the store has all gradients.
+
+        Raises:
+            CtrPsError: The first error of any thread; the others stop.
+        """
+        # One BLAS thread a training thread: more would wait for each other.
+        with threadpool_limits(limits=1, user_api="blas"):
+            if self._communicator.is_lockstep:
+                self._train_lockstep(iter(batches))
+            else:
+                self._train_free(iter(batches))
+            self._communicator.flush()
+
+    def _prepare(self, batch: Batch) -> _Step:
+        keys, inverse = unique_keys(batch.keys)
+        rows = self._communicator.pull({table.name: keys for table in self._model.tables})
+        return _Step(batch, keys, inverse, rows)
+
+    def _train_lockstep(self, batches: Iterator[Batch]) -> None:
+        def compute(thread: _Thread, batch: Batch) -> Gradients:
+            return thread.compute(self._prepare(batch), self._communicator, self._progress)
+
+        with ThreadPoolExecutor(len(self._threads)) as pool:
+            while group := list(itertools.islice(batches, len(self._threads))):
+                parts = list(pool.map(compute, self._threads[: len(group)], group))
+                examples = sum(batch.size for batch in group)
+                self._communicator.push(sum_gradients(parts), examples)
+
+    def _train_free(self, batches: Iterator[Batch]) -> None:
+        source = _SharedIterator(batches)
+        if len(self._threads) == 1:
+            self._run(self._threads[0], source)
+            return
+        with ThreadPoolExecutor(len(self._threads)) as pool:
+            runs = [pool.submit(self._run, thread, source) for thread in self._threads]
+            for run in runs:
+                run.result()
+
+    def _run(self, thread: _Thread, source: "_SharedIterator") -> None:
+        """Takes batches until there are no more, asking for the next one's rows ahead if allowed."""
+        is_overlapped = self._communicator.is_overlapped
+        try:
+            step = self._next_step(source)
+            while step is not None:
+                ahead = self._next_step(source) if is_overlapped else None
+                gradients = thread.compute(step, self._communicator, self._progress)
+                self._communicator.push(gradients, step.batch.size)
+                step = ahead if is_overlapped else self._next_step(source)
+        except BaseException:
+            source.stop()
+            raise
+
+    def _next_step(self, source: "_SharedIterator") -> _Step | None:
+        batch = source.next()
+        return None if batch is None else self._prepare(batch)
+
+
+class _SharedIterator:
+    """An iterator that several threads take from, and any of them can stop."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._lock = threading.Lock()
+        self._is_stopped = False
+
+    def next(self) -> Batch | None:
+        """Returns the next batch; None after the last."""
+        with self._lock:
+            return None if self._is_stopped else next(self._batches, None)
+
+    def stop(self) -> None:
+        """Lets the other threads find no more."""
+        with self._lock:
+            self._is_stopped = True

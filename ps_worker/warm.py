@@ -1,0 +1,65 @@
+"""Compiles a worker's kernels before it meets others: `python -m ps_worker.warm` in an image's build.
+
+It trains on two rows with a store of its own, so whatever a step runs is compiled, or taken from numba's
+cache on disk.
+"""
+
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from ctr_model.batch import Batch
+from ctr_model.schema import Schema
+from protos.compile_lock import compile_lock
+from protos.gradients import SparseGrad, sum_sparse
+from protos.partition import route
+from ps_server.store import ParameterStore
+from ps_worker.client import scatter_rows
+from ps_worker.communicators.direct import DirectCommunicator
+from ps_worker.data.criteo import CriteoReader
+from ps_worker.evaluator import evaluate
+from ps_worker.job import Job
+from ps_worker.progress import Progress
+from ps_worker.session import declare, model_of, schema_of
+from ps_worker.trainer import Trainer
+
+
+def warm(job: Job) -> None:
+    """Compiles what a worker of this job runs."""
+    schema = schema_of(job)
+    model = model_of(job, schema)
+    store = ParameterStore()
+    with compile_lock():
+        declare(store, model, job)
+        batches = _two_batches(schema)
+        communicator = DirectCommunicator(store, worker=0, num_params=model.num_params)
+        progress = Progress(every_s=math.inf)
+        Trainer(model, communicator, batch_size=1, progress=progress).train(batches)
+        evaluate(store, model, batches, batch_size=1)
+        _move_rows()
+
+
+def _two_batches(schema: Schema) -> list[Batch]:
+    row = "\t".join(["1", *("1" for _ in schema.dense), *("a" for _ in schema.slots)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.tsv")
+        path.write_text(f"{row}\n{row}\n", encoding="ascii")
+        return list(CriteoReader(schema, batch_size=1).batches([path]))
+
+
+def _move_rows() -> None:
+    """Runs what a cluster's client does with keys and rows."""
+    keys = np.arange(4, dtype=np.uint64)
+    grad = SparseGrad(keys, np.ones((4, 2), np.float32), 1)
+    sum_sparse([grad, grad])
+    out = np.empty((4, 2), np.float32)
+    for positions in route(keys, 64, 2):
+        values = np.ones((positions.size, 2), np.float32)
+        values.flags.writeable = False  # as off the wire
+        scatter_rows(values, positions, out)
+
+
+if __name__ == "__main__":
+    warm(Job())
