@@ -3,7 +3,7 @@
 Nothing else takes messages apart: servers and clients see dataclasses and arrays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from protos.codec import decode_keys, decode_rows, decode_values, encode_keys, encode_values
 from protos.errors import ProtocolError
@@ -145,8 +145,7 @@ def pull_sparse_arguments(
     if request.missing not in _MISSING_FROM_MESSAGE:
         raise ProtocolError(f"a pull must say what missing keys read, got {request.missing}")
     keys = {column.table: decode_keys(column.keys) for column in request.columns}
-    at = request.at if request.HasField("at") else None
-    return keys, _MISSING_FROM_MESSAGE[request.missing], at
+    return keys, _MISSING_FROM_MESSAGE[request.missing], _at_of(request)
 
 
 def pull_sparse_response(values: Mapping[str, Values]) -> data_plane_pb2.PullSparseResponse:
@@ -167,6 +166,18 @@ def pulled_rows(
         column.table: decode_rows(column.values, num_keys[column.table])
         for column in response.columns
     }
+
+
+def pull_dense_request(blocks: Iterable[str], at: int | None) -> data_plane_pb2.PullDenseRequest:
+    """Returns the request for a server's pieces of dense blocks."""
+    return data_plane_pb2.PullDenseRequest(blocks=blocks, at=at)
+
+
+def pull_dense_arguments(
+    request: data_plane_pb2.PullDenseRequest,
+) -> tuple[list[str], int | None]:
+    """Returns the blocks, and the version to wait for."""
+    return list(request.blocks), _at_of(request)
 
 
 def pull_dense_response(
@@ -240,14 +251,17 @@ def push_grad_request(
     )
 
 
-def push_part_of(request: data_plane_pb2.PushGradRequest) -> PushPart:
-    """Returns the part of a push that a request carries."""
-    return PushPart(
+def push_grad_arguments(
+    request: data_plane_pb2.PushGradRequest,
+) -> tuple[Stamp, PushPart, int | None]:
+    """Returns who pushes, the part of the push that the request carries, and its step."""
+    part = PushPart(
         sparse=sparse_grads_of(request),
         dense=dense_grads_of(request),
         part=request.part,
         num_parts=request.num_parts,
     )
+    return stamp_from_message(request.stamp), part, _at_of(request)
 
 
 def status_to_message(
@@ -306,3 +320,30 @@ def merge_status(parts: list[StoreStatus]) -> StoreStatus:
         },
         done=frozenset.intersection(*(part.done for part in parts)),
     )
+
+
+def digests_to_message(
+    digests: Mapping[tuple[str, int], bytes],
+) -> control_plane_pb2.GetDigestResponse:
+    """Returns the message of the digests of one server's shards, by table and shard."""
+    return control_plane_pb2.GetDigestResponse(
+        shards=[
+            control_plane_pb2.ShardDigest(table=table, shard=shard, sha256=sha256)
+            for (table, shard), sha256 in digests.items()
+        ]
+    )
+
+
+def digests_from_message(
+    message: control_plane_pb2.GetDigestResponse,
+) -> dict[tuple[str, int], bytes]:
+    """Returns the digests of one server's shards, by table and shard."""
+    return {(shard.table, shard.shard): shard.sha256 for shard in message.shards}
+
+
+def _at_of(
+    request: data_plane_pb2.PullSparseRequest
+    | data_plane_pb2.PullDenseRequest
+    | data_plane_pb2.PushGradRequest,
+) -> int | None:
+    return request.at if request.HasField("at") else None

@@ -12,6 +12,9 @@ from protos import errors
 
 METADATA_KEY = "ctr-ps-error"
 
+# Details travel in a header, and a call whose headers exceed some 8 KiB fails for that alone.
+MAX_DETAILS_CHARACTERS = 2_000
+
 # Classes that a server answers with; a subclass without a row has the code of its base.
 _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
     errors.CtrPsError: grpc.StatusCode.INTERNAL,
@@ -28,6 +31,19 @@ _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
 def status_of(error: errors.CtrPsError) -> grpc.StatusCode:
     """Returns the code that stands for an error's class."""
     return next(_CODES[base] for base in type(error).__mro__ if base in _CODES)
+
+
+def details_of(error: errors.CtrPsError) -> str:
+    """Returns the message of an error, cut to what a header holds."""
+    details = str(error)
+    if len(details) > MAX_DETAILS_CHARACTERS:
+        details = f"{details[:MAX_DETAILS_CHARACTERS]} [cut]"
+    return details
+
+
+def metadata_of(error: errors.CtrPsError) -> tuple[tuple[str, str]]:
+    """Returns the trailing metadata that carry an error's class."""
+    return ((METADATA_KEY, type(error).__name__),)
 
 
 def _tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from protos import messages
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
+from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Stamp, StoreStatus, TableStatus
 from protos.v1 import control_plane_pb2, data_plane_pb2, spec_pb2
@@ -157,6 +158,40 @@ def test_gradients_survive_the_wire_in_their_order() -> None:
     assert [(name, start, grad.values.tolist(), grad.examples) for name, start, grad in dense] == [
         ("mlp", 9, [1.0, 2.0], 6)
     ]
+
+
+@given(stamp=STAMPS, at=st.none() | UINT64)
+def test_part_of_a_push_survives_the_wire(stamp: Stamp, at: int | None) -> None:
+    grad = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)
+    block = DenseGrad(np.array([1.0, 2.0], np.float32), 6)
+    part = PushPart([("wide", grad)], [("mlp", 9, block)], part=1, num_parts=3)
+
+    data = messages.push_grad_request(stamp, part, at).SerializeToString()
+    found_stamp, found, found_at = messages.push_grad_arguments(
+        data_plane_pb2.PushGradRequest.FromString(data)
+    )
+
+    assert (found_stamp, found_at, found.part, found.num_parts) == (stamp, at, 1, 3)
+    assert [(name, rows.keys.tolist(), rows.examples) for name, rows in found.sparse] == [
+        ("wide", [3], 5)
+    ]
+    assert [(name, start, piece.examples) for name, start, piece in found.dense] == [("mlp", 9, 6)]
+
+
+@given(blocks=st.lists(NAMES), at=st.none() | UINT64)
+def test_request_for_pieces_survives_the_wire(blocks: list[str], at: int | None) -> None:
+    data = messages.pull_dense_request(blocks, at).SerializeToString()
+
+    message = data_plane_pb2.PullDenseRequest.FromString(data)
+    assert messages.pull_dense_arguments(message) == (blocks, at)
+
+
+@given(digests=st.dictionaries(st.tuples(NAMES, UINT32), st.binary(max_size=32)))
+def test_digests_survive_the_wire(digests: dict[tuple[str, int], bytes]) -> None:
+    data = messages.digests_to_message(digests).SerializeToString()
+
+    message = control_plane_pb2.GetDigestResponse.FromString(data)
+    assert messages.digests_from_message(message) == digests
 
 
 def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from protos import errors
-from protos.status import METADATA_KEY, error_of, status_of
+from protos.status import METADATA_KEY, details_of, error_of, metadata_of, status_of
 
 
 def tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:
@@ -37,9 +37,11 @@ class Failure(grpc.RpcError):
 @pytest.mark.parametrize("error_class", list(tree(errors.CtrPsError)), ids=lambda c: c.__name__)
 def test_each_class_survives_the_trip(error_class: type[errors.CtrPsError]) -> None:
     error = error_class("table 'wide' is too wide")
-    metadata = ((METADATA_KEY, type(error).__name__), ("other", "thing"))
+    metadata = (*metadata_of(error), ("other", "thing"))
 
-    raised = error_of(Failure(status_of(error), str(error), metadata), "ps-1:7164", "PushGrad")
+    raised = error_of(
+        Failure(status_of(error), details_of(error), metadata), "ps-1:7164", "PushGrad"
+    )
 
     assert type(raised) is error_class
     assert str(raised) == "ps-1:7164: table 'wide' is too wide"
@@ -75,3 +77,10 @@ def test_no_error_is_sent_as_success() -> None:
 def test_subclass_without_a_code_has_that_of_its_base() -> None:
     assert status_of(errors.WrongServerError("")) is grpc.StatusCode.FAILED_PRECONDITION
     assert status_of(errors.UnknownTableError("")) is grpc.StatusCode.NOT_FOUND
+
+
+def test_message_too_long_for_a_header_is_cut() -> None:
+    details = details_of(errors.GradientError("x" * 100_000))
+
+    assert len(details) < 2_100
+    assert details.endswith("[cut]")
