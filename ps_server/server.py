@@ -1,0 +1,160 @@
+"""The life of a server: bind, serve, and end when there is nothing left to serve.
+
+start --bound--> wait --all workers done | idle | told to end--> stop
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from protos.channel import SERVER_OPTIONS
+from protos.errors import BindError, IdleError
+from protos.v1 import parameter_server_pb2, parameter_server_pb2_grpc
+from ps_server.activity import Activity
+from ps_server.service import ParameterServerServicer
+from ps_server.store import ParameterStore
+
+logger = logging.getLogger(__name__)
+
+SERVICE = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
+
+ALL_DONE = "all workers are done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How a server serves.
+
+    Attributes:
+        address: host:port to bind; port 0 takes a free one.
+        stay: Whether to go on after all workers are done, for the next job.
+        idle_limit_s: Seconds without a call after which the server ends; None: never.
+        grace_s: How long calls in flight may take when it ends, the answer to the last Done among them.
+    """
+
+    address: str
+    stay: bool = False
+    idle_limit_s: float | None = 600.0
+    grace_s: float = 5.0
+
+
+class Server:
+    """One gRPC server over a store. All methods belong to the event loop that started it."""
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        settings: ServerSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepares to serve; nothing is bound yet."""
+        self._store = store
+        self._settings = settings
+        self._activity = Activity(clock)
+        self._health = health.aio.HealthServicer()
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        servicer = ParameterServerServicer(
+            store, activity=self._activity, on_all_done=self._on_all_done
+        )
+        parameter_server_pb2_grpc.add_ParameterServerServicer_to_server(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self) -> int:
+        """Binds and serves; returns the port.
+
+        Raises:
+            BindError: If the address cannot be bound.
+        """
+        address = self._settings.address
+        try:
+            port: int = self._server.add_insecure_port(address)
+        except RuntimeError as exc:
+            raise BindError(
+                f"cannot bind {address}: the port is in use by another process, or the address is not "
+                f"of this machine"
+            ) from exc
+        await self._server.start()
+        for service in ("", SERVICE):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def wait(self) -> str:
+        """Waits until there is nothing left to serve, and returns why.
+
+        Raises:
+            IdleError: If no call came for longer than the idle limit.
+        """
+        if self._settings.idle_limit_s is None:
+            return await self._ended
+        watch = asyncio.create_task(self._end_when_idle(self._settings.idle_limit_s))
+        try:
+            return await self._ended
+        finally:
+            watch.cancel()
+
+    def end(self, reason: str) -> None:
+        """Makes `wait` return `reason`."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def stop(self) -> None:
+        """Refuses new calls, lets those in flight end within the grace, and frees the port."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(self._settings.grace_s)
+
+    def _on_all_done(self) -> None:
+        if not self._settings.stay:
+            self.end(ALL_DONE)
+            return
+        logger.info("%s, staying for the next job", ALL_DONE)
+        self._store.reset_membership()
+
+    async def _end_when_idle(self, limit_s: float) -> None:
+        while (left_s := limit_s - self._activity.idle_s) > 0:
+            await asyncio.sleep(left_s)
+        if not self._ended.done():
+            self._ended.set_exception(
+                IdleError(f"no worker called for {limit_s:g} s: did they fail to start, or crash?")
+            )
+
+
+async def serve(
+    store: ParameterStore, settings: ServerSettings, on_start: Callable[[Server, int], None]
+) -> str:
+    """Serves until there is nothing left to serve, and returns why.
+
+    Args:
+        store: What to serve.
+        settings: How.
+        on_start: Called with the server and its port once it accepts calls.
+
+    Raises:
+        BindError: If the address cannot be bound.
+        IdleError: If no call came for longer than the idle limit.
+    """
+    server = Server(store, settings)
+    port = await server.start()
+    try:
+        on_start(server, port)
+        return await server.wait()
+    finally:
+        await server.stop()
+
+
+def is_serving(endpoint: str, limit_s: float) -> bool:
+    """Asks a server's health service; False if it does not answer within the limit."""
+    with grpc.insecure_channel(endpoint) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=SERVICE), timeout=limit_s
+            )
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

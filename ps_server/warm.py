@@ -1,0 +1,90 @@
+"""Compiles every kernel of a server, so that no worker waits for the compiler.
+
+    python -m ps_server.warm    # fills numba's cache, as when an image is built
+
+A tiny store does all that a server ever does, with arrays that are read-only, as they come off the wire:
+numba compiles another function for those that can be written to.
+"""
+
+import logging
+import sys
+import time
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.compile_lock import compile_lock
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing, Stamp
+from ps_server.optimizers.registry import OPTIMIZERS
+from ps_server.store import ParameterStore
+from ps_server.table.sparse_table import SparseTable
+
+logger = logging.getLogger(__name__)
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+_DIM = 2
+_NUM_KEYS = 100  # more than the first index of the only shard has slots, so that it grows
+
+
+def warm_kernels() -> float:
+    """Compiles, or loads from numba's cache, all kernels; returns the seconds that took."""
+    start = time.perf_counter()
+    with compile_lock():
+        for name in OPTIMIZERS:
+            _exercise(name)
+    return time.perf_counter() - start
+
+
+def _exercise(optimizer: str) -> None:
+    """Does with one optimizer all that a server does."""
+    table = _table_spec(optimizer)
+    store = ParameterStore(num_workers=2)
+    store.create_table(table)
+    dense: dict[str, DenseGrad] = {}
+    if OPTIMIZERS[optimizer].is_elementwise:
+        store.create_dense(_dense_spec(optimizer))
+        dense["block"] = DenseGrad(_read_only(np.ones(_DIM, np.float32)), 1)
+    keys = _read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
+    grad = SparseGrad(keys, _read_only(np.ones((_NUM_KEYS, _DIM), np.float32)), 1)
+    for worker in range(2):  # two parts of a step, so that they are added
+        stamp = Stamp(worker=worker, incarnation=0, sequence=0, step=0, examples=1)
+        store.push_grad(Gradients({"table": grad}, dense), stamp, at=0).result()
+    store.pull_sparse({"table": keys}, missing=Missing.INITIAL).result()
+    loaded = SparseTable(table)
+    loaded.push(grad)
+    loaded.write(loaded.export_shard(0))
+
+
+def _table_spec(optimizer: str) -> TableSpec:
+    return TableSpec(
+        name="table",
+        dim=_DIM,
+        initializer=InitializerSpec(kind="normal", scale=1.0),
+        optimizer=OptimizerSpec(name=optimizer),
+        num_shards=1,
+    )
+
+
+def _dense_spec(optimizer: str) -> DenseSpec:
+    segment = DenseSegment(length=_DIM, initializer=InitializerSpec(kind="normal", scale=1.0))
+    return DenseSpec(name="block", segments=(segment,), optimizer=OptimizerSpec(name=optimizer))
+
+
+def _read_only(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
+    array.flags.writeable = False
+    return array
+
+
+def main() -> int:
+    """Warms the kernels and says how long it took."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logger.info("kernels ready seconds=%.1f", warm_kernels())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
