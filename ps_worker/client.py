@@ -1,0 +1,342 @@
+"""The parameters of a cluster as one store: routes to servers, cuts into messages, puts together.
+
+    keys --route--> server 0 | server 1 | ...  each: --cut--> calls, all on their way at once
+    answers --scatter--> rows in the order of the keys
+
+A push is checked here as a whole before any server gets its part of it: one that a server would refuse
+must not reach the others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.channel import PART_BYTES
+from protos.errors import GradientError, ProtocolError, UnknownTableError
+from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, require_finite
+from protos.jit import kernel
+from protos.messages import merge_status
+from protos.partition import Keys, piece_of_server, route
+from protos.parts import KEY_BYTES, VALUE_BYTES, cut_columns, cut_push
+from protos.spec import DenseSpec, TableSpec
+from protos.store import Future, Missing, Stamp, StoreStatus, Version
+from ps_server.checkpoint.digest import model_digest
+from ps_server.checkpoint.manifest import Entry, entries_from_json
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.writer import save_checkpoint
+from ps_worker.transport import Transport
+
+T = TypeVar("T")
+
+Positions = NDArray[np.int32]
+
+
+@kernel
+def scatter_rows(rows: Values, positions: Positions, out: Values) -> None:
+    """Writes `rows` [n, D] to `out` [N, D], row `i` to `out[positions[i]]`."""
+    """Writes row `i` of `rows` to row `positions[i]` of `out`."""
+    for i in range(positions.size):
+        for j in range(rows.shape[1]):
+            out[positions[i], j] = rows[i, j]
+
+
+class _Together(Generic[T]):
+    """Several answers on their way, and what they make together."""
+
+    def __init__(self, combine: Callable[[], T]) -> None:
+        self._combine = combine
+
+    def result(self) -> T:
+        """Waits for all of them; raises what the first of them raises."""
+        return self._combine()
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsOnTheirWay:
+    """A call for embeddings, and where in the whole answer its rows belong."""
+
+    positions: Mapping[str, Positions]
+    answer: Future[Mapping[str, Values]]
+
+    def write(self, out: Mapping[str, Values]) -> None:
+        rows = self.answer.result()
+        for table, positions in self.positions.items():
+            expected = (positions.size, out[table].shape[1])
+            if positions.size and rows[table].shape != expected:
+                raise ProtocolError(
+                    f"a server answered a pull from table {table!r} with shape {rows[table].shape}, "
+                    f"expected {expected}: it has a table of another dim"
+                )
+            scatter_rows(rows[table], positions, out[table])
+
+
+class ClusterClient:
+    """A `protos.store.Store` over the servers of a cluster. Thread-safe.
+
+    It knows of tables and dense blocks what was declared through it.
+    """
+
+    def __init__(self, transport: Transport, *, part_bytes: int = PART_BYTES) -> None:
+        """Uses `transport`, and closes it in the end; no message has much over `part_bytes`."""
+        self._transport = transport
+        self._part_bytes = part_bytes
+        self._num_servers = len(transport.endpoints)
+        self._servers = range(self._num_servers)
+        self._tables: dict[str, TableSpec] = {}
+        self._blocks: dict[str, DenseSpec] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections; calls that are on their way fail."""
+        self._transport.close()
+
+    # Declaring
+
+    def create_table(self, spec: TableSpec) -> None:
+        """See `protos.store.Store`."""
+        _results([self._transport.create_table(server, spec) for server in self._servers])
+        self._tables[spec.name] = spec
+
+    def create_dense(self, spec: DenseSpec) -> None:
+        """See `protos.store.Store`."""
+        _results([self._transport.create_dense(server, spec) for server in self._servers])
+        self._blocks[spec.name] = spec
+
+    def _table(self, name: str) -> TableSpec:
+        if name not in self._tables:
+            raise UnknownTableError(f"no table {name!r} was declared, only {sorted(self._tables)}")
+        return self._tables[name]
+
+    def _block(self, name: str) -> DenseSpec:
+        if name not in self._blocks:
+            raise UnknownTableError(
+                f"no dense block {name!r} was declared, only {sorted(self._blocks)}"
+            )
+        return self._blocks[name]
+
+    # Moving data
+
+    def pull_sparse(
+        self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
+    ) -> Future[Mapping[str, Values]]:
+        """See `protos.store.Store`."""
+        dims = {table: self._table(table).dim for table in keys}
+        routes = {table: self._route(table, column) for table, column in keys.items()}
+        calls = [
+            _RowsOnTheirWay(
+                positions,
+                self._transport.pull_sparse(
+                    server,
+                    {table: keys[table][where] for table, where in positions.items()},
+                    missing,
+                    at,
+                ),
+            )
+            for server in self._servers
+            for positions in self._cut_pull({table: routes[table][server] for table in keys}, dims)
+            # Waiting for a version means waiting until each server has it.
+            if at is not None or any(where.size for where in positions.values())
+        ]
+
+        def combine() -> Mapping[str, Values]:
+            out = {
+                table: np.empty((column.size, dims[table]), np.float32)
+                for table, column in keys.items()
+            }
+            for call in calls:
+                call.write(out)
+            return out
+
+        return _Together(combine)
+
+    def pull_dense(
+        self, into: Mapping[str, Values], *, at: Version | None = None
+    ) -> Future[Version]:
+        """See `protos.store.Store`."""
+        for block, vector in into.items():
+            _require_length(self._block(block), vector, ProtocolError, "pull into")
+        calls = [
+            (server, self._transport.pull_dense(server, blocks, at))
+            for server in self._servers
+            for blocks in self._cut_pieces(list(into), server)
+        ]
+
+        def combine() -> Version:
+            versions = []
+            for server, call in calls:
+                pieces, version = call.result()
+                for block, piece in pieces.items():
+                    into[block][self._piece(block, server)] = piece
+                versions.append(version)
+            return min(versions)
+
+        return _Together(combine)
+
+    def push_grad(
+        self, gradients: Gradients, stamp: Stamp, *, at: Version | None = None
+    ) -> Future[Version]:
+        """See `protos.store.Store`."""
+        self._check(gradients)
+        routes = {table: self._route(table, grad.keys) for table, grad in gradients.sparse.items()}
+        calls = [
+            self._transport.push_grad(server, part, stamp, at)
+            for server in self._servers
+            for part in cut_push(self._part_of_server(gradients, routes, server), self._part_bytes)
+        ]
+        return _Together(lambda: min(_results(calls)))
+
+    def _route(self, table: str, keys: Keys) -> list[Positions]:
+        return route(keys, self._tables[table].num_shards, self._num_servers)
+
+    def _piece(self, block: str, server: int) -> slice:
+        return piece_of_server(self._blocks[block].length, server, self._num_servers)
+
+    def _cut_pull(
+        self, positions: Mapping[str, Positions], dims: Mapping[str, int]
+    ) -> list[dict[str, Positions]]:
+        """Cuts what is asked of a server into calls whose answers fit a message."""
+        tables = list(positions)
+        columns = [
+            (positions[table].size, KEY_BYTES + VALUE_BYTES * dims[table]) for table in tables
+        ]
+        return [
+            {tables[column]: positions[tables[column]][rows] for column, rows in group}
+            for group in cut_columns(columns, self._part_bytes)
+        ]
+
+    def _cut_pieces(self, blocks: Sequence[str], server: int) -> list[list[str]]:
+        """Deals a server's pieces out to calls whose answers fit a message; a piece is not cut."""
+        pieces = [self._piece(block, server) for block in blocks]
+        columns = [(1, VALUE_BYTES * (piece.stop - piece.start)) for piece in pieces]
+        return [
+            [blocks[column] for column, _ in group]
+            for group in cut_columns(columns, self._part_bytes)
+        ]
+
+    def _part_of_server(
+        self, gradients: Gradients, routes: Mapping[str, list[Positions]], server: int
+    ) -> Gradients:
+        return Gradients(
+            sparse={
+                table: SparseGrad(
+                    grad.keys[routes[table][server]],
+                    grad.values.take(routes[table][server], axis=0),
+                    grad.examples,
+                )
+                for table, grad in gradients.sparse.items()
+            },
+            dense={
+                block: DenseGrad(grad.values[self._piece(block, server)], grad.examples)
+                for block, grad in gradients.dense.items()
+            },
+        )
+
+    def _check(self, gradients: Gradients) -> None:
+        for table, grad in gradients.sparse.items():
+            expected = (grad.keys.size, self._table(table).dim)
+            if grad.values.shape != expected:
+                raise GradientError(
+                    f"push to table {table!r} has values of shape {grad.values.shape}, expected "
+                    f"{expected}: one row of dim {expected[1]} for each key"
+                )
+            _require_examples(f"table {table!r}", grad.examples if grad.keys.size else 1)
+        for block, dense in gradients.dense.items():
+            _require_length(self._block(block), dense.values, GradientError, "push to")
+            _require_examples(f"dense block {block!r}", dense.examples)
+        require_finite(gradients)
+
+    # Steps and barriers
+
+    def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
+        """See `protos.store.Store`."""
+        calls = [self._transport.barrier(server, name, worker, step) for server in self._servers]
+
+        def combine() -> Version:
+            versions = _results(calls)
+            if len(set(versions)) > 1:
+                raise ProtocolError(
+                    f"after barrier {name!r} the servers are at different versions {versions}: was a "
+                    f"push not waited for?"
+                )
+            return versions[0]
+
+        return _Together(combine)
+
+    def done(self, worker: int, *, step: Version) -> None:
+        """See `protos.store.Store`."""
+        _results([self._transport.done(server, worker, step) for server in self._servers])
+
+    # Checkpoints and status
+
+    def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
+        """See `protos.store.Store`; the folder must be on storage that every server sees."""
+        return save_checkpoint(
+            url,
+            write_parts=self._write_parts,
+            tables=dict(self._tables),
+            blocks=dict(self._blocks),
+            dense=self._dense_vectors(),
+            attachments=attachments,
+        )
+
+    def _write_parts(self, folder: Path, token: str) -> list[Entry]:
+        parts = _results(
+            [self._transport.save(server, str(folder), token) for server in self._servers]
+        )
+        return [entry for part in parts for entry in entries_from_json(part)]
+
+    def load(self, url: str) -> None:
+        """See `protos.store.Store`."""
+        # Opened here first: what is not whole is refused before any server has replaced its part.
+        folder = str(Checkpoint.open(url).folder)
+        _results([self._transport.load(server, folder) for server in self._servers])
+
+    def digest(self) -> str:
+        """See `protos.store.Store`."""
+        parts = _results([self._transport.digest(server) for server in self._servers])
+        shards = {shard: digest for part in parts for shard, digest in part.items()}
+        return model_digest(self._dense_vectors(), shards)
+
+    def _dense_vectors(self) -> dict[str, Values]:
+        vectors = {name: np.empty(spec.length, np.float32) for name, spec in self._blocks.items()}
+        if vectors:
+            self.pull_dense(vectors).result()
+        return vectors
+
+    def status(self) -> StoreStatus:
+        """See `protos.store.Store`."""
+        parts = _results([self._transport.status(server) for server in self._servers])
+        return merge_status([part.store for part in parts])
+
+
+def _results(calls: Sequence[Future[T]]) -> list[T]:
+    return [call.result() for call in calls]
+
+
+def _require_length(
+    spec: DenseSpec, vector: Values, error: type[GradientError | ProtocolError], what: str
+) -> None:
+    if vector.shape != (spec.length,):
+        raise error(
+            f"{what} dense block {spec.name!r} has shape {vector.shape}, expected ({spec.length},)"
+        )
+
+
+def _require_examples(what: str, examples: int) -> None:
+    if examples < 1:
+        raise GradientError(f"push to {what} says that it sums over {examples} examples")

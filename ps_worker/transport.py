@@ -1,0 +1,90 @@
+"""The client's seam: calls to one server at a time, in arrays and dataclasses.
+
+`ps_worker.grpc_transport.GrpcTransport` is a transport over the network; tests have others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from protos.gradients import Values
+from protos.partition import Keys
+from protos.parts import PushPart
+from protos.spec import DenseSpec, TableSpec
+from protos.store import Future, Missing, Stamp, StoreStatus, Version
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """What one server holds and has seen, and which server it says it is."""
+
+    store: StoreStatus
+    server_index: int
+    num_servers: int
+
+
+class Transport(Protocol):
+    """Calls to servers, which are numbered as in `endpoints`. Thread-safe.
+
+    Every call is on its way when its method returns. Its future raises what the server raised, or
+    TransportError if it cannot be reached or does not answer in time.
+    """
+
+    endpoints: Sequence[str]
+
+    def create_table(self, server: int, spec: TableSpec) -> Future[None]:
+        """Declares a table."""
+        ...
+
+    def create_dense(self, server: int, spec: DenseSpec) -> Future[None]:
+        """Declares a dense block."""
+        ...
+
+    def pull_sparse(
+        self, server: int, keys: Mapping[str, Keys], missing: Missing, at: Version | None
+    ) -> Future[Mapping[str, Values]]:
+        """Reads embeddings: for each table float32[N, D]."""
+        ...
+
+    def pull_dense(
+        self, server: int, blocks: Sequence[str], at: Version | None
+    ) -> Future[tuple[Mapping[str, Values], Version]]:
+        """Reads the server's pieces of dense blocks: for each float32[p]; and the version read."""
+        ...
+
+    def push_grad(
+        self, server: int, part: PushPart, stamp: Stamp, at: Version | None
+    ) -> Future[Version]:
+        """Hands over a part of a push."""
+        ...
+
+    def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:
+        """Waits until every worker has come."""
+        ...
+
+    def done(self, server: int, worker: int, step: Version) -> Future[None]:
+        """Says that a worker has left."""
+        ...
+
+    def save(self, server: int, folder: str, token: str) -> Future[str]:
+        """Writes the server's part of a checkpoint; answers with its entries as JSON."""
+        ...
+
+    def load(self, server: int, folder: str) -> Future[None]:
+        """Reads the server's part of a checkpoint."""
+        ...
+
+    def digest(self, server: int) -> Future[Mapping[tuple[str, int], bytes]]:
+        """Hashes the server's shards, by table and shard."""
+        ...
+
+    def status(self, server: int, *, wait_s: float | None = None) -> Future[ServerStatus]:
+        """Asks what the server holds, and who it is.
+
+        With `wait_s` it waits as many seconds for a server that is not there yet.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends all calls that are on their way, and the connections."""
+        ...

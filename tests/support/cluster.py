@@ -1,0 +1,99 @@
+"""Real servers on loopback, inside the test's process: a distributed test reads like a local one.
+
+with cluster(num_servers=2, num_workers=2) as servers:
+    client = servers.client()
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from protos.channel import PART_BYTES
+from ps_server.server import Server, ServerSettings
+from ps_server.store import ParameterStore
+from ps_worker.client import ClusterClient
+from ps_worker.connect import wait_for_servers
+from ps_worker.grpc_transport import Deadlines, GrpcTransport
+
+T = TypeVar("T")
+
+LIMIT_S = 30.0
+
+
+class LoopThread:
+    """An event loop in a thread of its own; one a process at a time, as grpc.aio wants it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="servers")
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the loop and returns its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LIMIT_S)
+
+    def close(self) -> None:
+        """Ends the loop and its threads."""
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LIMIT_S)
+        self._loop.close()
+
+
+class Cluster:
+    """Servers that run, and their clients."""
+
+    def __init__(self, loop: LoopThread, stack: ExitStack) -> None:
+        self._loop = loop
+        self._stack = stack
+        self.servers: list[Server] = []
+        self.stores: list[ParameterStore] = []
+        self.endpoints: list[str] = []
+
+    def start_server(self, store: ParameterStore, **settings: Any) -> str:
+        """Starts one more server on a free port and returns its endpoint."""
+
+        async def start() -> tuple[Server, int]:
+            server = Server(store, ServerSettings(address="127.0.0.1:0", grace_s=0.0, **settings))
+            return server, await server.start()
+
+        server, port = self._loop.run(start())
+        self._stack.callback(lambda: self._loop.run(server.stop()))
+        self.servers.append(server)
+        self.stores.append(store)
+        self.endpoints.append(f"127.0.0.1:{port}")
+        return self.endpoints[-1]
+
+    def client(
+        self, *, part_bytes: int = PART_BYTES, deadlines: Deadlines | None = None
+    ) -> ClusterClient:
+        """Returns a new client, which is closed with the cluster."""
+        transport = GrpcTransport(self.endpoints, deadlines or Deadlines(rpc_s=10, wait_s=20))
+        client = self._stack.enter_context(ClusterClient(transport, part_bytes=part_bytes))
+        wait_for_servers(transport, LIMIT_S)
+        return client
+
+
+@contextmanager
+def cluster(
+    *, num_servers: int = 1, num_workers: int = 1, wait_limit_s: float = 10.0
+) -> Iterator[Cluster]:
+    """Runs servers for the time of the block."""
+    loop = LoopThread()
+    try:
+        with ExitStack() as stack:
+            servers = Cluster(loop, stack)
+            for server_index in range(num_servers):
+                servers.start_server(
+                    ParameterStore(
+                        num_workers=num_workers,
+                        server_index=server_index,
+                        num_servers=num_servers,
+                        wait_limit_s=wait_limit_s,
+                    )
+                )
+            yield servers
+    finally:
+        loop.close()
