@@ -1,8 +1,8 @@
 """Batches in memory for benchmarks: Criteo's shape, with a click model planted in them.
 
 26 slots with one value each, Zipf-distributed over vocabularies of 12 to 2,000,000: a batch of 512 has about
-5,400 distinct keys (real rows of Criteo's: 3,600), one of 4096 about 25,000; 13 dense columns. Clicks follow a logistic model of both, so
-that a benchmark can show that what it times still learns.
+5,400 distinct keys (real rows of Criteo's: 3,600), one of 4096 about 25,000; 13 dense columns. Clicks follow
+a logistic model of both, so that a benchmark can show that what it times still learns.
 """
 
 from collections.abc import Iterator

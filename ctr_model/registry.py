@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from ctr_model.models.ctr_dnn import CtrDnn, CtrDnnConfig
 from ctr_model.models.model import Model
 
@@ -26,16 +28,20 @@ def build_model(name: str, *, num_dense: int, num_slots: int, options: Mapping[s
     if name not in MODELS:
         raise ValueError(_unknown("model", name, list(MODELS)))
     model, config = MODELS[name]
-    known = {field.name: field for field in fields(config)}
-    values: dict[str, Any] = {"num_dense": num_dense, "num_slots": num_slots}
-    for option, value in options.items():
-        if option not in known or option in values:
+    sizes = {"num_dense": num_dense, "num_slots": num_slots}
+    known = {field.name for field in fields(config)} - sizes.keys()
+    for option in options:
+        if option not in known:
             raise ValueError(_unknown(f"option of model {name!r}:", option, sorted(known)))
-        values[option] = tuple(value) if isinstance(value, list) else value
     try:
-        return model(config(**values))
-    except TypeError as error:
-        raise ValueError(f"model {name!r}: {error}") from error
+        values = TypeAdapter(config).validate_python({**options, **sizes})
+    except ValidationError as error:
+        detail = error.errors()[0]
+        option = ".".join(str(part) for part in detail["loc"])
+        raise ValueError(
+            f"model {name!r}: {option or 'options'} {detail['input']!r}: {detail['msg']}"
+        ) from error
+    return model(values)
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:

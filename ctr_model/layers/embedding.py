@@ -1,6 +1,6 @@
 """Embedding with sum pooling: each slot of an example is the sum of its keys' embeddings.
 
-    X[b, first + s * D + d] = sum over i in offsets[b * S + s] .. offsets[b * S + s + 1] of rows[inverse[i], d]
+    X[b, first + s * D + d] = sum of rows[inverse[i], d] over i in [offsets[b * S + s], offsets[b * S + s + 1])
 
 A slot without keys is zeros.
 """
