@@ -81,7 +81,6 @@ def read_table_file(
         CheckpointError: If the file was cut or altered, or belongs elsewhere.
     """
     path = folder / entry.file
-    require_size(path, entry.size_bytes)
     schema = _table_schema(entry.table, dim, entry.state_width)
     with _open(path, schema, len(entry.batches)) as file:
         for position, saved in enumerate(entry.batches):
@@ -127,7 +126,6 @@ def read_dense_file(folder: Path, entry: DenseEntry) -> DensePiece:
         CheckpointError: If the file was cut or altered, or belongs elsewhere.
     """
     path = folder / entry.file
-    require_size(path, entry.size_bytes)
     with _open(path, _dense_schema(entry.block, entry.num_states), 1) as file:
         weights, *states = map(_to_numpy, _read_batch(file, 0, entry.length, path).columns)
     piece = DensePiece(

@@ -54,6 +54,7 @@ def open_staging(target: Path) -> tuple[Path, str]:
         staging.mkdir(parents=True)
         write_file(staging / TOKEN, token.encode())
     except OSError as exc:
+        shutil.rmtree(staging, ignore_errors=True)
         raise CheckpointError(f"cannot write a checkpoint next to {target}: {exc}") from exc
     return staging, token
 

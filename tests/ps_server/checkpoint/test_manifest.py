@@ -1,14 +1,28 @@
 """The manifest: both ways through JSON, and what it refuses."""
 
+import hashlib
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from protos.errors import CheckpointError
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from ps_server.checkpoint.manifest import (
+    Attachment,
     DenseEntry,
+    Entry,
+    Manifest,
     ShardBatch,
     TableEntry,
     entries_from_json,
     entries_to_json,
+    manifest_from_json,
+    manifest_to_json,
+    require_whole,
+    shard_digests,
 )
 
 WIDE = TableEntry(
@@ -38,3 +52,151 @@ def test_entries_survive_json() -> None:
 def test_other_text_is_no_list_of_entries(text: str) -> None:
     with pytest.raises(CheckpointError, match="not a list of entries"):
         entries_from_json(text)
+
+
+MANIFEST = Manifest(
+    model_digest="ef" * 32,
+    tables=(
+        TableSpec(
+            name="wide",
+            dim=1,
+            initializer=InitializerSpec(),
+            optimizer=OptimizerSpec(name="ftrl", params={"alpha": 0.1, "beta": 1e-30}),
+            seed=2**64 - 1,
+            num_shards=1,
+        ),
+    ),
+    blocks=(
+        DenseSpec(
+            name="mlp",
+            segments=(
+                DenseSegment(length=4, initializer=InitializerSpec(kind="normal", scale=0.1)),
+                DenseSegment(length=6, initializer=InitializerSpec()),
+            ),
+            optimizer=OptimizerSpec(name="adam"),
+        ),
+    ),
+    entries=(WIDE, MLP),
+    attachments={"job.toml": Attachment(size_bytes=3, sha256="01" * 32)},
+)
+
+
+def test_manifest_survives_json() -> None:
+    text = manifest_to_json(MANIFEST)
+
+    assert manifest_from_json(text.encode(), "x") == MANIFEST
+
+
+def test_formatting_of_the_manifest_means_nothing() -> None:
+    document = json.loads(manifest_to_json(MANIFEST))
+
+    text = json.dumps(dict(reversed(document.items())), indent=4)
+
+    assert manifest_from_json(text.encode(), "x") == MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        pytest.param('"seed": 0', '"seed": 1', "altered.*its own sha256", id="number"),
+        pytest.param('"ftrl"', '"sgd"', "altered.*its own sha256", id="text"),
+        pytest.param('"sha256": "', '"sha256": "0', "altered.*its own sha256", id="checksum"),
+        pytest.param('"seed": 0', '"seed": 0, "extra": 0', "altered", id="additional"),
+        pytest.param('"format_version": 1', '"format_version": 2', "version 2; .*1", id="version"),
+        pytest.param('"format_version"', '"version"', "version None", id="no-version"),
+        pytest.param("{", "", "is not JSON, was it cut", id="syntax"),
+        pytest.param("wide", "wide\\", "is not JSON", id="escape"),
+    ],
+)
+def test_altered_manifest_is_refused_by_name(old: str, new: str, message: str) -> None:
+    text = manifest_to_json(MANIFEST)
+    assert old in text
+
+    with pytest.raises(CheckpointError, match=f"^saved/M.json .*{message}"):
+        manifest_from_json(text.replace(old, new).encode(), "saved/M.json")
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"1", b"\xff", b"null"])
+def test_other_text_is_no_manifest(text: bytes) -> None:
+    with pytest.raises(CheckpointError, match=r"^saved/M\.json is not"):
+        manifest_from_json(text, "saved/M.json")
+
+
+def test_manifest_that_lacks_a_field_says_which() -> None:
+    """As another program would write it: consistent with itself, but no manifest."""
+    document = json.loads(manifest_to_json(MANIFEST))
+    del document["entries"][0]["state_width"], document["sha256"]
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    document["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+
+    with pytest.raises(
+        CheckpointError, match=r"saved/M\.json is not a manifest: entries\.0\..*state_w"
+    ):
+        manifest_from_json(json.dumps(document).encode(), "saved/M.json")
+
+
+def test_shard_digests_are_those_of_all_files() -> None:
+    second = replace(WIDE, table="deep", batches=(ShardBatch(shard=7, rows=1, sha256="12" * 32),))
+
+    found = shard_digests([WIDE, MLP, second])
+
+    assert found == {("wide", 0): b"\xab" * 32, ("deep", 7): b"\x12" * 32}
+
+
+def piece(start: int, stop: int) -> DenseEntry:
+    return replace(MLP, start=start, length=stop - start)
+
+
+@pytest.mark.parametrize("cuts", [[0, 10], [0, 3, 10], [0, 0, 1, 10, 10]])
+def test_pieces_that_cover_a_block_in_any_order_are_whole(cuts: list[int]) -> None:
+    pieces = [piece(start, stop) for start, stop in pairwise(cuts)]
+
+    require_whole(replace(MANIFEST, entries=(*reversed(pieces), WIDE)), "x")
+
+
+def test_block_without_elements_is_whole_with_its_file() -> None:
+    empty = replace(MANIFEST, blocks=(replace(MANIFEST.blocks[0], segments=()),))
+
+    require_whole(replace(empty, entries=(piece(0, 0), WIDE)), "x")
+    with pytest.raises(CheckpointError, match="'mlp' has 0 elements"):
+        require_whole(replace(empty, entries=(WIDE,)), "x")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        pytest.param((WIDE,), "'mlp' has 10 elements.*hold pieces []", id="no-piece"),
+        pytest.param((WIDE, piece(0, 9)), "hold pieces [(0, 9)]", id="end-missing"),
+        pytest.param((WIDE, piece(1, 10)), "hold pieces [(1, 10)]", id="start-missing"),
+        pytest.param((WIDE, piece(0, 4), piece(5, 10)), "(0, 4), (5, 10)", id="gap"),
+        pytest.param((WIDE, piece(0, 6), piece(5, 10)), "(0, 6), (5, 10)", id="overlap"),
+        pytest.param((WIDE, MLP, MLP), "(0, 10), (0, 10)", id="piece-twice"),
+        pytest.param((MLP,), "'wide' has 1 shards.*hold shards []", id="no-shard"),
+        pytest.param((WIDE, WIDE, MLP), "hold shards [0, 0]", id="shard-twice"),
+        pytest.param(
+            (WIDE, MLP, replace(WIDE, table="deep", file="deep.arrow")),
+            "['deep.arrow'] are of tables or blocks without a spec",
+            id="undeclared-table",
+        ),
+        pytest.param(
+            (WIDE, MLP, replace(MLP, block="wide", file="odd.arrow")),
+            "['odd.arrow'] are of tables or blocks without a spec",
+            id="undeclared-block",
+        ),
+        pytest.param(
+            (WIDE, replace(WIDE, batches=(), state_width=3), MLP),
+            "'wide' have different state widths [2, 3]",
+            id="state-widths",
+        ),
+        pytest.param(
+            (WIDE, piece(0, 5), replace(piece(5, 10), scalars=())),
+            "'mlp' have different numbers of states and scalars [(2, 0), (2, 2)]",
+            id="scalars",
+        ),
+    ],
+)
+def test_entries_that_are_not_whole_are_refused(entries: tuple[Entry, ...], message: str) -> None:
+    pattern = "^saved/M.json: .*" + re.escape(message).replace(r"\.\*", ".*")
+
+    with pytest.raises(CheckpointError, match=pattern):
+        require_whole(replace(MANIFEST, entries=entries), "saved/M.json")
