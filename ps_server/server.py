@@ -63,7 +63,9 @@ class Server:
         servicer = ParameterServerServicer(
             store, activity=self._activity, on_all_done=self._on_all_done
         )
-        parameter_server_pb2_grpc.add_ParameterServerServicer_to_server(servicer, self._server)
+        parameter_server_pb2_grpc.add_ParameterServerServicer_to_server(  # type: ignore[no-untyped-call]
+            servicer, self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self) -> int:
