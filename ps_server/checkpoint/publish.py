@@ -47,10 +47,10 @@ def open_staging(target: Path) -> tuple[Path, str]:
     Raises:
         CheckpointError: If it cannot be made, or if `target` is something else than a checkpoint.
     """
-    _require_replaceable(target)
     staging = target.with_name(f".{target.name}.staging-{secrets.token_hex(8)}")
     token = secrets.token_hex(16)
     try:
+        _require_replaceable(target)
         staging.mkdir(parents=True)
         write_file(staging / TOKEN, token.encode())
     except OSError as exc:
@@ -68,8 +68,8 @@ def publish(staging: Path, target: Path, manifest: Manifest) -> None:
         CheckpointError: If that fails; an old checkpoint is still there, or already replaced by the
             new one, whole either way.
     """
-    _require_replaceable(target)
     try:
+        _require_replaceable(target)
         write_file(staging / MANIFEST, manifest_to_json(manifest).encode())
         (staging / TOKEN).unlink()
         sync(staging)
@@ -160,7 +160,7 @@ def _require_replaceable(target: Path) -> None:
 
 def _swap(staging: Path, target: Path) -> None:
     previous = _previous(target)
-    has_old = target.exists() and any(target.iterdir())
+    has_old = (target / MANIFEST).is_file()
     if has_old:
         _discard(previous)
         target.rename(previous)

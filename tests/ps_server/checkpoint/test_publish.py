@@ -11,7 +11,6 @@ import pytest
 from protos.errors import CheckpointError
 from ps_server.checkpoint.publish import (
     local_path,
-    open_staging,
     resolve,
     write_latest,
 )
@@ -229,18 +228,6 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, kind: str) -> N
 
     assert path.read_text() == "irreplaceable"
     assert [target] == list(tmp_path.iterdir())
-
-
-def test_target_that_fills_during_the_save_is_not_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "saved"
-    staging, _ = open_staging(target)
-    target.mkdir()
-    (target / "thing").touch()
-
-    with pytest.raises(CheckpointError, match="is not a checkpoint"):
-        open_staging(target)
-
-    assert staging.exists()
 
 
 def test_staging_that_cannot_be_made_is_said(tmp_path: Path) -> None:

@@ -149,6 +149,8 @@ def test_what_lies_outside_a_table_or_block_is_refused(folder: Path) -> None:
             checkpoint.read_dense("mlp", part)
 
 
+VERSION_1_DIGEST = "b6a16a76a96cd87c9a9ed9a184ecf9983803c419fd99f1ec0a2113994d53ee67"
+
 FILES = [
     "MANIFEST.json",
     "table.wide.server-0.arrow",
@@ -307,3 +309,23 @@ def test_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"table\.wide.* rows, the manifest says 99"):
         next(read_table_file(tmp_path, replace(entry, batches=(batch,)), 3, {0}))
+
+
+def test_checkpoint_of_version_1_is_read() -> None:
+    """Written by the first release; its bytes stay as they are."""
+    checkpoint = Checkpoint.open(Path(__file__).with_name("version-1"))
+
+    checkpoint.verify()
+    shards = dict(checkpoint.read_shards("wide", [0, 1]))
+    piece = checkpoint.read_dense("mlp", slice(1, 3))
+
+    assert checkpoint.model_digest == VERSION_1_DIGEST
+    assert checkpoint.tables["wide"].optimizer.params == {"learning_rate": 0.05}
+    assert shards[0].keys.tolist() == [0, 2**64 - 1]
+    assert shards[0].weights.tolist() == [[0.5, -1.0], [2.0, 0.25]]
+    assert shards[0].state.tolist() == [[0.125], [8.0]]
+    assert shards[1].keys.size == 0
+    assert piece.weights.tolist() == [2.0, 3.0]
+    assert piece.element_state.tolist() == [[20.0, 30.0]]
+    assert piece.scalars.tolist() == [0.5]
+    assert checkpoint.attachment("note.txt") == b"hello\n"

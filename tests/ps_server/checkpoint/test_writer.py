@@ -87,6 +87,19 @@ def test_error_of_a_server_leaves_the_old_one_and_no_staging(tmp_path: Path) -> 
     assert old == Checkpoint.open(tmp_path / "saved").model_digest
 
 
+def test_target_that_is_taken_during_the_save_is_not_replaced(tmp_path: Path) -> None:
+    def write_parts(folder: Path, token: str) -> list[Entry]:
+        (tmp_path / "saved").mkdir()
+        (tmp_path / "saved" / "thing").touch()
+        return MODEL.write(folder)
+
+    with pytest.raises(CheckpointError, match="saved is there, and is not a checkpoint"):
+        save_with(tmp_path / "saved", write_parts=write_parts)
+
+    assert [tmp_path / "saved"] == list(tmp_path.iterdir())
+    assert (tmp_path / "saved" / "thing").exists()
+
+
 def write_without_last(folder: Path, _: str) -> list[Entry]:
     return [*MODEL.write(folder, 0, 3), *MODEL.write(folder, 1, 3)]
 
