@@ -1,0 +1,53 @@
+"""What holds for all tests: which are slow, and that nothing is left behind."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Kernels compile in the first example; a deadline would blame that example.
+settings.register_profile("project", deadline=None)
+settings.load_profile("project")
+
+IN_CI = os.environ.get("CI") == "true"
+JOIN_S = 10.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", default=IN_CI, help="run slow tests too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_is_left_behind() -> Iterator[None]:
+    """No thread that keeps a process alive, and no child process, outlives the tests."""
+    yield
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(JOIN_S)
+            assert not thread.is_alive(), f"{thread.name} still runs"
+    assert not multiprocessing.active_children()
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    if children.exists():
+        assert not children.read_text().split(), "a child process still runs"
+
+
+@pytest.fixture
+def criteo_sample() -> Path:
+    """The folder of real rows beside the project: CTR_SAMPLE_DIR."""
+    folder = os.environ.get("CTR_SAMPLE_DIR")
+    if folder is None and not IN_CI:
+        pytest.skip("CTR_SAMPLE_DIR is not set: no real rows to train on")
+    assert folder is not None, "CI=true needs CTR_SAMPLE_DIR"
+    assert (Path(folder) / "part-5.tsv.gz").exists(), f"{folder} has no part-5.tsv.gz"
+    return Path(folder)

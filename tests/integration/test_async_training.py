@@ -1,0 +1,184 @@
+"""Asynchronous training: everything pushed is applied and read back, whatever is merged."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+
+from protos.errors import CtrPsError, GradientError
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.store import Missing
+from ps_server.store import ParameterStore
+from ps_worker.communicators.asynchronous import AsyncCommunicator
+from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.session import declare
+from tests.support.cluster import cluster
+from tests.support.training import job, random_batches, small_model, together, train_worker
+
+LEARNS = ("optimizer.sparse={name='adagrad', learning_rate=0.1}", "optimizer.dense=adam")
+
+
+@pytest.mark.parametrize("merges", [(1, 1), (3, 5)])
+def test_cluster_learns_and_counts_every_example(merges: tuple[int, int]) -> None:
+    settings = job(
+        "async",
+        f"strategy.max_merge_var_num={merges[0]}",
+        f"strategy.max_merge_dense_num={merges[1]}",
+        *LEARNS,
+    )
+    data = [random_batches(150, 32, seed=1), random_batches(100, 32, seed=2)]
+
+    with cluster(num_servers=2, num_workers=2) as servers:
+        clients = [servers.client(), servers.client()]
+        progresses = {}
+
+        def work(worker: int) -> None:
+            progresses[worker] = train_worker(
+                clients[worker], data[worker], settings, worker=worker, is_embedded=False
+            )
+
+        together(*(functools.partial(work, worker) for worker in range(2)))
+        examples = clients[0].status().examples
+
+    assert examples == {0: 150 * 32, 1: 100 * 32}
+    assert progresses[0].mean_loss < 0.6  # a coin has 0.693
+
+
+def test_flushed_parameters_are_read_back() -> None:
+    model, store = small_model(), ParameterStore()
+    settings = job("async", "optimizer.sparse=sgd", "optimizer.dense=sgd")
+    declare(store, model, settings)
+    communicator = communicator_on(store)
+    try:
+        with communicator.params() as params:
+            before = params.copy()
+        communicator.push(gradient(model.num_params, 1.0), 10)
+        communicator.flush()
+        with communicator.params() as params:
+            after = params.copy()
+    finally:
+        communicator.close()
+
+    np.testing.assert_allclose(after, before - 0.1 * 1.0 / 10, rtol=1e-5)
+
+
+def test_gradient_leaves_after_the_longest_delay_without_a_full_merge() -> None:
+    """The sender wakes by itself: nothing but time makes this push leave."""
+    model, store = small_model(), ParameterStore()
+    declare(store, model, job("async", *LEARNS))
+    applied = Applied(store)
+    communicator = communicator_on(applied, merge=1000, max_delay_ms=20)
+    try:
+        communicator.push(gradient(model.num_params, 1.0), 10)
+        arrived = applied.event.wait(10)
+    finally:
+        communicator.close()
+
+    assert arrived
+
+
+def test_non_finite_gradient_is_refused_before_it_is_sent() -> None:
+    model, store = small_model(), ParameterStore()
+    declare(store, model, job("async", *LEARNS))
+    digest = store.digest()
+    communicator = communicator_on(store)
+    try:
+        with pytest.raises(GradientError, match="not finite"):
+            communicator.push(gradient(model.num_params, np.nan), 10)
+        communicator.flush()
+    finally:
+        communicator.close()
+
+    assert store.digest() == digest
+
+
+def test_error_of_the_sender_reaches_the_training_thread() -> None:
+    model, store = small_model(), ParameterStore()
+    declare(store, model, job("async", *LEARNS))
+    communicator = communicator_on(store)
+    try:
+        communicator.push(gradient(model.num_params + 1, 1.0), 10)  # longer than the block
+        with pytest.raises(CtrPsError, match="dense"):
+            communicator.flush()
+    finally:
+        communicator.close()
+
+
+def test_push_waits_while_the_queue_is_full_and_goes_on() -> None:
+    model, store = small_model(), ParameterStore()
+    declare(store, model, job("async", *LEARNS))
+    communicator = communicator_on(store, send_queue_size=1)
+    try:
+        for _ in range(50):
+            communicator.push(gradient(model.num_params, 1.0), 10)
+        communicator.flush()
+    finally:
+        communicator.close()
+
+    assert store.status().examples == {0: 500}
+
+
+def test_embedded_threads_lose_no_update() -> None:
+    store = ParameterStore()
+    settings = job("async", "train.thread_num=4", *LEARNS)
+
+    progress = train_worker(store, random_batches(200, 8, seed=1), settings)
+
+    assert store.status().examples == {0: 1600}
+    assert progress.examples == 1600
+
+
+def test_pull_of_training_reads_initial_values() -> None:
+    model, store = small_model(), ParameterStore()
+    declare(store, model, job("async", *LEARNS))
+    keys = {"embedding": np.arange(5, dtype=np.uint64)}
+    communicator = communicator_on(store)
+    try:
+        rows = communicator.pull(keys).result()["embedding"]
+    finally:
+        communicator.close()
+
+    expected = store.pull_sparse(keys, missing=Missing.INITIAL).result()["embedding"]
+    assert rows.tobytes() == expected.tobytes()
+    assert rows.any()
+
+
+class Applied:
+    """A store that says when something was pushed."""
+
+    def __init__(self, store: ParameterStore) -> None:
+        self._store = store
+        self.event = threading.Event()
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def push_grad(self, *arguments, **named):
+        answer = self._store.push_grad(*arguments, **named)
+        self.event.set()
+        return answer
+
+
+def communicator_on(store, *, merge: int = 1, max_delay_ms: float = 100, send_queue_size: int = 16):
+    return AsyncCommunicator(
+        store,
+        worker=0,
+        num_params=small_model().num_params,
+        max_merge_var_num=merge,
+        max_merge_dense_num=merge,
+        send_queue_size=send_queue_size,
+        max_delay_ms=max_delay_ms,
+        stall_limit_s=30,
+    )
+
+
+def gradient(length: int, value: float):
+    return Gradients(
+        sparse={
+            "embedding": SparseGrad(
+                np.arange(3, dtype=np.uint64), np.full((3, 4), value, np.float32), 10
+            )
+        },
+        dense={DENSE_BLOCK: DenseGrad(np.full(length, value, np.float32), 10)},
+    )

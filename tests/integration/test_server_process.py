@@ -1,0 +1,201 @@
+"""`ps-server` processes: how they start, what they say and how they end."""
+
+import logging
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from protos.errors import ProtocolError, TransportError
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing
+from ps_worker.connect import connect
+from tests.support.processes import environment_of, free_port, server_process
+
+TABLE = TableSpec(
+    name="t", dim=2, initializer=InitializerSpec(scale=0.1), optimizer=OptimizerSpec(name="sgd")
+)
+
+
+@pytest.fixture
+def port():
+    with free_port() as port:
+        pass
+    return port
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "server.log"
+
+
+def test_server_ends_when_its_workers_are_done(port, log):
+    with (
+        server_process(environment_of([port], 0), log) as server,
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
+    ):
+        client.create_table(TABLE)
+        client.barrier("end", 0, step=0).result()
+        client.done(0, step=0)
+
+        assert server.wait() == 0
+    for event in (
+        f"serving server=0 servers=127.0.0.1:{port} workers=1 bind=127.0.0.1:{port} port={port}",
+        "table created table=t dim=2",
+        "worker seen worker=0",
+        "worker done worker=0 step=0",
+        "ended reason='all workers are done'",
+    ):
+        assert event in server.log
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["term", "int"]
+)
+def test_signal_ends_a_server_that_stays(port, log, number, exit_code):
+    with (
+        server_process(environment_of([port], 0), log, "--stay") as server,
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
+    ):
+        client.done(0, step=0)
+        client.create_table(TABLE)
+
+        server.process.send_signal(number)
+
+        assert server.wait() == exit_code
+    assert f"ended reason='{number.name}'" in server.log
+    assert "staying for the next job" in server.log
+
+
+def test_server_without_workers_ends_with_exit_code_9(port, log):
+    with server_process(environment_of([port], 0), log, "--idle-limit", "0.1") as server:
+        assert server.wait() == 9
+    assert server.log.splitlines()[-1].startswith("error: no worker called for 0.1 s")
+
+
+def test_port_in_use_ends_with_exit_code_3(log):
+    with free_port() as port, server_process(environment_of([port], 0), log) as server:
+        assert server.wait() == 3
+    assert f"error: cannot bind 127.0.0.1:{port}: the port is in use" in server.log
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"}, "a server needs PSERVER"),
+        ({"PADDLE_TRAINERS_NUM": "none"}, "PADDLE_TRAINERS_NUM is 'none'"),
+    ],
+    ids=["trainer", "no-number"],
+)
+def test_wrong_environment_ends_with_exit_code_2(port, log, changes, message):
+    with server_process({**environment_of([port], 0), **changes}, log) as server:
+        assert server.wait() == 2
+    assert len(server.log.splitlines()) == 1
+    assert server.log.startswith("error: ")
+    assert message in server.log
+
+
+def test_checkpoint_that_is_none_ends_with_exit_code_5(port, log, tmp_path):
+    folder = str(tmp_path / "nowhere")
+    with server_process(environment_of([port], 0), log, "--load", folder) as server:
+        assert server.wait() == 5
+    assert f"error: no checkpoint {folder}" in server.log
+
+
+def test_check_says_whether_a_server_serves(port, log, tmp_path):
+    environment = environment_of([port], 0)
+    with server_process(environment, tmp_path / "check.log", "--check") as check:
+        assert check.wait() == 1
+    with (
+        server_process(environment, log),
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=60),
+        server_process(environment, tmp_path / "check.log", "--check") as check,
+    ):
+        assert check.wait() == 0
+
+
+def test_saved_parameters_are_those_a_server_begins_with(port, log, tmp_path):
+    folder = str(tmp_path / "model")
+    keys = np.arange(10, dtype=np.uint64)
+    with (
+        server_process(environment_of([port], 0), log),
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
+    ):
+        client.create_table(TABLE)
+        digest = client.save(folder, {})
+        client.done(0, step=0)
+    with (
+        server_process(environment_of([port], 0), log, "--load", folder) as server,
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
+    ):
+        client.create_table(TABLE)
+        assert client.digest() == digest
+        client.pull_sparse({"t": keys}, missing=Missing.INITIAL).result()
+        client.done(0, step=0)
+        assert server.wait() == 0
+    assert f"loaded folder={folder}" in server.log
+
+
+def test_worker_may_start_before_its_servers(port, log, caplog):
+    """The servers start only after the worker has said that it waits for them."""
+    waits = threading.Event()
+
+    class Waits(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            waits.set()
+
+    handler = Waits()
+    logger = logging.getLogger("ps_worker.connect")
+    logger.addHandler(handler)
+    found = []
+
+    def work() -> None:
+        with connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client:
+            found.append(client.status().version)
+            client.done(0, step=0)
+
+    with caplog.at_level(logging.INFO):
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert waits.wait(30)
+        with server_process(environment_of([port], 0), log) as server:
+            thread.join(60)
+            assert server.wait() == 0
+    logger.removeHandler(handler)
+
+    assert found == [0]
+    assert f"waiting for servers missing=127.0.0.1:{port} of=1" in caplog.text
+
+
+def test_servers_that_do_not_come_are_listed(port):
+    with pytest.raises(
+        TransportError, match=rf"no answer within 0\.2 s from servers 127.0.0.1:{port}"
+    ):
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=0.2)
+
+
+def test_list_in_another_order_is_refused(port, log):
+    with free_port() as other:
+        pass
+    with server_process(environment_of([port, other], 0), log):
+        connect_in_order = [f"127.0.0.1:{other}", f"127.0.0.1:{port}"]
+        with pytest.raises(
+            ProtocolError, match=rf"127.0.0.1:{port} is server 0 of 2, .* as server 1"
+        ):
+            connect(connect_in_order, connect_timeout_s=60)
+
+
+def test_server_that_is_killed_is_named_with_the_call(port, log):
+    with (
+        server_process(environment_of([port], 0), log) as server,
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
+    ):
+        client.create_table(TABLE)
+        server.process.kill()
+        server.wait()
+
+        with pytest.raises(
+            TransportError, match=rf"Done to server 127.0.0.1:{port} failed: UNAVAIL"
+        ):
+            client.done(0, step=0)
