@@ -19,15 +19,13 @@ import typer
 from protos.errors import CtrPsError, RoleError
 from protos.memory import keep_freed_memory
 from protos.role import ROLE, ServerRole, role_from_environment
-from ps_server.server import Server, ServerSettings, is_serving, serve
-from ps_server.store import DEFAULT_WAIT_LIMIT_S, ParameterStore
-from ps_server.warm import warm_kernels
 
 logger = logging.getLogger(__name__)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 DEFAULT_IDLE_LIMIT_S = 600.0
+DEFAULT_WAIT_LIMIT_S = 600.0
 CHECK_LIMIT_S = 3.0
 
 
@@ -63,13 +61,10 @@ def run(
     try:
         role = _server_role()
         if check:
-            raise typer.Exit(0 if is_serving(role.endpoint, CHECK_LIMIT_S) else 1)
-        settings = ServerSettings(
-            address=f"[{bind}]:{role.port}" if ":" in bind else f"{bind}:{role.port}",
-            stay=stay,
-            idle_limit_s=_idle_limit_s(idle_limit, stay),
-        )
-        exit_code = _serve(role, settings, load, wait_limit)
+            exit_code = _check(role)
+        else:
+            idle_limit_s = _idle_limit_s(idle_limit, stay)
+            exit_code = _serve(role, bind, stay, idle_limit_s, wait_limit, load)
     except CtrPsError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from error
@@ -89,12 +84,29 @@ def _idle_limit_s(option: float | None, stay: bool) -> float | None:
     return option or None
 
 
+def _check(role: ServerRole) -> int:
+    """Asks the server of this environment; returns the exit code."""
+    # Imported here, and not the server with numba and all: a health check runs every few seconds.
+    from ps_server.health import is_serving
+
+    return 0 if is_serving(role.endpoint, CHECK_LIMIT_S) else 1
+
+
 def _serve(
-    role: ServerRole, settings: ServerSettings, load: str | None, wait_limit_s: float
+    role: ServerRole,
+    bind: str,
+    stay: bool,
+    idle_limit_s: float | None,
+    wait_limit_s: float,
+    load: str | None,
 ) -> int:
-    """Serves to the end, and returns the exit code."""
+    """Serves to the end; returns the exit code."""
     keep_freed_memory()
-    warm_kernels()
+    from ps_server.server import Server, ServerSettings, serve
+    from ps_server.store import ParameterStore
+    from ps_server.warm import warm_kernels
+
+    logger.info("kernels ready seconds=%.1f", warm_kernels())
     store = ParameterStore(
         num_workers=role.num_workers,
         server_index=role.server_index,
@@ -114,10 +126,12 @@ def _serve(
             role.server_index,
             ",".join(role.endpoints),
             role.num_workers,
-            settings.address,
+            bind,
             port,
         )
 
+    address = f"[{bind}]:{role.port}" if ":" in bind else f"{bind}:{role.port}"
+    settings = ServerSettings(address=address, stay=stay, idle_limit_s=idle_limit_s)
     reason = asyncio.run(serve(store, settings, on_start))
     logger.info("ended reason=%r", reason)
     return 128 + signal.SIGINT if reason == signal.SIGINT.name else 0

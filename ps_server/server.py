@@ -14,14 +14,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos.channel import SERVER_OPTIONS
 from protos.errors import BindError, IdleError
-from protos.v1 import parameter_server_pb2, parameter_server_pb2_grpc
+from protos.v1 import parameter_server_pb2_grpc
 from ps_server.activity import Activity
+from ps_server.health import SERVICE
 from ps_server.service import ParameterServerServicer
 from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
-
-SERVICE = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 
 ALL_DONE = "all workers are done"
 
@@ -148,15 +147,3 @@ async def serve(
         return await server.wait()
     finally:
         await server.stop()
-
-
-def is_serving(endpoint: str, limit_s: float) -> bool:
-    """Asks a server's health service; False if it does not answer within the limit."""
-    with grpc.insecure_channel(endpoint) as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service=SERVICE), timeout=limit_s
-            )
-        except grpc.RpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

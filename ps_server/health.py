@@ -1,0 +1,20 @@
+"""Asking a server whether it serves. Health checks run often, so this imports nothing heavy."""
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.v1 import parameter_server_pb2
+
+SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
+
+
+def is_serving(endpoint: str, limit_s: float) -> bool:
+    """Asks a server's health service; False if it does not answer within the limit."""
+    with grpc.insecure_channel(endpoint) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=SERVICE), timeout=limit_s
+            )
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

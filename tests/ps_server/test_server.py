@@ -1,0 +1,160 @@
+"""The life of a server, on an event loop of the test."""
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.errors import BindError, IdleError
+from protos.v1 import control_plane_pb2, parameter_server_pb2_grpc
+from ps_server.health import SERVICE, is_serving
+from ps_server.server import ALL_DONE, Server, ServerSettings, serve
+from ps_server.store import ParameterStore
+
+
+def settings(**changes: Any) -> ServerSettings:
+    return ServerSettings(**{"address": "127.0.0.1:0", "idle_limit_s": None, **changes})
+
+
+def run(body: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(body, 20))
+
+
+def stub_of(channel: grpc.aio.Channel) -> parameter_server_pb2_grpc.ParameterServerStub:
+    return parameter_server_pb2_grpc.ParameterServerStub(channel)
+
+
+def done(worker: int) -> control_plane_pb2.DoneRequest:
+    return control_plane_pb2.DoneRequest(worker=worker, step=0)
+
+
+def test_server_ends_when_all_workers_are_done_and_answers_the_last():
+    async def body() -> None:
+        started = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(
+            serve(
+                ParameterStore(num_workers=2), settings(), lambda _, port: started.set_result(port)
+            )
+        )
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{await started}") as channel:
+            await stub_of(channel).Done(done(0), timeout=10)
+            assert not serving.done()
+            await stub_of(channel).Done(done(1), timeout=10)
+            assert await serving == ALL_DONE
+
+    run(body())
+
+
+def test_server_that_stays_is_ready_for_the_next_job():
+    async def body() -> None:
+        store = ParameterStore(num_workers=1)
+        server = Server(store, settings(stay=True))
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for _ in range(2):
+                await stub_of(channel).Done(done(0), timeout=10)
+                assert store.status().done == frozenset()
+        server.end("told to")
+        assert await server.wait() == "told to"
+        await server.stop()
+
+    run(body())
+
+
+def test_server_without_a_call_ends():
+    with pytest.raises(IdleError, match=r"no worker called for 0\.05 s"):
+        run(serve(ParameterStore(), settings(idle_limit_s=0.05), lambda *_: None))
+
+
+def test_calls_put_the_idle_limit_off():
+    """By the server's clock an hour passes with each call, and none after the last."""
+    now = [0.0]
+
+    async def body() -> None:
+        server = Server(ParameterStore(), settings(idle_limit_s=1e4), clock=lambda: now[0])
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for _ in range(5):
+                now[0] += 3600
+                await stub_of(channel).GetStatus(control_plane_pb2.GetStatusRequest(), timeout=10)
+        waiting = asyncio.create_task(server.wait())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        now[0] += 1e4
+        with pytest.raises(IdleError):
+            await server.wait()
+        waiting.cancel()
+        await server.stop()
+
+    run(body())
+
+
+def test_health_checks_are_no_sign_of_life():
+    async def body() -> None:
+        server = Server(ParameterStore(), settings(idle_limit_s=0.2))
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            waiting = asyncio.create_task(server.wait())
+            while not waiting.done():
+                request = health_pb2.HealthCheckRequest()
+                await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+            with pytest.raises(IdleError):
+                await waiting
+        await server.stop()
+
+    run(body())
+
+
+def test_port_in_use_is_refused():
+    async def body() -> None:
+        first = Server(ParameterStore(), settings())
+        port = await first.start()
+        second = Server(ParameterStore(), settings(address=f"127.0.0.1:{port}"))
+        with pytest.raises(BindError, match=f"cannot bind 127.0.0.1:{port}: the port is in use"):
+            await second.start()
+        await first.stop()
+
+    run(body())
+
+
+def test_port_is_free_again_after_the_stop():
+    async def body() -> None:
+        first = Server(ParameterStore(), settings())
+        port = await first.start()
+        await first.stop()
+        second = Server(ParameterStore(), settings(address=f"127.0.0.1:{port}"))
+        assert await second.start() == port
+        await second.stop()
+
+    run(body())
+
+
+@contextmanager
+def asking_in_a_thread():
+    """The probe blocks, as it does in the process that asks."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda endpoint: asyncio.wrap_future(pool.submit(is_serving, endpoint, 5.0))
+
+
+def test_health_says_whether_it_serves():
+    async def body() -> None:
+        server = Server(ParameterStore(), settings())
+        endpoint = f"127.0.0.1:{await server.start()}"
+        with asking_in_a_thread() as ask:
+            assert await ask(endpoint)
+            async with grpc.aio.insecure_channel(endpoint) as channel:
+                for service in ("", SERVICE):
+                    answer = await health_pb2_grpc.HealthStub(channel).Check(
+                        health_pb2.HealthCheckRequest(service=service), timeout=10
+                    )
+                    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            await server.stop()
+            assert not await ask(endpoint)
+
+    run(body())

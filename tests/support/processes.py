@@ -1,0 +1,71 @@
+"""`ps-server` as a process of its own."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+LIMIT_S = 60.0
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    """Lends a port of the loopback interface that nothing listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def environment_of(ports: Sequence[int], index: int, num_workers: int = 1) -> dict[str, str]:
+    """Returns the role variables of server `index`."""
+    return {
+        "TRAINING_ROLE": "PSERVER",
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"127.0.0.1:{port}" for port in ports),
+        "PADDLE_TRAINERS_NUM": str(num_workers),
+        "POD_IP": "127.0.0.1",
+        "PADDLE_PORT": str(ports[index]),
+    }
+
+
+class ServerProcess:
+    """A running `ps-server`."""
+
+    def __init__(self, environment: dict[str, str], log: Path, *arguments: str) -> None:
+        self._log = log
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "TRAINING_ROLE" and not name.startswith(("PADDLE_", "POD_"))
+        }
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1", *arguments],
+                env={**clean, **environment},
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        return self._log.read_text()
+
+    def wait(self) -> int:
+        """Waits until it ends and returns its exit code."""
+        return self.process.wait(LIMIT_S)
+
+
+@contextmanager
+def server_process(
+    environment: dict[str, str], log: Path, *arguments: str
+) -> Iterator[ServerProcess]:
+    """Runs a `ps-server` for the time of the block; it is killed if it has not ended."""
+    server = ServerProcess(environment, log, *arguments)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait(LIMIT_S)
