@@ -43,33 +43,41 @@ def connect(
 
 
 def wait_for_servers(
-    transport: Transport, limit_s: float, *, clock: Callable[[], float] = time.monotonic
+    transport: Transport,
+    limit_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Waits until all servers answer, and says every ten seconds which do not yet.
+    """Waits until all servers answer, and says at once and then every ten seconds which do not yet.
 
     Raises:
         TransportError: If some do not answer within `limit_s`; lists them.
         ProtocolError: If a server is not the one that its place in the list says.
     """
-    deadline = clock() + limit_s
+    next_log = start = clock()
     missing: Sequence[int] = range(len(transport.endpoints))
     look_s = FIRST_LOOK_S
     while True:
-        failures = _look(transport, missing, min(look_s, max(deadline - clock(), _SHORTEST_LOOK_S)))
+        looked = clock()
+        left_s = max(start + limit_s - looked, _SHORTEST_LOOK_S)
+        failures = _look(transport, missing, min(look_s, left_s))
         if not failures:
             return
         missing, look_s = sorted(failures), LOOK_S
-        if clock() >= deadline:
+        names = [transport.endpoints[server] for server in missing]
+        if clock() >= start + limit_s:
             raise TransportError(
-                f"no answer within {limit_s:g} s from servers "
-                f"{', '.join(transport.endpoints[server] for server in missing)}: are they running, and "
+                f"no answer within {limit_s:g} s from servers {', '.join(names)}: are they running, and "
                 f"is the list of endpoints right? The last failure: {failures[missing[-1]]}"
             )
-        logger.info(
-            "waiting for servers missing=%s of=%d",
-            ",".join(transport.endpoints[server] for server in missing),
-            len(transport.endpoints),
-        )
+        if clock() >= next_log:
+            next_log = clock() + LOOK_S
+            logger.info(
+                "waiting for servers missing=%s of=%d", ",".join(names), len(transport.endpoints)
+            )
+        # A look takes its time while nothing listens, but none where something else than a server does.
+        sleep(max(looked + FIRST_LOOK_S - clock(), 0.0))
 
 
 def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[int, TransportError]:

@@ -1,0 +1,226 @@
+"""How the client cuts, routes and puts together; that it is a store is tests/contract's business."""
+
+import numpy as np
+import pytest
+
+from protos.errors import (
+    GradientError,
+    ProtocolError,
+    SpecConflictError,
+    TransportError,
+    UnknownTableError,
+)
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.parts import PushPart
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing, Stamp
+from ps_server.store import ParameterStore
+from ps_worker.client import ClusterClient
+from tests.support.local_transport import Answer, LocalTransport
+
+SGD = OptimizerSpec(name="sgd")
+KEYS = np.arange(1000, dtype=np.uint64)
+STAMP = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=1)
+
+
+def transport_to(num_servers: int) -> LocalTransport:
+    return LocalTransport(
+        [
+            ParameterStore(server_index=index, num_servers=num_servers, wait_limit_s=0.0)
+            for index in range(num_servers)
+        ]
+    )
+
+
+def client_of(transport: LocalTransport, **settings: int) -> ClusterClient:
+    client = ClusterClient(transport, **settings)
+    client.create_table(
+        TableSpec(name="t", dim=3, initializer=InitializerSpec(scale=0.1), optimizer=SGD)
+    )
+    for name, length in [("a", 10), ("b", 7), ("c", 100)]:
+        segment = DenseSegment(length=length, initializer=InitializerSpec(scale=0.1))
+        client.create_dense(DenseSpec(name=name, segments=(segment,), optimizer=SGD))
+    return client
+
+
+def gradients() -> Gradients:
+    return Gradients(
+        {"t": SparseGrad(KEYS, np.ones((KEYS.size, 3), np.float32), 1)},
+        {"c": DenseGrad(np.ones(100, np.float32), 1)},
+    )
+
+
+def test_pull_is_one_call_to_each_server_that_has_a_key():
+    transport = transport_to(4)
+    client = client_of(transport)
+
+    client.pull_sparse({"t": KEYS[:1]}, missing=Missing.ZEROS).result()
+    assert len(transport.calls) == 1
+    transport.calls.clear()
+    client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
+
+    assert [server for server, *_ in transport.calls] == [0, 1, 2, 3]
+    asked = np.concatenate([keys["t"] for _, _, keys in transport.calls])
+    np.testing.assert_array_equal(np.sort(asked), KEYS)
+
+
+def test_pull_that_waits_for_a_version_asks_every_server():
+    transport = transport_to(4)
+    client = client_of(transport)
+
+    client.pull_sparse({"t": KEYS[:1]}, missing=Missing.ZEROS, at=0).result()
+
+    assert [server for server, *_ in transport.calls] == [0, 1, 2, 3]
+
+
+def test_pull_is_cut_where_its_answer_would_be_too_large():
+    """A key and its row have 8 + 3 * 4 bytes."""
+    transport = transport_to(1)
+    client = client_of(transport, part_bytes=200)
+
+    client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
+
+    assert [keys["t"].size for _, _, keys in transport.calls] == [10] * 100
+
+
+def test_dense_blocks_are_pulled_together_where_they_fit():
+    """Of two servers, each has pieces of 5, 3 or 4, and 50 elements."""
+    transport = transport_to(2)
+    client = client_of(transport, part_bytes=4 * 10)
+    into = {
+        name: np.zeros(length, np.float32) for name, length in [("a", 10), ("b", 7), ("c", 100)]
+    }
+
+    client.pull_dense(into).result()
+
+    assert [(server, blocks) for server, _, blocks in transport.calls] == [
+        (0, ["a", "b"]),
+        (0, ["c"]),
+        (1, ["a", "b"]),
+        (1, ["c"]),
+    ]
+
+
+def test_push_reaches_every_server_even_if_empty():
+    """Each counts the examples, and the parts of a synchronous step."""
+    transport = transport_to(3)
+    client = client_of(transport)
+
+    client.push_grad(Gradients(), STAMP, at=0).result()
+
+    assert transport.calls == [(server, "push_grad", PushPart([], [], 0, 1)) for server in range(3)]
+    assert client.status().version == 1
+
+
+def test_push_is_cut_into_parts():
+    transport = transport_to(2)
+    client = client_of(transport, part_bytes=1000)
+
+    client.push_grad(gradients(), STAMP).result()
+
+    parts = [part for server, _, part in transport.calls if server == 0]
+    assert len(parts) > 5
+    assert [part.part for part in parts] == list(range(len(parts)))
+
+
+@pytest.mark.parametrize(
+    ("push", "error", "message"),
+    [
+        (
+            Gradients({"x": gradients().sparse["t"]}),
+            UnknownTableError,
+            r"'x' was declared, only \['t'\]",
+        ),
+        (Gradients({}, {"x": gradients().dense["c"]}), UnknownTableError, "dense block 'x'"),
+        (
+            Gradients({"t": SparseGrad(KEYS, np.ones((1000, 2), np.float32), 1)}),
+            GradientError,
+            r"table 't' has values of shape \(1000, 2\), expected \(1000, 3\)",
+        ),
+        (
+            Gradients({}, {"c": DenseGrad(np.ones(99, np.float32), 1)}),
+            GradientError,
+            r"dense block 'c' has shape \(99,\), expected \(100,\)",
+        ),
+        (
+            Gradients({}, {"c": DenseGrad(np.ones(100, np.float32), 0)}),
+            GradientError,
+            "dense block 'c' says that it sums over 0 examples",
+        ),
+    ],
+    ids=["table", "block", "rows", "length", "examples"],
+)
+def test_push_that_one_server_would_refuse_reaches_none(push, error, message):
+    transport = transport_to(2)
+    client = client_of(transport)
+
+    with pytest.raises(error, match=message):
+        client.push_grad(push, STAMP)
+
+    assert transport.calls == []
+
+
+def test_vector_of_another_length_is_not_pulled_into():
+    client = client_of(transport_to(2))
+
+    with pytest.raises(ProtocolError, match=r"pull into dense block 'a' has shape \(9,\)"):
+        client.pull_dense({"a": np.zeros(9, np.float32)})
+
+
+def test_rows_of_another_shape_are_refused():
+    transport = transport_to(1)
+    client = client_of(transport)
+    transport.pull_sparse = lambda *_: Answer(lambda: {"t": np.zeros((1000, 4), np.float32)})
+
+    with pytest.raises(ProtocolError, match=r"shape \(1000, 4\), expected \(1000, 3\)"):
+        client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
+
+
+def test_push_that_nobody_waited_for_still_raises_when_asked():
+    def fail():
+        raise TransportError("ps-1:1 went away")
+
+    transport = transport_to(2)
+    client = client_of(transport)
+    transport.push_grad = lambda server, *_: Answer(fail if server else lambda: 0)
+
+    future = client.push_grad(gradients(), STAMP)
+    client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
+
+    for _ in range(2):
+        with pytest.raises(TransportError, match="went away"):
+            future.result()
+
+
+def test_spec_that_a_server_refused_is_not_declared():
+    transport = transport_to(2)
+    client = client_of(transport)
+    transport.stores[1].create_table(
+        TableSpec(name="u", dim=5, initializer=InitializerSpec(), optimizer=SGD)
+    )
+
+    with pytest.raises(SpecConflictError, match="dim is 5, not 4"):
+        client.create_table(
+            TableSpec(name="u", dim=4, initializer=InitializerSpec(), optimizer=SGD)
+        )
+
+    with pytest.raises(UnknownTableError):
+        client.pull_sparse({"u": KEYS}, missing=Missing.ZEROS)
+
+
+def test_servers_at_different_versions_after_a_barrier_are_an_error():
+    transport = transport_to(2)
+    client = client_of(transport)
+    transport.stores[1].push_grad(Gradients(), STAMP, at=0)
+
+    with pytest.raises(ProtocolError, match=r"at different versions \[0, 1\]"):
+        client.barrier("end", 0, step=0).result()
+
+
+def test_client_closes_its_transport():
+    transport = transport_to(1)
+
+    with client_of(transport):
+        assert not transport.is_closed
+
+    assert transport.is_closed

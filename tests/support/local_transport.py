@@ -1,0 +1,94 @@
+"""A transport to stores of this process: the client without a network."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from protos.gradients import Values
+from protos.partition import Keys
+from protos.parts import PushPart, join_push
+from protos.spec import DenseSpec, TableSpec
+from protos.store import Future, Missing, Stamp, Version
+from ps_server.parts import PartAssembler
+from ps_server.store import ParameterStore
+from ps_worker.transport import ServerStatus
+
+T = TypeVar("T")
+
+
+class Answer(Future[T]):
+    """An answer that is computed when it is asked for."""
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute = compute
+
+    def result(self) -> T:
+        """Returns the answer or raises."""
+        return self._compute()
+
+
+@dataclass
+class LocalTransport:
+    """Calls stores, and remembers the calls that moved data as (server, name, argument)."""
+
+    stores: list[ParameterStore]
+    calls: list[tuple[int, str, Any]] = field(default_factory=list)
+    is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.endpoints: Sequence[str] = [f"ps-{server}:1" for server in range(len(self.stores))]
+        self._assemblers = [PartAssembler() for _ in self.stores]
+
+    def create_table(self, server: int, spec: TableSpec) -> Future[None]:
+        return Answer(lambda: self.stores[server].create_table(spec))
+
+    def create_dense(self, server: int, spec: DenseSpec) -> Future[None]:
+        return Answer(lambda: self.stores[server].create_dense(spec))
+
+    def pull_sparse(
+        self, server: int, keys: Mapping[str, Keys], missing: Missing, at: Version | None
+    ) -> Future[Mapping[str, Values]]:
+        self.calls.append((server, "pull_sparse", dict(keys)))
+        return self.stores[server].pull_sparse(keys, missing=missing, at=at)
+
+    def pull_dense(
+        self, server: int, blocks: Sequence[str], at: Version | None
+    ) -> Future[tuple[Mapping[str, Values], Version]]:
+        self.calls.append((server, "pull_dense", list(blocks)))
+        store = self.stores[server]
+        into = {block: np.empty(store.piece_length(block), np.float32) for block in blocks}
+        return Answer(lambda: (into, store.pull_dense(into, at=at).result()))
+
+    def push_grad(
+        self, server: int, part: PushPart, stamp: Stamp, at: Version | None
+    ) -> Future[Version]:
+        self.calls.append((server, "push_grad", part))
+        parts = self._assemblers[server].add(stamp, part)
+        store = self.stores[server]
+        if parts is None:
+            return Answer(lambda: store.status().version)
+        return store.push_grad(join_push(parts), stamp, at=at)
+
+    def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:
+        return self.stores[server].barrier(name, worker, step=step)
+
+    def done(self, server: int, worker: int, step: Version) -> Future[None]:
+        return Answer(lambda: self.stores[server].done(worker, step=step))
+
+    def save(self, server: int, folder: str, token: str) -> Future[str]:
+        raise NotImplementedError
+
+    def load(self, server: int, folder: str) -> Future[None]:
+        return Answer(lambda: self.stores[server].load(folder))
+
+    def digest(self, server: int) -> Future[Mapping[tuple[str, int], bytes]]:
+        return Answer(self.stores[server].shard_digests)
+
+    def status(self, server: int, *, wait_s: float | None = None) -> Future[ServerStatus]:
+        store = self.stores[server]
+        return Answer(lambda: ServerStatus(store.status(), store.server_index, store.num_servers))
+
+    def close(self) -> None:
+        self.is_closed = True
