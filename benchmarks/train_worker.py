@@ -12,7 +12,7 @@ from ctr_model.registry import build_model
 from protos.role import WorkerRole, role_from_environment
 from protos.store import Store
 from ps_server.store import ParameterStore
-from ps_worker.client import connect
+from ps_worker.connect import connect
 from ps_worker.evaluator import evaluate
 from ps_worker.job import override_job
 from ps_worker.progress import Progress

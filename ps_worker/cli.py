@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from protos.errors import CtrPsError, RoleError
+from protos.memory import keep_freed_memory
 from protos.role import ServerRole, role_from_environment
 from ps_worker.job import Job, load_job
 
@@ -70,22 +71,24 @@ def _train(job: Job) -> Mapping[str, Any]:
     from ps_server.store import ParameterStore
     from ps_worker.connect import connect
     from ps_worker.grpc_transport import Deadlines
-    from ps_worker.session import Session
+    from ps_worker.session import Session, plan_of
     from ps_worker.warm import warm
 
     role = role_from_environment(os.environ)
     if isinstance(role, ServerRole):
         raise RoleError("TRAINING_ROLE is PSERVER, but this is ps-worker: start ps-server")
-    warm(job)
+    keep_freed_memory()
+    plan = plan_of(job)
+    warm(plan)
     if role is None:
         store = ParameterStore(wait_limit_s=job.cluster.wait_timeout_s)
-        return Session(job, store).run().as_json()
+        return Session(plan, store).run().as_json()
     deadlines = Deadlines(rpc_s=job.cluster.rpc_timeout_s, wait_s=job.cluster.wait_timeout_s)
     with connect(
         role.endpoints, connect_timeout_s=job.cluster.connect_timeout_s, deadlines=deadlines
     ) as client:
         session = Session(
-            job,
+            plan,
             client,
             worker=role.worker_index,
             num_workers=role.num_workers,

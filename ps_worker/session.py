@@ -23,7 +23,7 @@ from protos.errors import JobError, SpecConflictError
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, TableSpec
 from protos.store import Store
 from ps_server.checkpoint.publish import write_latest
-from ps_server.optimizers.registry import hyper_of
+from ps_server.optimizers.registry import hyper_of, optimizer_of
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
 from ps_worker.communicators.direct import DirectCommunicator
@@ -80,12 +80,44 @@ def _or_none(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def schema_of(job: Job) -> Schema:
-    """Returns the schema that a job names.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A job that was checked against all that a worker can see before it meets others.
+
+    Attributes:
+        job: What to do.
+        schema: The columns of its data.
+        model: For these columns.
+        train_files: Of all workers.
+        test_files: Evaluated after training; empty: no evaluation.
+    """
+
+    job: Job
+    schema: Schema
+    model: Model
+    train_files: list[Path]
+    test_files: list[Path]
+
+
+def plan_of(job: Job) -> Plan:
+    """Returns the job with its schema, model and files.
 
     Raises:
-        JobError: If there is none, or it is wrong.
+        JobError: If schema, model or optimizers are wrong.
+        DataError: If a pattern matches no file.
     """
+    schema = _schema_of(job)
+    _check_optimizers(job)
+    return Plan(
+        job=job,
+        schema=schema,
+        model=model_of(job, schema),
+        train_files=matching_files(job.data.train),
+        test_files=matching_files(job.data.test),
+    )
+
+
+def _schema_of(job: Job) -> Schema:
     try:
         return Schema.load(job.data.schema_source)
     except ValueError as error:
@@ -110,11 +142,14 @@ def model_of(job: Job, schema: Schema) -> Model:
 
 
 def _check_optimizers(job: Job) -> None:
+    dense = job.optimizer.dense.spec()
     try:
         hyper_of(job.optimizer.sparse.spec())
-        hyper_of(job.optimizer.dense.spec())
+        hyper_of(dense)
     except SpecConflictError as error:
         raise JobError(f"[optimizer]: {error}") from error
+    if not optimizer_of(dense).is_elementwise:
+        raise JobError(f"[optimizer] dense: {dense.name!r} is for rows only")
 
 
 def declare(store: Store, model: Model, job: Job) -> None:
@@ -170,38 +205,31 @@ class Session:
 
     def __init__(
         self,
-        job: Job,
+        plan: Plan,
         store: Store,
         *,
         worker: int = 0,
         num_workers: int = 1,
         is_embedded: bool = True,
     ) -> None:
-        """Prepares everything that can fail before the first step.
+        """Deals this worker its files.
 
         Args:
-            job: What to do.
+            plan: What to do.
             store: The parameters.
             worker: Index of this worker.
             num_workers: Workers of the job.
             is_embedded: The store is in this process, and there is nothing to gain from sending in the
                 background.
-
-        Raises:
-            CtrPsError: If the job, its schema, model or files are wrong.
         """
-        self._job = job
+        self._plan = plan
+        self._job = plan.job
         self._store = store
         self._worker = worker
-        self._schema = schema_of(job)
-        self._model = model_of(job, self._schema)
-        _check_optimizers(job)
         self._is_embedded = is_embedded
-        files = matching_files(job.data.train)
-        self._test_files = matching_files(job.data.test)
-        self._train_files = files_of_worker(files, worker, num_workers)
+        self._train_files = files_of_worker(plan.train_files, worker, num_workers)
         self._reader = self._new_reader()
-        self._progress = Progress(every_s=job.train.log_every_s)
+        self._progress = Progress(every_s=plan.job.train.log_every_s)
         self._checkpoint: str | None = None
 
     @property
@@ -212,13 +240,17 @@ class Session:
     def run(self) -> Summary:
         """Trains, saves and evaluates; returns what came out of it."""
         logger.info("worker %d trains on %s", self._worker, _named(self._train_files))
-        declare(self._store, self._model, self._job)
+        declare(self._store, self._plan.model, self._job)
         if self.is_first and self._job.checkpoint.load:
             self._store.load(self._job.checkpoint.load)
             logger.info("loaded %s", self._job.checkpoint.load)
         version = self._store.barrier("start", self._worker, step=0).result()
         communicator = communicator_of(
-            self._job, self._store, self._model, worker=self._worker, is_embedded=self._is_embedded
+            self._job,
+            self._store,
+            self._plan.model,
+            worker=self._worker,
+            is_embedded=self._is_embedded,
         )
         communicator.rejoin(version)
         try:
@@ -232,7 +264,7 @@ class Session:
     def _train(self, communicator: Communicator) -> float:
         """Goes through the data `epochs` times; returns the seconds that all workers took for it."""
         trainer = Trainer(
-            self._model,
+            self._plan.model,
             communicator,
             batch_size=self._job.train.batch_size,
             thread_num=self._job.train.thread_num,
@@ -260,7 +292,7 @@ class Session:
         root = Path(self._job.checkpoint.dir)
         attachments = {
             JOB_ATTACHMENT: self._job.to_json().encode(),
-            SCHEMA_ATTACHMENT: json.dumps(self._schema.to_dict(), indent=1).encode(),
+            SCHEMA_ATTACHMENT: json.dumps(self._plan.schema.to_dict(), indent=1).encode(),
         }
         self._store.save(str(root / name), attachments)
         write_latest(root, name)
@@ -282,15 +314,17 @@ class Session:
         )
 
     def _evaluation(self) -> dict[str, Any]:
-        if not self._test_files:
+        if not self._plan.test_files:
             return {}
-        batches = self._new_reader().batches(self._test_files)
-        metrics = evaluate(self._store, self._model, batches, batch_size=self._job.train.batch_size)
+        batches = self._new_reader().batches(self._plan.test_files)
+        metrics = evaluate(
+            self._store, self._plan.model, batches, batch_size=self._job.train.batch_size
+        )
         return figures(metrics)
 
     def _new_reader(self) -> CriteoReader:
         return CriteoReader(
-            self._schema,
+            self._plan.schema,
             batch_size=self._job.train.batch_size,
             bad_row_limit=self._job.data.bad_row_limit,
         )

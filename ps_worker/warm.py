@@ -22,18 +22,16 @@ from ps_worker.data.criteo import CriteoReader
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job
 from ps_worker.progress import Progress
-from ps_worker.session import declare, model_of, schema_of
+from ps_worker.session import Plan, declare, plan_of
 from ps_worker.trainer import Trainer
 
 
-def warm(job: Job) -> None:
-    """Compiles what a worker of this job runs."""
-    schema = schema_of(job)
-    model = model_of(job, schema)
-    store = ParameterStore()
+def warm(plan: Plan) -> None:
+    """Compiles what a worker runs for this plan."""
+    model, store = plan.model, ParameterStore()
     with compile_lock():
-        declare(store, model, job)
-        batches = _two_batches(schema)
+        declare(store, model, plan.job)
+        batches = _two_batches(plan.schema)
         communicator = DirectCommunicator(store, worker=0, num_params=model.num_params)
         progress = Progress(every_s=math.inf)
         Trainer(model, communicator, batch_size=1, progress=progress).train(batches)
@@ -62,4 +60,4 @@ def _move_rows() -> None:
 
 
 if __name__ == "__main__":
-    warm(Job())
+    warm(plan_of(Job()))

@@ -123,7 +123,8 @@ def _resolve_latest(root: Path) -> Path:
     folder = _checkpoint_in(root, name)
     if folder is None:
         raise CheckpointError(
-            f"{latest} names {name!r}, which is no checkpoint in {root}; give the path of one that is"
+            f"{latest} names {name!r}, but there is no {MANIFEST} in {root / name}: not a checkpoint, or "
+            f"its save did not finish; give the path of one that is whole"
         )
     return folder
 

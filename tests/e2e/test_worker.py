@@ -1,0 +1,221 @@
+"""`ps-worker` alone: training on from a checkpoint, inference, and what it says about bad input."""
+
+import shutil
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.commands import ROOT, result_of, run
+
+pytestmark = pytest.mark.timeout(200)
+
+JOB = ROOT / "examples/ctr_dnn.toml"
+SMALL = ["--set=model.hidden=[16]", "--set=train.batch_size=32"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    done = run(
+        "ps-data", "generate", folder, "--rows", 2000, "--test-rows", 500, "--files", 2, "--seed", 3
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("model")
+    trained = result_of("ps-worker", "train", *job(data), f"--set=checkpoint.dir={folder}")
+    return folder, trained
+
+
+def job(data: Path) -> list[object]:
+    return [
+        JOB,
+        *SMALL,
+        f"--set=data.train={data}/train/part-*",
+        f"--set=data.test={data}/test/part-*",
+    ]
+
+
+def test_training_reports_what_scripts_read(model: tuple[Path, dict]) -> None:
+    _, trained = model
+
+    assert {"auc", "log_loss", "examples", "examples_per_s", "model_digest"} <= trained.keys()
+    assert trained["examples"] == 2000
+    assert (len(trained["model_digest"]), trained["test_examples"]) == (64, 500)
+
+
+def test_inference_agrees_with_the_evaluation_that_ended_training(
+    model: tuple[Path, dict], data: Path, tmp_path: Path
+) -> None:
+    folder, trained = model
+
+    inferred = result_of(
+        "ps-worker", "infer", "--model", folder, "--data", f"{data}/test/part-*",
+        "--output", tmp_path / "predictions.txt",
+    )  # fmt: skip
+
+    predictions = np.loadtxt(tmp_path / "predictions.txt")
+    assert {name: inferred[name] for name in ("auc", "log_loss", "model_digest")} == {
+        name: trained[name] for name in ("auc", "log_loss", "model_digest")
+    }
+    assert predictions.shape == (500,)
+    assert ((predictions > 0) & (predictions < 1)).all()
+
+
+def test_rows_without_labels_give_predictions_only(
+    model: tuple[Path, dict], data: Path, tmp_path: Path
+) -> None:
+    folder, _ = model
+    rows = sorted((data / "test").iterdir())[0].read_text().splitlines()
+    labelled, unlabelled = tmp_path / "labelled.tsv", tmp_path / "unlabelled.tsv"
+    labelled.write_text("".join(f"{row}\n" for row in rows))
+    unlabelled.write_text("".join(f"{row.partition(chr(9))[2]}\n" for row in rows))
+
+    with_labels = ["--data", labelled, "--output", tmp_path / "a"]
+    without = ["--data", unlabelled, "--output", tmp_path / "b"]
+    result_of("ps-worker", "infer", "--model", folder, *with_labels)
+    inferred = result_of("ps-worker", "infer", "--model", folder, *without)
+
+    assert inferred["auc"] is None
+    assert inferred["rows"] == len(rows)
+    assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text()
+
+
+def test_training_goes_on_from_a_checkpoint(model: tuple[Path, dict], data: Path) -> None:
+    folder, trained = model
+
+    further = result_of("ps-worker", "train", *job(data), f"--set=checkpoint.load={folder}")
+
+    assert further["train_loss"] < trained["train_loss"]
+    assert further["model_digest"] != trained["model_digest"]
+
+
+def test_loaded_model_may_get_another_learning_rate(model: tuple[Path, dict], data: Path) -> None:
+    folder, _ = model
+
+    done = run(
+        "ps-worker", "train", *job(data), f"--set=checkpoint.load={folder}",
+        "--set=optimizer.sparse.learning_rate=0.001",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [("altered", "embedding"), ("truncated", "embedding"), ("no manifest", "MANIFEST.json")],
+)
+def test_damaged_checkpoint_is_refused_by_name(
+    damage: str, message: str, model: tuple[Path, dict], data: Path, tmp_path: Path
+) -> None:
+    folder, _ = model
+    shutil.copytree(folder, tmp_path / "model")
+    table = next((tmp_path / "model").glob("epoch-1/table.*.arrow"))
+    content = bytearray(table.read_bytes())
+    if damage == "altered":
+        content[len(content) // 2] ^= 1
+        table.write_bytes(content)
+    elif damage == "truncated":
+        table.write_bytes(content[: len(content) // 2])
+    else:
+        (tmp_path / "model/epoch-1/MANIFEST.json").unlink()
+
+    infer = run("ps-worker", "infer", "--model", tmp_path / "model", "--data", f"{data}/test/*")
+    train = run("ps-worker", "train", *job(data), f"--set=checkpoint.load={tmp_path}/model")
+
+    for done in (infer, train):
+        assert done.returncode == 5
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "message"),
+    [
+        (["train.batchsize=3"], 2, "did you mean 'train.batch_size'"),
+        (["model.name=ctr_dn"], 2, "did you mean 'ctr_dnn'"),
+        (["optimizer.sparse=adgrad"], 2, "did you mean 'adagrad'"),
+        (["optimizer.dense=adagrad_row"], 2, "for rows only"),
+        (["data.schema=none.toml"], 2, "none.toml"),
+        (["data.train=nowhere/*"], 6, "nowhere/*"),
+        (["checkpoint.load=nowhere"], 5, "nowhere"),
+    ],
+)
+def test_mistake_in_the_job_has_its_exit_code(
+    overrides: list[str], code: int, message: str, data: Path
+) -> None:
+    done = run("ps-worker", "train", *job(data), *(f"--set={text}" for text in overrides))
+
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_malformed_rows_are_counted_and_stop_past_the_limit(data: Path, tmp_path: Path) -> None:
+    rows = sorted((data / "train").iterdir())[0].read_text().splitlines()
+    label, _, *others = rows[4].split("\t")
+    rows[3] = "1\tone\ttwo"
+    rows[4] = "\t".join([label, "x", *others])
+    (tmp_path / "part-0").write_text("\n".join(rows) + "\n")
+    bad = [JOB, *SMALL, f"--set=data.train={tmp_path}/part-0", "--set=data.test=[]"]
+
+    tolerated = result_of("ps-worker", "train", *bad, "--set=data.bad_row_limit=2")
+    refused = run("ps-worker", "train", *bad, "--set=data.bad_row_limit=0")
+
+    assert tolerated["bad_rows"] == 2
+    assert tolerated["examples"] == len(rows) - 2
+    assert refused.returncode == 6
+    assert "part-0:4" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"TRAINING_ROLE": "TRAINR"}, "TRAINING_ROLE"),
+        ({"TRAINING_ROLE": "TRAINER"}, "PADDLE_TRAINERS_NUM is not set"),
+        ({"PADDLE_TRAINERS_NUM": "2"}, "TRAINING_ROLE"),
+        (
+            {
+                "TRAINING_ROLE": "TRAINER",
+                "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:1",
+                "PADDLE_TRAINERS_NUM": "2",
+                "PADDLE_TRAINER_ID": "2",
+            },
+            "PADDLE_TRAINER_ID",
+        ),
+    ],
+)
+def test_wrong_environment_is_a_usage_error(
+    environment: dict[str, str], message: str, data: Path
+) -> None:
+    done = run("ps-worker", "train", *job(data), environment=environment)
+
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_unreachable_servers_are_listed_after_the_limit(data: Path) -> None:
+    with socket.socket() as first, socket.socket() as second:
+        ports = []
+        for held in (first, second):
+            held.bind(("127.0.0.1", 0))  # bound, but nobody listens
+            ports.append(f"127.0.0.1:{held.getsockname()[1]}")
+        environment = {
+            "TRAINING_ROLE": "TRAINER",
+            "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(ports),
+            "PADDLE_TRAINERS_NUM": "1",
+            "PADDLE_TRAINER_ID": "0",
+        }
+
+        done = run(
+            "ps-worker", "train", *job(data), "--set=cluster.connect_timeout_s=2",
+            environment=environment,
+        )  # fmt: skip
+
+    assert done.returncode == 4
+    assert all(port in done.stderr.splitlines()[-1] for port in ports)

@@ -1,0 +1,45 @@
+"""The installed commands as processes, as a person would run them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = Path(sys.executable).parent
+LIMIT_S = 240.0
+
+
+def clean_environment() -> dict[str, str]:
+    """Returns the environment without a role."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name != "TRAINING_ROLE" and not name.startswith(("PADDLE_", "POD_"))
+    }
+
+
+def run(
+    command: str, *arguments: object, environment: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end."""
+    return subprocess.run(
+        [COMMANDS / command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=cwd,
+        env={**clean_environment(), **(environment or {})},
+        check=False,
+    )
+
+
+def result_of(command: str, *arguments: object, cwd: Path = ROOT) -> dict[str, Any]:
+    """Runs a command with `--json` and returns the object on the last line of its output."""
+    done = run(command, *arguments, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
