@@ -319,15 +319,20 @@ def train_together(stores: list[Store], num_steps: list[int]) -> None:
 
 
 @pytest.mark.parametrize("num_servers", [0, 1, 2, 3])
-@pytest.mark.parametrize("num_steps", [[4, 4], [2, 5], [4, 1]], ids=["equal", "first", "second"])
+@pytest.mark.parametrize(
+    "num_steps", [[4, 4, 4], [2, 5, 3], [4, 0, 1]], ids=["equal", "less", "none"]
+)
 def test_sync_model_depends_on_neither_timing_nor_servers(open_job, num_steps):
-    """The reference gets both workers' parts in the other order, one thread after the other."""
-    stores = open_job(num_workers=2)
-    reference = embedded(num_workers=2)
+    """The reference gets the workers' parts in the other order, one after the other.
+
+    Three workers, because the sum of two numbers is the same in either order.
+    """
+    stores = open_job(num_workers=3)
+    reference = embedded(num_workers=3)
 
     train_together(stores, num_steps)
-    for step in range(max(num_steps)):
-        for worker in (1, 0):
+    for step in range(max(num_steps) + 1):
+        for worker in (2, 1, 0):
             if step == num_steps[worker]:
                 reference.done(worker, step=step)
             elif step < num_steps[worker]:
@@ -335,9 +340,11 @@ def test_sync_model_depends_on_neither_timing_nor_servers(open_job, num_steps):
                 reference.push_grad(gradients, stamp(worker, step, 3 + worker), at=step).result()
 
     assert_same_parameters(reference, stores[0])
-    assert stores[0].status().version == max(num_steps)
-    assert stores[0].status().done == {0, 1}
-    assert stores[0].status().examples == {0: 3 * num_steps[0], 1: 4 * num_steps[1]}
+    status = stores[0].status()
+    assert status.version == max(num_steps)
+    assert status.done == {0, 1, 2}
+    for worker, steps in enumerate(num_steps):
+        assert status.examples.get(worker, 0) == (3 + worker) * steps
 
 
 def test_pull_waits_for_its_version(open_job):

@@ -158,3 +158,51 @@ def test_health_says_whether_it_serves():
             assert not await ask(endpoint)
 
     run(body())
+
+
+def test_call_in_flight_is_answered_when_a_server_stops():
+    async def body() -> None:
+        store = ParameterStore(num_workers=2)
+        server = Server(store, settings(grace_s=10.0))
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            arrived = asyncio.Event()
+            store_barrier = store.barrier
+
+            def barrier(*arguments: Any, **named: Any) -> Any:
+                arrived.set()
+                return store_barrier(*arguments, **named)
+
+            store.barrier = barrier
+            request = control_plane_pb2.BarrierRequest(name="end", worker=0, step=0)
+            waiting = asyncio.create_task(call_of(stub_of(channel).Barrier(request, timeout=10)))
+            await arrived.wait()
+            stopping = asyncio.create_task(server.stop())
+            await asyncio.wait([stopping], timeout=0.1)
+            assert not stopping.done()
+            store.done(1, step=0)
+            assert (await waiting).version == 0
+            await stopping
+
+    run(body())
+
+
+async def call_of(call: Any) -> Any:
+    return await call
+
+
+def test_health_is_not_serving_while_a_server_stops():
+    async def body() -> None:
+        server = Server(ParameterStore(), settings())
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(service=SERVICE), timeout=10
+            )
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            stopping = asyncio.create_task(server.stop())
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            watch.cancel()
+            await stopping
+
+    run(body())
