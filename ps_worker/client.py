@@ -16,8 +16,8 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.channel import PART_BYTES
-from protos.errors import GradientError, ProtocolError, UnknownTableError
+from protos.channel import MAX_MESSAGE_BYTES, PART_BYTES
+from protos.errors import GradientError, ProtocolError, SpecConflictError, UnknownTableError
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, require_finite
 from protos.jit import kernel
 from protos.messages import merge_status
@@ -34,6 +34,8 @@ from ps_worker.transport import Transport
 T = TypeVar("T")
 
 Positions = NDArray[np.int32]
+
+_HEADERS_BYTES = 64 * 2**10  # of a message, beside its numbers: ample
 
 
 @kernel
@@ -113,7 +115,14 @@ class ClusterClient:
         self._tables[spec.name] = spec
 
     def create_dense(self, spec: DenseSpec) -> None:
-        """See `protos.store.Store`."""
+        """See `protos.store.Store`; a server's piece must fit a message."""
+        piece_bytes = VALUE_BYTES * -(-spec.length // self._num_servers)
+        if piece_bytes > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
+            raise SpecConflictError(
+                f"dense block {spec.name!r} has {spec.length} elements, so {self._num_servers} servers "
+                f"would hold {piece_bytes} bytes each, more than the {MAX_MESSAGE_BYTES} of a message: "
+                f"use more servers, or several blocks"
+            )
         _results([self._transport.create_dense(server, spec) for server in self._servers])
         self._blocks[spec.name] = spec
 

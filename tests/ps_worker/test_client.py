@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from protos.channel import MAX_MESSAGE_BYTES
 from protos.errors import (
     GradientError,
     ProtocolError,
@@ -215,6 +216,19 @@ def test_servers_at_different_versions_after_a_barrier_are_an_error():
 
     with pytest.raises(ProtocolError, match=r"at different versions \[0, 1\]"):
         client.barrier("end", 0, step=0).result()
+
+
+@pytest.mark.parametrize(("num_servers", "is_possible"), [(1, False), (2, True)])
+def test_dense_block_whose_pieces_exceed_a_message_is_refused(num_servers, is_possible):
+    client = client_of(transport_to(num_servers))
+    segment = DenseSegment(length=MAX_MESSAGE_BYTES // 4, initializer=InitializerSpec())
+    spec = DenseSpec(name="huge", segments=(segment,), optimizer=SGD)
+
+    if is_possible:
+        client.create_dense(spec)
+    else:
+        with pytest.raises(SpecConflictError, match="'huge' has 4194304 elements, so 1 servers"):
+            client.create_dense(spec)
 
 
 def test_client_closes_its_transport():

@@ -1,0 +1,64 @@
+"""After the warm-up no kernel is compiled for a worker."""
+
+import sys
+from collections import Counter
+
+import numpy as np
+
+from protos import messages
+from protos.gradients import DenseGrad, SparseGrad
+from protos.parts import PushPart, join_push
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing, Stamp
+from ps_server.optimizers.registry import OPTIMIZERS
+from ps_server.store import ParameterStore
+from ps_server.warm import warm_kernels
+
+
+def compiled_kernels() -> Counter[str]:
+    """Returns how many variants of each kernel there are."""
+    counts: Counter[str] = Counter()
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("protos.", "ps_server.")):
+            for attribute, value in vars(module).items():
+                if getattr(value, "__module__", None) == name:
+                    counts[f"{name}.{attribute}"] = len(getattr(value, "signatures", ()))
+    return +counts
+
+
+def serve_a_job(optimizer: str, folder: str) -> None:
+    """Does what two workers ask of a server, with arrays as they come off the wire."""
+    spec = OptimizerSpec(name=optimizer)
+    store = ParameterStore(num_workers=2)
+    initializer = InitializerSpec(kind="uniform", scale=0.1)
+    store.create_table(TableSpec(name="t", dim=10, initializer=initializer, optimizer=spec))
+    dense = []
+    if OPTIMIZERS[optimizer].is_elementwise:
+        segment = DenseSegment(length=100, initializer=initializer)
+        store.create_dense(DenseSpec(name="d", segments=(segment,), optimizer=spec))
+        dense.append(("d", 0, DenseGrad(np.ones(100, np.float32), 4)))
+    keys = np.arange(20_000, dtype=np.uint64)
+    grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4)
+    for worker in range(2):
+        stamp = Stamp(worker=worker, incarnation=1, sequence=0, step=0, examples=4)
+        request = messages.push_grad_request(stamp, PushPart([("t", grad)], dense), 0)
+        stamp, part, at = messages.push_grad_arguments(
+            type(request).FromString(request.SerializeToString())
+        )
+        store.push_grad(join_push([part]), stamp, at=at).result()
+    request = messages.pull_sparse_request({"t": keys}, Missing.ZEROS, 1)
+    wanted, missing, at = messages.pull_sparse_arguments(request)
+    store.pull_sparse(wanted, missing=missing, at=at).result()
+    store.save(folder, {})
+    store.load(folder)
+
+
+def test_job_after_the_warm_up_compiles_nothing(tmp_path):
+    warm_kernels()
+    before = compiled_kernels()
+
+    for optimizer in OPTIMIZERS:
+        serve_a_job(optimizer, str(tmp_path / optimizer))
+
+    assert before["ps_server.table.row_kernels.apply_rows"] >= len(OPTIMIZERS)
+    assert compiled_kernels() == before
