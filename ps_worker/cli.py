@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,9 @@ from protos.memory import keep_freed_memory
 from protos.role import ServerRole, role_from_environment
 from ps_worker.job import Job, load_job
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
+)
 
 Set = Annotated[
     list[str] | None,
@@ -41,7 +44,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train the job: a worker of a cluster if the environment says so, else alone on this machine."""
-    _configure_logging()
+    _start()
     with _errors_as_exit_codes():
         _report(_train(load_job(job, overrides or [])), as_json)
 
@@ -62,7 +65,7 @@ def infer(
     """Predict and evaluate with a saved model, without servers."""
     from ps_worker.inference import infer  # late: --help should not wait for numba
 
-    _configure_logging()
+    _start()
     with _errors_as_exit_codes():
         _report(infer(model, data or [], output=output, overrides=overrides or []), as_json)
 
@@ -109,7 +112,9 @@ def _report(result: Mapping[str, Any], as_json: bool) -> None:
             )
 
 
-def _configure_logging() -> None:
+def _start() -> None:
+    """Logs to stderr, and ends on SIGTERM even as a container's first process, which ignores it else."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
