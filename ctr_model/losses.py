@@ -2,8 +2,11 @@
 
     d = z1 - z0,   p = 1 / (1 + exp(-d)),   loss = -log p if clicked, -log(1 - p) if not
 
-With two classes softmax is the logistic function of the difference. log(1 + exp(x)) is computed as
-max(x, 0) + log1p(exp(-|x|)), which neither overflows nor loses small terms.
+With two classes softmax is the logistic function of the difference. Of exponentials only exp(-|d|) is
+computed, which cannot overflow:
+
+    p = 1 / (1 + exp(-|d|)) if d >= 0, exp(-|d|) / (1 + exp(-|d|)) if not
+    log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), which keeps small terms
 """
 
 import math
@@ -17,11 +20,17 @@ Floats = NDArray[np.float32]
 
 
 @kernel
+def _logistic(difference: float, exponential: float) -> float:
+    """Returns p of d = `difference` and exp(-|d|) = `exponential`."""
+    return (1.0 if difference >= 0.0 else exponential) / (1.0 + exponential)
+
+
+@kernel
 def click_probabilities(logits: Floats, out: Floats) -> None:
     """Overwrites `out` float32[B] with the probability of class 1 under `logits` float32[B, 2]."""
     for b in range(out.size):
         difference = np.float64(logits[b, 1]) - np.float64(logits[b, 0])
-        out[b] = np.float32(1.0 / (1.0 + math.exp(-difference)))
+        out[b] = np.float32(_logistic(difference, math.exp(-abs(difference))))
 
 
 @kernel
@@ -39,9 +48,10 @@ def cross_entropy(
     loss = 0.0
     for b in range(labels.size):
         difference = np.float64(logits[b, 1]) - np.float64(logits[b, 0])
-        probability = 1.0 / (1.0 + math.exp(-difference))
+        exponential = math.exp(-abs(difference))
+        probability = _logistic(difference, exponential)
         against = difference if labels[b] == 0 else -difference
-        loss += max(against, 0.0) + math.log1p(math.exp(-abs(difference)))
+        loss += max(against, 0.0) + math.log1p(exponential)
         probabilities[b] = np.float32(probability)
         error = np.float32(probability - labels[b])
         logit_grad[b, 0] = -error
