@@ -23,8 +23,10 @@ from ctr_model.models.model import (
     FlatLayout,
     Floats,
     Lookup,
+    ModelInputError,
     Segment,
     StepResult,
+    Workspace,
 )
 
 CLASSES = 2
@@ -68,6 +70,8 @@ class CtrDnnWorkspace:
     """The matrices of one step: outputs of the layers (first the input X) and their gradients."""
 
     def __init__(self, widths: tuple[int, ...], max_batch_size: int) -> None:
+        self.widths = widths
+        self.max_batch_size = max_batch_size
         self._outputs = [np.empty((max_batch_size, width), np.float32) for width in widths]
         self._grads = [np.empty((max_batch_size, width), np.float32) for width in widths]
         self._probabilities = np.empty(max_batch_size, np.float32)
@@ -110,15 +114,12 @@ class CtrDnn:
         return CtrDnnWorkspace(self._config.widths, max_batch_size)
 
     def predict(
-        self,
-        params: Floats,
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        workspace: CtrDnnWorkspace,
+        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
     ) -> Floats:
         """Returns click probabilities float32[B]; see `Model`."""
-        outputs, _, probabilities = workspace.views(batch.size)
-        self._forward(self._layout.views(params), batch, lookups, outputs)
+        lookup = self._fitting_lookup(batch, lookups)
+        outputs, _, probabilities = self._buffers(workspace, batch.size)
+        self._forward(self._layout.views(params), batch, lookup, outputs)
         click_probabilities(outputs[-1], probabilities)
         return probabilities
 
@@ -127,37 +128,63 @@ class CtrDnn:
         params: Floats,
         batch: Batch,
         lookups: Mapping[str, Lookup],
-        workspace: CtrDnnWorkspace,
+        workspace: Workspace,
         dense_grad: Floats,
         sparse_grads: Mapping[str, Floats],
     ) -> StepResult:
         """Computes the gradients of the loss summed over the examples; see `Model`."""
         if batch.labels is None:
-            raise ValueError("a gradient needs labels, and this batch has none")
-        outputs, grads, probabilities = workspace.views(batch.size)
-        tensors = self._layout.views(params)
-        self._forward(tensors, batch, lookups, outputs)
+            raise ModelInputError("a gradient needs labels, and this batch has none")
+        _require_equal("number of labels", batch.labels.size, batch.size)
+        lookup = self._fitting_lookup(batch, lookups)
+        outputs, grads, probabilities = self._buffers(workspace, batch.size)
+        tensors, tensor_grads = self._layout.views(params), self._layout.views(dense_grad)
+        sparse_grad = sparse_grads[self._config.table]
+        _require_equal("shape of the sparse gradient", sparse_grad.shape, lookup.rows.shape)
+
+        self._forward(tensors, batch, lookup, outputs)
         loss = cross_entropy(outputs[-1], batch.labels, probabilities, grads[-1])
-        self._backward(tensors, outputs, grads, self._layout.views(dense_grad))
-        table = self._config.table
+        self._backward(tensors, outputs, grads, tensor_grads)
         scatter_slots(
             grads[0],
-            lookups[table].inverse,
+            lookup.inverse,
             batch.offsets,
             batch.num_slots,
             self._config.num_dense,
-            sparse_grads[table],
+            sparse_grad,
         )
         return StepResult(loss, probabilities)
+
+    def _fitting_lookup(self, batch: Batch, lookups: Mapping[str, Lookup]) -> Lookup:
+        """Returns the lookup of the model's table; kernels test no bounds, so all shapes must fit."""
+        config = self._config
+        _require_equal("number of dense columns", batch.dense.shape[1], config.num_dense)
+        _require_equal("number of slots", batch.num_slots, config.num_slots)
+        _require_equal("length of offsets", batch.offsets.size, batch.size * config.num_slots + 1)
+        _require_equal("last offset", int(batch.offsets[-1]), batch.keys.size)
+        lookup = lookups[config.table]
+        _require_equal("length of inverse", lookup.inverse.size, batch.keys.size)
+        _require_equal("width of the rows", lookup.rows.shape[1], config.dim)
+        return lookup
+
+    def _buffers(
+        self, workspace: Workspace, size: int
+    ) -> tuple[list[Floats], list[Floats], Floats]:
+        if not isinstance(workspace, CtrDnnWorkspace) or workspace.widths != self._config.widths:
+            raise ModelInputError("the workspace is another model's: ask this one for a workspace")
+        if size > workspace.max_batch_size:
+            raise ModelInputError(
+                f"the batch has {size} examples, the workspace holds {workspace.max_batch_size}"
+            )
+        return workspace.views(size)
 
     def _forward(
         self,
         tensors: list[Floats],
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookup: Lookup,
         outputs: list[Floats],
     ) -> None:
-        lookup = lookups[self._config.table]
         num_dense = self._config.num_dense
         outputs[0][:, :num_dense] = batch.dense
         pool_slots(
@@ -190,3 +217,8 @@ class CtrDnn:
                 sum_rows(grad, bias_grad)
             np.matmul(outputs[i].T, grad, out=weight_grad)  # [fan_in, H]
             np.matmul(grad, tensors[2 * i].T, out=grads[i])  # [B, fan_in]
+
+
+def _require_equal(what: str, actual: object, expected: object) -> None:
+    if actual != expected:
+        raise ModelInputError(f"{what} is {actual!r}, the model expects {expected!r}")

@@ -8,7 +8,8 @@ of the same shapes. Slots and pooling are the model's business, keys and tables 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,10 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 
 Floats = NDArray[np.float32]
+
+
+class ModelInputError(ValueError):
+    """A batch, its embeddings, its parameters or its buffers do not fit the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +85,7 @@ class FlatLayout:
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._shapes = [segment.shape for segment in segments]
         sizes = [math.prod(shape) for shape in self._shapes]
-        self._bounds = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        self._bounds = list(accumulate(sizes, initial=0))
 
     @property
     def length(self) -> int:
@@ -88,17 +93,28 @@ class FlatLayout:
         return self._bounds[-1]
 
     def views(self, vector: Floats) -> list[Floats]:
-        """Returns the segments of float32[P] `vector` as tensors that share its memory."""
+        """Returns the segments of float32[P] `vector` as tensors that share its memory.
+
+        Raises:
+            ModelInputError: If `vector` has another length.
+        """
+        if vector.shape != (self.length,):
+            raise ModelInputError(
+                f"the model has {self.length} dense parameters, the vector has shape {vector.shape}"
+            )
         return [
             vector[start:stop].reshape(shape)
-            for start, stop, shape in zip(
-                self._bounds, self._bounds[1:], self._shapes, strict=False
-            )
+            for (start, stop), shape in zip(pairwise(self._bounds), self._shapes, strict=True)
         ]
 
 
-Workspace = Any
-"""The buffers of one thread's steps; only the model that made it looks inside."""
+class Workspace(Protocol):
+    """The buffers of one thread's steps; only the model that made it looks inside."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """Examples of the largest batch that fits."""
+        ...
 
 
 class Model(Protocol):
@@ -133,6 +149,9 @@ class Model(Protocol):
             batch: Its labels are not read.
             lookups: By table.
             workspace: Overwritten.
+
+        Raises:
+            ModelInputError: If shapes do not fit; nothing has been written then.
         """
         ...
 
@@ -156,5 +175,8 @@ class Model(Protocol):
             workspace: Overwritten.
             dense_grad: float32[P], overwritten.
             sparse_grads: By table float32[N, D], overwritten.
+
+        Raises:
+            ModelInputError: If shapes do not fit or labels are missing; nothing has been written then.
         """
         ...

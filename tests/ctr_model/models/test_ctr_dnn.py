@@ -1,10 +1,14 @@
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from ctr_model.models.ctr_dnn import CtrDnn, CtrDnnConfig
-from ctr_model.models.model import FlatLayout, Lookup
+from ctr_model.models.model import FlatLayout, Lookup, ModelInputError
 from tests.reference import ctr_dnn as oracle
 
 NUM_DENSE, NUM_SLOTS, DIM = 3, 4, 2
@@ -132,16 +136,100 @@ def test_gradient_is_the_sum_over_examples() -> None:
 
 def test_unlabelled_batch_has_no_gradient() -> None:
     case = Case(3)
-    case.batch = Batch(
-        labels=None,
-        dense=case.batch.dense,
-        keys=case.batch.keys,
-        offsets=case.batch.offsets,
-        num_slots=NUM_SLOTS,
-    )
+    case.batch = dataclasses.replace(case.batch, labels=None)
 
-    with pytest.raises(ValueError, match="needs labels"):
+    with pytest.raises(ModelInputError, match="needs labels"):
         case.gradient()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dense": np.zeros((5, 2), np.float32)}, "dense columns is 2, the model expects 3"),
+        ({"labels": np.zeros(6, np.float32)}, "labels is 6, the model expects 5"),
+        ({"num_slots": 5}, "slots is 5, the model expects 4"),
+        ({"offsets": np.zeros(20, np.int32)}, "length of offsets is 20, the model expects 21"),
+        ({"offsets": np.zeros(21, np.int32)}, "last offset is 0"),
+    ],
+)
+def test_batch_of_another_shape_is_refused(change: dict, message: str) -> None:
+    case = Case(3)
+    case.batch = dataclasses.replace(case.batch, **change)
+
+    with pytest.raises(ModelInputError, match=message):
+        case.gradient()
+
+
+def test_batch_larger_than_the_workspace_is_refused() -> None:
+    with pytest.raises(ModelInputError, match="5 examples, the workspace holds 4"):
+        Case(3).gradient(workspace_size=4)
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    case = Case(3)
+    case.rows = np.zeros((6, DIM + 1), np.float32)
+
+    with pytest.raises(ModelInputError, match="width of the rows is 3"):
+        case.gradient()
+
+
+def test_lookup_of_other_keys_is_refused() -> None:
+    case = Case(3)
+    case.inverse = case.inverse[1:]
+
+    with pytest.raises(ModelInputError, match="length of inverse"):
+        case.gradient()
+
+
+def test_parameters_of_another_model_are_refused() -> None:
+    case = Case(3)
+    case.params = case.params[1:]
+
+    with pytest.raises(ModelInputError, match=f"has {case.model.num_params} dense parameters"):
+        case.gradient()
+
+
+def test_workspace_of_another_model_is_refused() -> None:
+    case, other = Case(3), Case(3, hidden=(9,))
+    lookups = {"t": Lookup(case.rows, case.inverse)}
+
+    with pytest.raises(ModelInputError, match="another model's"):
+        case.model.predict(case.params, case.batch, lookups, other.model.workspace(5))
+
+
+def test_sparse_gradient_of_another_shape_is_refused() -> None:
+    case = Case(3)
+
+    with pytest.raises(ModelInputError, match=r"sparse gradient is \(5, 2\)"):
+        case.model.gradient(
+            case.params,
+            case.batch,
+            {"t": Lookup(case.rows, case.inverse)},
+            case.model.workspace(5),
+            np.empty(case.model.num_params, np.float32),
+            {"t": np.empty((5, DIM), np.float32)},
+        )
+
+
+def test_threads_with_one_model_compute_what_one_thread_computes() -> None:
+    cases = [Case(seed, batch_size=64, hidden=(33, 17)) for seed in range(4)]
+    for case in cases:
+        case.model = cases[0].model
+    barrier = threading.Barrier(len(cases))
+
+    def repeat(case: Case) -> list[tuple[float, NDArray, NDArray]]:
+        barrier.wait(timeout=10)
+        return [case.gradient(64) for _ in range(20)]
+
+    alone = [case.gradient(64) for case in cases]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        together = list(pool.map(repeat, cases))
+
+    for (loss, dense_grad, sparse_grad), repeated in zip(alone, together, strict=True):
+        for other in repeated:
+            assert other[0] == loss
+            assert other[1].tobytes() == dense_grad.tobytes()
+            assert other[2].tobytes() == sparse_grad.tobytes()
 
 
 def test_tutorial_network_has_the_tutorials_sizes() -> None:
