@@ -161,6 +161,12 @@ class ParameterStore:
     ) -> Future[Version]:
         """See `protos.store.Store`; `into` has the length of this process's pieces."""
         blocks = {name: self._block(name) for name in into}
+        for name, block in blocks.items():
+            if into[name].shape != (block.length,):
+                raise ProtocolError(
+                    f"pull of dense block {name!r} into shape {into[name].shape}, expected "
+                    f"({block.length},)"
+                )
 
         def answer() -> Version:
             for name, block in blocks.items():
@@ -286,6 +292,7 @@ class ParameterStore:
             self._steps.leave(worker, step)
             self._barriers.leave(worker)
             self._done.add(worker)
+            self._examples.setdefault(worker, 0)
             resolve = self._settle()
         resolve()
 

@@ -287,6 +287,18 @@ def test_bad_gradient_changes_nothing(store, fault):
     assert store.status().examples == {0: 1}
 
 
+def test_pull_into_a_vector_of_another_length_is_refused(store):
+    with pytest.raises(ProtocolError, match="tower"):
+        store.pull_dense({"tower": np.empty(TOWER.length + 1, np.float32)}).result()
+
+
+def test_worker_that_left_without_a_push_is_in_the_status(store):
+    store.done(0, step=0)
+
+    assert store.status().examples == {0: 0}
+    assert store.status().done == {0}
+
+
 def test_unknown_names_are_refused(store):
     before = store.digest()
     grad = SparseGrad(KEYS[:1], np.ones((1, 5), np.float32), 1)
