@@ -61,8 +61,10 @@ class ClickMetrics:
             probabilities: float32[B], of a click.
 
         Raises:
-            ValueError: If a probability is not in [0, 1].
+            ValueError: If a probability is not in [0, 1], or the lengths differ; nothing is counted then.
         """
+        if labels.shape != probabilities.shape:
+            raise ValueError(f"{labels.size} labels came with {probabilities.size} predictions")
         if not np.all((probabilities >= 0) & (probabilities <= 1)):
             raise ValueError("a predicted probability is not in [0, 1]: the model has diverged")
         _add(labels, probabilities, self._histograms, self._sums)
@@ -78,7 +80,15 @@ class ClickMetrics:
 
     @classmethod
     def from_vector(cls, vector: NDArray[np.float64]) -> Self:
-        """Returns the metrics with the sums of `to_vector`."""
+        """Returns the metrics with the sums of `to_vector`.
+
+        Raises:
+            ValueError: If `vector` has another length, as from another version.
+        """
+        if vector.shape != (2 * THRESHOLDS + _NUM_SUMS,):
+            raise ValueError(
+                f"metrics are {2 * THRESHOLDS + _NUM_SUMS} numbers, got shape {vector.shape}"
+            )
         metrics = cls()
         metrics._histograms[:] = vector[: 2 * THRESHOLDS].reshape(2, THRESHOLDS)
         metrics._sums[:] = vector[2 * THRESHOLDS :]

@@ -108,6 +108,19 @@ def test_prediction_out_of_range_is_refused(wrong: float) -> None:
     assert metrics.examples == 0
 
 
+def test_labels_without_predictions_are_refused() -> None:
+    metrics = ClickMetrics()
+
+    with pytest.raises(ValueError, match="2 labels came with 1 predictions"):
+        metrics.add(np.ones(2, np.float32), np.full(1, 0.5, np.float32))
+    assert metrics.examples == 0
+
+
+def test_vector_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got shape \(3,\)"):
+        ClickMetrics.from_vector(np.zeros(3))
+
+
 def test_sliding_metrics_forget_all_but_the_last_batches() -> None:
     rng = np.random.default_rng(2)
     sliding = SlidingMetrics(window=3)
