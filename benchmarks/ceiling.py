@@ -5,23 +5,19 @@
 Forward and backward pass of the 273-400-400-400-2 network in bare numpy float32 with every buffer
 preallocated, down to the gradient of the input, which an embedding would need: no embedding, no
 servers, one BLAS thread. Other benchmarks give their speed as a part of this one, measured in the
-same minutes. Shares no code with `ctr_model`, so that it stays put when the model changes.
+same minutes. Shares no code with `ctr_model`, so that it stays put when the model changes. A line names
+the processor whose kernels BLAS runs: OPENBLAS_CORETYPE in the environment can set an older one.
 """
-
-from __future__ import annotations
 
 import json
 import time
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 WIDTHS = (273, 400, 400, 400, 2)  # 13 dense columns and 26 slots of dim 10, hidden layers, classes
 BATCH_SIZES = (100, 512, 4096)
-
-Array = NDArray[np.float32]
 
 
 class Network:
@@ -86,10 +82,22 @@ def measure(batch_size: int, seconds: float = 2.0) -> float:
     return steps * batch_size / elapsed
 
 
+def blas_kernels() -> str:
+    """Returns the processor for which BLAS chose its kernels, as "SkylakeX"."""
+    libraries = [entry for entry in threadpool_info() if entry["user_api"] == "blas"]
+    return ", ".join(sorted({str(entry.get("architecture", "unknown")) for entry in libraries}))
+
+
 def main() -> None:
+    """Prints one line a batch size."""
     for batch_size in BATCH_SIZES:
-        speed = measure(batch_size)
-        print(json.dumps({"case": "ceiling", "batch": batch_size, "examples_per_s": round(speed)}))
+        line = {
+            "bench": "ceiling",
+            "batch_size": batch_size,
+            "examples_per_s": round(measure(batch_size)),
+            "blas": blas_kernels(),
+        }
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

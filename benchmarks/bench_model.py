@@ -1,0 +1,91 @@
+"""The model alone: CTR-DNN's gradient with its embeddings, as a part of the ceiling.
+
+    python -m benchmarks.bench_model                 # one JSON line for each batch size and number of threads
+    python -m benchmarks.bench_model --rounds 40
+
+No tables, no servers: the rows of a batch's unique keys lie there, as after a pull. Each thread has its own
+workspace and gradients. Short rounds of model and ceiling (benchmarks.ceiling) alternate, and the median of
+the rounds' ratios is reported: both see the same neighbours on the machine.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from benchmarks import ceiling, rows
+from ctr_model.models.ctr_dnn import CtrDnn, CtrDnnConfig
+from ctr_model.models.model import Lookup
+
+ROUND_SECONDS = 0.25
+
+Step = Callable[[], object]
+
+
+def model_step(batch_size: int) -> Step:
+    """Returns a function that computes all gradients of one batch."""
+    config = CtrDnnConfig(num_dense=rows.NUM_DENSE, num_slots=rows.NUM_SLOTS)
+    model = CtrDnn(config)
+    rng = np.random.default_rng(1)
+    batch = next(rows.batches(1, batch_size, seed=1))
+    unique, inverse = np.unique(batch.keys, return_inverse=True)
+    embeddings = rng.uniform(-0.01, 0.01, (unique.size, config.dim)).astype(np.float32)
+    lookups = {config.table: Lookup(embeddings, inverse.astype(np.int32))}
+    params = rng.normal(0, 0.05, model.num_params).astype(np.float32)
+    workspace = model.workspace(batch_size)
+    dense_grad, sparse_grads = np.empty_like(params), {config.table: np.empty_like(embeddings)}
+    return lambda: model.gradient(params, batch, lookups, workspace, dense_grad, sparse_grads)
+
+
+def speed(pool: ThreadPoolExecutor, steps: Sequence[Step], batch_size: int) -> float:
+    """Returns examples/s of one round, each of `steps` repeated in a thread of its own."""
+
+    def repeat(step: Step) -> float:
+        count, start = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < ROUND_SECONDS:
+            step()
+            count += 1
+        return count * batch_size / elapsed
+
+    return sum(pool.map(repeat, steps))
+
+
+def measure(batch_size: int, threads: int, rounds: int) -> dict[str, object]:
+    """Returns the medians of model and ceiling, and of their ratio."""
+    models = [model_step(batch_size) for _ in range(threads)]
+    ceilings = [ceiling.Network(batch_size).step for _ in range(threads)]
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+        for step in (*models, *ceilings):
+            step()
+        pairs = [
+            (speed(pool, models, batch_size), speed(pool, ceilings, batch_size))
+            for _ in range(rounds)
+        ]
+    return {
+        "bench": "model",
+        "batch_size": batch_size,
+        "threads": threads,
+        "examples_per_s": round(statistics.median(model for model, _ in pairs)),
+        "ceiling": round(statistics.median(top for _, top in pairs)),
+        "of_ceiling": round(statistics.median(model / top for model, top in pairs), 3),
+        "blas": ceiling.blas_kernels(),
+    }
+
+
+def main() -> None:
+    """Prints one line a case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    for batch_size, threads in itertools.product(ceiling.BATCH_SIZES, (1, 2)):
+        print(json.dumps(measure(batch_size, threads, options.rounds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
