@@ -6,7 +6,7 @@
 
 Cases: the ceiling (benchmarks.ceiling), embedded with 1 and 2 threads, and 2 servers x 2 workers sync and
 async as processes over loopback. Batches lie in memory before the clock starts; it stops when all gradients
-are applied. The rounds of a case alternate with the ceiling's, and medians are compared, since machines drift.
+are applied. The rounds of a case alternate with the ceiling's, and medians are compared: machines drift.
 """
 
 import argparse

@@ -9,6 +9,7 @@ import time
 from benchmarks.rows import NUM_DENSE, NUM_SLOTS, batches
 from ctr_model.batch import Batch
 from ctr_model.registry import build_model
+from protos.memory import keep_freed_memory
 from protos.role import WorkerRole, role_from_environment
 from protos.store import Store
 from ps_server.store import ParameterStore
@@ -55,6 +56,7 @@ def run(
         source="bench",
     )
     size = options.batch_size
+    keep_freed_memory()  # as the commands do
     rows = list(
         batches((options.warmup + options.steps) * options.threads, size, seed=1000 + worker)
     )

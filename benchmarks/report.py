@@ -1,0 +1,159 @@
+"""Runs the benchmarks and writes their tables into README.md, between markers.
+
+    python -m benchmarks.report                      # about 20 minutes on an idle machine
+    python -m benchmarks.report --from results.jsonl # tables of lines measured before
+
+With CTR_PEER_DIR set, PaddlePaddle is measured in the same run. All lines go to benchmarks/results.jsonl.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+RESULTS = Path(__file__).parent / "results.jsonl"
+
+Line = dict[str, Any]
+
+TRAIN_CASES = {
+    "ceiling": "the ceiling: bare numpy, one core, no embeddings",
+    "embedded_1": "embedded, 1 thread",
+    "embedded_2": "embedded, 2 threads",
+    "sync_2x2": "2 servers x 2 workers, sync",
+    "async_2x2": "2 servers x 2 workers, async",
+    "peer_async_2x2": "PaddlePaddle 3.0, 2 x 2, async",
+}
+
+
+def measure() -> list[Line]:
+    """Runs all benchmarks and returns their lines."""
+    commands = [["bench_table"], ["bench_wire"], ["bench_train"]]
+    if "CTR_PEER_DIR" in os.environ:
+        commands[-1].append("--peer")
+    lines = [{"bench": "machine", "cpu": cpu_name(), "cores": os.cpu_count()}]
+    for module, *arguments in commands:
+        output = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{module}", *arguments],
+            check=True,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout
+        lines += [json.loads(line) for line in output.splitlines()]
+    RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lines
+
+
+def cpu_name() -> str:
+    """Returns what the system calls its processor."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Returns a Markdown table; numbers stand right."""
+    marks = ["---", *("---:" for _ in header[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, marks, *rows])
+
+
+def train_table(lines: list[Line]) -> str:
+    """Examples/s by case and batch size, each with its share of the ceiling."""
+    cells = {(line["case"], line["batch_size"]): line for line in lines}
+    sizes = sorted({size for _, size in cells})
+    rows = []
+    for case, title in TRAIN_CASES.items():
+        if not any((case, size) in cells for size in sizes):
+            continue
+        row = [title]
+        for size in sizes:
+            line = cells.get((case, size))
+            row.append(f"{line['examples_per_s']:,} ({line['of_ceiling']:.0%})" if line else "-")
+        rows.append(row)
+    merges = ", ".join(
+        f"B={size}: {line['sparse_merge']} and {line['dense_merge']}"
+        for (case, size), line in sorted(cells.items())
+        if case == "async_2x2"
+    )
+    learnt = ", ".join(
+        f"B={size}: {line['auc']}"
+        for (case, size), line in sorted(cells.items())
+        if case == "async_2x2"
+    )
+    header = ["examples/s, all workers (share of the ceiling)", *(f"B={size}" for size in sizes)]
+    return (
+        f"{table(header, rows)}\n\n"
+        f"Async merges sparse and dense gradients over ({merges}) batches; AUC after the run ({learnt}), "
+        f"best possible 0.84."
+    )
+
+
+def table_table(lines: list[Line]) -> str:
+    """Keys/s of one table on one core."""
+    rows = [
+        [
+            f"{line['optimizer']}, calls of {line['keys_per_call']:,} keys",
+            f"{line['pull_m_keys_per_s']:.1f}",
+            f"{line['push_m_keys_per_s']:.1f}",
+        ]
+        for line in lines
+        if "pull_m_keys_per_s" in line
+    ]
+    return table(["20 M rows of dim 10, one core", "pull, M keys/s", "push, M keys/s"], rows)
+
+
+def wire_table(lines: list[Line]) -> str:
+    """Cost of calls over loopback."""
+    rows = [
+        [line["case"], f"{line['calls_per_s']:,.0f}", f"{line['cpu_us_per_call']:,.0f}"]
+        for line in lines
+    ]
+    return table(["one server over loopback", "calls/s", "processor time a call, µs"], rows)
+
+
+TABLES: dict[str, Callable[[list[Line]], str]] = {
+    "train": train_table,
+    "table": table_table,
+    "wire": wire_table,
+}
+
+
+def write_readme(lines: list[Line]) -> None:
+    """Puts each table between its markers in README.md."""
+    text = README.read_text()
+    for bench, render in TABLES.items():
+        chosen = [line for line in lines if line["bench"] == bench]
+        if not chosen:
+            continue
+        start, end = f"<!-- bench:{bench} -->", f"<!-- /bench:{bench} -->"
+        before, _, rest = text.partition(start)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise SystemExit(f"README.md has no markers {start} ... {end}")
+        text = f"{before}{start}\n{render(chosen)}\n{end}{after}"
+    README.write_text(text)
+
+
+def main() -> None:
+    """Measures, or reads lines, and writes the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--from", dest="source", type=Path, help="lines measured before")
+    source = parser.parse_args().source
+    if source is None:
+        write_readme(measure())
+    else:
+        write_readme([json.loads(line) for line in source.read_text().splitlines()])
+
+
+if __name__ == "__main__":
+    main()
