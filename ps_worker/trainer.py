@@ -8,16 +8,19 @@ a step: unique keys -> pull -> forward, backward -> push
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ctr_model.batch import Batch
-from ctr_model.models.model import Lookup, Model
+from ctr_model.models.model import Lookup, Model, StepResult
 from protos.errors import DataError
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
 from protos.partition import Keys
@@ -25,6 +28,8 @@ from protos.store import Future
 from protos.unique import unique_keys
 from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
 from ps_worker.progress import Progress
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,12 @@ class _Thread:
         self._workspace = model.workspace(batch_size)
         self._dense_grad = np.empty(model.num_params, np.float32)
 
-    def compute(self, step: _Step, communicator: Communicator, progress: Progress) -> Gradients:
-        """Returns the gradients of a batch, summed over its examples; the dense array is reused."""
-        labels = step.batch.labels
-        if labels is None:
+    def compute(self, step: _Step, communicator: Communicator) -> tuple[Gradients, StepResult]:
+        """Returns the gradients of a batch, summed over its examples, and what else the model says.
+
+        The next call overwrites the dense gradient and the probabilities.
+        """
+        if step.batch.labels is None:
             raise DataError("training data has rows without labels: 39 columns, expected 40")
         rows = step.rows.result()
         grads = {name: np.empty_like(values) for name, values in rows.items()}
@@ -57,12 +64,12 @@ class _Thread:
             result = self._model.gradient(
                 params, step.batch, lookups, self._workspace, self._dense_grad, grads
             )
-        progress.add(labels, result.probabilities, result.loss)
         examples = step.batch.size
-        return Gradients(
+        gradients = Gradients(
             sparse={name: SparseGrad(step.keys, grad, examples) for name, grad in grads.items()},
             dense={DENSE_BLOCK: DenseGrad(self._dense_grad, examples)},
         )
+        return gradients, result
 
 
 class Trainer:
@@ -111,24 +118,32 @@ class Trainer:
         return _Step(batch, keys, inverse, rows)
 
     def _train_lockstep(self, batches: Iterator[Batch]) -> None:
-        def compute(thread: _Thread, batch: Batch) -> Gradients:
-            return thread.compute(self._prepare(batch), self._communicator, self._progress)
+        def compute(thread: _Thread, batch: Batch) -> tuple[Gradients, StepResult]:
+            return thread.compute(self._prepare(batch), self._communicator)
 
-        with ThreadPoolExecutor(len(self._threads)) as pool:
+        with _pool(len(self._threads)) as pool:
             while group := list(itertools.islice(batches, len(self._threads))):
-                parts = list(pool.map(compute, self._threads[: len(group)], group))
+                threads = self._threads[: len(group)]
+                computed = _results(
+                    [pool.submit(compute, *each) for each in zip(threads, group, strict=True)]
+                )
                 examples = sum(batch.size for batch in group)
-                self._communicator.push(sum_gradients(parts), examples)
+                self._communicator.push(sum_gradients([part for part, _ in computed]), examples)
+                for batch, (_, result) in zip(group, computed, strict=True):
+                    self._count(batch, result)
 
     def _train_free(self, batches: Iterator[Batch]) -> None:
         source = _SharedIterator(batches)
         if len(self._threads) == 1:
             self._run(self._threads[0], source)
             return
-        with ThreadPoolExecutor(len(self._threads)) as pool:
+        with _pool(len(self._threads)) as pool:
             runs = [pool.submit(self._run, thread, source) for thread in self._threads]
-            for run in runs:
-                run.result()
+            try:
+                _results(runs)
+            except BaseException:  # a signal's, too: it reaches this thread alone
+                source.stop()
+                raise
 
     def _run(self, thread: _Thread, source: "_SharedIterator") -> None:
         """Takes batches until there are no more, asking for the next one's rows ahead if allowed."""
@@ -137,8 +152,9 @@ class Trainer:
             step = self._next_step(source)
             while step is not None:
                 ahead = self._next_step(source) if is_overlapped else None
-                gradients = thread.compute(step, self._communicator, self._progress)
+                gradients, result = thread.compute(step, self._communicator)
                 self._communicator.push(gradients, step.batch.size)
+                self._count(step.batch, result)
                 step = ahead if is_overlapped else self._next_step(source)
         except BaseException:
             source.stop()
@@ -147,6 +163,33 @@ class Trainer:
     def _next_step(self, source: "_SharedIterator") -> _Step | None:
         batch = source.next()
         return None if batch is None else self._prepare(batch)
+
+    def _count(self, batch: Batch, result: StepResult) -> None:
+        """Counts a batch after its push, which says better than a metric what is wrong with a NaN."""
+        if batch.labels is not None:
+            self._progress.add(batch.labels, result.probabilities, result.loss)
+
+
+@contextmanager
+def _pool(num_threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Lends threads that are waited for, unless training ends with an error.
+
+    Then some may be in a call that waits for other workers, which ends when the store is closed.
+    """
+    pool = ThreadPoolExecutor(num_threads)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _results(runs: Sequence[futures.Future[T]]) -> list[T]:
+    """Returns the results, or raises the first error without waiting for the other runs."""
+    for run in futures.as_completed(runs):
+        run.result()
+    return [run.result() for run in runs]
 
 
 class _SharedIterator:

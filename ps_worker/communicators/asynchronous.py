@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from protos.errors import WaitTimeoutError
+from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients, Values, require_finite
 from protos.partition import Keys
 from protos.store import Future, Missing, Store, Version
@@ -112,9 +112,12 @@ class AsyncCommunicator:
         """Has nothing to do: there are no steps in common."""
 
     def close(self) -> None:
-        """Ends both threads; what is queued is not sent."""
+        """Ends both threads; what is queued is not sent, and who waits for that gets an error."""
         with self._changed:
             self._is_closed = True
+            self._error = self._error or ProtocolError(
+                "the communicator is closed: nothing is sent any more, make a new one"
+            )
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()

@@ -1,0 +1,164 @@
+"""How training ends when something goes wrong: whatever the threads are doing, at once."""
+
+import itertools
+import math
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from ctr_model.batch import Batch
+from protos.errors import GradientError, ProtocolError, TransportError
+from protos.gradients import Values
+from protos.partition import Keys
+from protos.store import Future
+from ps_server.store import ParameterStore
+from ps_worker.communicators.asynchronous import AsyncCommunicator
+from ps_worker.communicators.direct import DirectCommunicator
+from ps_worker.communicators.synchronous import SyncCommunicator
+from ps_worker.progress import Progress
+from ps_worker.session import declare
+from ps_worker.trainer import Trainer
+from tests.support.training import job, random_batches, small_model
+
+WAIT_S = 10.0
+MOST_BATCHES = 10_000
+BATCH = random_batches(1, 4, seed=1)[0]
+LOCKSTEP_OR_NOT = pytest.mark.parametrize("communicator", [SyncCommunicator, DirectCommunicator])
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises."""
+
+
+@pytest.fixture
+def store() -> ParameterStore:
+    store = ParameterStore()
+    declare(store, small_model(), job("sync", "optimizer.dense=sgd"))
+    return store
+
+
+def trainer_of(communicator, thread_num: int = 2) -> Trainer:
+    return Trainer(
+        small_model(),
+        communicator,
+        batch_size=BATCH.size,
+        thread_num=thread_num,
+        progress=Progress(every_s=math.inf),
+    )
+
+
+class Interrupting:
+    """Batches far beyond what a test has time for; a signal comes with the tenth."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        self.taken += 1
+        if self.taken == 10:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        if self.taken > MOST_BATCHES:
+            raise StopIteration
+        return BATCH
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    previous = signal.signal(signal.SIGUSR1, interrupt)
+    yield
+    signal.signal(signal.SIGUSR1, previous)
+
+
+@LOCKSTEP_OR_NOT
+@pytest.mark.parametrize("thread_num", [1, 2])
+def test_signal_ends_training_before_the_data_do(store, communicator, thread_num, interruptible):
+    worker = communicator(store, worker=0, num_params=small_model().num_params)
+    batches = Interrupting()
+
+    with pytest.raises(Interrupted):
+        trainer_of(worker, thread_num).train(batches)
+
+    assert batches.taken < MOST_BATCHES
+
+
+@LOCKSTEP_OR_NOT
+def test_error_of_one_thread_does_not_wait_for_a_call_of_another(store, communicator):
+    failing = FailingSecondPull(store)
+    worker = communicator(failing, worker=0, num_params=small_model().num_params)
+    try:
+        with pytest.raises(TransportError, match="gone"):
+            trainer_of(worker).train([BATCH] * 4)
+
+        assert not failing.was_answered.is_set()
+    finally:
+        failing.may_answer.set()
+
+
+def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):
+    store.pull_dense = spoiled(store.pull_dense)  # type: ignore[method-assign]
+    worker = DirectCommunicator(store, worker=0, num_params=small_model().num_params)
+    progress = Progress(every_s=math.inf)
+    trainer = Trainer(small_model(), worker, batch_size=BATCH.size, progress=progress)
+
+    with pytest.raises(GradientError, match="lower the learning rate"), np.errstate(all="ignore"):
+        trainer.train([BATCH])
+
+    assert progress.examples == 0
+
+
+def test_push_to_a_closed_communicator_does_not_wait_for_its_sender(store):
+    communicator = AsyncCommunicator(
+        store,
+        worker=0,
+        num_params=small_model().num_params,
+        max_merge_var_num=1,
+        max_merge_dense_num=1,
+        send_queue_size=1,
+        max_delay_ms=1,
+    )
+    communicator.close()
+
+    with pytest.raises(ProtocolError, match="closed"):
+        trainer_of(communicator, thread_num=1).train([BATCH])
+
+
+def spoiled(pull_dense):
+    """Returns `pull_dense`, but what it reads is not a number."""
+
+    def pull(into, *, at=None):
+        answer = pull_dense(into, at=at)
+        for vector in into.values():
+            vector[:] = np.nan
+        return answer
+
+    return pull
+
+
+class FailingSecondPull:
+    """A store of which the first pull is not answered before the second has failed."""
+
+    def __init__(self, store: ParameterStore) -> None:
+        self._store = store
+        self._pulls = itertools.count()
+        self.may_answer, self.was_answered = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def pull_sparse(self, keys: Mapping[str, Keys], **named) -> Future[Mapping[str, Values]]:
+        pull = next(self._pulls)
+        if pull == 1:
+            raise TransportError("the server is gone")
+        if pull == 0:
+            self.may_answer.wait(WAIT_S)
+            self.was_answered.set()
+        return self._store.pull_sparse(keys, **named)
