@@ -24,13 +24,17 @@ class StepAggregator:
         self._absent_from: dict[int, int] = {}
         self._parts: dict[int, dict[int, Gradients]] = {}
 
-    def check(self, worker: int, step: int) -> None:
-        """Raises ProtocolError unless `step` is the worker's next one."""
+    def require_member(self, worker: int) -> None:
+        """Raises ProtocolError unless the job has this worker."""
         if worker not in self._next_step:
             raise ProtocolError(
-                f"worker {worker} pushed a step, but this job has {len(self._next_step)} workers: "
+                f"worker {worker} called, but this job has {len(self._next_step)} workers, from 0: "
                 f"PADDLE_TRAINERS_NUM must be the same everywhere"
             )
+
+    def check(self, worker: int, step: int) -> None:
+        """Raises ProtocolError unless `step` is the worker's next one."""
+        self.require_member(worker)
         if worker in self._absent_from:
             raise ProtocolError(f"worker {worker} pushed step {step} after it had left the steps")
         expected = self._next_step[worker]

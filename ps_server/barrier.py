@@ -23,7 +23,8 @@ class BarrierBook:
         if worker not in self._members:
             raise ProtocolError(
                 f"worker {worker} came to barrier {name!r}, but is done or not of this job "
-                f"(members: {sorted(self._members)})"
+                f"(members: {sorted(self._members)}); after a job that failed, restart the servers that "
+                f"stayed"
             )
         self._waiting.setdefault(name, set()).add(worker)
 

@@ -183,6 +183,7 @@ class ParameterStore:
         self, gradients: Gradients, stamp: Stamp, *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`."""
+        self._steps.require_member(stamp.worker)
         self._check(gradients)
         if at is None:
             self._apply(gradients)
@@ -289,6 +290,7 @@ class ParameterStore:
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
         with self._lock:
+            self._steps.require_member(worker)
             self._steps.leave(worker, step)
             self._barriers.leave(worker)
             self._done.add(worker)
@@ -347,6 +349,7 @@ class ParameterStore:
     def load(self, url: str) -> None:
         """See `protos.store.Store`; reads this process's shards and pieces."""
         checkpoint = Checkpoint.open(url)
+        checkpoint.require((self._tables.keys() | self._blocks.keys()) - self._undeclared)
         tables = {name: self._load_table(checkpoint, name) for name in checkpoint.tables}
         blocks = {name: self._load_block(checkpoint, name) for name in checkpoint.blocks}
         with self._lock:

@@ -40,8 +40,7 @@ _HEADERS_BYTES = 64 * 2**10  # of a message, beside its numbers: ample
 
 @kernel
 def scatter_rows(rows: Values, positions: Positions, out: Values) -> None:
-    """Writes `rows` [n, D] to `out` [N, D], row `i` to `out[positions[i]]`."""
-    """Writes row `i` of `rows` to row `positions[i]` of `out`."""
+    """Writes row `i` of `rows` float32[n, D] to row `positions[i]` of `out` float32[N, D]."""
     for i in range(positions.size):
         for j in range(rows.shape[1]):
             out[positions[i], j] = rows[i, j]
@@ -312,7 +311,9 @@ class ClusterClient:
     def load(self, url: str) -> None:
         """See `protos.store.Store`."""
         # Opened here first: what is not whole is refused before any server has replaced its part.
-        folder = str(Checkpoint.open(url).folder)
+        checkpoint = Checkpoint.open(url)
+        checkpoint.require(self._tables.keys() | self._blocks.keys())
+        folder = str(checkpoint.folder)
         _results([self._transport.load(server, folder) for server in self._servers])
 
     def digest(self) -> str:

@@ -59,6 +59,19 @@ class Checkpoint:
             raise CheckpointError(f"cannot read {path}: {exc}") from exc
         return cls(folder, manifest_from_json(text, str(path)))
 
+    def require(self, names: Iterable[str]) -> None:
+        """Checks that there is a table or a dense block of each name.
+
+        Raises:
+            CheckpointError: If one is missing: whoever loads would go on with initial values for it.
+        """
+        saved = self.tables.keys() | self.blocks.keys()
+        if missing := sorted(set(names) - saved):
+            raise CheckpointError(
+                f"checkpoint {self.folder} has no {', '.join(missing)}, only {', '.join(sorted(saved))}: "
+                f"it is of another model"
+            )
+
     @property
     def model_digest(self) -> str:
         """The digest of the saved model."""

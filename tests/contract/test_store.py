@@ -468,3 +468,30 @@ def test_load_of_no_checkpoint_changes_nothing(store, tmp_path):
         store.load(str(tmp_path / "nowhere"))
 
     assert store.digest() == before
+
+
+def test_worker_that_is_not_of_the_job_is_refused(open_job):
+    first, _ = open_job(num_workers=2)
+    before = first.digest()
+
+    with pytest.raises(ProtocolError, match="worker 2 called, but this job has 2 workers"):
+        first.done(2, step=0)
+    with pytest.raises(ProtocolError, match="worker 2 called, but this job has 2 workers"):
+        first.push_grad(random_gradients(0), stamp(2)).result()
+
+    assert first.status().done == frozenset()
+    assert first.digest() == before
+
+
+def test_checkpoint_without_a_declared_table_is_refused(store, tmp_path):
+    other = ParameterStore()
+    other.create_table(DEEP)
+    other.create_dense(TOWER)
+    other.push_grad(Gradients({"deep": random_gradients(0).sparse["deep"]}), stamp()).result()
+    other.save(str(tmp_path / "other"), {})
+    before = store.digest()
+
+    with pytest.raises(CheckpointError, match="has no wide, only deep, tower"):
+        store.load(str(tmp_path / "other"))
+
+    assert store.digest() == before
