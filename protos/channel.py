@@ -15,6 +15,8 @@ _COMMON = [
 
 CHANNEL_OPTIONS = [
     *_COMMON,
+    # Servers are neighbours: a proxy that the environment names (http_proxy) is for the world outside.
+    ("grpc.enable_http_proxy", 0),
     # A dead server's machine answers nothing at all: without pings a call would wait for its deadline.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),

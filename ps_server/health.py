@@ -3,6 +3,7 @@
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.channel import CHANNEL_OPTIONS
 from protos.v1 import parameter_server_pb2
 
 SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
@@ -10,7 +11,7 @@ SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer
 
 def is_serving(endpoint: str, limit_s: float) -> bool:
     """Asks a server's health service; False if it does not answer within the limit."""
-    with grpc.insecure_channel(endpoint) as channel:
+    with grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=SERVICE), timeout=limit_s

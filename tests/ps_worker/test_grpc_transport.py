@@ -16,6 +16,7 @@ from protos.parts import PushPart
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Stamp
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
+from ps_server.health import is_serving
 from ps_server.store import ParameterStore
 from ps_worker.grpc_transport import Deadlines, GrpcTransport
 from tests.support.cluster import cluster
@@ -150,3 +151,14 @@ def test_closing_ends_calls_that_are_on_their_way():
             call = transport.barrier(0, "end", 0, 0)
         with pytest.raises(TransportError, match="CANCELLED"):
             call.result()
+
+
+def test_proxy_of_the_environment_is_not_for_servers(monkeypatch):
+    """Nothing listens at the proxy's port, so a call that goes there fails."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    with cluster() as servers:
+        assert servers.client().status().version == 0
+        assert is_serving(servers.endpoints[0], limit_s=10)
