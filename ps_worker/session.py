@@ -54,7 +54,7 @@ class Summary:
         examples: Examples trained on, over all workers.
         examples_per_s: Of all workers, while training: without loading, saving and evaluating.
         train_loss: Mean over this worker's examples, each predicted before it was learnt.
-        bad_rows: Malformed rows that this worker skipped.
+        bad_rows: Malformed rows that this worker skips in an epoch.
         model_digest: SHA-256 of the trained model.
         checkpoint: Folder of the last checkpoint.
     """
@@ -228,7 +228,7 @@ class Session:
         self._worker = worker
         self._is_embedded = is_embedded
         self._train_files = files_of_worker(plan.train_files, worker, num_workers)
-        self._reader = self._new_reader()
+        self._bad_rows = 0
         self._progress = Progress(every_s=plan.job.train.log_every_s)
         self._checkpoint: str | None = None
 
@@ -273,7 +273,11 @@ class Session:
         seconds = 0.0
         for epoch in range(1, self._job.train.epochs + 1):
             start = time.monotonic()
-            trainer.train(self._reader.batches(self._train_files))
+            reader = (
+                self._new_reader()
+            )  # a new one each time, or an epoch's bad rows add to the last's
+            trainer.train(reader.batches(self._train_files))
+            self._bad_rows = reader.bad_rows
             self._meet(f"epoch-{epoch}", communicator)
             seconds += time.monotonic() - start
             self._progress.log()
@@ -300,7 +304,7 @@ class Session:
         logger.info("saved %s", self._checkpoint)
 
     def _summary(self, seconds: float) -> Summary:
-        own = Summary(train_loss=self._progress.mean_loss, bad_rows=self._reader.bad_rows)
+        own = Summary(train_loss=self._progress.mean_loss, bad_rows=self._bad_rows)
         if not self.is_first:
             return replace(own, examples=self._progress.examples)
         examples = sum(self._store.status().examples.values())
