@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Lookup, Model
+from protos.errors import GradientError
 from protos.gradients import Values
 from protos.store import Missing, Store
 from protos.unique import unique_keys
@@ -35,6 +36,9 @@ def evaluate(
         batch_size: Size of the largest batch.
         on_predictions: Gets each batch's click probabilities, float32[B], in order; a view, valid only
             during the call.
+
+    Raises:
+        GradientError: If a prediction is not a probability.
     """
     params: Values = np.empty(model.num_params, np.float32)
     store.pull_dense({DENSE_BLOCK: params}).result()
@@ -49,5 +53,14 @@ def evaluate(
         if on_predictions is not None:
             on_predictions(predictions)
         if batch.labels is not None:
-            metrics.add(batch.labels, predictions)
+            _add(metrics, batch.labels, predictions)
     return metrics
+
+
+def _add(
+    metrics: ClickMetrics, labels: NDArray[np.float32], predictions: NDArray[np.float32]
+) -> None:
+    try:
+        metrics.add(labels, predictions)
+    except ValueError as error:
+        raise GradientError(f"{error}; lower the learning rate, or load an older model") from error

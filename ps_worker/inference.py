@@ -4,13 +4,13 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.schema import Schema
-from protos.errors import CheckpointError, JobError
+from protos.errors import CheckpointError, JobError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.data.criteo import CriteoReader
@@ -85,7 +85,7 @@ def _predictions_to(
         yield None
         return
     partial = output.with_name(f".{output.name}.partial")
-    with partial.open("w", encoding="ascii") as file:
+    with _opened(partial) as file:
 
         def write(predictions: NDArray[np.float32]) -> None:
             np.savetxt(file, predictions, fmt="%.7f")
@@ -96,3 +96,13 @@ def _predictions_to(
             partial.unlink()
             raise
     partial.replace(output)
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="ascii")
+    except OSError as error:
+        raise UsageError(
+            f"--output: cannot write to {str(path.parent)!r}: {error.strerror}; give a path in a folder "
+            f"that is there"
+        ) from error

@@ -51,7 +51,7 @@ class DataSection(Section):
         train: Patterns of files to train on; the workers share them out.
         test: Patterns of files to evaluate on after training; empty: no evaluation.
         schema_source: Path of a schema, or "criteo"; the key is `schema`.
-        bad_row_limit: Malformed rows that a worker skips, with a warning each, before it stops.
+        bad_row_limit: Malformed rows that a worker skips in a pass over its files, before it stops.
     """
 
     train: Globs = ()
@@ -129,7 +129,7 @@ class StrategySection(Section):
         max_merge_var_num: Async: batches whose sparse gradients are averaged before they are sent.
         max_merge_dense_num: Async: the same for dense gradients.
         send_queue_size: Async: batches that may wait to be sent before training waits.
-        max_delay_ms: Async: no gradient waits longer to be sent.
+        max_delay_ms: Async: no gradient waits longer for others to be merged with.
     """
 
     mode: Literal["sync", "async"] = "async"
@@ -179,11 +179,6 @@ class Job(Section):
     def to_json(self) -> str:
         """Returns the job as JSON, every default filled in."""
         return self.model_dump_json(by_alias=True, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Job":
-        """Returns the job of `to_json`."""
-        return cls.model_validate_json(text)
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:

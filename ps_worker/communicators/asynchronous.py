@@ -4,8 +4,8 @@
     training threads <--lend-- mirror <--receiver thread-- servers       dense parameters
     training threads <--pull-------------------------- servers           embeddings, a batch ahead
 
-Nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms`; dense parameters are
-fetched anew after each dense push.
+Nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to merge
+with; dense parameters are fetched anew after each dense push.
 """
 
 import threading

@@ -2,7 +2,8 @@
 
     pull at version t -> compute -> push as a part of step t -> wait for version t + 1 -> ...
 
-W workers of batch B learn what one worker of batch W * B learns, to the last bit on any number of servers.
+W workers of batch B learn what one worker of batch W * B learns, up to the order of float additions; on any
+number of servers the same to the last bit.
 """
 
 import threading

@@ -142,6 +142,7 @@ def test_damaged_checkpoint_is_refused_by_name(
         (["optimizer.sparse=adgrad"], 2, "did you mean 'adagrad'"),
         (["optimizer.dense=adagrad_row"], 2, "for rows only"),
         (["data.schema=none.toml"], 2, "none.toml"),
+        (["data.train=[]"], 2, "[data] train is empty"),
         (["data.train=nowhere/*"], 6, "nowhere/*"),
         (["checkpoint.load=nowhere"], 5, "nowhere"),
     ],
@@ -153,6 +154,21 @@ def test_mistake_in_the_job_has_its_exit_code(
 
     assert done.returncode == code, done.stderr
     assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_output_that_cannot_be_written_is_a_usage_error(
+    model: tuple[Path, dict], data: Path, tmp_path: Path
+) -> None:
+    folder, _ = model
+
+    done = run(
+        "ps-worker", "infer", "--model", folder, "--data", f"{data}/test/part-*",
+        "--output", tmp_path / "nowhere" / "predictions.txt",
+    )  # fmt: skip
+
+    assert done.returncode == 2, done.stderr
+    assert f"cannot write to '{tmp_path}/nowhere'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -1,9 +1,10 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from protos.errors import JobError
-from ps_worker.job import Job, load_job, override_job
+from ps_worker.job import load_job, override_job
 
 EXAMPLES = sorted(Path("examples").glob("*.toml"))
 
@@ -114,4 +115,4 @@ def test_missing_file_and_bad_toml_are_named(tmp_path: Path) -> None:
 def test_job_survives_json() -> None:
     job = load_job(Path("examples/ctr_dnn.toml"))
 
-    assert Job.from_json(job.to_json()) == job
+    assert override_job(json.loads(job.to_json()), [], source="checkpoint") == job
