@@ -144,7 +144,8 @@ class CheckpointSection(Section):
 
     Attributes:
         dir: Folder for checkpoints, one after each epoch; empty: nothing is saved.
-        load: Checkpoint, or folder of checkpoints, to start from; empty: from initial values.
+        load: Checkpoint, or folder of checkpoints, to start from; empty: from what the servers hold, which
+            are initial values unless they stayed after another job.
     """
 
     dir: str = ""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import typer
-import yaml
 from typer.main import get_command
 
 import deploy.launch
@@ -57,15 +56,3 @@ def test_every_exit_code_of_an_error_is_there() -> None:
     rows = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
 
     assert {error.exit_code for error in classes_below(CtrPsError)} <= rows
-
-
-def test_codes_that_come_back_are_those_that_end_the_kubernetes_job() -> None:
-    (listed,) = re.findall(r"^The codes (.*) come back", PAGE, re.MULTILINE)
-    job = yaml.safe_load((ROOT / "deploy/k8s/workers.yaml").read_text())["spec"]
-    (values,) = (
-        rule["onExitCodes"]["values"]
-        for rule in job["podFailurePolicy"]["rules"]
-        if "onExitCodes" in rule
-    )
-
-    assert [int(code) for code in re.findall(r"\d+", listed)] == values
