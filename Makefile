@@ -45,4 +45,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.report
 
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache log output data
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache log output/demo data/demo
