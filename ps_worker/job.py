@@ -21,7 +21,9 @@ from protos.spec import OptimizerSpec
 class Section(BaseModel):
     """One section of a job."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False
+    )
 
 
 class ModelSection(Section):

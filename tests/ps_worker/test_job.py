@@ -116,3 +116,8 @@ def test_job_survives_json() -> None:
     job = load_job(Path("examples/ctr_dnn.toml"))
 
     assert override_job(json.loads(job.to_json()), [], source="checkpoint") == job
+
+
+def test_limit_without_an_end_is_refused() -> None:
+    with pytest.raises(JobError, match=r"cluster\.wait_timeout_s is inf"):
+        override_job({}, ["cluster.wait_timeout_s=inf"], source="job")
