@@ -50,23 +50,22 @@ class Arena:
             self._mapping = mmap.mmap(-1, num_regions * self.region_rows * self._row_bytes, flags)
         except (AttributeError, OSError, ValueError, OverflowError):
             self.region_rows = min(self.region_rows, SMALL_REGION_BYTES // self._row_bytes)
-            self.array = self._zeros()
+            self.array = self._zeros(self.region_rows)
         else:
             self.array = np.frombuffer(self._mapping, self._dtype).reshape(-1, width)
 
-    def _zeros(self) -> NDArray[Any]:
-        return np.zeros((self._num_regions * self.region_rows, self._width), self._dtype)
+    def _zeros(self, region_rows: int) -> NDArray[Any]:
+        return np.zeros((self._num_regions * region_rows, self._width), self._dtype)
 
     def reserve(self, rows: int) -> None:
-        """Makes every region at least `rows` long."""
+        """Makes every region at least `rows` long; short of memory, leaves all as it was."""
         if rows <= self.region_rows:
             return
+        region_rows = max(rows, 2 * self.region_rows)
+        array = self._zeros(region_rows)
         old = self.array.reshape(self._num_regions, self.region_rows, self._width)
-        kept = self.region_rows
-        self.region_rows = max(rows, 2 * kept)
-        self._mapping = None
-        self.array = self._zeros()
-        self.array.reshape(self._num_regions, self.region_rows, self._width)[:, :kept] = old
+        array.reshape(self._num_regions, region_rows, self._width)[:, : self.region_rows] = old
+        self._mapping, self.array, self.region_rows = None, array, region_rows
 
     def release(self, start: int, stop: int) -> None:
         """Zeroes rows and gives their whole pages back to the system where that is possible."""

@@ -70,6 +70,11 @@ class DenseTable:
                 f"push to dense block {self.spec.name!r} has {grad.values.size} values, expected "
                 f"{self.length}: elements {self.piece.start} to {self.piece.stop} of the block"
             )
+        if grad.values.dtype != np.float32:
+            raise GradientError(
+                f"push to dense block {self.spec.name!r} has values of {grad.values.dtype}, "
+                f"expected float32"
+            )
         if grad.examples < 1:
             raise GradientError(
                 f"push to dense block {self.spec.name!r} says that it sums over {grad.examples} examples"

@@ -18,6 +18,8 @@ from protos.spec import InitializerSpec
 
 KINDS = ("uniform", "normal")
 
+MAX_SCALE = 1e6
+
 
 class Initializer(NamedTuple):
     """An initializer as kernels see it."""
@@ -31,16 +33,18 @@ def build_initializer(spec: InitializerSpec, seed: int, name: str) -> Initialize
     """Returns the initializer of the table or dense block `name`.
 
     Raises:
-        SpecConflictError: If the kind is unknown or the scale is not a finite number >= 0.
+        SpecConflictError: If the kind is unknown, or scale or seed are out of their range.
     """
     if spec.kind not in KINDS:
         raise SpecConflictError(
             f"{name!r} has initializer {spec.kind!r}, expected one of {', '.join(KINDS)}"
         )
-    if not (math.isfinite(spec.scale) and spec.scale >= 0):
+    if not 0 <= spec.scale <= MAX_SCALE:  # also refuses NaN
         raise SpecConflictError(
-            f"{name!r} has initial scale {spec.scale!r}, expected a number >= 0"
+            f"{name!r} has initial scale {spec.scale!r}, expected 0 to {MAX_SCALE:g}"
         )
+    if not 0 <= seed < 2**64:
+        raise SpecConflictError(f"{name!r} has seed {seed}, expected 0 to 2^64 - 1")
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return Initializer(
         is_normal=spec.kind == "normal",

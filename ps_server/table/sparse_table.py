@@ -20,7 +20,7 @@ from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
 from protos.spec import TableSpec
 from protos.store import Missing, TableStatus
 from ps_server.checkpoint.rows import Rows
-from ps_server.optimizers.registry import hyper_of, initial_state, optimizer_of
+from ps_server.optimizers.registry import hyper_of, initial_state
 from ps_server.table.arena import RESERVED_REGION_BYTES, Arena
 from ps_server.table.hash_index import (
     INITIAL_SLOTS,
@@ -88,8 +88,10 @@ class SparseTable:
     def declare(self, spec: TableSpec) -> None:
         """Takes another spec for the same rows, as when a job trains a loaded table on.
 
+        The caller sees to it that the new spec has rows and shards like the old one.
+
         Raises:
-            SpecConflictError: If rows of that spec would look different.
+            SpecConflictError: If the spec is impossible.
         """
         _check_spec(spec)
         hyper = hyper_of(spec.optimizer)
@@ -111,12 +113,16 @@ class SparseTable:
         return TableStatus(rows=rows, size_bytes=size_bytes)
 
     def check(self, grad: SparseGrad) -> None:
-        """Raises GradientError or WrongServerError if `push` could not take this gradient."""
+        """Raises GradientError or ProtocolError if `push` could not take this gradient."""
         expected = (grad.keys.size, self.spec.dim)
         if grad.keys.size and grad.values.shape != expected:
             raise GradientError(
                 f"push to table {self.spec.name!r} has values of shape {grad.values.shape}, "
                 f"expected {expected}: one row of dim {self.spec.dim} for each key"
+            )
+        if grad.values.dtype != np.float32:
+            raise GradientError(
+                f"push to table {self.spec.name!r} has values of {grad.values.dtype}, expected float32"
             )
         if grad.keys.size and grad.examples < 1:
             raise GradientError(
@@ -208,10 +214,12 @@ class SparseTable:
             if has_room(self._arrays, shard):
                 return
             num_rows = int(self._num_rows[shard]) + 1
-            self._slab.reserve(num_rows)
-            if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
-                self._double_index(shard)
-            self._arrays = self._view()
+            try:
+                self._slab.reserve(num_rows)
+                if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
+                    self._double_index(shard)
+            finally:  # the slab may have moved before memory ran out for the index
+                self._arrays = self._view()
 
     def _double_index(self, shard: int) -> None:
         old_slots = int(self._num_slots[shard])
@@ -255,10 +263,9 @@ def _frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
 def _check_spec(spec: TableSpec) -> None:
     if not 1 <= spec.dim <= MAX_DIM:
         raise SpecConflictError(f"table {spec.name!r} has dim {spec.dim}, expected 1 to {MAX_DIM}")
-    if spec.num_shards.bit_count() != 1 or spec.num_shards > MAX_SHARDS:
+    if spec.num_shards.bit_count() != 1 or not 1 <= spec.num_shards <= MAX_SHARDS:
         raise SpecConflictError(
             f"table {spec.name!r} has {spec.num_shards} shards, expected a power of two of at most "
             f"{MAX_SHARDS}"
         )
     check_name(spec.name)
-    optimizer_of(spec.optimizer)

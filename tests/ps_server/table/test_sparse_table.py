@@ -1,0 +1,429 @@
+"""A table of rows: what it reads, creates, refuses and exports."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protos.errors import GradientError, ProtocolError, SpecConflictError, WrongServerError
+from protos.gradients import SparseGrad
+from protos.partition import Keys, route
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing
+from ps_server.checkpoint.rows import Rows
+from ps_server.optimizers.registry import OPTIMIZERS
+from ps_server.table.arena import Arena
+from ps_server.table.hash_index import BLOCK
+from ps_server.table.sparse_table import MAX_DIM, MAX_SHARDS, SparseTable
+from tests.reference.partition import unmix64
+from tests.reference.table import ReferenceTable
+
+EDGE_KEYS = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
+
+
+def spec_of(**changes: object) -> TableSpec:
+    fields: dict[str, object] = {
+        "name": "t",
+        "dim": 2,
+        "initializer": InitializerSpec(kind="uniform", scale=0.5),
+        "optimizer": OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+    }
+    return TableSpec(**(fields | changes))  # type: ignore[arg-type]
+
+
+def keys_of(*keys: int) -> Keys:
+    return np.array(keys, np.uint64)
+
+
+def ones(keys: Keys, dim: int = 2) -> SparseGrad:
+    return SparseGrad(keys, np.ones((keys.size, dim), np.float32), 1)
+
+
+def exported(table: SparseTable) -> dict[int, tuple[list[float], list[float]]]:
+    """Returns weights and state by key."""
+    shards = [table.export_shard(shard) for shard in table.shards]
+    return {
+        int(key): (weights.tolist(), state.tolist())
+        for rows in shards
+        for key, weights, state in zip(rows.keys, rows.weights, rows.state, strict=True)
+    }
+
+
+def random_keys(count: int, seed: int = 0) -> Keys:
+    return np.random.default_rng(seed).integers(0, 2**64, count, np.uint64)
+
+
+# Reading
+
+
+@pytest.mark.parametrize("key", EDGE_KEYS)
+def test_every_word_is_a_key(key: int) -> None:
+    table = SparseTable(spec_of())
+
+    table.push(ones(keys_of(key)))
+
+    assert exported(table).keys() == {key}
+    initial = ReferenceTable(spec_of()).initial(key)
+    np.testing.assert_allclose(table.pull(keys_of(key), Missing.ZEROS), [initial - 1], rtol=1e-6)
+
+
+def test_missing_key_reads_its_initial_value_or_zeros() -> None:
+    table = SparseTable(spec_of())
+    table.push(ones(keys_of(5)))
+
+    initial = table.pull(keys_of(4, 5, 6), Missing.INITIAL)
+    zeros = table.pull(keys_of(4, 5, 6), Missing.ZEROS)
+
+    expected = [ReferenceTable(spec_of()).initial(key) for key in (4, 6)]
+    np.testing.assert_allclose(initial[[0, 2]], expected, rtol=1e-6)
+    assert zeros[[0, 2]].tolist() == [[0, 0], [0, 0]]
+    assert initial[1].tolist() == zeros[1].tolist() != [0, 0]
+
+
+@pytest.mark.parametrize("missing", Missing)
+def test_pull_creates_no_row(missing: Missing) -> None:
+    table = SparseTable(spec_of())
+    before = table.status
+
+    table.pull(random_keys(1000), missing)
+
+    assert table.status == before
+    assert exported(table) == {}
+
+
+def test_pull_is_in_the_order_of_its_keys() -> None:
+    table = SparseTable(spec_of(initializer=InitializerSpec()))
+    keys = random_keys(10 * BLOCK + 3)
+    table.push(SparseGrad(keys, np.repeat(np.arange(keys.size), 2).reshape(-1, 2).astype("f4"), 1))
+    order = np.random.default_rng(1).permutation(keys.size)
+
+    pulled = table.pull(keys[order], Missing.ZEROS)
+
+    assert pulled[:, 0].tolist() == (-order).tolist()
+
+
+def test_pull_may_name_a_key_twice() -> None:
+    table = SparseTable(spec_of())
+
+    pulled = table.pull(keys_of(7, 8, 7), Missing.INITIAL)
+
+    assert pulled[0].tolist() == pulled[2].tolist()
+
+
+def test_nothing_is_pulled_and_pushed() -> None:
+    table = SparseTable(spec_of())
+
+    table.check(ones(keys_of()))
+    table.check(SparseGrad(keys_of(), np.zeros((0, 0), np.float32), 0))  # as off the wire
+    table.push(ones(keys_of()))
+
+    assert table.pull(keys_of(), Missing.INITIAL).shape == (0, 2)
+    assert table.status.rows == 0
+
+
+# Initial values depend on seed, table and key alone
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 512])
+def test_initial_values_do_not_depend_on_the_number_of_shards(num_shards: int) -> None:
+    keys = random_keys(100)
+
+    values = SparseTable(spec_of(num_shards=num_shards)).pull(keys, Missing.INITIAL)
+
+    assert values.tolist() == SparseTable(spec_of()).pull(keys, Missing.INITIAL).tolist()
+
+
+@pytest.mark.parametrize("num_servers", [2, 3, 70])
+def test_rows_do_not_depend_on_the_number_of_servers(num_servers: int) -> None:
+    spec = spec_of(optimizer=OptimizerSpec(name="adam"))
+    keys = np.concatenate([random_keys(200), keys_of(*EDGE_KEYS)])
+    gradient = ones(keys)
+    alone = SparseTable(spec)
+    alone.push(gradient)
+    servers = [
+        SparseTable(spec, server_index=server, num_servers=num_servers)
+        for server in range(num_servers)
+    ]
+
+    for table, positions in zip(servers, route(keys, spec.num_shards, num_servers), strict=True):
+        table.push(ones(keys[positions]))
+
+    together = [exported(table) for table in servers]
+    assert sum(len(rows) for rows in together) == keys.size
+    assert {key: row for rows in together for key, row in rows.items()} == exported(alone)
+
+
+@settings(max_examples=20)
+@given(order=st.permutations(range(120)), cut=st.integers(0, 120))
+def test_rows_do_not_depend_on_the_order_in_which_keys_came(order: list[int], cut: int) -> None:
+    spec = spec_of(num_shards=2)
+    keys = random_keys(120)
+    expected, shuffled = SparseTable(spec), SparseTable(spec)
+    expected.push(ones(keys))
+
+    shuffled.push(ones(keys[order[:cut]]))
+    shuffled.push(ones(keys[order[cut:]]))
+
+    assert exported(shuffled) == exported(expected)
+
+
+def test_tables_of_other_names_and_seeds_start_elsewhere() -> None:
+    starts = [
+        SparseTable(spec).pull(keys_of(1), Missing.INITIAL).tolist()[0][0]
+        for spec in (spec_of(), spec_of(name="u"), spec_of(seed=1))
+    ]
+
+    assert len(set(starts)) == 3
+
+
+# A key twice in one push
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "new"])
+@pytest.mark.parametrize("distance", [1, BLOCK - 1, BLOCK, BLOCK + 1])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_key_twice_in_one_push_acts_as_two_pushes(name: str, distance: int, known: bool) -> None:
+    """In one block of the kernel and across blocks."""
+    spec = spec_of(optimizer=OptimizerSpec(name=name))
+    once, twice = SparseTable(spec), SparseTable(spec)
+    keys = random_keys(3 * BLOCK)
+    keys[5 + distance] = keys[5]
+    values = np.random.default_rng(1).normal(size=(keys.size, 2)).astype(np.float32)
+    if known:
+        once.push(ones(keys[5:6]))
+        twice.push(ones(keys[5:6]))
+
+    twice.push(SparseGrad(keys, values, 1))
+    for i in range(keys.size):
+        once.push(SparseGrad(keys[i : i + 1], values[i : i + 1], 1))
+
+    assert twice.status.rows == once.status.rows == keys.size - 1
+    assert exported(twice) == exported(once)
+
+
+# Refusals
+
+
+def test_key_of_another_server_is_refused() -> None:
+    table = SparseTable(spec_of(), server_index=1, num_servers=2)
+    foreign = keys_of(unmix64(0))  # shard 0
+
+    with pytest.raises(WrongServerError, match="shard 0, which lives on server 0"):
+        table.pull(foreign, Missing.ZEROS)
+    with pytest.raises(WrongServerError):
+        table.check(ones(foreign))
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 2), (3,), (6,), (3, 2, 1), (0, 0)])
+def test_values_that_do_not_fit_the_keys_are_refused(shape: tuple[int, ...]) -> None:
+    table = SparseTable(spec_of())
+
+    with pytest.raises(GradientError, match=rf"'t'.*{re.escape(str(shape))}, expected \(3, 2\)"):
+        table.check(SparseGrad(keys_of(1, 2, 3), np.zeros(shape, np.float32), 1))
+
+
+@pytest.mark.parametrize("examples", [0, -1])
+def test_values_that_sum_over_no_examples_are_refused(examples: int) -> None:
+    table = SparseTable(spec_of())
+
+    with pytest.raises(GradientError, match=f"over {examples} examples"):
+        table.check(SparseGrad(keys_of(1), np.zeros((1, 2), np.float32), examples))
+
+
+def test_values_of_another_type_are_refused() -> None:
+    table = SparseTable(spec_of())
+
+    with pytest.raises(GradientError, match="float64, expected float32"):
+        table.check(SparseGrad(keys_of(1), np.zeros((1, 2)), 1))  # type: ignore[arg-type]
+
+
+def test_keys_of_another_type_are_refused() -> None:
+    table = SparseTable(spec_of())
+    signed = np.array([1, -1])
+
+    with pytest.raises(ProtocolError, match="int64, expected uint64"):
+        table.pull(signed, Missing.ZEROS)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="int64, expected uint64"):
+        table.check(SparseGrad(signed, np.zeros((2, 2), np.float32), 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dim": 0}, "dim 0, expected 1 to 4096"),
+        ({"dim": MAX_DIM + 1}, "dim 4097"),
+        ({"num_shards": 0}, "0 shards, expected a power of two"),
+        ({"num_shards": -2}, "-2 shards"),
+        ({"num_shards": 48}, "48 shards"),
+        ({"num_shards": 2 * MAX_SHARDS}, "8192 shards"),
+        ({"seed": -1}, "seed -1"),
+        ({"seed": 2**64}, "seed 18446744073709551616"),
+        ({"name": ""}, "'' is no name"),
+        ({"name": "../t"}, "'../t' is no name"),
+        ({"name": "a/b"}, "'a/b' is no name"),
+        ({"name": ".hidden"}, "'.hidden' is no name"),
+        ({"name": "t\n"}, "is no name"),
+        ({"name": "t" * 101}, "is no name"),
+        ({"name": "té"}, "'té' is no name"),
+        ({"initializer": InitializerSpec(kind="xavier")}, "initializer 'xavier'"),
+        ({"initializer": InitializerSpec(scale=-1.0)}, "initial scale -1.0"),
+        ({"initializer": InitializerSpec(scale=float("nan"))}, "initial scale nan"),
+        ({"initializer": InitializerSpec(scale=1e39)}, "initial scale 1e+39"),
+        ({"optimizer": OptimizerSpec(name="adamw")}, "did you mean 'adam'"),
+        ({"optimizer": OptimizerSpec(name="sgd", params={"lr": 1.0})}, "did you mean"),
+    ],
+)
+def test_impossible_spec_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecConflictError, match=re.escape(message)):
+        SparseTable(spec_of(**changes))
+
+
+@pytest.mark.parametrize("name", ["t", "T_1", "0", "user.id-2", "t" * 100])
+def test_names_of_letters_digits_and_some_marks_are_taken(name: str) -> None:
+    assert SparseTable(spec_of(name=name)).spec.name == name
+
+
+# Export and write
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_written_rows_are_exported_as_they_were(name: str) -> None:
+    spec = spec_of(dim=3, num_shards=4, optimizer=OptimizerSpec(name=name))
+    trained, copy = SparseTable(spec), SparseTable(spec)
+    for seed in range(3):
+        trained.push(ones(random_keys(500, seed // 2), dim=3))
+
+    for shard in trained.shards:
+        rows = trained.export_shard(shard)
+        assert (np.diff(rows.keys.astype(object)) > 0).all()
+        copy.write(frozen(rows))
+
+    assert copy.status.rows == trained.status.rows == 1000
+    assert exported(copy) == exported(trained)
+
+
+def frozen(rows: Rows) -> Rows:
+    """Returns the rows as they come out of a checkpoint."""
+    for column in (rows.keys, rows.weights, rows.state):
+        column.flags.writeable = False
+    return rows
+
+
+def test_written_row_replaces_the_one_that_was_there() -> None:
+    table = SparseTable(spec_of())
+    table.push(ones(keys_of(1, 2)))
+
+    table.write(Rows(keys_of(1), np.array([[7, 8]], np.float32), np.zeros((1, 0), np.float32)))
+
+    assert table.pull(keys_of(1), Missing.ZEROS).tolist() == [[7, 8]]
+    assert table.status.rows == 2
+
+
+def test_export_is_a_copy() -> None:
+    table = SparseTable(spec_of(num_shards=1))
+    table.push(ones(keys_of(1)))
+
+    rows = table.export_shard(0)
+    rows.weights[:] = 99.0
+
+    assert 99.0 not in table.pull(keys_of(1), Missing.ZEROS)
+
+
+def test_server_exports_its_shards_only() -> None:
+    table = SparseTable(spec_of(num_shards=8), server_index=1, num_servers=3)
+
+    assert list(table.shards) == [1, 4, 7]
+
+
+def test_declaring_anew_keeps_rows_and_takes_the_new_rate() -> None:
+    table = SparseTable(spec_of(initializer=InitializerSpec()))
+    table.push(ones(keys_of(1)))
+
+    table.declare(
+        spec_of(
+            initializer=InitializerSpec(),
+            optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.25}),
+        )
+    )
+    table.push(ones(keys_of(1)))
+
+    assert table.pull(keys_of(1), Missing.ZEROS).tolist() == [[-1.25, -1.25]]
+
+
+def test_refused_declaration_changes_nothing() -> None:
+    table = SparseTable(spec_of())
+
+    with pytest.raises(SpecConflictError):
+        table.declare(spec_of(initializer=InitializerSpec(scale=-1.0)))
+
+    assert table.spec == spec_of()
+
+
+# Size
+
+
+def test_status_counts_rows_and_bytes() -> None:
+    table = SparseTable(spec_of(num_shards=2))
+
+    table.push(ones(random_keys(10)))
+
+    row_bytes = 8 + 2 * 4
+    assert (table.status.rows, table.status.size_bytes) == (10, 10 * row_bytes + 2 * 64 * 8)
+
+
+def test_status_counts_the_shards_of_this_server() -> None:
+    table = SparseTable(spec_of(num_shards=64), server_index=0, num_servers=2)
+
+    assert table.status.size_bytes == 32 * 64 * 8
+
+
+@pytest.mark.parametrize("fails_at", [1, 2], ids=["rows", "index"])
+def test_table_that_runs_out_of_memory_keeps_its_rows(
+    fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of its two arrays could not grow; and it goes on once there is memory."""
+    spec = spec_of(num_shards=1, initializer=InitializerSpec())
+    table = SparseTable(spec, region_bytes=48 * 16)  # slab and index are full after 48 rows
+    keys = random_keys(200)
+    table.push(ones(keys[:48]))
+    with monkeypatch.context() as patch:
+        patch.setattr(Arena, "_zeros", failing_call(Arena._zeros, fails_at))
+        with pytest.raises(MemoryError):
+            table.push(ones(keys[48:]))
+
+    table.push(ones(keys[:48]))
+    assert table.pull(keys, Missing.ZEROS)[:, 0].tolist() == [-2.0] * 48 + [0.0] * 152
+    table.push(ones(keys))
+
+    assert table.pull(keys, Missing.ZEROS)[:, 0].tolist() == [-3.0] * 48 + [-1.0] * 152
+
+
+def failing_call(function: object, fails_at: int) -> object:
+    calls = iter(range(1, 10))
+
+    def call(*arguments: object) -> object:
+        if next(calls) == fails_at:
+            raise MemoryError
+        return function(*arguments)  # type: ignore[operator]
+
+    return call
+
+
+def colliding_keys(count: int) -> Sequence[int]:
+    """Keys of one shard, one tag and one first slot in any index of up to 2^16 slots."""
+    return [unmix64(0xABCD_1234_0000_0005 | middle << 16) for middle in range(count)]
+
+
+def test_keys_that_agree_in_slot_and_tag_are_told_apart() -> None:
+    table = SparseTable(spec_of(initializer=InitializerSpec()))
+    present, absent = np.split(np.array(colliding_keys(400), np.uint64), 2)
+
+    for count in (1, 50, 200):
+        table.push(ones(present[:count]))
+
+    pulled = table.pull(np.concatenate([present, absent]), Missing.ZEROS)
+    assert table.status.rows == 200
+    assert pulled[:, 0].tolist() == [-3.0] + [-2.0] * 49 + [-1.0] * 150 + [0.0] * 200
