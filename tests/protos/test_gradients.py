@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -49,7 +49,6 @@ def added_up(grads: list[SparseGrad], dtype: type) -> dict[int, list[float]]:
     return {key: value.tolist() for key, value in total.items()}
 
 
-@settings(deadline=None)
 @given(grads=st.lists(sparse_grads(), min_size=1, max_size=5))
 def test_sparse_sum_is_the_sum_of_the_float64_oracle(grads: list[SparseGrad]) -> None:
     total = sum_sparse(grads)
@@ -62,7 +61,6 @@ def test_sparse_sum_is_the_sum_of_the_float64_oracle(grads: list[SparseGrad]) ->
     assert total.examples == sum(grad.examples for grad in grads)
 
 
-@settings(deadline=None)
 @given(grads=st.lists(sparse_grads(), min_size=2, max_size=5))
 def test_sparse_values_are_added_in_the_order_given(grads: list[SparseGrad]) -> None:
     """To the bit: sync training promises it."""
@@ -132,7 +130,6 @@ def test_parts_may_lack_tables_and_blocks() -> None:
     assert {name: grad.values.tolist() for name, grad in total.dense.items()} == {"mlp": [1.0]}
 
 
-@settings(deadline=None)
 @given(
     bad=st.sampled_from(NOT_FINITE),
     row=st.integers(0, 6),
@@ -147,7 +144,6 @@ def test_table_and_key_that_are_not_finite_are_named(bad: float, row: int, colum
         require_finite(Gradients(sparse={"wide": sparse([1], [1.0]), "deep": grad}))
 
 
-@settings(deadline=None)
 @given(bad=st.sampled_from(NOT_FINITE), position=st.integers(0, 40))
 def test_block_and_element_that_are_not_finite_are_named(bad: float, position: int) -> None:
     values = np.ones(41, np.float32)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError, WrongServerError
@@ -30,14 +30,12 @@ def test_hash_equals_the_first_outputs_of_splitmix64() -> None:
     assert outputs == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
-@settings(deadline=None)
 @given(key=st.integers(0, 2**64 - 1))
 def test_hash_can_be_undone(key: int) -> None:
     """So no two keys share one: collisions in tag and slot are all there can be."""
     assert reference.unmix64(int(mix64(np.uint64(key)))) == key
 
 
-@settings(deadline=None)
 @given(key=st.integers(0, 2**64 - 1), num_shards=NUM_SHARDS)
 def test_shard_is_the_high_bits_of_the_hash(key: int, num_shards: int) -> None:
     shard = int(shard_of(np.uint64(key), num_shards))
@@ -46,7 +44,6 @@ def test_shard_is_the_high_bits_of_the_hash(key: int, num_shards: int) -> None:
     assert 0 <= shard < num_shards
 
 
-@settings(deadline=None)
 @given(keys=KEYS, num_shards=NUM_SHARDS)
 def test_counts_agree_with_the_shard_of_each_key(keys: list[int], num_shards: int) -> None:
     counts = count_by_shard(np.array(keys, np.uint64), num_shards, 0, 1)
@@ -55,7 +52,6 @@ def test_counts_agree_with_the_shard_of_each_key(keys: list[int], num_shards: in
     assert counts.tolist() == np.bincount(np.array(shards, int), minlength=num_shards).tolist()
 
 
-@settings(deadline=None)
 @given(keys=KEYS, num_shards=NUM_SHARDS, num_servers=NUM_SERVERS)
 def test_each_position_is_routed_once_to_the_owner_of_its_key(
     keys: list[int], num_shards: int, num_servers: int
@@ -68,7 +64,6 @@ def test_each_position_is_routed_once_to_the_owner_of_its_key(
     assert [positions.tolist() for positions in routes] == expected
 
 
-@settings(deadline=None)
 @given(keys=KEYS, num_shards=NUM_SHARDS, num_servers=NUM_SERVERS)
 def test_servers_accept_what_is_routed_to_them(
     keys: list[int], num_shards: int, num_servers: int

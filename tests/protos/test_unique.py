@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
@@ -14,7 +14,6 @@ COLLIDING = [unmix64(tag << 32 | 7) for tag in range(8)]
 """All begin at slot 7 of any small table."""
 
 
-@settings(deadline=None)
 @given(
     keys=st.lists(
         st.one_of(st.sampled_from(EDGES + COLLIDING), st.integers(0, 2**64 - 1)), max_size=80
