@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from protos.errors import WaitTimeoutError
+
 _RETRY_S = 0.1
 
 
@@ -24,15 +26,15 @@ def compile_lock(path: Path | None = None, *, limit_s: float = 300.0) -> Iterato
     """Holds the lock while the caller compiles kernels; the system frees it if the process dies.
 
     Raises:
-        TimeoutError: If another process holds it for longer than `limit_s`.
+        WaitTimeoutError: If another process holds it for longer than `limit_s`.
     """
     path = path or default_lock_path()
     deadline = time.monotonic() + limit_s
     with path.open("a") as file:
         while not _try_lock(file.fileno()):
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"another process has compiled kernels for {limit_s:g} s ({path})"
+                raise WaitTimeoutError(
+                    f"another process has compiled kernels for {limit_s:g} s and holds {path}"
                 )
             time.sleep(_RETRY_S)
         yield

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -101,6 +102,8 @@ def _serve(
     load: str | None,
 ) -> int:
     """Serves to the end; returns the exit code."""
+    # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keep_freed_memory()
     from ps_server.server import Server, ServerSettings, serve
     from ps_server.store import ParameterStore

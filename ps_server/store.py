@@ -268,7 +268,7 @@ class ParameterStore:
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
         future: WaitingFuture[Version] = WaitingFuture(
-            self._wait_limit_s, lambda: self._barrier_timeout(name, worker)
+            self._wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
         )
         with self._lock:
             self._barriers.arrive(name, worker)
@@ -278,10 +278,13 @@ class ParameterStore:
         resolve()
         return future
 
-    def _barrier_timeout(self, name: str, worker: int) -> WaitTimeoutError:
+    def _barrier_timeout(self, name: str, worker: int, future: Future[Version]) -> WaitTimeoutError:
         with self._lock:
-            missing = self._barriers.give_up(name, worker)
-            self._barrier_futures.pop((name, worker), None)
+            missing = self._barriers.missing(name)
+            # A worker that has come again waits on by its newer call.
+            if self._barrier_futures.get((name, worker)) is future:
+                self._barriers.give_up(name, worker)
+                del self._barrier_futures[name, worker]
         return WaitTimeoutError(
             f"barrier {name!r}: workers {missing} did not come within {self._wait_limit_s:g} s; "
             f"see their logs"

@@ -310,9 +310,10 @@ class ClusterClient:
 
     def load(self, url: str) -> None:
         """See `protos.store.Store`."""
-        # Opened here first: what is not whole is refused before any server has replaced its part.
+        # Read here first, every byte: what is damaged is refused before any server has replaced its part.
         checkpoint = Checkpoint.open(url)
         checkpoint.require(self._tables.keys() | self._blocks.keys())
+        checkpoint.verify()
         folder = str(checkpoint.folder)
         _results([self._transport.load(server, folder) for server in self._servers])
 

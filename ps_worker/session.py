@@ -22,7 +22,7 @@ from ctr_model.schema import Schema
 from protos.errors import JobError, SpecConflictError
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, TableSpec
 from protos.store import Store
-from ps_server.checkpoint.publish import write_latest
+from ps_server.checkpoint.publish import require_writable, write_latest
 from ps_server.optimizers.registry import hyper_of, optimizer_of
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
@@ -241,6 +241,8 @@ class Session:
         """Trains, saves and evaluates; returns what came out of it."""
         logger.info("worker %d trains on %s", self._worker, _named(self._train_files))
         declare(self._store, self._plan.model, self._job)
+        if self.is_first and self._job.checkpoint.dir:
+            require_writable(self._job.checkpoint.dir)
         if self.is_first and self._job.checkpoint.load:
             self._store.load(self._job.checkpoint.load)
             logger.info("loaded %s", self._job.checkpoint.load)

@@ -59,6 +59,16 @@ def open_staging(target: Path) -> tuple[Path, str]:
     return staging, token
 
 
+def require_writable(root: str | Path) -> None:
+    """Finds out before training whether a folder can take checkpoints.
+
+    Raises:
+        CheckpointError: If it cannot.
+    """
+    staging, _ = open_staging(local_path(root) / "probe")
+    shutil.rmtree(staging, ignore_errors=True)
+
+
 def publish(staging: Path, target: Path, manifest: Manifest) -> None:
     """Makes a staging folder the checkpoint `target`; one that is there already is replaced.
 
@@ -123,8 +133,8 @@ def _resolve_latest(root: Path) -> Path:
     folder = _checkpoint_in(root, name)
     if folder is None:
         raise CheckpointError(
-            f"{latest} names {name!r}, but there is no {MANIFEST} in {root / name}: not a checkpoint, or "
-            f"its save did not finish; give the path of one that is whole"
+            f"{latest} names {name!r}, which is no checkpoint in {root}: no folder of that name has a "
+            f"{MANIFEST}, so its save did not finish; give the path of one that is whole"
         )
     return folder
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from protos.gradients import Gradients, Values, require_finite
+from protos.gradients import Gradients, Values
 from protos.partition import Keys
 from protos.store import Future, Missing, Store, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK
@@ -48,7 +48,6 @@ class SyncCommunicator:
 
     def push(self, gradients: Gradients, examples: int) -> None:
         """Pushes this worker's part of the step and goes on to the next."""
-        require_finite(gradients)
         stamp = self._stamps.next(step=self.version, examples=examples)
         self._store.push_grad(gradients, stamp, at=self.version).result()
         self.version += 1

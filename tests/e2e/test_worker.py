@@ -145,6 +145,7 @@ def test_damaged_checkpoint_is_refused_by_name(
         (["data.train=[]"], 2, "[data] train is empty"),
         (["data.train=nowhere/*"], 6, "nowhere/*"),
         (["checkpoint.load=nowhere"], 5, "nowhere"),
+        (["checkpoint.dir=/proc/none"], 5, "/proc/none"),
     ],
 )
 def test_mistake_in_the_job_has_its_exit_code(

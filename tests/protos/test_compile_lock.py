@@ -3,6 +3,7 @@
 import pytest
 
 from protos.compile_lock import compile_lock
+from protos.errors import WaitTimeoutError
 
 
 def test_lock_is_free_again_after_the_block(tmp_path):
@@ -18,7 +19,7 @@ def test_lock_that_another_holds_is_not_waited_for_without_limit(tmp_path):
 
     with (
         compile_lock(path),
-        pytest.raises(TimeoutError, match=r"has compiled kernels for 0 s .*lock"),
+        pytest.raises(WaitTimeoutError, match=r"has compiled kernels for 0 s .*lock"),
         compile_lock(path, limit_s=0.0),
     ):
         pass
