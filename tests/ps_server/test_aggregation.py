@@ -1,0 +1,170 @@
+"""Which synchronous steps are complete, and in what order their parts are added."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.errors import ProtocolError
+from protos.gradients import DenseGrad, Gradients
+from ps_server.aggregation import StepAggregator
+
+NOTHING = np.empty(0, np.float32)
+
+
+@given(
+    num_steps=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_any_interleaving_completes_the_same_steps(
+    num_steps: list[int], data: st.DataObject
+) -> None:
+    """Each worker adds its steps and leaves at their number; the order among workers is free."""
+    steps = StepAggregator(len(num_steps))
+    next_step = dict.fromkeys(range(len(num_steps)), 0)
+    complete = []
+    while next_step:
+        may_go_on = sorted(
+            worker for worker, step in next_step.items() if step <= steps.version + 1
+        )
+        worker = data.draw(st.sampled_from(may_go_on))
+        step = next_step[worker]
+        if step < num_steps[worker]:
+            steps.add(worker, step, part(worker, step))
+            next_step[worker] += 1
+        else:
+            steps.leave(worker, step)
+            del next_step[worker]
+        complete += take_all(steps)
+
+    assert complete == [
+        [(worker, step) for worker, number in enumerate(num_steps) if step < number]
+        for step in range(max(num_steps))
+    ]
+    assert steps.version == max(num_steps)
+
+
+def test_parts_come_in_worker_order_whoever_was_first() -> None:
+    steps = StepAggregator(3)
+    for worker in (2, 0, 1):
+        assert take_all(steps) == []
+        steps.add(worker, 0, part(worker, 0))
+
+    assert take_all(steps) == [[(0, 0), (1, 0), (2, 0)]]
+
+
+def test_worker_may_be_one_step_ahead() -> None:
+    steps = StepAggregator(2)
+    steps.add(0, 0, part(0, 0))
+    steps.add(0, 1, part(0, 1))
+    steps.add(1, 0, part(1, 0))
+
+    assert take_all(steps) == [[(0, 0), (1, 0)]]
+    assert steps.behind(1) == [1]
+
+
+def test_leaving_completes_a_step_that_waited_for_it() -> None:
+    steps = StepAggregator(2)
+    steps.add(0, 0, part(0, 0))
+    steps.leave(1, 0)
+
+    assert take_all(steps) == [[(0, 0)]]
+
+
+def test_parts_sent_before_leaving_count() -> None:
+    steps = StepAggregator(2)
+    steps.add(1, 0, part(1, 0))
+    steps.leave(1, 1)
+    steps.add(0, 0, part(0, 0))
+
+    assert take_all(steps) == [[(0, 0), (1, 0)]]
+
+
+def test_step_in_which_nobody_takes_part_does_not_complete() -> None:
+    steps = StepAggregator(2)
+    steps.leave(0, 0)
+    steps.leave(1, 0)
+
+    assert steps.take_complete_step() is None
+    assert steps.version == 0
+
+
+def test_behind_names_exactly_the_workers_that_are_missing() -> None:
+    steps = StepAggregator(4)
+    steps.add(1, 0, part(1, 0))
+    steps.leave(2, 0)
+    steps.leave(3, 1)
+
+    assert steps.behind(0) == [0, 3]
+    assert steps.behind(1) == [0, 1]
+
+
+def test_worker_that_rejoins_goes_on_at_the_version() -> None:
+    steps = StepAggregator(2)
+    steps.leave(1, 0)
+    for step in range(3):
+        steps.add(0, step, part(0, step))
+        take_all(steps)
+    steps.rejoin(1)
+
+    steps.add(0, 3, part(0, 3))
+    assert take_all(steps) == []
+    steps.add(1, 3, part(1, 3))
+    assert take_all(steps) == [[(0, 3), (1, 3)]]
+
+
+@pytest.mark.parametrize(
+    ("worker", "step", "message"),
+    [
+        (0, 0, "worker 0 pushed step 0, expected 2, at version 1"),
+        (0, 1, "worker 0 pushed step 1, expected 2, at version 1"),
+        (0, 3, "worker 0 pushed step 3, expected 2, at version 1"),
+        (1, 2, "worker 1 pushed step 2, expected 1, at version 1"),
+        (2, 1, "worker 2 pushed step 1 after it had left the steps"),
+        (3, 1, "worker 3 called, but this job has 3 workers"),
+        (-1, 1, "worker -1 called, but this job has 3 workers"),
+    ],
+)
+def test_part_out_of_turn_is_refused_and_changes_nothing(
+    worker: int, step: int, message: str
+) -> None:
+    """Version 1; worker 0 is a step ahead, worker 1 is behind, worker 2 has left."""
+    steps = StepAggregator(3)
+    steps.leave(2, 0)
+    for known, number in ((0, 0), (1, 0), (0, 1)):
+        steps.add(known, number, part(known, number))
+        take_all(steps)
+    missing = [steps.behind(number) for number in range(5)]
+
+    with pytest.raises(ProtocolError, match=message):
+        steps.add(worker, step, part(worker, step))
+
+    assert steps.version == 1
+    assert [steps.behind(number) for number in range(5)] == missing
+    steps.add(1, 1, part(1, 1))
+    assert take_all(steps) == [[(0, 1), (1, 1)]]
+
+
+def test_worker_two_steps_ahead_is_refused() -> None:
+    steps = StepAggregator(2)
+    steps.add(0, 0, part(0, 0))
+    steps.add(0, 1, part(0, 1))
+
+    with pytest.raises(ProtocolError, match="worker 0 pushed step 2"):
+        steps.add(0, 2, part(0, 2))
+
+    assert steps.behind(2) == [0, 1]
+
+
+def part(worker: int, step: int) -> Gradients:
+    """Returns gradients that say whose they are."""
+    return Gradients(dense={f"{worker} {step}": DenseGrad(NOTHING, 1)})
+
+
+def take_all(steps: StepAggregator) -> list[list[tuple[int, int]]]:
+    """Takes the complete steps; returns the worker and step of each part."""
+    complete = []
+    while (parts := steps.take_complete_step()) is not None:
+        names = [name.split() for gradients in parts for name in gradients.dense]
+        complete.append([(int(worker), int(step)) for worker, step in names])
+    return complete
