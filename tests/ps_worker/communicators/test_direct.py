@@ -1,0 +1,93 @@
+"""Training straight on a store."""
+
+import numpy as np
+import pytest
+
+from protos.errors import GradientError
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.store import Missing
+from ps_server.store import ParameterStore
+from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.communicators.direct import DirectCommunicator
+from ps_worker.session import declare
+from tests.support.training import job, small_model, together
+
+NUM_PARAMS = small_model().num_params
+KEYS = {"embedding": np.arange(3, dtype=np.uint64)}
+EXAMPLES = 10
+
+
+@pytest.fixture
+def store() -> ParameterStore:
+    store = ParameterStore()
+    declare(store, small_model(), job("async", "optimizer.sparse=sgd", "optimizer.dense=sgd"))
+    return store
+
+
+@pytest.fixture
+def communicator(store: ParameterStore) -> DirectCommunicator:
+    return DirectCommunicator(store, worker=0, num_params=NUM_PARAMS)
+
+
+def test_push_is_applied_when_it_returns(
+    store: ParameterStore, communicator: DirectCommunicator
+) -> None:
+    rows = communicator.pull(KEYS).result()["embedding"]
+    with communicator.params() as params:
+        before = params.copy()
+
+    communicator.push(gradient(2.0), EXAMPLES)
+
+    moved = 0.1 * 2.0 / EXAMPLES
+    np.testing.assert_allclose(
+        communicator.pull(KEYS).result()["embedding"], rows - moved, rtol=1e-5
+    )
+    with communicator.params() as params:
+        np.testing.assert_allclose(params, before - moved, rtol=1e-5, atol=1e-7)
+    assert store.status().examples == {0: EXAMPLES}
+
+
+def test_pull_reads_initial_values_and_makes_no_row(
+    store: ParameterStore, communicator: DirectCommunicator
+) -> None:
+    rows = communicator.pull(KEYS).result()["embedding"]
+
+    assert rows.any()
+    assert not store.pull_sparse(KEYS, missing=Missing.ZEROS).result()["embedding"].any()
+
+
+def test_parameters_of_one_thread_do_not_change_when_another_reads(
+    communicator: DirectCommunicator,
+) -> None:
+    def push_and_read() -> None:
+        communicator.push(gradient(2.0), EXAMPLES)
+        with communicator.params() as params:
+            seen.append(params.copy())
+
+    seen: list[np.ndarray] = []
+    with communicator.params() as mine:
+        before = mine.copy()
+        together(push_and_read)
+        assert mine.tobytes() == before.tobytes()
+
+    assert (seen[0] != before).all()
+
+
+def test_non_finite_gradient_is_refused_and_changes_nothing(
+    store: ParameterStore, communicator: DirectCommunicator
+) -> None:
+    digest = store.digest()
+
+    with pytest.raises(GradientError, match="not finite"):
+        communicator.push(gradient(np.nan), EXAMPLES)
+
+    assert store.digest() == digest
+    assert store.status().examples == {}
+
+
+def gradient(value: float) -> Gradients:
+    rows = np.full((3, 4), value, np.float32)
+    return Gradients(
+        sparse={"embedding": SparseGrad(KEYS["embedding"], rows, EXAMPLES)},
+        dense={DENSE_BLOCK: DenseGrad(np.full(NUM_PARAMS, value, np.float32), EXAMPLES)},
+    )
