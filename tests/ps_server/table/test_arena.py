@@ -1,0 +1,129 @@
+"""Arenas: they grow, keep what is in them, and give back zeros."""
+
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps_server.table.arena import SMALL_REGION_BYTES, Arena
+
+PAGE = mmap.PAGESIZE
+BuildArena = Callable[..., Arena]
+
+
+def refuse_mapping(*_: object) -> None:
+    raise OSError("no address space left")
+
+
+@pytest.fixture(params=["mapped", "copied"])
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> BuildArena:
+    """Builds arenas with reserved address space, and where there is none."""
+    if request.param == "copied":
+        monkeypatch.setattr("ps_server.table.arena.mmap.mmap", refuse_mapping)
+
+    def build_arena(dtype: str = "f4", num_regions: int = 3, width: int = 3, **sizes: int) -> Arena:
+        return Arena(dtype, num_regions=num_regions, width=width, **sizes)
+
+    return build_arena
+
+
+def regions(arena: Arena) -> np.ndarray:
+    return arena.array.reshape(-1, arena.region_rows, arena.array.shape[1])
+
+
+def test_new_arena_is_zero_and_can_be_written(build: BuildArena) -> None:
+    arena = build(region_bytes=10 * PAGE)
+
+    assert not arena.array.any()
+    arena.array[-1] = 1
+
+
+@pytest.mark.parametrize("region_bytes", [1, 12, 100, PAGE, 3 * PAGE + 1])
+def test_regions_keep_their_rows_as_they_grow(build: BuildArena, region_bytes: int) -> None:
+    """Even from regions that are smaller than a row."""
+    arena = build(region_bytes=region_bytes)
+    arena.reserve(5)
+    for region in range(3):
+        regions(arena)[region, :5] = region + 1
+
+    for rows in (6, 50, 5000):
+        arena.reserve(rows)
+
+    assert arena.region_rows >= 5000
+    for region in range(3):
+        assert (regions(arena)[region, :5] == region + 1).all()
+        assert not regions(arena)[region, 5:].any()
+
+
+def test_regions_that_are_long_enough_stay_where_they_are(build: BuildArena) -> None:
+    arena = build(region_bytes=PAGE)
+    array = arena.array
+
+    arena.reserve(arena.region_rows)
+
+    assert arena.array is array
+
+
+def test_growing_doubles_at_least(build: BuildArena) -> None:
+    """Or inserting n rows would copy n * n of them."""
+    arena = build(region_bytes=1200)
+
+    arena.reserve(101)
+
+    assert arena.region_rows == 200
+
+
+def test_regions_that_cannot_be_reserved_start_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps_server.table.arena.mmap.mmap", refuse_mapping)
+
+    arena = Arena("f4", num_regions=64, width=4)
+
+    assert arena.region_rows == SMALL_REGION_BYTES // 16
+
+
+def test_more_than_the_address_space_is_not_reserved() -> None:
+    arena = Arena("f4", num_regions=4, width=1, region_bytes=2**46)
+
+    assert arena.array.nbytes == 4 * SMALL_REGION_BYTES
+
+
+@settings(max_examples=60)
+@given(data=st.data(), width=st.sampled_from([1, 3, 7]), is_mapped=st.booleans())
+def test_released_rows_are_zero_and_their_neighbours_as_they_were(
+    data: st.DataObject, width: int, is_mapped: bool
+) -> None:
+    """Rows of 12 or 28 bytes straddle pages, so pages may belong to both."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_mapped:
+            patch.setattr("ps_server.table.arena.mmap.mmap", refuse_mapping)
+        arena = Arena("f4", num_regions=1, width=width, region_bytes=5 * PAGE)
+    rows = arena.region_rows
+    arena.array[:] = np.arange(1, rows + 1)[:, None]
+    start = data.draw(st.integers(0, rows))
+    stop = data.draw(st.integers(start, rows))
+
+    arena.release(start, stop)
+
+    expected = np.arange(1, rows + 1)
+    expected[start:stop] = 0
+    assert (arena.array == expected[:, None]).all()
+
+
+def test_released_pages_go_back_to_the_system() -> None:
+    arena = Arena("f4", num_regions=1, width=4, region_bytes=64 * 2**20)
+    before = resident_bytes()
+    arena.array[:] = 1
+    filled = resident_bytes()
+
+    arena.release(0, arena.region_rows)
+
+    assert filled - before > 60 * 2**20
+    assert resident_bytes() - before < 4 * 2**20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE

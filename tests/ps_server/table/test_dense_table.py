@@ -1,0 +1,161 @@
+"""A server's piece of a dense block."""
+
+import re
+
+import numpy as np
+import pytest
+
+from protos.errors import GradientError, SpecConflictError
+from protos.gradients import DenseGrad
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
+from ps_server.optimizers.registry import OPTIMIZERS
+from ps_server.table.dense_table import DenseTable
+
+ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]
+ZEROS = InitializerSpec()
+UNIFORM = InitializerSpec(kind="uniform", scale=1.0)
+
+
+def spec_of(**changes: object) -> DenseSpec:
+    fields: dict[str, object] = {
+        "name": "d",
+        "segments": (
+            DenseSegment(length=4, initializer=UNIFORM),
+            DenseSegment(length=3, initializer=ZEROS),
+        ),
+        "optimizer": OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+    }
+    return DenseSpec(**(fields | changes))  # type: ignore[arg-type]
+
+
+def pulled(block: DenseTable) -> list[float]:
+    out = np.empty(block.length, np.float32)
+    block.pull(out)
+    return out.tolist()
+
+
+def test_segments_start_as_they_say() -> None:
+    weights = pulled(DenseTable(spec_of()))
+
+    assert all(-1 <= weight < 1 and weight != 0 for weight in weights[:4])
+    assert weights[4:] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("num_servers", [2, 3, 7, 9])
+def test_pieces_start_as_the_whole_block(num_servers: int) -> None:
+    pieces = [
+        DenseTable(spec_of(), server_index=server, num_servers=num_servers)
+        for server in range(num_servers)
+    ]
+
+    together = [weight for piece in pieces for weight in pulled(piece)]
+    assert together == pulled(DenseTable(spec_of()))
+
+
+def test_blocks_of_other_names_and_seeds_start_elsewhere() -> None:
+    starts = [
+        pulled(DenseTable(spec))[0] for spec in (spec_of(), spec_of(name="e"), spec_of(seed=1))
+    ]
+
+    assert len(set(starts)) == 3
+
+
+def test_block_without_elements_is_a_block() -> None:
+    block = DenseTable(spec_of(segments=()))
+
+    block.push(DenseGrad(np.zeros(0, np.float32), 1))
+
+    assert pulled(block) == []
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_restored_block_goes_on_as_the_exported_one(name: str) -> None:
+    spec = spec_of(optimizer=OptimizerSpec(name=name))
+    trained, copy = DenseTable(spec), DenseTable(spec)
+    gradient = DenseGrad(np.arange(7, dtype=np.float32), 2)
+    for _ in range(3):
+        trained.push(gradient)
+
+    copy.restore(trained.export())
+    for block in (trained, copy):
+        block.push(gradient)
+
+    assert pulled(copy) == pulled(trained)
+
+
+def test_export_is_a_copy() -> None:
+    block = DenseTable(spec_of(optimizer=OptimizerSpec(name="adam")))
+    before = pulled(block)
+
+    piece = block.export()
+    for array in (piece.weights, piece.element_state, piece.scalars):
+        array[:] = 9
+
+    assert pulled(block) == before
+    assert 9 not in block.export().element_state
+    assert 9 not in block.export().scalars
+
+
+@pytest.mark.parametrize("shape", [(6,), (8,), (0,), (7, 1), (1, 7)])
+def test_gradient_of_another_length_is_refused(shape: tuple[int, ...]) -> None:
+    block = DenseTable(spec_of())
+
+    with pytest.raises(GradientError, match=r"'d' has .* values, expected 7: elements 0 to 7"):
+        block.check(DenseGrad(np.zeros(shape, np.float32), 1))
+
+
+def test_piece_names_its_elements_when_it_refuses() -> None:
+    block = DenseTable(spec_of(), server_index=1, num_servers=2)
+
+    with pytest.raises(GradientError, match="has 7 values, expected 4: elements 3 to 7"):
+        block.check(DenseGrad(np.zeros(7, np.float32), 1))
+
+
+def test_gradient_of_another_type_is_refused() -> None:
+    with pytest.raises(GradientError, match="float64, expected float32"):
+        DenseTable(spec_of()).check(DenseGrad(np.zeros(7), 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("examples", [0, -1])
+def test_gradient_over_no_examples_is_refused(examples: int) -> None:
+    with pytest.raises(GradientError, match=f"sums over {examples} examples"):
+        DenseTable(spec_of()).check(DenseGrad(np.zeros(7, np.float32), examples))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "a b"}, "'a b' is no name"),
+        ({"optimizer": OptimizerSpec(name="adagrad_row")}, "'adagrad_row', which is for rows only"),
+        ({"optimizer": OptimizerSpec(name="ada")}, "unknown optimizer 'ada'"),
+        ({"seed": -1}, "seed -1"),
+        (
+            {
+                "segments": (
+                    DenseSegment(length=0, initializer=InitializerSpec(kind="xavier")),
+                    DenseSegment(length=1, initializer=ZEROS),
+                )
+            },
+            "initializer 'xavier'",
+        ),
+    ],
+)
+def test_impossible_spec_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecConflictError, match=re.escape(message)):
+        DenseTable(spec_of(**changes))
+
+
+def test_declaring_anew_keeps_weights_and_takes_the_new_rate() -> None:
+    block = DenseTable(spec_of(segments=(DenseSegment(length=1, initializer=ZEROS),)))
+    gradient = DenseGrad(np.ones(1, np.float32), 1)
+    block.push(gradient)
+
+    block.declare(
+        spec_of(
+            segments=(DenseSegment(length=1, initializer=ZEROS),),
+            optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.25}),
+        )
+    )
+    block.push(gradient)
+
+    assert pulled(block) == [-1.25]

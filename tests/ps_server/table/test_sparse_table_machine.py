@@ -1,0 +1,112 @@
+"""Any sequence of calls on a table leaves it like a dict."""
+
+from typing import ClassVar
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from protos.gradients import SparseGrad
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing
+from ps_server.checkpoint.rows import Rows
+from ps_server.table.sparse_table import SparseTable
+from tests.reference.partition import unmix64
+from tests.reference.table import ReferenceTable
+
+DIM = 2
+COLLIDING = [unmix64(0xABCD_1234_0000_0005 | middle << 16) for middle in range(12)]
+"""One shard, one tag, one first slot."""
+
+NEIGHBOURS = [unmix64(0xABCD_0000_0000_0000 | tag << 32 | 63) for tag in range(12)]
+"""One shard and the last slot of an index of 64, so that they go around its end; many tags."""
+
+KEYS = st.one_of(
+    st.sampled_from([0, 1, 2**63, 2**64 - 1, *COLLIDING, *NEIGHBOURS]),
+    st.integers(0, 2**64 - 1),
+)
+KEY_LISTS = st.lists(KEYS, unique=True, max_size=40)
+
+
+def no_address_space(*_: object) -> None:
+    raise OSError("no address space left")
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Integers as gradients and a rate of 1, so that sums in float32 and float64 agree."""
+
+    spec: ClassVar = TableSpec(
+        name="t",
+        dim=DIM,
+        initializer=InitializerSpec(kind="uniform", scale=0.5),
+        optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+        num_shards=2,
+    )
+
+    @initialize(is_mapped=st.booleans(), region_bytes=st.sampled_from([1, 400, 5000, 2**30]))
+    def build(self, is_mapped: bool, region_bytes: int) -> None:
+        with patch("ps_server.table.arena.mmap.mmap", no_address_space):
+            copied = SparseTable(self.spec, region_bytes=region_bytes)
+        mapped = SparseTable(self.spec, region_bytes=region_bytes)
+        self.table = mapped if is_mapped else copied
+        self.reference = ReferenceTable(self.spec)
+
+    @rule(keys=st.lists(KEYS, max_size=40), data=st.data(), examples=st.sampled_from([1, 2]))
+    def push(self, keys: list[int], data: st.DataObject, examples: int) -> None:
+        seed = data.draw(st.integers(0, 9))
+        self.push_integers(np.array(keys, np.uint64), seed, examples)
+
+    @rule(seed=st.integers(0, 5), count=st.sampled_from([100, 1000]))
+    def push_many(self, seed: int, count: int) -> None:
+        keys = np.random.default_rng(seed).integers(0, 2**64, count, np.uint64)
+        self.push_integers(keys, seed, 1)
+
+    def push_integers(self, keys: np.ndarray, seed: int, examples: int) -> None:
+        values = np.random.default_rng(seed).integers(-9, 9, (keys.size, DIM)) * examples
+        gradient = SparseGrad(keys, values.astype(np.float32), examples)
+        self.table.check(gradient)
+        self.table.push(gradient)
+        self.reference.push(keys.tolist(), values.astype(np.float64), examples)
+
+    @rule(keys=st.lists(KEYS, max_size=40), missing=st.sampled_from(Missing))
+    def pull(self, keys: list[int], missing: Missing) -> None:
+        pulled = self.table.pull(np.array(keys, np.uint64), missing)
+
+        expected = self.reference.pull(keys, reads_initial=missing is Missing.INITIAL)
+        np.testing.assert_allclose(pulled, expected, atol=1e-4)
+
+    @rule(keys=KEY_LISTS, value=st.integers(-9, 9))
+    def write(self, keys: list[int], value: int) -> None:
+        weights = np.full((len(keys), DIM), value, np.float32)
+        self.table.write(
+            Rows(np.array(keys, np.uint64), weights, np.zeros((len(keys), 0), np.float32))
+        )
+        self.reference.weights.update(
+            {key: np.full(DIM, float(value)) for key in keys},
+        )
+
+    @rule()
+    def export(self) -> None:
+        keys: list[int] = []
+        for shard in self.table.shards:
+            rows = self.table.export_shard(shard)
+            assert rows.keys.tolist() == sorted(rows.keys.tolist())
+            expected = self.reference.pull(rows.keys.tolist(), reads_initial=False)
+            np.testing.assert_allclose(rows.weights, expected, atol=1e-4)
+            keys += rows.keys.tolist()
+        assert sorted(keys) == sorted(self.reference.weights)
+
+    @invariant()
+    def rows_are_as_many(self) -> None:
+        if hasattr(self, "table"):
+            assert self.table.status.rows == len(self.reference.weights)
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            self.export()
+
+
+TableMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
+test_table_is_a_dict = TableMachine.TestCase
