@@ -7,7 +7,6 @@ thread that the pushes it waits for would need; calls with much work are handed 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +19,7 @@ from protos import messages
 from protos.errors import CtrPsError
 from protos.parts import VALUE_BYTES, PushPart, join_push
 from protos.status import details_of, metadata_of, status_of
-from protos.store import Stamp, Version
+from protos.store import Future, Stamp, Version
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from ps_server.activity import Activity
 from ps_server.checkpoint.manifest import entries_to_json

@@ -10,7 +10,6 @@ lock guards only who has come how far.
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from protos.errors import (
 from protos.gradients import Gradients, Values, require_finite, sum_gradients
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Missing, Stamp, StoreStatus, Version
+from protos.store import Future, Missing, Stamp, StoreStatus, Version
 from ps_server.aggregation import StepAggregator
 from ps_server.barrier import BarrierBook
 from ps_server.checkpoint.digest import model_digest, shard_digest
@@ -36,7 +35,7 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import save_checkpoint, verify_token, write_part
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
-from ps_server.waiting import WaitingFuture, completed
+from ps_server.waiting import Answered, WaitingFuture
 
 DEFAULT_WAIT_LIMIT_S = 600.0
 
@@ -189,7 +188,7 @@ class ParameterStore:
             self._apply(gradients)
             with self._lock:
                 self._count(stamp)
-                return completed(self._steps.version)
+                return Answered(self._steps.version)
         with self._lock:
             self._steps.add(stamp.worker, at, gradients)
             self._step_examples[at] = self._step_examples.get(at, 0) + stamp.examples
@@ -197,7 +196,7 @@ class ParameterStore:
             version, ready = self._advance(), self._take_ready()
         for waiter in ready:
             waiter.resolve()
-        return completed(version)
+        return Answered(version)
 
     def _table(self, name: str) -> SparseTable:
         if name not in self._tables:
@@ -236,7 +235,7 @@ class ParameterStore:
                     )
                     self._version_waiters.append(_VersionWaiter(at, future, answer))
                     return future
-        return completed(answer())
+        return Answered(answer())
 
     def _step_timeout(self, at: Version) -> WaitTimeoutError:
         with self._lock:

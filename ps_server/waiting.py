@@ -2,7 +2,7 @@
 
 import concurrent.futures
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from protos.errors import CtrPsError
 
@@ -35,8 +35,14 @@ class WaitingFuture(concurrent.futures.Future[T]):
         raise error
 
 
-def completed(value: T) -> concurrent.futures.Future[T]:
-    """Returns a future that is done."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-    future.set_result(value)
-    return future
+class Answered(Generic[T]):
+    """A future that was done from the start; a library's costs a lock and a condition for each call."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def result(self) -> T:
+        """Returns the answer."""
+        return self._value

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from protos.jit import kernel
 from protos.partition import Keys, mix64
-from ps_server.table.prefetch import prefetch
+from ps_server.table.intrinsics import Int, prefetch
 
 BLOCK = 32
 """Keys in flight: enough to hide the latency of memory, few enough to stay in the first-level cache."""
@@ -30,9 +30,6 @@ MAX_LOAD_PERCENT = 75
 INITIAL_SLOTS = 64
 
 _LINE = 16  # float32 in a cache line
-
-Int = int | np.int64
-"""An integer in a kernel."""
 
 
 class TableArrays(NamedTuple):

@@ -18,6 +18,7 @@ from ps_server.table.hash_index import (
     shard_of_hash,
 )
 from ps_server.table.initializers import Initializer, initialize_row
+from ps_server.table.intrinsics import borrow
 from ps_server.table.row_layout import KEY_COLUMNS
 
 
@@ -75,8 +76,8 @@ def apply_rows(
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
-    first_state = KEY_COLUMNS + grads.shape[1]
-    last_state = first_state + initial_state.size
+    slab, flat_grads = table.slab.reshape(-1), grads.reshape(-1)
+    dim, state_width = grads.shape[1], initial_state.size
     while start < keys.size:
         stop = min(start + BLOCK, keys.size)
         find_block(table, keys, start, stop, hashes, rows)
@@ -84,21 +85,21 @@ def apply_rows(
             row = rows[i]
             key = keys[start + i]
             shard = shard_of_hash(table, hashes[i])
+            is_new = False
             if row < 0:
                 row = find_row(table, shard, hashes[i], key)  # a key twice in this block
             if row < 0:
                 if not has_room(table, shard):
                     return start + i
                 row = insert_row(table, shard, hashes[i], key)
-                initialize_row(initializer, key, table.slab[row, KEY_COLUMNS:first_state])
-                table.slab[row, first_state:last_state] = initial_state
-            update_row(
-                hyper,
-                table.slab[row, KEY_COLUMNS:first_state],
-                table.slab[row, first_state:last_state],
-                grads[start + i],
-                scale,
-            )
+                is_new = True
+            first = row * table.slab.shape[1] + KEY_COLUMNS
+            weights = borrow(slab, first, dim)
+            state = borrow(slab, first + dim, state_width)
+            if is_new:
+                initialize_row(initializer, key, weights)
+                state[:] = initial_state
+            update_row(hyper, weights, state, borrow(flat_grads, (start + i) * dim, dim), scale)
         start = stop
     return start
 

@@ -78,5 +78,4 @@ def test_error_of_the_answer_is_raised_as_it_is() -> None:
 def test_answer_that_is_there_is_the_result() -> None:
     future = Answered("there")
 
-    assert future.done()
-    assert future.result(timeout=0) == "there"
+    assert future.result() == "there"

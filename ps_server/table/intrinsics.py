@@ -1,0 +1,78 @@
+"""What kernels need and numba does not have: prefetch, and views that cost nothing."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
+from numpy.typing import NDArray
+
+from protos.gradients import Values
+
+Int = int | np.int64
+"""An integer in a kernel."""
+
+
+@intrinsic
+def _prefetch(typing_context: Any, array: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type = signature.args[0]
+        view = context.make_array(array_type)(context, builder, arguments[0])
+        pointer = cgutils.get_item_pointer(  # type: ignore[no-untyped-call]
+            context, builder, array_type, view, [arguments[1]], wraparound=False
+        )
+        i32 = ir.IntType(32)
+        address = builder.bitcast(pointer, cgutils.voidptr_t)
+        # (address, 0 = read, 3 = keep in all cache levels, 1 = data)
+        function_type = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            builder.module, function_type, "llvm.prefetch.p0"
+        )
+        builder.call(function, [address, i32(0), i32(3), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
+prefetch = cast("Callable[[NDArray[Any], Int], None]", _prefetch)
+"""Asks for the cache line of `array[index]` (one-dimensional); reads nothing and cannot fail.
+
+A table larger than the caches costs one wait of about 100 ns a key; asked for a block of keys ahead, the
+waits overlap.
+"""
+
+
+@intrinsic
+def _borrow(
+    typing_context: Any, array: Any, start: Any, length: Any
+) -> tuple[Any, Callable[..., Any]]:
+    view_type = types.Array(array.dtype, 1, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source = make_array(signature.args[0])(context, builder, arguments[0])  # type: ignore[no-untyped-call]
+        item_type = context.get_data_type(view_type.dtype)
+        item_bytes = context.get_constant(types.intp, context.get_abi_sizeof(item_type))
+        view = make_array(view_type)(context, builder)  # type: ignore[no-untyped-call]
+        populate_array(  # type: ignore[no-untyped-call]
+            view,
+            data=builder.gep(source.data, [arguments[1]]),
+            shape=cgutils.pack_array(builder, [arguments[2]]),  # type: ignore[no-untyped-call]
+            strides=cgutils.pack_array(builder, [item_bytes]),  # type: ignore[no-untyped-call]
+            itemsize=item_bytes,
+            meminfo=None,
+        )
+        return view._getvalue()
+
+    return view_type(array, types.intp, types.intp), codegen
+
+
+borrow = cast("Callable[[Values, Int, Int], Values]", _borrow)
+"""Returns `array[start : start + length]` (one-dimensional) without counting a reference.
+
+The view must not outlive the kernel that was given the array. A slice of numba's counts references
+atomically, three times a row: with them Adagrad took 36 ns a row of dim 10, with this 9 ns.
+"""
