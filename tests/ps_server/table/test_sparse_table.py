@@ -16,7 +16,7 @@ from protos.store import Missing
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.arena import Arena
-from ps_server.table.hash_index import BLOCK
+from ps_server.table.hash_index import BLOCK, INITIAL_SLOTS, MAX_LOAD_PERCENT
 from ps_server.table.sparse_table import MAX_DIM, MAX_SHARDS, SparseTable
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
@@ -371,13 +371,16 @@ def test_status_counts_rows_and_bytes() -> None:
     table.push(ones(random_keys(10)))
 
     row_bytes = 8 + 2 * 4
-    assert (table.status.rows, table.status.size_bytes) == (10, 10 * row_bytes + 2 * 64 * 8)
+    assert (table.status.rows, table.status.size_bytes) == (
+        10,
+        10 * row_bytes + 2 * INITIAL_SLOTS * 8,
+    )
 
 
 def test_status_counts_the_shards_of_this_server() -> None:
     table = SparseTable(spec_of(num_shards=64), server_index=0, num_servers=2)
 
-    assert table.status.size_bytes == 32 * 64 * 8
+    assert table.status.size_bytes == 32 * INITIAL_SLOTS * 8
 
 
 @pytest.mark.parametrize("fails_at", [1, 2], ids=["rows", "index"])
@@ -386,19 +389,20 @@ def test_table_that_runs_out_of_memory_keeps_its_rows(
 ) -> None:
     """Whichever of its two arrays could not grow; and it goes on once there is memory."""
     spec = spec_of(num_shards=1, initializer=InitializerSpec())
-    table = SparseTable(spec, region_bytes=48 * 16)  # slab and index are full after 48 rows
-    keys = random_keys(200)
-    table.push(ones(keys[:48]))
+    full = INITIAL_SLOTS * MAX_LOAD_PERCENT // 100
+    table = SparseTable(spec, region_bytes=full * 16)  # slab and index are full at once
+    keys = random_keys(2 * full)
+    table.push(ones(keys[:full]))
     with monkeypatch.context() as patch:
         patch.setattr(Arena, "_zeros", failing_call(Arena._zeros, fails_at))
         with pytest.raises(MemoryError):
-            table.push(ones(keys[48:]))
+            table.push(ones(keys[full:]))
 
-    table.push(ones(keys[:48]))
-    assert table.pull(keys, Missing.ZEROS)[:, 0].tolist() == [-2.0] * 48 + [0.0] * 152
+    table.push(ones(keys[:full]))
+    assert table.pull(keys, Missing.ZEROS)[:, 0].tolist() == [-2.0] * full + [0.0] * full
     table.push(ones(keys))
 
-    assert table.pull(keys, Missing.ZEROS)[:, 0].tolist() == [-3.0] * 48 + [-1.0] * 152
+    assert table.pull(keys, Missing.ZEROS)[:, 0].tolist() == [-3.0] * full + [-1.0] * full
 
 
 def failing_call(function: object, fails_at: int) -> object:
@@ -419,11 +423,12 @@ def colliding_keys(count: int) -> Sequence[int]:
 
 def test_keys_that_agree_in_slot_and_tag_are_told_apart() -> None:
     table = SparseTable(spec_of(initializer=InitializerSpec()))
-    present, absent = np.split(np.array(colliding_keys(400), np.uint64), 2)
+    count = 2 * INITIAL_SLOTS
+    present, absent = np.split(np.array(colliding_keys(2 * count), np.uint64), 2)
 
-    for count in (1, 50, 200):
-        table.push(ones(present[:count]))
+    for some in (1, 50, count):
+        table.push(ones(present[:some]))
 
     pulled = table.pull(np.concatenate([present, absent]), Missing.ZEROS)
-    assert table.status.rows == 200
-    assert pulled[:, 0].tolist() == [-3.0] + [-2.0] * 49 + [-1.0] * 150 + [0.0] * 200
+    assert table.status.rows == count
+    assert pulled[:, 0].tolist() == [-3.0] + [-2.0] * 49 + [-1.0] * (count - 50) + [0.0] * count

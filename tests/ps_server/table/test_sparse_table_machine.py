@@ -20,8 +20,8 @@ DIM = 2
 COLLIDING = [unmix64(0xABCD_1234_0000_0005 | middle << 16) for middle in range(12)]
 """One shard, one tag, one first slot."""
 
-NEIGHBOURS = [unmix64(0xABCD_0000_0000_0000 | tag << 32 | 63) for tag in range(12)]
-"""One shard and the last slot of an index of 64, so that they go around its end; many tags."""
+NEIGHBOURS = [unmix64(0xABCD_0000_FFFF_FFFF | tag << 32) for tag in range(12)]
+"""One shard and the last slot of its index, so that they go around its end; many tags."""
 
 KEYS = st.one_of(
     st.sampled_from([0, 1, 2**63, 2**64 - 1, *COLLIDING, *NEIGHBOURS]),
@@ -58,7 +58,7 @@ class TableMachine(RuleBasedStateMachine):
         seed = data.draw(st.integers(0, 9))
         self.push_integers(np.array(keys, np.uint64), seed, examples)
 
-    @rule(seed=st.integers(0, 5), count=st.sampled_from([100, 1000]))
+    @rule(seed=st.integers(0, 5), count=st.sampled_from([100, 2000]))
     def push_many(self, seed: int, count: int) -> None:
         keys = np.random.default_rng(seed).integers(0, 2**64, count, np.uint64)
         self.push_integers(keys, seed, 1)
