@@ -181,7 +181,7 @@ def report(
     for name, values in speeds.items():
         median = statistics.median(values)
         line = {
-            "bench": "train",
+            "benchmark": "train",
             "case": name,
             "batch_size": batch_size,
             "examples_per_s": round(median),

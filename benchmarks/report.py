@@ -37,7 +37,7 @@ def measure() -> list[Line]:
     commands = [["bench_table"], ["bench_wire"], ["bench_train"]]
     if "CTR_PEER_DIR" in os.environ:
         commands[-1].append("--peer")
-    lines = [{"bench": "machine", "cpu": cpu_name(), "cores": os.cpu_count()}]
+    lines = [{"benchmark": "machine", "cpu": cpu_name(), "cores": os.cpu_count()}]
     for module, *arguments in commands:
         output = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{module}", *arguments],
@@ -107,18 +107,31 @@ def table_table(lines: list[Line]) -> str:
             f"{line['push_m_keys_per_s']:.1f}",
         ]
         for line in lines
-        if "pull_m_keys_per_s" in line
+        if line["case"] == "calls"
     ]
-    return table(["20 M rows of dim 10, one core", "pull, M keys/s", "push, M keys/s"], rows)
+    sizes = ", ".join(
+        f"{line['optimizer']} {line['bytes_per_row']:.0f} bytes a row ({line['of_row']:.2f} of key, "
+        f"weights and state)"
+        for line in lines
+        if line["case"] == "fill"
+    )
+    header = ["20 M rows of dim 10, one core", "pull, M keys/s", "push, M keys/s"]
+    return f"{table(header, rows)}\n\nMemory, index included: {sizes}."
 
 
 def wire_table(lines: list[Line]) -> str:
     """Cost of calls over loopback."""
     rows = [
-        [line["case"], f"{line['calls_per_s']:,.0f}", f"{line['cpu_us_per_call']:,.0f}"]
+        [
+            f"{line['case']}, {line['size']:,} {'keys' if 'dense' not in line['case'] else 'floats'}",
+            f"{line['in_flight']}",
+            f"{line['calls_per_s']:,}",
+            f"{line['cpu_us']:,}",
+        ]
         for line in lines
     ]
-    return table(["one server over loopback", "calls/s", "processor time a call, µs"], rows)
+    header = ["one server over loopback", "in flight", "calls/s", "processor time a call, µs"]
+    return table(header, rows)
 
 
 TABLES: dict[str, Callable[[list[Line]], str]] = {
@@ -132,7 +145,7 @@ def write_readme(lines: list[Line]) -> None:
     """Puts each table between its markers in README.md."""
     text = README.read_text()
     for bench, render in TABLES.items():
-        chosen = [line for line in lines if line["bench"] == bench]
+        chosen = [line for line in lines if line["benchmark"] == bench]
         if not chosen:
             continue
         start, end = f"<!-- bench:{bench} -->", f"<!-- /bench:{bench} -->"

@@ -1,0 +1,124 @@
+"""One table on one core: pulls, pushes, inserts, and bytes a row.
+
+    python -m benchmarks.bench_table                     # 20 M rows, about 2 minutes
+    python -m benchmarks.bench_table --rows 1000000
+
+Prints one JSON line a case: millions of keys a second, the median of five passes over keys drawn at random.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from protos.gradients import SparseGrad
+from protos.partition import Keys
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing
+from ps_server.table.sparse_table import SparseTable
+
+DIM = 10
+CALL_SIZES = (1_800, 20_000, 100_000)
+KEYS_A_PASS = 1_000_000
+PASSES = 5
+EXAMPLES = 512
+OPTIMIZERS = ("sgd", "adagrad")
+
+
+def resident_bytes() -> int:
+    """Returns the memory of this process that is in use."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def all_keys(rows: int) -> Keys:
+    """Returns `rows` distinct keys without an order that a cache could use."""
+    return np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def m_per_s(calls: list[Keys], call: Callable[[Keys], object]) -> float:
+    """Returns millions of keys a second, the median over passes."""
+    speeds = []
+    for _ in range(PASSES):
+        start = time.perf_counter()
+        for keys in calls:
+            call(keys)
+        speeds.append(sum(keys.size for keys in calls) / (time.perf_counter() - start) / 1e6)
+    return statistics.median(speeds)
+
+
+def measure(optimizer: str, rows: int) -> None:
+    """Fills a table and prints its lines."""
+    table = SparseTable(
+        TableSpec(
+            name="bench",
+            dim=DIM,
+            initializer=InitializerSpec(scale=0.01),
+            optimizer=OptimizerSpec(name=optimizer),
+        )
+    )
+    grads = np.random.default_rng(1).normal(size=(max(CALL_SIZES), DIM)).astype(np.float32)
+
+    def push(keys: Keys) -> None:
+        table.push(SparseGrad(keys, grads[: keys.size], EXAMPLES))
+
+    def pull(keys: Keys) -> None:
+        table.pull(keys, Missing.INITIAL)
+
+    keys = all_keys(rows)
+    push(keys[:1])  # compiles
+    pull(keys[:1])
+    before = resident_bytes()
+    start = time.perf_counter()
+    for first in range(0, rows, max(CALL_SIZES)):
+        push(keys[first : first + max(CALL_SIZES)])
+    seconds = time.perf_counter() - start
+    line = {"benchmark": "table", "optimizer": optimizer, "rows": rows}
+    row_bytes = 8 + 4 * (DIM + table.state_width)
+    size = (resident_bytes() - before) / rows
+    print(
+        json.dumps(
+            {
+                **line,
+                "case": "fill",
+                "insert_m_rows_per_s": round(rows / seconds / 1e6, 2),
+                "bytes_per_row": round(size, 1),
+                "of_row": round(size / row_bytes, 2),
+            }
+        ),
+        flush=True,
+    )
+    rng = np.random.default_rng(2)
+    for call_size in CALL_SIZES:
+        num_calls = max(1, KEYS_A_PASS // call_size)
+        calls = [keys[rng.integers(0, rows, call_size)] for _ in range(num_calls)]
+        print(
+            json.dumps(
+                {
+                    **line,
+                    "case": "calls",
+                    "keys_per_call": call_size,
+                    "pull_m_keys_per_s": round(m_per_s(calls, pull), 1),
+                    "push_m_keys_per_s": round(m_per_s(calls, push), 1),
+                }
+            ),
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Measures every optimizer of `OPTIMIZERS`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=20_000_000)
+    rows = parser.parse_args().rows
+    for optimizer in OPTIMIZERS:
+        measure(optimizer, rows)
+
+
+if __name__ == "__main__":
+    main()
