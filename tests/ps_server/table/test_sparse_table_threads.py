@@ -1,0 +1,109 @@
+"""Threads that share a table lose nothing, and none waits for ever."""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+
+from protos.gradients import SparseGrad
+from protos.partition import Keys
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing
+from ps_server.table.sparse_table import SparseTable
+
+DIM = 4
+NUM_KEYS = 4000
+PUSHES = 300
+LIMIT_S = 60.0
+
+ALL_KEYS: Keys = np.random.default_rng(0).integers(0, 2**64, NUM_KEYS, np.uint64)
+
+
+def new_table(region_bytes: int) -> SparseTable:
+    """Returns a table that counts: each push of ones takes 1 from the weights, exactly."""
+    spec = TableSpec(
+        name="t",
+        dim=DIM,
+        initializer=InitializerSpec(),
+        optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+        num_shards=8,
+    )
+    return SparseTable(spec, region_bytes=region_bytes)
+
+
+def run_together(tasks: Sequence[Callable[[], None]]) -> None:
+    """Runs each task in a thread; raises what one raised, or if one does not end."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(len(tasks))
+
+    def run(task: Callable[[], None]) -> None:
+        try:
+            start.wait(LIMIT_S)
+            task()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(task,), daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not errors, errors
+    assert not any(thread.is_alive() for thread in threads), "threads wait for each other"
+
+
+def push_random_keys(table: SparseTable, seed: int, counts: np.ndarray) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(PUSHES):
+        chosen = np.flatnonzero(rng.random(NUM_KEYS) < 0.3)
+        ones = np.ones((chosen.size, DIM), np.float32)
+        table.push(SparseGrad(ALL_KEYS[chosen], ones, 1))
+        counts[chosen] += 1
+
+
+@pytest.mark.parametrize("region_bytes", [1000, 2**30], ids=["copied", "reserved"])
+def test_two_pushing_and_a_pulling_thread_lose_nothing(region_bytes: int) -> None:
+    """While regions grow and are copied, and the index of each shard doubles."""
+    table = new_table(region_bytes)
+    counts = np.zeros((2, NUM_KEYS))
+    pushing = threading.Event()
+    pushing.set()
+
+    def push_all() -> None:
+        try:
+            run_together([partial(push_random_keys, table, seed, counts[seed]) for seed in (0, 1)])
+        finally:
+            pushing.clear()
+
+    def pull_all() -> None:
+        seen = np.zeros((NUM_KEYS, DIM), np.float32)
+        while pushing.is_set():
+            weights = table.pull(ALL_KEYS, Missing.ZEROS)
+            assert (weights == weights[:, :1]).all(), "a row was read while it was written"
+            assert (weights <= seen).all(), "a push was undone"
+            seen = weights
+
+    run_together([push_all, pull_all])
+
+    expected = -counts.sum(axis=0)
+    assert table.pull(ALL_KEYS, Missing.ZEROS)[:, 0].tolist() == expected.tolist()
+    assert table.status.rows == np.count_nonzero(expected)
+
+
+def test_exports_see_whole_rows_while_others_push() -> None:
+    table = new_table(1000)
+    counts = np.zeros(NUM_KEYS)
+
+    def export() -> None:
+        for _ in range(50):
+            for shard in table.shards:
+                rows = table.export_shard(shard)
+                assert np.isin(rows.keys, ALL_KEYS).all()
+                assert (rows.weights == rows.weights[:, :1]).all()
+                assert (rows.weights < 0).all(), "a row was seen before its first gradient"
+
+    run_together([lambda: push_random_keys(table, 0, counts), export])
+
+    assert table.pull(ALL_KEYS, Missing.ZEROS)[:, 0].tolist() == (-counts).tolist()
