@@ -7,7 +7,11 @@ from ps_worker.communicators.merging import GradientMerger
 
 def gradients(key: int, value: float, examples: int = 10) -> Gradients:
     return Gradients(
-        sparse={"t": SparseGrad(np.array([key], np.uint64), np.full((1, 2), value, np.float32), examples)},
+        sparse={
+            "t": SparseGrad(
+                np.array([key], np.uint64), np.full((1, 2), value, np.float32), examples
+            )
+        },
         dense={"dense": DenseGrad(np.full(3, value, np.float32), examples)},
     )
 
