@@ -13,10 +13,11 @@ from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.sparse_table import SparseTable
 
-DIM = 4
+DIM = 64
 NUM_KEYS = 4000
-PUSHES = 300
-LIMIT_S = 60.0
+PUSHES = 40
+OCCURRENCES = 20_000
+LIMIT_S = 20.0
 
 ALL_KEYS: Keys = np.random.default_rng(0).integers(0, 2**64, NUM_KEYS, np.uint64)
 
@@ -55,55 +56,66 @@ def run_together(tasks: Sequence[Callable[[], None]]) -> None:
 
 
 def push_random_keys(table: SparseTable, seed: int, counts: np.ndarray) -> None:
+    """Pushes all keys many times over, so that a push lasts long enough to be disturbed."""
     rng = np.random.default_rng(seed)
-    for _ in range(PUSHES):
-        chosen = np.flatnonzero(rng.random(NUM_KEYS) < 0.3)
-        ones = np.ones((chosen.size, DIM), np.float32)
+    for push in range(PUSHES):
+        chosen = rng.integers(0, NUM_KEYS * (push + 1) // PUSHES, OCCURRENCES)
+        ones = np.ones((OCCURRENCES, DIM), np.float32)
         table.push(SparseGrad(ALL_KEYS[chosen], ones, 1))
-        counts[chosen] += 1
+        counts += np.bincount(chosen, minlength=NUM_KEYS)
+
+
+def while_pushing(table: SparseTable, look: Callable[[], None], num_threads: int) -> np.ndarray:
+    """Repeats `look` while threads push; returns how often each key was pushed."""
+    counts = np.zeros((num_threads, NUM_KEYS), np.int64)
+    is_over = threading.Event()
+
+    def push_all() -> None:
+        try:
+            run_together(
+                [partial(push_random_keys, table, i, counts[i]) for i in range(num_threads)]
+            )
+        finally:
+            is_over.set()
+
+    def look_on() -> None:
+        while not is_over.is_set():
+            look()
+
+    run_together([push_all, look_on])
+    return counts.sum(axis=0)
 
 
 @pytest.mark.parametrize("region_bytes", [1000, 2**30], ids=["copied", "reserved"])
 def test_two_pushing_and_a_pulling_thread_lose_nothing(region_bytes: int) -> None:
     """While regions grow and are copied, and the index of each shard doubles."""
     table = new_table(region_bytes)
-    counts = np.zeros((2, NUM_KEYS))
-    pushing = threading.Event()
-    pushing.set()
+    seen = np.zeros((NUM_KEYS, DIM), np.float32)
 
-    def push_all() -> None:
-        try:
-            run_together([partial(push_random_keys, table, seed, counts[seed]) for seed in (0, 1)])
-        finally:
-            pushing.clear()
+    def pull() -> None:
+        weights = table.pull(ALL_KEYS, Missing.ZEROS)
+        assert (weights == weights[:, :1]).all(), "a row was read while it was written"
+        assert (weights <= seen).all(), "a push was undone"
+        seen[:] = weights
 
-    def pull_all() -> None:
-        seen = np.zeros((NUM_KEYS, DIM), np.float32)
-        while pushing.is_set():
-            weights = table.pull(ALL_KEYS, Missing.ZEROS)
-            assert (weights == weights[:, :1]).all(), "a row was read while it was written"
-            assert (weights <= seen).all(), "a push was undone"
-            seen = weights
+    counts = while_pushing(table, pull, num_threads=2)
 
-    run_together([push_all, pull_all])
-
-    expected = -counts.sum(axis=0)
-    assert table.pull(ALL_KEYS, Missing.ZEROS)[:, 0].tolist() == expected.tolist()
-    assert table.status.rows == np.count_nonzero(expected)
+    assert table.pull(ALL_KEYS, Missing.ZEROS)[:, 0].tolist() == (-counts).tolist()
+    assert table.status.rows == np.count_nonzero(counts)
 
 
 def test_exports_see_whole_rows_while_others_push() -> None:
     table = new_table(1000)
-    counts = np.zeros(NUM_KEYS)
 
     def export() -> None:
-        for _ in range(50):
-            for shard in table.shards:
-                rows = table.export_shard(shard)
-                assert np.isin(rows.keys, ALL_KEYS).all()
-                assert (rows.weights == rows.weights[:, :1]).all()
-                assert (rows.weights < 0).all(), "a row was seen before its first gradient"
+        for shard in table.shards:
+            rows = table.export_shard(shard)
+            assert np.isin(rows.keys, ALL_KEYS).all()
+            assert (rows.weights == rows.weights[:, :1]).all(), (
+                "a row was read while it was written"
+            )
+            assert (rows.weights < 0).all(), "a row was read before its first gradient"
 
-    run_together([lambda: push_random_keys(table, 0, counts), export])
+    counts = while_pushing(table, export, num_threads=1)
 
     assert table.pull(ALL_KEYS, Missing.ZEROS)[:, 0].tolist() == (-counts).tolist()
