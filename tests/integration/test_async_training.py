@@ -16,6 +16,7 @@ from ps_worker.session import declare
 from tests.support.cluster import cluster
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
+LIMIT_S = 20.0
 LEARNS = ("optimizer.sparse={name='adagrad', learning_rate=0.1}", "optimizer.dense=adam")
 
 
@@ -108,15 +109,34 @@ def test_error_of_the_sender_reaches_the_training_thread() -> None:
 def test_push_waits_while_the_queue_is_full_and_goes_on() -> None:
     model, store = small_model(), ParameterStore()
     declare(store, model, job("async", *LEARNS))
-    communicator = communicator_on(store, send_queue_size=1)
-    try:
-        for _ in range(50):
+    busy = Busy(store)
+    communicator = communicator_on(busy, send_queue_size=2)
+    went_on = threading.Event()
+
+    def push(number: int) -> None:
+        for _ in range(number):
             communicator.push(gradient(model.num_params, 1.0), 10)
+
+    def push_one_more() -> None:
+        push(1)
+        went_on.set()
+
+    pusher = threading.Thread(target=push_one_more)
+    try:
+        push(1)
+        assert busy.entered.wait(LIMIT_S)  # out of the queue, and on its way
+        push(2)
+        pusher.start()
+        assert not went_on.wait(0.1)
+        busy.released.set()
+        assert went_on.wait(LIMIT_S)
         communicator.flush()
     finally:
+        busy.released.set()
         communicator.close()
+        pusher.join(LIMIT_S)
 
-    assert store.status().examples == {0: 500}
+    assert store.status().examples == {0: 40}
 
 
 def test_embedded_threads_lose_no_update() -> None:
@@ -158,6 +178,23 @@ class Applied:
         answer = self._store.push_grad(*arguments, **named)
         self.event.set()
         return answer
+
+
+class Busy:
+    """A store that takes no push before it is released."""
+
+    def __init__(self, store: ParameterStore) -> None:
+        self._store = store
+        self.entered = threading.Event()
+        self.released = threading.Event()
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def push_grad(self, *arguments, **named):
+        self.entered.set()
+        assert self.released.wait(LIMIT_S), "nobody released the store"
+        return self._store.push_grad(*arguments, **named)
 
 
 def communicator_on(store, *, merge: int = 1, max_delay_ms: float = 100, send_queue_size: int = 16):
