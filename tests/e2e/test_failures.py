@@ -1,7 +1,9 @@
 """Processes that die in mid-run: nobody waits for ever, and everybody says for whom it waited."""
 
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,12 +16,15 @@ from tests.support.processes import environment_of, free_port, server_process
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 LIMIT_S = 90.0
+SERVER_WAIT_S = 2.0
+SERVER_IDLE_S = 15.0  # long enough for a busy machine to start all processes
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows for a pass that no test sees the end of: between passes a worker waits for the others."""
     folder = tmp_path_factory.mktemp("data")
-    done = run("ps-data", "generate", folder, "--rows", 4000, "--test-rows", 200, "--files", 2)
+    done = run("ps-data", "generate", folder, "--rows", 100_000, "--test-rows", 200, "--files", 2)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -39,7 +44,7 @@ class Worker:
                 f"--set=data.train={data}/train/part-*",
                 "--set=data.test=[]",
                 "--set=model.hidden=[16]",
-                "--set=train.epochs=100000",
+                "--set=train.batch_size=1",
                 "--set=train.log_every_s=0.2",
                 f"--set=strategy.mode={mode}",
             ],
@@ -55,11 +60,12 @@ class Worker:
             text=True,
         )
 
-    def wait_until_it_trains(self) -> None:
-        """Reads the log up to the first line of progress."""
+    def step(self) -> int:
+        """Reads the log up to the next line of progress, and returns the step it tells."""
         assert self.process.stderr is not None
-        while "examples/s=" not in (line := self.process.stderr.readline()):
-            assert line, "the worker ended before it trained"
+        while (told := re.search(r"step=(\d+) ", line := self.process.stderr.readline())) is None:
+            assert line, "the worker ended while it should have trained"
+        return int(told[1])
 
     def wait(self) -> str:
         """Waits for its end and returns the rest of its log."""
@@ -75,11 +81,11 @@ class Worker:
 
 @contextmanager
 def running(data: Path, folder: Path, mode: str) -> Iterator[tuple[list, list[Worker]]]:
-    """Two servers with short limits, and two workers that train."""
+    """Two servers that do not wait for long, and two workers that train."""
     with ExitStack() as stack:
         with free_port() as first, free_port() as second:
             ports = [first, second]
-        limits = ["--idle-limit", "3", "--wait-limit", "2"]
+        limits = [f"--idle-limit={SERVER_IDLE_S}", f"--wait-limit={SERVER_WAIT_S}"]
         servers = [
             stack.enter_context(
                 server_process(
@@ -94,7 +100,7 @@ def running(data: Path, folder: Path, mode: str) -> Iterator[tuple[list, list[Wo
         for worker in workers:
             stack.callback(worker.close)
         for worker in workers:
-            worker.wait_until_it_trains()
+            worker.step()
         yield servers, workers
 
 
@@ -111,9 +117,13 @@ def test_worker_killed_in_sync_leaves_nobody_waiting(data: Path, tmp_path: Path)
 
 def test_worker_killed_in_async_leaves_the_other_training(data: Path, tmp_path: Path) -> None:
     with running(data, tmp_path, "async") as (_, workers):
-        workers[1].close()
-        workers[0].wait_until_it_trains()
+        workers[1].process.kill()
+        killed_at, step_at_kill = time.monotonic(), workers[0].step()
+        # Lines written before the kill are read at once, those after it as they are written.
+        while time.monotonic() < killed_at + SERVER_WAIT_S + 1:
+            step = workers[0].step()
 
+        assert step > step_at_kill
         assert workers[0].process.poll() is None
 
 
