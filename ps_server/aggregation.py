@@ -35,7 +35,7 @@ class StepAggregator:
     def check(self, worker: int, step: int) -> None:
         """Raises ProtocolError unless `step` is the worker's next one."""
         self.require_member(worker)
-        if worker in self._absent_from:
+        if step >= self._absent_from.get(worker, step + 1):
             raise ProtocolError(f"worker {worker} pushed step {step} after it had left the steps")
         expected = self._next_step[worker]
         # A worker that is one step ahead has pulled from other servers what this one is about to apply.

@@ -189,6 +189,11 @@ class ParameterStore:
             with self._lock:
                 self._count(stamp)
                 return Answered(self._steps.version)
+        if stamp.examples < 1 and (gradients.sparse or gradients.dense):
+            raise ProtocolError(
+                f"worker {stamp.worker} pushed gradients for step {at} that says it has "
+                f"{stamp.examples} examples: a step is divided by the examples of its stamps"
+            )
         with self._lock:
             self._steps.add(stamp.worker, at, gradients)
             self._step_examples[at] = self._step_examples.get(at, 0) + stamp.examples

@@ -1,0 +1,376 @@
+"""A store in process: what it refuses, what it takes over from a checkpoint, whom it serves."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos.errors import (
+    CheckpointError,
+    CtrPsError,
+    GradientError,
+    ProtocolError,
+    SpecConflictError,
+    UnknownTableError,
+    WrongServerError,
+)
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.partition import Keys, route
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing, Stamp, StoreStatus
+from ps_server.checkpoint.digest import model_digest
+from ps_server.store import ParameterStore
+from tests.reference.partition import unmix64
+
+ADAGRAD = OptimizerSpec(name="adagrad", params={"learning_rate": 0.5})
+UNIFORM = InitializerSpec(kind="uniform", scale=0.1)
+WIDE = TableSpec(name="wide", dim=1, initializer=UNIFORM, optimizer=ADAGRAD, num_shards=4)
+DEEP = TableSpec(name="deep", dim=3, initializer=UNIFORM, optimizer=ADAGRAD, num_shards=4)
+TOWER = DenseSpec(
+    name="tower",
+    segments=(
+        DenseSegment(length=4, initializer=UNIFORM),
+        DenseSegment(length=2, initializer=InitializerSpec()),
+    ),
+    optimizer=OptimizerSpec(name="adam"),
+)
+
+
+def new_store(num_workers: int = 2, **settings: int) -> ParameterStore:
+    store = ParameterStore(num_workers=num_workers, **settings)
+    store.create_table(WIDE)
+    store.create_table(DEEP)
+    store.create_dense(TOWER)
+    return store
+
+
+def keys_of(*keys: int) -> Keys:
+    return np.array(keys, np.uint64)
+
+
+def stamp(worker: int = 0, examples: int = 8) -> Stamp:
+    return Stamp(worker=worker, incarnation=0, sequence=0, step=0, examples=examples)
+
+
+def rows(dim: int, keys: Keys | None = None, examples: int = 8, seed: int = 0) -> SparseGrad:
+    keys = keys_of(1, 2, 3) if keys is None else keys
+    values = np.random.default_rng(seed).normal(size=(keys.size, dim)).astype(np.float32)
+    return SparseGrad(keys, values, examples)
+
+
+def piece(length: int = 6, examples: int = 8) -> DenseGrad:
+    return DenseGrad(np.ones(length, np.float32), examples)
+
+
+def push_of(**changes: SparseGrad | DenseGrad) -> Gradients:
+    """Returns a good push, with some of its gradients replaced or added."""
+    sparse: dict[str, SparseGrad] = {"wide": rows(1), "deep": rows(3)}
+    dense: dict[str, DenseGrad] = {"tower": piece()}
+    for name, grad in changes.items():
+        if isinstance(grad, SparseGrad):
+            sparse[name] = grad
+        else:
+            dense[name] = grad
+    return Gradients(sparse, dense)
+
+
+def seen(store: ParameterStore) -> tuple[str, StoreStatus]:
+    return store.digest(), store.status()
+
+
+def with_value(grad: SparseGrad, value: float) -> SparseGrad:
+    grad.values[-1, -1] = value
+    return grad
+
+
+# What is refused changes nothing
+
+NARROW = SparseGrad(keys_of(1, 2, 3), np.ones((3, 2), np.float32), 8)
+SIGNED = SparseGrad(np.array([1, 2, 3]), np.ones((3, 3), np.float32), 8)  # type: ignore[arg-type]
+DOUBLE = SparseGrad(keys_of(1, 2, 3), np.ones((3, 3)), 8)  # type: ignore[arg-type]
+
+BAD_PUSHES = {
+    "rows-too-narrow": (push_of(deep=NARROW), GradientError, r"'deep'.*\(3, 2\)"),
+    "rows-too-few": (
+        push_of(deep=SparseGrad(keys_of(1, 2), np.ones((3, 3), np.float32), 8)),
+        GradientError,
+        r"'deep'.*\(3, 3\), expected \(2, 3\)",
+    ),
+    "rows-not-finite": (
+        push_of(deep=with_value(rows(3), np.nan)),
+        GradientError,
+        "'deep' is not finite: key 3",
+    ),
+    "rows-of-no-examples": (push_of(deep=rows(3, examples=0)), GradientError, "over 0 examples"),
+    "rows-of-float64": (push_of(deep=DOUBLE), GradientError, "float64"),
+    "signed-keys": (push_of(deep=SIGNED), ProtocolError, "int64"),
+    "block-too-long": (push_of(tower=piece(7)), GradientError, "'tower' has 7 values"),
+    "block-not-finite": (
+        push_of(tower=DenseGrad(np.full(6, -np.inf, np.float32), 8)),
+        GradientError,
+        "'tower' is not finite: element 0 is -inf",
+    ),
+    "block-of-no-examples": (push_of(tower=piece(examples=0)), GradientError, "over 0 examples"),
+    "unknown-table": (push_of(depe=rows(3)), UnknownTableError, "no table 'depe'"),
+    "unknown-block": (push_of(towre=piece()), UnknownTableError, "no dense block 'towre'"),
+    "table-as-block": (push_of(wide=piece()), UnknownTableError, "no dense block 'wide'"),
+}
+
+
+@pytest.mark.parametrize("at", [None, 0], ids=["async", "sync"])
+@pytest.mark.parametrize("fault", BAD_PUSHES)
+def test_bad_push_changes_nothing(fault: str, at: int | None) -> None:
+    """Although what comes before the fault is good; and a good push is taken after it."""
+    gradients, error, message = BAD_PUSHES[fault]
+    store = new_store(num_workers=1)
+    before = seen(store)
+
+    with pytest.raises(error, match=message):
+        store.push_grad(gradients, stamp(), at=at)
+
+    assert seen(store) == before
+    store.push_grad(push_of(), stamp(), at=at)
+    assert store.digest() == trained_once()
+
+
+def trained_once() -> str:
+    store = new_store(num_workers=1)
+    store.push_grad(push_of(), stamp())
+    return store.digest()
+
+
+@pytest.mark.parametrize("examples", [0, -8])
+def test_part_of_a_step_without_examples_changes_nothing(examples: int) -> None:
+    """The step divides by the examples of the stamps: its gradients would be left out."""
+    store = new_store(num_workers=1)
+    before = seen(store)
+
+    with pytest.raises(ProtocolError, match=f"step 0 that says it has {examples} examples"):
+        store.push_grad(push_of(), stamp(examples=examples), at=0)
+
+    assert seen(store) == before
+
+
+@pytest.mark.parametrize(("worker", "at"), [(2, None), (2, 0), (-1, 0), (0, 1), (0, -1), (1, 7)])
+def test_push_of_a_stranger_or_at_another_step_changes_nothing(worker: int, at: int | None) -> None:
+    store = new_store()
+    before = seen(store)
+
+    with pytest.raises(ProtocolError, match=f"worker {worker} "):
+        store.push_grad(push_of(), stamp(worker), at=at)
+
+    assert seen(store) == before
+
+
+def test_key_of_another_server_changes_nothing() -> None:
+    store = ParameterStore(num_workers=1, server_index=0, num_servers=2)
+    store.create_table(WIDE)
+    store.create_table(DEEP)
+    own, foreign = unmix64(0), unmix64(1 << 62)  # shards 0 and 1 of 4
+
+    with pytest.raises(WrongServerError, match="shard 1, which lives on server 1"):
+        store.push_grad(
+            Gradients({"wide": rows(1, keys_of(own)), "deep": rows(3, keys_of(own, foreign))}),
+            stamp(),
+        )
+
+    assert store.status().tables["wide"].rows == 0
+    with pytest.raises(WrongServerError):
+        store.pull_sparse({"deep": keys_of(foreign)}, missing=Missing.ZEROS)
+
+
+# Names and specs
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 4}, "dim is 3, not 4"),
+        ({"seed": 9}, "seed is 0, not 9"),
+        ({"num_shards": 8}, "num_shards is 4, not 8"),
+        ({"initializer": InitializerSpec()}, "initializer is .*uniform"),
+        ({"optimizer": OptimizerSpec(name="adagrad")}, "optimizer is .*learning_rate"),
+        ({"dim": 4, "seed": 9}, "dim is 3, not 4, seed is 0, not 9"),
+    ],
+)
+def test_other_spec_of_a_table_is_refused_by_its_fields(
+    change: dict[str, object], message: str
+) -> None:
+    store = new_store()
+    before = seen(store)
+
+    with pytest.raises(SpecConflictError, match=f"'deep' exists with another spec: {message}"):
+        store.create_table(replace(DEEP, **change))  # type: ignore[arg-type]
+
+    assert seen(store) == before
+
+
+def test_other_spec_of_a_block_is_refused_by_its_fields() -> None:
+    store = new_store()
+
+    with pytest.raises(
+        SpecConflictError, match="'tower' exists with another spec: seed is 0, not 4"
+    ):
+        store.create_dense(replace(TOWER, seed=4))
+
+
+def test_one_name_is_one_thing() -> None:
+    store = new_store()
+
+    with pytest.raises(SpecConflictError, match="'tower' is both"):
+        store.create_table(replace(DEEP, name="tower"))
+    with pytest.raises(SpecConflictError, match="'deep' is both"):
+        store.create_dense(replace(TOWER, name="deep"))
+
+
+# Loading
+
+
+def saved(folder: Path, **changes: object) -> str:
+    """Saves a trained store with one of its specs changed; returns the folder."""
+    store = ParameterStore()
+    for spec in ({"wide": WIDE, "deep": DEEP, "tower": TOWER} | changes).values():
+        if isinstance(spec, TableSpec):
+            store.create_table(spec)
+            store.push_grad(Gradients({spec.name: rows(spec.dim)}), stamp())
+        elif isinstance(spec, DenseSpec):
+            store.create_dense(spec)
+    store.save(str(folder), {})
+    return str(folder)
+
+
+@pytest.mark.parametrize("is_declared_first", [True, False], ids=["declare-load", "load-declare"])
+def test_loaded_parameters_go_on_with_the_hyper_parameters_of_the_job(
+    is_declared_first: bool, tmp_path: Path
+) -> None:
+    """Ten times the rate moves a row ten times as far, from the accumulators that were saved."""
+    folder = saved(tmp_path / "model")
+    fast = replace(DEEP, optimizer=OptimizerSpec(name="adagrad", params={"learning_rate": 5.0}))
+    moved = []
+    for spec in (DEEP, fast):
+        store = ParameterStore()
+        if is_declared_first:
+            store.create_table(spec)
+        store.load(folder)
+        store.create_table(spec)
+        before = pulled(store)
+        store.push_grad(Gradients({"deep": rows(3, seed=1)}), stamp())
+        moved.append(pulled(store) - before)
+
+    np.testing.assert_allclose(moved[1], 10 * moved[0], rtol=1e-4)
+
+
+def pulled(store: ParameterStore) -> np.ndarray:
+    keys = {"deep": keys_of(1, 2, 3)}
+    return store.pull_sparse(keys, missing=Missing.ZEROS).result()["deep"].astype(np.float64)
+
+
+MISFITS = {
+    "dim": {"deep": replace(DEEP, dim=4)},
+    "shards": {"deep": replace(DEEP, num_shards=8)},
+    "optimizer": {"deep": replace(DEEP, optimizer=OptimizerSpec(name="sgd"))},
+    "length": {"tower": replace(TOWER, segments=TOWER.segments[:1])},
+    "dense-optimizer": {"tower": replace(TOWER, optimizer=OptimizerSpec(name="sgd"))},
+    "missing": {"deep": None},
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_checkpoint_that_does_not_fit_replaces_nothing(misfit: str, tmp_path: Path) -> None:
+    """Not even the tables of it that do fit."""
+    folder = saved(tmp_path / "model", **MISFITS[misfit])
+    store = new_store()
+    store.push_grad(push_of(wide=rows(1, seed=5)), stamp())
+    before = seen(store)
+
+    with pytest.raises(CheckpointError, match=next(iter(MISFITS[misfit]))):
+        store.load(folder)
+
+    assert seen(store) == before
+
+
+def test_job_that_declares_a_loaded_table_otherwise_is_refused(tmp_path: Path) -> None:
+    store = ParameterStore()
+    store.load(saved(tmp_path / "model"))
+
+    with pytest.raises(SpecConflictError, match=r"'deep' was loaded with .*'dim': 3.*'dim': 4"):
+        store.create_table(replace(DEEP, dim=4))
+
+    store.create_table(DEEP)
+
+
+def test_job_claims_a_loaded_table_once(tmp_path: Path) -> None:
+    """The first worker's spec counts; the second may not have another."""
+    store = ParameterStore()
+    store.load(saved(tmp_path / "model"))
+
+    store.create_table(replace(DEEP, seed=1))
+
+    with pytest.raises(SpecConflictError, match="seed is 1, not 2"):
+        store.create_table(replace(DEEP, seed=2))
+
+
+# Servers and jobs
+
+
+def test_digests_of_servers_are_those_of_the_whole_store() -> None:
+    keys = np.random.default_rng(0).integers(0, 2**64, 300, np.uint64)
+    whole = new_store()
+    whole.push_grad(Gradients({"deep": rows(3, keys)}), stamp())
+    servers = [new_store(server_index=i, num_servers=3) for i in range(3)]
+    grad = rows(3, keys)
+    for server, own in zip(servers, route(keys, DEEP.num_shards, 3), strict=True):
+        server.push_grad(Gradients({"deep": SparseGrad(keys[own], grad.values[own], 8)}), stamp())
+
+    tower = np.empty(6, np.float32)
+    whole.pull_dense({"tower": tower})
+    digests = {
+        shard: digest for server in servers for shard, digest in server.shard_digests().items()
+    }
+    assert model_digest({"tower": tower}, digests) == whole.digest()
+    with pytest.raises(ProtocolError, match="cannot see the whole model"):
+        servers[0].digest()
+
+
+def test_next_job_finds_the_parameters_and_no_workers() -> None:
+    store = new_store()
+    store.push_grad(push_of(), stamp(), at=0)
+    store.push_grad(push_of(), stamp(1), at=0)
+    store.done(0, step=1)
+    store.done(1, step=1)
+    assert store.all_done()
+    before = store.digest()
+
+    store.reset_membership()
+
+    assert store.digest() == before
+    assert not store.all_done()
+    status = store.status()
+    assert (status.version, status.examples, status.done) == (0, {}, frozenset())
+    store.push_grad(push_of(), stamp(), at=0)
+
+
+def test_store_is_over_when_the_last_worker_has_left() -> None:
+    store = new_store(num_workers=2)
+
+    store.done(1, step=0)
+    store.done(1, step=0)  # sent again
+    assert not store.all_done()
+    store.done(0, step=0)
+
+    assert store.all_done()
+
+
+def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
+    """Not the worker whose push brought the version."""
+    store = new_store(num_workers=1, server_index=0, num_servers=2)
+    foreign = keys_of(unmix64(1 << 62))
+    waiting = store.pull_sparse({"wide": foreign}, missing=Missing.ZEROS, at=1)
+    other = store.pull_sparse({"wide": keys_of()}, missing=Missing.ZEROS, at=1)
+
+    assert store.push_grad(Gradients(), stamp(examples=0), at=0).result() == 1
+
+    assert other.result()["wide"].shape == (0, 1)
+    with pytest.raises(CtrPsError, match="lives on server 1"):
+        waiting.result()
