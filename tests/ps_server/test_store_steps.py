@@ -163,11 +163,10 @@ def test_step_without_examples_passes_and_changes_nothing() -> None:
 
 def test_step_is_divided_by_the_examples_of_workers_without_gradients_too() -> None:
     shared, alone = new_store(2, "sgd"), new_store(1, "sgd")
-    gradients = gradients_of(0, 0, 8)
 
-    shared.push_grad(gradients, stamp(0, 0, 8), at=0)
+    shared.push_grad(gradients_of(0, 0, 8), stamp(0, 0, 8), at=0)
     shared.push_grad(Gradients(), stamp(1, 0, 24), at=0)
-    alone.push_grad(gradients, stamp(0, 0, 32), at=0)
+    alone.push_grad(gradients_of(0, 0, 32), stamp(0, 0, 32))
 
     assert shared.digest() == alone.digest()
 
