@@ -24,4 +24,4 @@ print(f"log loss                 {result['log_loss']:.4f}")
 print(f"examples/s               {result['examples_per_s']:,.0f}")
 print(f"model                    {result['checkpoint']}")
 PYTHON
-echo "== next: ps-worker infer --model output/demo --data 'data/demo/test/part-*'"
+echo "== next: .venv/bin/ps-worker infer --model output/demo --data 'data/demo/test/part-*'"
