@@ -103,6 +103,16 @@ class TableMachine(RuleBasedStateMachine):
         if hasattr(self, "table"):
             assert self.table.status.rows == len(self.reference.weights)
 
+    @invariant()
+    def index_has_one_slot_a_row(self) -> None:
+        """Also where an older, smaller index of the shard had stood."""
+        if hasattr(self, "table"):
+            arrays = self.table._arrays
+            for start, count, rows in zip(
+                arrays.slot_starts, arrays.num_slots, arrays.num_rows, strict=True
+            ):
+                assert np.count_nonzero(arrays.slots[start : start + count]) == rows
+
     def teardown(self) -> None:
         if hasattr(self, "table"):
             self.export()
