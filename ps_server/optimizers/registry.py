@@ -12,8 +12,9 @@ from ps_server.optimizers.adagrad_row import ADAGRAD_ROW
 from ps_server.optimizers.adam import ADAM
 from ps_server.optimizers.row_update import Optimizer
 from ps_server.optimizers.sgd import SGD
+from ps_server.optimizers.sum import SUM
 
-OPTIMIZERS = {optimizer.name: optimizer for optimizer in (SGD, ADAGRAD, ADAGRAD_ROW, ADAM)}
+OPTIMIZERS = {optimizer.name: optimizer for optimizer in (SGD, ADAGRAD, ADAGRAD_ROW, ADAM, SUM)}
 
 
 def _unknown(what: str, name: str, known: list[str]) -> SpecConflictError:
@@ -42,6 +43,10 @@ def hyper_of(spec: OptimizerSpec) -> Any:
     """
     optimizer = optimizer_of(spec)
     for name, value in spec.params.items():
+        if not optimizer.ranges:
+            raise SpecConflictError(
+                f"optimizer {spec.name!r} has no parameters, but is given {name!r}: remove it"
+            )
         if name not in optimizer.ranges:
             what = f"parameter of optimizer {spec.name!r}:"
             raise _unknown(what, name, list(optimizer.ranges))

@@ -53,11 +53,16 @@ def adam(
     return w - learning_rate * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + epsilon)
 
 
+def add(w: Vector, memory: Memory, g: Vector) -> Vector:
+    return w + g
+
+
 UPDATES: dict[str, Update] = {
     "sgd": sgd,
     "adagrad": adagrad,
     "adagrad_row": adagrad_row,
     "adam": adam,
+    "sum": add,
 }
 
 STATE_COLUMNS = {
@@ -65,6 +70,7 @@ STATE_COLUMNS = {
     "adagrad": ("n",),
     "adagrad_row": ("n",),
     "adam": ("m", "v", "beta1_power", "beta2_power"),
+    "sum": (),
 }
 
 

@@ -11,12 +11,18 @@ from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 
 ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]
-LEARNING_RATES = {"sgd": 0.5, "adagrad": 0.5, "adagrad_row": 0.5, "adam": 0.05}
+LEARNING_RATES = {"sgd": 0.5, "adagrad": 0.5, "adagrad_row": 0.5, "adam": 0.05, "sum": 0.5}
 UNIFORM = InitializerSpec(kind="uniform", scale=1.0)
 
 
 def spec_of(name: str, learning_rate: float) -> OptimizerSpec:
-    return OptimizerSpec(name=name, params={"learning_rate": learning_rate})
+    has_rate = "learning_rate" in OPTIMIZERS[name].ranges
+    return OptimizerSpec(name=name, params={"learning_rate": learning_rate} if has_rate else {})
+
+
+def pushed(name: str, gradient: np.ndarray, learning_rate: float) -> np.ndarray:
+    """Returns what is pushed: with `sum` the pusher makes the step."""
+    return -np.float32(learning_rate) * gradient if name == "sum" else gradient
 
 
 def test_every_optimizer_takes_part() -> None:
@@ -25,31 +31,31 @@ def test_every_optimizer_takes_part() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rows_reach_the_bottom_of_a_parabola(name: str) -> None:
-    spec = TableSpec(
-        name="t", dim=4, initializer=UNIFORM, optimizer=spec_of(name, LEARNING_RATES[name])
+    rate = LEARNING_RATES[name]
+    table = SparseTable(
+        TableSpec(name="t", dim=4, initializer=UNIFORM, optimizer=spec_of(name, rate))
     )
-    table = SparseTable(spec)
     keys = np.arange(20, dtype=np.uint64)
     target = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
 
     for _ in range(400):
-        table.push(SparseGrad(keys, table.pull(keys, Missing.INITIAL) - target, 1))
+        gradient = table.pull(keys, Missing.INITIAL) - target
+        table.push(SparseGrad(keys, pushed(name, gradient, rate), 1))
 
     assert np.abs(table.pull(keys, Missing.ZEROS) - target).max() < 1e-3
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_dense_block_reaches_the_bottom_of_a_parabola(name: str) -> None:
+    rate = LEARNING_RATES[name]
     segments = (DenseSegment(length=50, initializer=UNIFORM),)
-    block = DenseTable(
-        DenseSpec(name="d", segments=segments, optimizer=spec_of(name, LEARNING_RATES[name]))
-    )
+    block = DenseTable(DenseSpec(name="d", segments=segments, optimizer=spec_of(name, rate)))
     target = np.random.default_rng(0).normal(size=50).astype(np.float32)
     weights = np.empty(50, np.float32)
 
     for _ in range(400):
         block.pull(weights)
-        block.push(DenseGrad(weights - target, 1))
+        block.push(DenseGrad(pushed(name, weights - target, rate), 1))
 
     block.pull(weights)
     assert np.abs(weights - target).max() < 1e-3
@@ -65,10 +71,8 @@ def test_logistic_regression_on_sparse_rows_beats_the_weights_that_made_the_clic
     features = np.array([rng.choice(40, 5, replace=False) for _ in range(400)])  # [B, S]
     clicks = rng.random(400) < 1 / (1 + np.exp(-planted[features].sum(axis=1)))
     keys = np.arange(40, dtype=np.uint64)
-    learning_rate = {"sgd": 10.0, "adagrad": 0.2, "adagrad_row": 10.0, "adam": 0.05}[name]
-    spec = TableSpec(
-        name="t", dim=1, initializer=InitializerSpec(), optimizer=spec_of(name, learning_rate)
-    )
+    rate = {"sgd": 10.0, "adagrad": 0.2, "adagrad_row": 10.0, "adam": 0.05, "sum": 10.0}[name]
+    spec = TableSpec(name="t", dim=1, initializer=InitializerSpec(), optimizer=spec_of(name, rate))
     table = SparseTable(spec)
 
     for step in range(200):
@@ -77,7 +81,8 @@ def test_logistic_regression_on_sparse_rows_beats_the_weights_that_made_the_clic
         errors = probabilities(weights, features[batch]) - clicks[batch]
         gradient = np.zeros(40)
         np.add.at(gradient, features[batch], errors[:, None])
-        table.push(SparseGrad(keys, gradient.astype(np.float32)[:, None], 200))
+        values = pushed(name, gradient.astype(np.float32)[:, None], rate)
+        table.push(SparseGrad(keys, values, 200))
 
     learned = log_loss(table.pull(keys, Missing.ZEROS)[:, 0], features, clicks)
     assert learned < log_loss(planted, features, clicks)

@@ -35,6 +35,13 @@ def test_unknown_parameter_is_refused_with_the_nearest_name() -> None:
         hyper_of(spec)
 
 
+def test_parameter_of_an_optimizer_without_any_is_refused() -> None:
+    spec = OptimizerSpec(name="sum", params={"learning_rate": 0.1})
+
+    with pytest.raises(SpecConflictError, match="'sum' has no parameters, but is given 'learning_"):
+        hyper_of(spec)
+
+
 @pytest.mark.parametrize(("name", "parameter", "low", "high"), LIMITS)
 def test_parameter_outside_its_range_is_refused(
     name: str, parameter: str, low: float, high: float
@@ -71,7 +78,7 @@ def test_every_hyper_parameter_has_a_range_that_holds_its_default(name: str) -> 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_kernels_get_float32(name: str) -> None:
     """A float64 among them would double the width of every product."""
-    assert {type(value) for value in hyper_of(OptimizerSpec(name=name))} == {np.float32}
+    assert all(type(value) is np.float32 for value in hyper_of(OptimizerSpec(name=name)))
 
 
 def test_state_starts_where_the_optimizer_says() -> None:

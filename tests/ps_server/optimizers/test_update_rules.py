@@ -21,6 +21,7 @@ CUSTOM_PARAMS: dict[str, dict[str, float]] = {
     "adagrad": {"learning_rate": 0.3, "initial_accumulator": 0.25, "epsilon": 0.125},
     "adagrad_row": {"learning_rate": 0.3, "initial_g2sum": 0.5},
     "adam": {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.96875, "epsilon": 0.0625},
+    "sum": {},
 }
 """Every hyper-parameter away from its default, most of them exact in float32."""
 
@@ -178,12 +179,13 @@ def test_zero_gradient_moves_no_new_row(name: str) -> None:
 def test_smallest_gradients_move_weights_less_than_the_learning_rate(name: str) -> None:
     """Their squares are 0 in float32: what is left to divide by must not be smaller still."""
     optimizer = OPTIMIZERS[name]
-    params = {"epsilon": optimizer.ranges["epsilon"][0]} if "epsilon" in optimizer.ranges else {}
+    wanted = {"epsilon": optimizer.ranges.get("epsilon", (0.0,))[0], "learning_rate": 0.5}
+    params = {name: value for name, value in wanted.items() if name in optimizer.ranges}
     spec = TableSpec(
         name="t",
         dim=4,
         initializer=InitializerSpec(),
-        optimizer=OptimizerSpec(name=name, params={**params, "learning_rate": 0.5}),
+        optimizer=OptimizerSpec(name=name, params=params),
     )
     table = SparseTable(spec)
     gradient = np.array([[1e-45, 1e-30, 2.6e-23, 8e-22]], np.float32)

@@ -1,0 +1,28 @@
+"""Adds what is pushed: a server's part where workers train replicas and send how far they came.
+
+    w += g
+
+A delta is pushed with one example, since what is applied is a mean, as ever. No state, no
+hyper-parameters: each worker's own optimizer has made the step.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from protos.gradients import Values
+from ps_server.optimizers.row_update import Optimizer, row_function
+
+
+class Sum(NamedTuple):
+    """No hyper-parameters; the type selects the row function."""
+
+
+@row_function(Sum)
+def update(hyper: Sum, weights: Values, state: Values, grad: Values, scale: np.float32) -> None:
+    """Updates one row; it has no state."""
+    for j in range(weights.size):
+        weights[j] += grad[j] * scale
+
+
+SUM = Optimizer(name="sum", hyper=Sum, ranges={}, num_slots=0)
