@@ -20,8 +20,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks import ceiling, rows
-from ctr_model.models.ctr_dnn import CtrDnn, CtrDnnConfig
-from ctr_model.models.model import Lookup
+from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.schema import criteo_schema
+from ps_worker.batch_keys import keys_of_batch
 
 ROUND_SECONDS = 0.25
 
@@ -30,16 +31,21 @@ Step = Callable[[], object]
 
 def model_step(batch_size: int) -> Step:
     """Returns a function that computes all gradients of one batch."""
-    config = CtrDnnConfig(num_dense=rows.NUM_DENSE, num_slots=rows.NUM_SLOTS)
-    model = CtrDnn(config)
+    model = CtrDnn(criteo_schema())
     rng = np.random.default_rng(1)
     batch = next(rows.batches(1, batch_size, seed=1))
-    unique, inverse = np.unique(batch.keys, return_inverse=True)
-    embeddings = rng.uniform(-0.01, 0.01, (unique.size, config.dim)).astype(np.float32)
-    lookups = {config.table: Lookup(embeddings, inverse.astype(np.int32))}
+    keys = keys_of_batch(batch, model.tables)
+    embeddings = {
+        table.name: rng.uniform(-0.01, 0.01, (keys.unique[table.name].size, table.dim)).astype(
+            np.float32
+        )
+        for table in model.tables
+    }
+    lookups = keys.lookups(embeddings)
     params = rng.normal(0, 0.05, model.num_params).astype(np.float32)
     workspace = model.workspace(batch_size)
-    dense_grad, sparse_grads = np.empty_like(params), {config.table: np.empty_like(embeddings)}
+    dense_grad = np.empty_like(params)
+    sparse_grads = {name: np.empty_like(values) for name, values in embeddings.items()}
     return lambda: model.gradient(params, batch, lookups, workspace, dense_grad, sparse_grads)
 
 

@@ -6,9 +6,10 @@ import math
 import os
 import time
 
-from benchmarks.rows import NUM_DENSE, NUM_SLOTS, batches
+from benchmarks.rows import batches
 from ctr_model.batch import Batch
 from ctr_model.registry import build_model
+from ctr_model.schema import criteo_schema
 from protos.memory import keep_freed_memory
 from protos.role import WorkerRole, role_from_environment
 from protos.store import Store
@@ -43,7 +44,7 @@ def run(
     options: argparse.Namespace, store: Store, worker: int, *, is_embedded: bool = False
 ) -> dict[str, float | None]:
     """Warms up, meets the others, trains with the clock running; worker 0 evaluates."""
-    model = build_model("ctr_dnn", num_dense=NUM_DENSE, num_slots=NUM_SLOTS, options={})
+    model = build_model("ctr_dnn", criteo_schema(), {})
     job = override_job(
         {},
         [

@@ -4,7 +4,11 @@
     h = mix64(h ^ w)         for each 8 bytes of the value, w little-endian, the last zero-padded
     key = mix64(h ^ length)  length in bytes, so that padding never makes two values equal
 
-all modulo 2^64. The key depends on nothing but (slot, value bytes): not on the process, the
+A cross of two features has the key
+
+    mix64(mix64(first + GAMMA) ^ second)
+
+of theirs. All modulo 2^64. The key depends on nothing but (slot, value bytes): not on the process, the
 machine, the order of values or a vocabulary. There is no modulo into a fixed number of rows, so
 two values share a row only if all 64 bits agree, and a missing (empty) value is a key of its own
 in each slot.
@@ -51,6 +55,12 @@ def hash_bytes(buffer: NDArray[np.uint8], start: int, stop: int, slot: int) -> n
     if shift > np.uint64(0):
         state = mix64(state ^ word)
     return mix64(state ^ np.uint64(stop - start))
+
+
+@kernel
+def cross_key(first: np.uint64, second: np.uint64) -> np.uint64:
+    """Returns the key of two features together; which of them is first matters."""
+    return mix64(mix64(first + _GAMMA) ^ second)
 
 
 def key_of(slot: int, value: str | bytes) -> int:

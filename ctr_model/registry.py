@@ -1,49 +1,103 @@
-"""Models by name."""
+"""Models by name, those of this package and those in a user's own file."""
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from ctr_model.models.ctr_dnn import CtrDnn, CtrDnnConfig
+from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.models.model import Model
+from ctr_model.schema import Schema
 
-MODELS = {"ctr_dnn": (CtrDnn, CtrDnnConfig)}
+ModelClass = Callable[..., Model]
+
+MODELS: dict[str, ModelClass] = {"ctr_dnn": CtrDnn}
+
+_PARTS = ("tables", "segments", "num_params", "workspace", "predict", "gradient")
 
 
-def build_model(name: str, *, num_dense: int, num_slots: int, options: Mapping[str, Any]) -> Model:
-    """Returns the model `name` for batches with these columns.
+def build_model(name: str, schema: Schema, options: Mapping[str, Any]) -> Model:
+    """Returns the model `name` for the columns of a schema.
 
     Args:
-        name: A key of `MODELS`.
-        num_dense: Dense columns of a batch.
-        num_slots: Slots of a batch.
-        options: Fields of the model's config.
+        name: A key of `MODELS`, or "path/of/file.py:ClassName".
+        schema: The columns of a batch.
+        options: Keyword arguments of the class, as they stand in a job file.
 
     Raises:
-        ValueError: If name or an option is unknown, naming the nearest known one, or has a wrong value.
+        ValueError: If there is no such model, its file cannot be imported, or an option is unknown or wrong;
+            says which, and names the nearest known one.
     """
-    if name not in MODELS:
-        raise ValueError(_unknown("model", name, list(MODELS)))
-    model, config = MODELS[name]
-    sizes = {"num_dense": num_dense, "num_slots": num_slots}
-    known = {field.name for field in fields(config)} - sizes.keys()
-    for option in options:
+    model_class = _load_class(name) if ".py" in name else MODELS.get(name)
+    if model_class is None:
+        raise ValueError(
+            f'{_unknown("model", name, list(MODELS))}; a model of your own is "my_model.py:MyModel"'
+        )
+    model = model_class(schema, **_checked_options(name, model_class, options))
+    missing = [part for part in _PARTS if not hasattr(model, part)]
+    if missing:
+        raise ValueError(
+            f"model {name!r} has no {', '.join(missing)}: ctr_model.models.model.Model says what a "
+            f"model consists of"
+        )
+    return model
+
+
+def _load_class(name: str) -> ModelClass:
+    """Returns the class that "path/of/file.py:ClassName" names."""
+    path, _, class_name = name.rpartition(":")
+    if not path.endswith(".py") or not class_name.isidentifier():
+        raise ValueError(f'model {name!r}: expected "path/of/file.py:ClassName"')
+    if not Path(path).is_file():
+        raise ValueError(f"model {name!r}: there is no file {path!r} in {str(Path.cwd())!r}")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"model {name!r}: {path!r} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises
+        raise ValueError(
+            f"model {name!r}: importing {path!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        classes = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isclass(value) and value.__module__ == module.__name__
+        ]
+        raise ValueError(f"model {name!r}: {path!r} has no class {class_name!r}, only {classes}")
+    return cast("ModelClass", found)
+
+
+def _checked_options(
+    name: str, model_class: ModelClass, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the options as the types that the class annotates."""
+    known = [
+        key
+        for key, parameter in inspect.signature(model_class).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    types = get_type_hints(model_class.__init__)
+    checked = {}
+    for option, value in options.items():
         if option not in known:
             raise ValueError(_unknown(f"option of model {name!r}:", option, sorted(known)))
-    try:
-        values = TypeAdapter(config).validate_python({**options, **sizes})
-    except ValidationError as error:
-        detail = error.errors()[0]
-        option = ".".join(str(part) for part in detail["loc"])
-        raise ValueError(
-            f"model {name!r}: {option or 'options'} {detail['input']!r}: {detail['msg']}"
-        ) from error
-    return model(values)
+        try:
+            checked[option] = TypeAdapter(types.get(option, Any)).validate_python(value)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"]
+            raise ValueError(f"model {name!r}: {option} is {value!r}: {message}") from error
+    return checked
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
-    return f"unknown {what} {name!r}, did you mean {nearest!r}? known: {', '.join(known)}"
+    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)
+    hint = f", did you mean {nearest[0]!r}? known: {', '.join(known)}" if nearest else ""
+    return f"unknown {what} {name!r}{hint}"

@@ -117,6 +117,14 @@ class Schema:
         return cls.from_toml(Path(source))
 
     @classmethod
+    def numbered(cls, num_dense: int, num_slots: int) -> Self:
+        """Returns a schema of columns I1, I2, ... and C1, C2, ..., for batches that come ready made."""
+        return cls(
+            dense=tuple(DenseColumn(name=f"I{i}") for i in range(1, num_dense + 1)),
+            slots=tuple(f"C{i}" for i in range(1, num_slots + 1)),
+        )
+
+    @classmethod
     def from_toml(cls, path: Path) -> Self:
         """Returns the schema in the TOML file at `path`.
 

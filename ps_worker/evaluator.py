@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
-from ctr_model.models.model import Lookup, Model
+from ctr_model.models.model import Model
 from protos.errors import GradientError
 from protos.gradients import Values
 from protos.store import Missing, Store
-from protos.unique import unique_keys
+from ps_worker.batch_keys import keys_of_batch
 from ps_worker.communicators.communicator import DENSE_BLOCK
 
 OnPredictions = Callable[[NDArray[np.float32]], None]
@@ -45,11 +45,9 @@ def evaluate(
     workspace = model.workspace(batch_size)
     metrics = ClickMetrics()
     for batch in batches:
-        unique, inverse = unique_keys(batch.keys)
-        keys = {table.name: unique for table in model.tables}
-        rows = store.pull_sparse(keys, missing=Missing.ZEROS).result()
-        lookups = {name: Lookup(values, inverse) for name, values in rows.items()}
-        predictions = model.predict(params, batch, lookups, workspace)
+        keys = keys_of_batch(batch, model.tables)
+        rows = store.pull_sparse(keys.unique, missing=Missing.ZEROS).result().rows
+        predictions = model.predict(params, batch, keys.lookups(rows), workspace)
         if on_predictions is not None:
             on_predictions(predictions)
         if batch.labels is not None:

@@ -131,12 +131,7 @@ def model_of(job: Job, schema: Schema) -> Model:
         JobError: If there is no such model, or an option is wrong.
     """
     try:
-        return build_model(
-            job.model.name,
-            num_dense=len(schema.dense),
-            num_slots=len(schema.slots),
-            options=job.model.options,
-        )
+        return build_model(job.model.name, schema, job.model.options)
     except ValueError as error:
         raise JobError(f"[model]: {error}") from error
 

@@ -8,7 +8,7 @@ a step: unique keys -> pull -> forward, backward -> push
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ctr_model.batch import Batch
-from ctr_model.models.model import Lookup, Model, StepResult
+from ctr_model.models.model import Model, StepResult
 from protos.errors import DataError
-from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
-from protos.partition import Keys
-from protos.store import Future
-from protos.unique import unique_keys
+from protos.gradients import DenseGrad, Gradients, SparseGrad, sum_gradients
+from protos.store import Future, Pulled, Version
+from ps_worker.batch_keys import BatchKeys, keys_of_batch
 from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
 from ps_worker.progress import Progress
 
@@ -37,9 +35,17 @@ class _Step:
     """A batch whose embeddings are on their way."""
 
     batch: Batch
-    keys: Keys
-    inverse: NDArray[np.int32]
-    rows: Future[Mapping[str, Values]]
+    keys: BatchKeys
+    rows: Future[Pulled]
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What a model makes of a batch, and the version of the rows that it read."""
+
+    gradients: Gradients
+    result: StepResult
+    pulled: Version
 
 
 class _Thread:
@@ -50,26 +56,29 @@ class _Thread:
         self._workspace = model.workspace(batch_size)
         self._dense_grad = np.empty(model.num_params, np.float32)
 
-    def compute(self, step: _Step, communicator: Communicator) -> tuple[Gradients, StepResult]:
+    def compute(self, step: _Step, communicator: Communicator) -> _Computed:
         """Returns the gradients of a batch, summed over its examples, and what else the model says.
 
         The next call overwrites the dense gradient and the probabilities.
         """
         if step.batch.labels is None:
             raise DataError("training data has rows without labels: 39 columns, expected 40")
-        rows = step.rows.result()
-        grads = {name: np.empty_like(values) for name, values in rows.items()}
-        lookups = {name: Lookup(values, step.inverse) for name, values in rows.items()}
+        pulled = step.rows.result()
+        grads = {name: np.empty_like(values) for name, values in pulled.rows.items()}
+        lookups = step.keys.lookups(pulled.rows)
         with communicator.params() as params:
             result = self._model.gradient(
                 params, step.batch, lookups, self._workspace, self._dense_grad, grads
             )
         examples = step.batch.size
         gradients = Gradients(
-            sparse={name: SparseGrad(step.keys, grad, examples) for name, grad in grads.items()},
+            sparse={
+                name: SparseGrad(step.keys.unique[name], grad, examples)
+                for name, grad in grads.items()
+            },
             dense={DENSE_BLOCK: DenseGrad(self._dense_grad, examples)},
         )
-        return gradients, result
+        return _Computed(gradients, result, pulled.version)
 
 
 class Trainer:
@@ -113,12 +122,11 @@ class Trainer:
             self._communicator.flush()
 
     def _prepare(self, batch: Batch) -> _Step:
-        keys, inverse = unique_keys(batch.keys)
-        rows = self._communicator.pull({table.name: keys for table in self._model.tables})
-        return _Step(batch, keys, inverse, rows)
+        keys = keys_of_batch(batch, self._model.tables)
+        return _Step(batch, keys, self._communicator.pull(keys.unique))
 
     def _train_lockstep(self, batches: Iterator[Batch]) -> None:
-        def compute(thread: _Thread, batch: Batch) -> tuple[Gradients, StepResult]:
+        def compute(thread: _Thread, batch: Batch) -> _Computed:
             return thread.compute(self._prepare(batch), self._communicator)
 
         with _pool(len(self._threads)) as pool:
@@ -127,10 +135,14 @@ class Trainer:
                 computed = _results(
                     [pool.submit(compute, *each) for each in zip(threads, group, strict=True)]
                 )
-                examples = sum(batch.size for batch in group)
-                self._communicator.push(sum_gradients([part for part, _ in computed]), examples)
-                for batch, (_, result) in zip(group, computed, strict=True):
-                    self._count(batch, result)
+                self._communicator.push(
+                    sum_gradients([part.gradients for part in computed]),
+                    sum(batch.size for batch in group),
+                    pulled=min(part.pulled for part in computed),
+                    batches=len(group),
+                )
+                for batch, part in zip(group, computed, strict=True):
+                    self._count(batch, part.result)
 
     def _train_free(self, batches: Iterator[Batch]) -> None:
         source = _SharedIterator(batches)
@@ -152,9 +164,9 @@ class Trainer:
             step = self._next_step(source)
             while step is not None:
                 ahead = self._next_step(source) if is_overlapped else None
-                gradients, result = thread.compute(step, self._communicator)
-                self._communicator.push(gradients, step.batch.size)
-                self._count(step.batch, result)
+                computed = thread.compute(step, self._communicator)
+                self._communicator.push(computed.gradients, step.batch.size, pulled=computed.pulled)
+                self._count(step.batch, computed.result)
                 step = ahead if is_overlapped else self._next_step(source)
         except BaseException:
             source.stop()

@@ -5,22 +5,15 @@ the rows of the batch's unique keys and one flat vector with all dense parameter
 of the same shapes. Slots and pooling are the model's business, keys and tables the trainer's.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
-
-Floats = NDArray[np.float32]
-
-
-class ModelInputError(ValueError):
-    """A batch, its embeddings, its parameters or its buffers do not fit the model."""
+from ctr_model.parameters import Floats, Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,26 +24,18 @@ class EmbeddingTable:
         name: Of the table.
         dim: Width of an embedding.
         init_range: New embeddings are uniform in [-init_range, init_range).
+        slots: Slots that are looked up in it, by number from 0; None: all.
+        crosses: Pairs of slots whose values together are looked up in it (ctr_model/slots.py).
+        optimizer: What suits this table, as a job writes it: {"name": "ftrl", "learning_rate": 0.1};
+            None: what the job has for all tables. The job has the last word.
     """
 
     name: str
     dim: int
-    init_range: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A tensor of dense parameters, a stretch of the flat vector.
-
-    Attributes:
-        name: Of the tensor.
-        shape: Of the tensor, row-major in the vector.
-        init_std: It starts normal with this standard deviation; 0: zeros.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    init_std: float
+    init_range: float = 0.0
+    slots: tuple[int, ...] | None = None
+    crosses: tuple[tuple[int, int], ...] = ()
+    optimizer: Mapping[str, str | float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +43,17 @@ class Lookup:
     """What a batch reads from one table.
 
     Attributes:
-        rows: float32[N, D], the embeddings of the batch's unique keys.
-        inverse: int32[L]; `batch.keys[i]` is unique key `inverse[i]`.
+        rows: float32[N, D], the embeddings of the unique keys of the table's slots.
+        inverse: int32[L]; occurrence `i` is unique key `inverse[i]`.
+        offsets: int32[B * S + 1]; example `b`, slot `s` owns the occurrences
+            `offsets[b * S + s]` to `offsets[b * S + s + 1]`, exclusive.
+        num_slots: S, the table's slots and crosses.
     """
 
     rows: Floats
     inverse: NDArray[np.int32]
+    offsets: NDArray[np.int32]
+    num_slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,35 +67,6 @@ class StepResult:
 
     loss: float
     probabilities: Floats
-
-
-class FlatLayout:
-    """Where each segment lies in the flat vector."""
-
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self._shapes = [segment.shape for segment in segments]
-        sizes = [math.prod(shape) for shape in self._shapes]
-        self._bounds = list(accumulate(sizes, initial=0))
-
-    @property
-    def length(self) -> int:
-        """Elements of the vector."""
-        return self._bounds[-1]
-
-    def views(self, vector: Floats) -> list[Floats]:
-        """Returns the segments of float32[P] `vector` as tensors that share its memory.
-
-        Raises:
-            ModelInputError: If `vector` has another length.
-        """
-        if vector.shape != (self.length,):
-            raise ModelInputError(
-                f"the model has {self.length} dense parameters, the vector has shape {vector.shape}"
-            )
-        return [
-            vector[start:stop].reshape(shape)
-            for (start, stop), shape in zip(pairwise(self._bounds), self._shapes, strict=True)
-        ]
 
 
 class Workspace(Protocol):
@@ -122,7 +83,7 @@ class Model(Protocol):
 
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:
-        """The tables it looks keys up in, each with all keys of a batch."""
+        """The tables it looks keys up in."""
         ...
 
     @property

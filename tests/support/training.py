@@ -9,6 +9,7 @@ import numpy as np
 from ctr_model.batch import Batch
 from ctr_model.models.model import Model
 from ctr_model.registry import build_model
+from ctr_model.schema import Schema
 from protos.store import Store
 from ps_worker.job import Job, override_job
 from ps_worker.progress import Progress
@@ -23,9 +24,8 @@ def small_model() -> Model:
     """Returns a CTR-DNN that trains in no time."""
     return build_model(
         "ctr_dnn",
-        num_dense=NUM_DENSE,
-        num_slots=NUM_SLOTS,
-        options={"dim": 4, "hidden": [16, 8], "init_range": 0.1},
+        Schema.numbered(NUM_DENSE, NUM_SLOTS),
+        {"dim": 4, "hidden": [16, 8], "init_range": 0.1},
     )
 
 

@@ -7,8 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
-from ctr_model.models.ctr_dnn import CtrDnn, CtrDnnConfig
-from ctr_model.models.model import FlatLayout, Lookup, ModelInputError
+from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.models.model import Lookup
+from ctr_model.parameters import FlatLayout, ModelInputError
+from ctr_model.schema import Schema, criteo_schema
 from tests.reference import ctr_dnn as oracle
 
 NUM_DENSE, NUM_SLOTS, DIM = 3, 4, 2
@@ -19,10 +21,8 @@ class Case:
 
     def __init__(self, seed: int, batch_size: int = 5, hidden: tuple[int, ...] = (7, 6)) -> None:
         rng = np.random.default_rng(seed)
-        config = CtrDnnConfig(
-            num_dense=NUM_DENSE, num_slots=NUM_SLOTS, dim=DIM, hidden=hidden, table="t"
-        )
-        self.model = CtrDnn(config)
+        schema = Schema.numbered(NUM_DENSE, NUM_SLOTS)
+        self.model = CtrDnn(schema, dim=DIM, hidden=hidden, table="t")
         lengths = rng.integers(0, 4, batch_size * NUM_SLOTS)
         self.num_unique = 6
         self.inverse = rng.integers(0, self.num_unique, lengths.sum()).astype(np.int32)
@@ -36,13 +36,16 @@ class Case:
         self.rows = rng.normal(size=(self.num_unique, DIM)).astype(np.float32)
         self.params = rng.normal(scale=0.5, size=self.model.num_params).astype(np.float32)
 
+    def lookups(self) -> dict[str, Lookup]:
+        return {"t": Lookup(self.rows, self.inverse, self.batch.offsets, self.batch.num_slots)}
+
     def gradient(self, workspace_size: int = 5) -> tuple[float, NDArray, NDArray]:
         dense_grad = np.full(self.model.num_params, np.nan, np.float32)
         sparse_grad = np.full_like(self.rows, np.nan)
         result = self.model.gradient(
             self.params,
             self.batch,
-            {"t": Lookup(self.rows, self.inverse)},
+            self.lookups(),
             self.model.workspace(workspace_size),
             dense_grad,
             {"t": sparse_grad},
@@ -88,7 +91,7 @@ def test_every_gradient_agrees_with_finite_differences(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_loss_and_predictions_agree_with_the_oracle(seed: int) -> None:
     case = Case(seed, hidden=(5,))
-    lookups = {"t": Lookup(case.rows, case.inverse)}
+    lookups = case.lookups()
 
     loss, _, _ = case.gradient()
     predicted = case.model.predict(case.params, case.batch, lookups, case.model.workspace(8))
@@ -149,7 +152,7 @@ def test_unlabelled_batch_has_no_gradient() -> None:
         ({"labels": np.zeros(6, np.float32)}, "labels is 6, the model expects 5"),
         ({"num_slots": 5}, "slots is 5, the model expects 4"),
         ({"offsets": np.zeros(20, np.int32)}, "length of offsets is 20, the model expects 21"),
-        ({"offsets": np.zeros(21, np.int32)}, "last offset is 0"),
+        ({"offsets": np.zeros(21, np.int32)}, "length of inverse is 21, the model expects 0"),
     ],
 )
 def test_batch_of_another_shape_is_refused(change: dict, message: str) -> None:
@@ -169,7 +172,7 @@ def test_rows_of_another_width_are_refused() -> None:
     case = Case(3)
     case.rows = np.zeros((6, DIM + 1), np.float32)
 
-    with pytest.raises(ModelInputError, match="width of the rows is 3"):
+    with pytest.raises(ModelInputError, match="width of the rows of table 't' is 3"):
         case.gradient()
 
 
@@ -191,7 +194,7 @@ def test_parameters_of_another_model_are_refused() -> None:
 
 def test_workspace_of_another_model_is_refused() -> None:
     case, other = Case(3), Case(3, hidden=(9,))
-    lookups = {"t": Lookup(case.rows, case.inverse)}
+    lookups = case.lookups()
 
     with pytest.raises(ModelInputError, match="another model's"):
         case.model.predict(case.params, case.batch, lookups, other.model.workspace(5))
@@ -200,11 +203,11 @@ def test_workspace_of_another_model_is_refused() -> None:
 def test_sparse_gradient_of_another_shape_is_refused() -> None:
     case = Case(3)
 
-    with pytest.raises(ModelInputError, match=r"sparse gradient is \(5, 2\)"):
+    with pytest.raises(ModelInputError, match=r"gradient of table 't' is \(5, 2\)"):
         case.model.gradient(
             case.params,
             case.batch,
-            {"t": Lookup(case.rows, case.inverse)},
+            case.lookups(),
             case.model.workspace(5),
             np.empty(case.model.num_params, np.float32),
             {"t": np.empty((5, DIM), np.float32)},
@@ -233,7 +236,7 @@ def test_threads_with_one_model_compute_what_one_thread_computes() -> None:
 
 
 def test_tutorial_network_has_the_tutorials_sizes() -> None:
-    model = CtrDnn(CtrDnnConfig(num_dense=13, num_slots=26))
+    model = CtrDnn(criteo_schema())
 
     shapes = {segment.name: segment.shape for segment in model.segments}
     stds = {segment.name: segment.init_std for segment in model.segments}

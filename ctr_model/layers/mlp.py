@@ -1,0 +1,82 @@
+"""A multilayer perceptron: fully connected layers, relu between them, nothing after the last.
+
+    A0 = X,   Ai = relu(A(i-1) Wi + bi),   out = A(n-1) Wn + bn
+
+Weights are normal with standard deviation 1/sqrt(fan-in), biases zero.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from ctr_model.layers.linear import add_bias, add_bias_relu, relu_backward, sum_rows
+from ctr_model.parameters import Floats, Segment
+
+
+class MlpBuffers:
+    """The matrices of one step: outputs of the layers, first the input X, and their gradients."""
+
+    def __init__(self, widths: Sequence[int], max_batch_size: int) -> None:
+        self._outputs = [np.empty((max_batch_size, width), np.float32) for width in widths]
+        self._grads = [np.empty((max_batch_size, width), np.float32) for width in widths]
+
+    def outputs(self, size: int) -> list[Floats]:
+        """Returns float32[B, H] of each layer for a batch of `size` examples; the first is X."""
+        return [output[:size] for output in self._outputs]
+
+    def grads(self, size: int) -> list[Floats]:
+        """Returns the gradients of `outputs(size)`."""
+        return [grad[:size] for grad in self._grads]
+
+
+class Mlp:
+    """The layers of the module's docstring, for an input and layers of given widths."""
+
+    def __init__(self, widths: Sequence[int], *, name: str = "fc") -> None:
+        """Takes the width of the input, of each hidden layer and of the output; names `name1.weight`, ..."""
+        self.widths = tuple(widths)
+        self.segments = tuple(
+            segment
+            for i, (fan_in, width) in enumerate(pairwise(widths), start=1)
+            for segment in (
+                Segment(name=f"{name}{i}.weight", shape=(fan_in, width), init_std=fan_in**-0.5),
+                Segment(name=f"{name}{i}.bias", shape=(width,), init_std=0.0),
+            )
+        )
+
+    def buffers(self, max_batch_size: int) -> MlpBuffers:
+        """Returns buffers for batches of up to `max_batch_size` examples."""
+        return MlpBuffers(self.widths, max_batch_size)
+
+    def forward(self, tensors: Sequence[Floats], outputs: Sequence[Floats]) -> Floats:
+        """Fills `outputs[1:]` from `outputs[0]` and the tensors of `segments`; returns the last."""
+        last = len(outputs) - 2
+        for i, (x, out) in enumerate(pairwise(outputs)):
+            weight, bias = tensors[2 * i], tensors[2 * i + 1]
+            np.matmul(x, weight, out=out)  # [B, H]
+            if i < last:
+                add_bias_relu(bias, out)
+            else:
+                add_bias(bias, out)
+        return outputs[-1]
+
+    def backward(
+        self,
+        tensors: Sequence[Floats],
+        outputs: Sequence[Floats],
+        grads: Sequence[Floats],
+        tensor_grads: Sequence[Floats],
+    ) -> Floats:
+        """Fills `grads[:-1]` and the gradients of all tensors, from `grads[-1]`; returns that of X."""
+        last = len(outputs) - 2
+        for i in range(last, -1, -1):
+            weight_grad, bias_grad = tensor_grads[2 * i], tensor_grads[2 * i + 1]
+            grad = grads[i + 1]  # [B, H]: dA, or for the last layer dZ
+            if i < last:
+                relu_backward(outputs[i + 1], grad, bias_grad)
+            else:
+                sum_rows(grad, bias_grad)
+            np.matmul(outputs[i].T, grad, out=weight_grad)  # [fan_in, H]
+            np.matmul(grad, tensors[2 * i].T, out=grads[i])  # [B, fan_in]
+        return grads[0]

@@ -1,0 +1,53 @@
+"""What a batch asks of tables: for each the unique keys of its slots, and the way back to occurrences.
+
+batch --select--> keys of a table's slots --unique--> pull --> rows --> Lookup
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.models.model import EmbeddingTable, Lookup
+from ctr_model.slots import SlotKeys, select_slots
+from protos.gradients import Values
+from protos.partition import Keys
+from protos.unique import unique_keys
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKeys:
+    """The keys of one batch, by table.
+
+    Attributes:
+        unique: uint64[N], what to pull.
+    """
+
+    unique: Mapping[str, Keys]
+    _inverse: Mapping[str, NDArray[np.int32]]
+    _slots: Mapping[str, SlotKeys]
+
+    def lookups(self, rows: Mapping[str, Values]) -> dict[str, Lookup]:
+        """Returns what the model sees of the rows pulled, float32[N, D] by table."""
+        return {
+            name: Lookup(rows[name], self._inverse[name], slots.offsets, slots.num_slots)
+            for name, slots in self._slots.items()
+        }
+
+
+def keys_of_batch(batch: Batch, tables: Sequence[EmbeddingTable]) -> BatchKeys:
+    """Returns the keys that a batch looks up; tables with the same slots share them."""
+    found: dict[object, tuple[SlotKeys, Keys, NDArray[np.int32]]] = {}
+    for table in tables:
+        source = (table.slots, table.crosses)
+        if source not in found:
+            slots = select_slots(batch, table.slots, table.crosses)
+            found[source] = (slots, *unique_keys(slots.keys))
+    of_table = {table.name: found[table.slots, table.crosses] for table in tables}
+    return BatchKeys(
+        unique={name: unique for name, (_, unique, _) in of_table.items()},
+        _inverse={name: inverse for name, (_, _, inverse) in of_table.items()},
+        _slots={name: slots for name, (slots, _, _) in of_table.items()},
+    )
