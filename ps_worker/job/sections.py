@@ -1,0 +1,94 @@
+"""The sections of a job that need no more than a list of keys."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """One section of a job."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False
+    )
+
+
+class ModelSection(Section):
+    """Which model; all keys but `name` are the model's own options."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = "ctr_dnn"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The model's own options."""
+        return dict(self.model_extra or {})
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Globs = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+
+class DataSection(Section):
+    """What to read.
+
+    Attributes:
+        train: Patterns of files to train on; the workers share them out.
+        test: Patterns of files to evaluate on after training; empty: no evaluation.
+        schema_source: Path of a schema, or "criteo"; the key is `schema`.
+        bad_row_limit: Malformed rows that a worker skips in a pass over its files, before it stops.
+    """
+
+    train: Globs = ()
+    test: Globs = ()
+    schema_source: str = Field("criteo", alias="schema")
+    bad_row_limit: int = Field(100, ge=0)
+
+
+class TrainSection(Section):
+    """How to go through the data.
+
+    Attributes:
+        batch_size: Examples of one step of one thread.
+        epochs: Passes over the data.
+        thread_num: Training threads of one worker.
+        seed: Of the initial values of all parameters.
+        log_every_s: Seconds between lines of progress.
+    """
+
+    batch_size: int = Field(512, ge=1)
+    epochs: int = Field(1, ge=1)
+    thread_num: int = Field(1, ge=1)
+    seed: int = Field(0, ge=0, lt=2**63)
+    log_every_s: float = Field(5.0, gt=0)
+
+
+class CheckpointSection(Section):
+    """Where models are saved to and loaded from.
+
+    Attributes:
+        dir: Folder for checkpoints, one after each epoch; empty: nothing is saved.
+        load: Checkpoint, or folder of checkpoints, to start from; empty: from what the servers hold, which
+            are initial values unless they stayed after another job.
+    """
+
+    dir: str = ""
+    load: str = ""
+
+
+class ClusterSection(Section):
+    """How long to wait, in seconds.
+
+    Attributes:
+        connect_timeout_s: For servers that are not up yet.
+        rpc_timeout_s: For an answer to a pull or a push.
+        wait_timeout_s: For other workers, at a step or a barrier.
+    """
+
+    connect_timeout_s: float = Field(120.0, gt=0)
+    rpc_timeout_s: float = Field(60.0, gt=0)
+    wait_timeout_s: float = Field(600.0, gt=0)
