@@ -1,6 +1,7 @@
-"""Softmax over (no click, click) and its cross entropy.
+"""Log loss of a click, for models with one logit (logistic) or two (softmax over no click, click).
 
-    d = z1 - z0,   p = 1 / (1 + exp(-d)),   loss = -log p if clicked, -log(1 - p) if not
+    d = z for one logit, z1 - z0 for two
+    p = 1 / (1 + exp(-d)),   loss = -log p if clicked, -log(1 - p) if not
 
 With two classes softmax is the logistic function of the difference. Of exponentials only exp(-|d|) is
 computed, which cannot overflow:
@@ -23,6 +24,44 @@ Floats = NDArray[np.float32]
 def _logistic(difference: float, exponential: float) -> float:
     """Returns p of d = `difference` and exp(-|d|) = `exponential`."""
     return (1.0 if difference >= 0.0 else exponential) / (1.0 + exponential)
+
+
+@kernel
+def _loss_of(difference: float, exponential: float, label: float) -> float:
+    """Returns the loss of one example, of d = `difference` and exp(-|d|) = `exponential`."""
+    against = difference if label == 0 else -difference
+    return max(against, 0.0) + math.log1p(exponential)
+
+
+@kernel
+def sigmoid_probabilities(logits: Floats, out: Floats) -> None:
+    """Overwrites `out` float32[B] with the probability of a click under `logits` float32[B]."""
+    for b in range(out.size):
+        logit = np.float64(logits[b])
+        out[b] = np.float32(_logistic(logit, math.exp(-abs(logit))))
+
+
+@kernel
+def binary_cross_entropy(
+    logits: Floats, labels: Floats, probabilities: Floats, logit_grad: Floats
+) -> float:
+    """Returns the log loss summed over the examples, with its gradient.
+
+    Args:
+        logits: float32[B].
+        labels: float32[B], 1 for a click, else 0.
+        probabilities: float32[B], overwritten with the probability of a click.
+        logit_grad: float32[B], overwritten with the gradient of the sum.
+    """
+    loss = 0.0
+    for b in range(labels.size):
+        logit = np.float64(logits[b])
+        exponential = math.exp(-abs(logit))
+        probability = _logistic(logit, exponential)
+        loss += _loss_of(logit, exponential, labels[b])
+        probabilities[b] = np.float32(probability)
+        logit_grad[b] = np.float32(probability - labels[b])
+    return loss
 
 
 @kernel
@@ -50,8 +89,7 @@ def cross_entropy(
         difference = np.float64(logits[b, 1]) - np.float64(logits[b, 0])
         exponential = math.exp(-abs(difference))
         probability = _logistic(difference, exponential)
-        against = difference if labels[b] == 0 else -difference
-        loss += max(against, 0.0) + math.log1p(exponential)
+        loss += _loss_of(difference, exponential, labels[b])
         probabilities[b] = np.float32(probability)
         error = np.float32(probability - labels[b])
         logit_grad[b, 0] = -error

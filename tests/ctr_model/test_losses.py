@@ -3,7 +3,12 @@ import math
 import numpy as np
 import pytest
 
-from ctr_model.losses import click_probabilities, cross_entropy
+from ctr_model.losses import (
+    binary_cross_entropy,
+    click_probabilities,
+    cross_entropy,
+    sigmoid_probabilities,
+)
 
 
 def run(logits: list[list[float]], labels: list[float]) -> tuple[float, np.ndarray, np.ndarray]:
@@ -11,6 +16,13 @@ def run(logits: list[list[float]], labels: list[float]) -> tuple[float, np.ndarr
     probabilities = np.empty(len(labels), np.float32)
     grad = np.empty_like(z)
     loss = cross_entropy(z, np.array(labels, np.float32), probabilities, grad)
+    return loss, probabilities, grad
+
+
+def run_one(logits: list[float], labels: list[float]) -> tuple[float, np.ndarray, np.ndarray]:
+    z = np.array(logits, np.float32)
+    probabilities, grad = np.empty_like(z), np.empty_like(z)
+    loss = binary_cross_entropy(z, np.array(labels, np.float32), probabilities, grad)
     return loss, probabilities, grad
 
 
@@ -22,6 +34,14 @@ def test_even_logits_are_a_coin() -> None:
     assert grad.tolist() == [[0.5, -0.5], [-0.5, 0.5]]
 
 
+def test_one_logit_of_zero_is_a_coin() -> None:
+    loss, probabilities, grad = run_one([0.0, 0.0], [1.0, 0.0])
+
+    assert loss == pytest.approx(2 * math.log(2))
+    assert probabilities.tolist() == [0.5, 0.5]
+    assert grad.tolist() == [-0.5, 0.5]
+
+
 @pytest.mark.parametrize("label", [0.0, 1.0])
 @pytest.mark.parametrize("difference", [-800.0, -90.0, 90.0, 800.0])
 def test_extreme_logits_stay_finite(difference: float, label: float) -> None:
@@ -31,6 +51,24 @@ def test_extreme_logits_stay_finite(difference: float, label: float) -> None:
     assert loss == pytest.approx(wrong_by, abs=1e-6)
     assert np.isfinite(grad).all()
     assert 0 <= probabilities[0] <= 1
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+@pytest.mark.parametrize("logit", [-800.0, -90.0, 90.0, 800.0])
+def test_one_extreme_logit_stays_finite(logit: float, label: float) -> None:
+    loss, probabilities, grad = run_one([logit], [label])
+
+    wrong_by = max(logit if label == 0 else -logit, 0.0)
+    assert loss == pytest.approx(wrong_by, abs=1e-6)
+    assert np.isfinite(grad).all()
+    assert 0 <= probabilities[0] <= 1
+
+
+def test_small_losses_are_not_lost() -> None:
+    """log(1 + exp(-40)) is 4e-18, which adding to 1 would drop."""
+    loss, _, _ = run_one([40.0], [1.0])
+
+    assert loss == pytest.approx(math.exp(-40.0), rel=1e-6)
 
 
 def test_gradient_is_the_difference_quotient() -> None:
@@ -46,6 +84,17 @@ def test_gradient_is_the_difference_quotient() -> None:
             assert grad[b, c] == pytest.approx(quotient, abs=1e-4)
 
 
+def test_gradient_of_one_logit_is_the_difference_quotient() -> None:
+    logits, labels, step = [0.3, -0.8, 2.0], [1.0, 0.0, 0.0], 1e-2
+    _, _, grad = run_one(logits, labels)
+
+    for b, logit in enumerate(logits):
+        upper, lower = list(logits), list(logits)
+        upper[b], lower[b] = logit + step, logit - step
+        quotient = (run_one(upper, labels)[0] - run_one(lower, labels)[0]) / (2 * step)
+        assert grad[b] == pytest.approx(quotient, abs=1e-4)
+
+
 def test_prediction_is_the_same_as_in_training() -> None:
     logits = np.random.default_rng(1).normal(size=(50, 2)).astype(np.float32)
     predicted = np.empty(50, np.float32)
@@ -54,3 +103,17 @@ def test_prediction_is_the_same_as_in_training() -> None:
     _, trained, _ = run(logits.tolist(), [0.0] * 50)
 
     assert predicted.tobytes() == trained.tobytes()
+
+
+def test_one_logit_is_two_of_which_the_first_is_zero() -> None:
+    rng = np.random.default_rng(2)
+    logits, labels = rng.normal(scale=3.0, size=50), rng.integers(0, 2, 50).astype(float)
+    pairs = [[0.0, logit] for logit in logits]
+    predicted = np.empty(50, np.float32)
+
+    sigmoid_probabilities(logits.astype(np.float32), predicted)
+    one, two = run_one(logits.tolist(), labels.tolist()), run(pairs, labels.tolist())
+
+    assert one[0] == two[0]
+    assert predicted.tobytes() == one[1].tobytes() == two[1].tobytes()
+    assert one[2].tobytes() == two[2][:, 1].tobytes()
