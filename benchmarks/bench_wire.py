@@ -90,7 +90,7 @@ def cases(client: ClusterClient) -> Iterator[Case]:
     )
     segment = DenseSegment(length=DENSE_LENGTH, initializer=initializer)
     client.create_dense(DenseSpec(name="tower", segments=(segment,), optimizer=optimizer))
-    stamp = Stamp(worker=0, incarnation=0, sequence=0, step=0, examples=512)
+    stamp = Stamp(worker=0, incarnation=0, sequence=0, step=0, examples=512, batches=1, pulled=0)
     random = np.random.default_rng(0)
     for num_keys in NUM_KEYS:
         keys = random.integers(0, 2**63, num_keys, dtype=np.uint64)

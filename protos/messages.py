@@ -11,7 +11,8 @@ from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Stamp, StoreStatus, TableStatus
+from protos.staleness import Staleness, merge_staleness
+from protos.store import Missing, Pulled, Stamp, StoreStatus, TableStatus
 from protos.v1 import control_plane_pb2, data_plane_pb2, spec_pb2
 
 _MISSING_TO_MESSAGE = {
@@ -110,6 +111,8 @@ def stamp_to_message(stamp: Stamp) -> data_plane_pb2.Stamp:
         sequence=stamp.sequence,
         step=stamp.step,
         examples=stamp.examples,
+        batches=stamp.batches,
+        pulled=stamp.pulled,
     )
 
 
@@ -121,6 +124,8 @@ def stamp_from_message(message: data_plane_pb2.Stamp) -> Stamp:
         sequence=message.sequence,
         step=message.step,
         examples=message.examples,
+        batches=message.batches,
+        pulled=message.pulled,
     )
 
 
@@ -148,24 +153,24 @@ def pull_sparse_arguments(
     return keys, _MISSING_FROM_MESSAGE[request.missing], _at_of(request)
 
 
-def pull_sparse_response(values: Mapping[str, Values]) -> data_plane_pb2.PullSparseResponse:
+def pull_sparse_response(pulled: Pulled) -> data_plane_pb2.PullSparseResponse:
     """Returns the response with embeddings by table."""
     return data_plane_pb2.PullSparseResponse(
         columns=[
             data_plane_pb2.ValueColumn(table=table, values=encode_values(column))
-            for table, column in values.items()
-        ]
+            for table, column in pulled.rows.items()
+        ],
+        version=pulled.version,
     )
 
 
-def pulled_rows(
-    response: data_plane_pb2.PullSparseResponse, num_keys: Mapping[str, int]
-) -> dict[str, Values]:
+def pulled_rows(response: data_plane_pb2.PullSparseResponse, num_keys: Mapping[str, int]) -> Pulled:
     """Returns read-only float32[N, D] by table; `num_keys` is N as it was asked for."""
-    return {
+    rows = {
         column.table: decode_rows(column.values, num_keys[column.table])
         for column in response.columns
     }
+    return Pulled(rows, response.version)
 
 
 def pull_dense_request(blocks: Iterable[str], at: int | None) -> data_plane_pb2.PullDenseRequest:
@@ -264,6 +269,18 @@ def push_grad_arguments(
     return stamp_from_message(request.stamp), part, _at_of(request)
 
 
+def staleness_to_message(staleness: Staleness) -> control_plane_pb2.Staleness:
+    """Returns the message of a histogram."""
+    return control_plane_pb2.Staleness(
+        counts=staleness.counts, total=staleness.total, largest=staleness.largest
+    )
+
+
+def staleness_from_message(message: control_plane_pb2.Staleness) -> Staleness:
+    """Returns the histogram of a message."""
+    return Staleness(counts=tuple(message.counts), total=message.total, largest=message.largest)
+
+
 def status_to_message(
     status: StoreStatus, server_index: int, num_servers: int
 ) -> control_plane_pb2.GetStatusResponse:
@@ -284,6 +301,7 @@ def status_to_message(
         ],
         server_index=server_index,
         num_servers=num_servers,
+        staleness=staleness_to_message(status.staleness),
     )
 
 
@@ -297,11 +315,16 @@ def status_from_message(message: control_plane_pb2.GetStatusResponse) -> StoreSt
         },
         examples={worker.worker: worker.examples for worker in message.workers},
         done=frozenset(worker.worker for worker in message.workers if worker.done),
+        staleness=staleness_from_message(message.staleness),
     )
 
 
 def merge_status(parts: list[StoreStatus]) -> StoreStatus:
-    """Returns the status of a cluster: sizes add up, the rest every server has seen alike."""
+    """Returns the status of a cluster: sizes add up, the rest every server has seen alike.
+
+    But for staleness: pushes meet each server in an order of its own, so what all have counted is kept, each
+    batch once for every server.
+    """
     names = sorted({name for part in parts for name in part.tables})
     return StoreStatus(
         version=min(part.version for part in parts),
@@ -319,6 +342,7 @@ def merge_status(parts: list[StoreStatus]) -> StoreStatus:
             for worker in sorted({worker for part in parts for worker in part.examples})
         },
         done=frozenset.intersection(*(part.done for part in parts)),
+        staleness=merge_staleness(part.staleness for part in parts),
     )
 
 

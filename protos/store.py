@@ -15,9 +15,10 @@ from typing import Protocol, TypeVar
 from protos.gradients import Gradients, Values
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
+from protos.staleness import Staleness
 
 Version = int
-"""How many steps of synchronous training have been applied."""
+"""How many steps have been applied: one a synchronous step, one a batch pushed to be applied on arrival."""
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,6 +50,9 @@ class Stamp:
         sequence: Number of this push, from 0, without gaps in one incarnation.
         step: Batches that the worker has taken so far.
         examples: Examples that this push completes; over all pushes each example counts once.
+        batches: Batches that this push completes; over all pushes each batch counts once.
+        pulled: The version of the parameters that the gradients were computed from; of merged batches the
+            oldest.
     """
 
     worker: int
@@ -56,6 +60,22 @@ class Stamp:
     sequence: int
     step: int
     examples: int
+    batches: int
+    pulled: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Embeddings that were read.
+
+    Attributes:
+        rows: For each table float32[N, D], in the order of its keys.
+        version: The rows have all that was applied up to this version, and perhaps more; of several
+            servers the smallest.
+    """
+
+    rows: Mapping[str, Values]
+    version: Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +91,20 @@ class StoreStatus:
     """What a store holds and has seen.
 
     Attributes:
-        version: Steps of synchronous training applied.
+        version: Steps applied.
         tables: By name.
         examples: Examples pushed so far, by worker.
         done: Workers that have left.
+        staleness: Of the batches pushed so far. A push counts as many times as it completes batches, a
+            worker's part of a synchronous step once; each with the version that it was applied to minus the
+            version that it was computed from. Every server counts every batch, by its own versions.
     """
 
     version: Version
     tables: Mapping[str, TableStatus]
     examples: Mapping[int, int]
     done: frozenset[int]
+    staleness: Staleness
 
 
 class Store(Protocol):
@@ -104,7 +128,7 @@ class Store(Protocol):
 
     def pull_sparse(
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
-    ) -> Future[Mapping[str, Values]]:
+    ) -> Future[Pulled]:
         """Reads embeddings.
 
         Args:
@@ -113,7 +137,7 @@ class Store(Protocol):
             at: Wait until the store has this version; None reads what is there.
 
         Returns:
-            For each table float32[N, D], in the order of its keys.
+            The rows, and the version that they have at least.
 
         Raises:
             UnknownTableError: If a table does not exist.
@@ -138,7 +162,8 @@ class Store(Protocol):
         Args:
             gradients: Sums over examples, each with its number of examples.
             stamp: Who pushes.
-            at: None applies on arrival. A version `t` makes this the worker's part of step `t`: when
+            at: None applies on arrival, and moves the version on by the batches of the stamp. A version `t`
+                makes this the worker's part of step `t`: when
                 all workers' parts are there they are added in worker order, divided by the examples of
                 the step, applied once, and the version becomes `t + 1`. Every worker takes part in
                 every step, with empty gradients if need be, until it waits in a barrier or is done.
@@ -148,7 +173,8 @@ class Store(Protocol):
 
         Raises:
             GradientError: If lengths do not fit or a value is not finite; nothing was applied.
-            ProtocolError: If the worker is not at step `at`.
+            ProtocolError: If the worker is not at step `at`, or if workers push for steps and on arrival at
+                the same time; nothing was applied.
         """
         ...
 

@@ -26,7 +26,8 @@ from protos.errors import (
 from protos.gradients import Gradients, Values, require_finite, sum_gradients
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Stamp, StoreStatus, Version
+from protos.staleness import Staleness
+from protos.store import Future, Missing, Pulled, Stamp, StoreStatus, Version
 from ps_server.aggregation import StepAggregator
 from ps_server.barrier import BarrierBook
 from ps_server.checkpoint.digest import model_digest, shard_digest
@@ -97,6 +98,7 @@ class ParameterStore:
             self._version_waiters: list[_VersionWaiter] = []
             self._examples: dict[int, int] = {}
             self._done: set[int] = set()
+            self._staleness = Staleness()
 
     # Declaring
 
@@ -146,12 +148,14 @@ class ParameterStore:
 
     def pull_sparse(
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
-    ) -> Future[Mapping[str, Values]]:
+    ) -> Future[Pulled]:
         """See `protos.store.Store`; done when returned, unless it waits for `at`."""
         tables = {name: self._table(name) for name in keys}
 
-        def answer() -> Mapping[str, Values]:
-            return {name: table.pull(keys[name], missing) for name, table in tables.items()}
+        def answer() -> Pulled:
+            version = self._steps.version  # read first: the rows may have more, never less
+            rows = {name: table.pull(keys[name], missing) for name, table in tables.items()}
+            return Pulled(rows, version)
 
         return self._at_version(at, answer)
 
@@ -168,9 +172,10 @@ class ParameterStore:
                 )
 
         def answer() -> Version:
+            version = self._steps.version
             for name, block in blocks.items():
                 block.pull(into[name])
-            return self._steps.version
+            return version
 
         return self._at_version(at, answer)
 
@@ -185,10 +190,7 @@ class ParameterStore:
         self._steps.require_member(stamp.worker)
         self._check(gradients)
         if at is None:
-            self._apply(gradients)
-            with self._lock:
-                self._count(stamp)
-                return Answered(self._steps.version)
+            return Answered(self._apply_on_arrival(gradients, stamp))
         if stamp.examples < 1 and (gradients.sparse or gradients.dense):
             raise ProtocolError(
                 f"worker {stamp.worker} pushed gradients for step {at} that says it has "
@@ -197,11 +199,28 @@ class ParameterStore:
         with self._lock:
             self._steps.add(stamp.worker, at, gradients)
             self._step_examples[at] = self._step_examples.get(at, 0) + stamp.examples
-            self._count(stamp)
+            self._count(stamp, version=at, batches=1)
             version, ready = self._advance(), self._take_ready()
         for waiter in ready:
             waiter.resolve()
         return Answered(version)
+
+    def _apply_on_arrival(self, gradients: Gradients, stamp: Stamp) -> Version:
+        with self._lock:
+            steps = self._steps
+            steps.begin_arrival(stamp.worker)
+        try:
+            self._apply(gradients)
+        except BaseException:
+            with self._lock:
+                steps.end_arrival(0)
+            raise
+        with self._lock:
+            self._count(stamp, version=steps.version, batches=stamp.batches)
+            version, ready = steps.end_arrival(stamp.batches), self._take_ready()
+        for waiter in ready:
+            waiter.resolve()
+        return version
 
     def _table(self, name: str) -> SparseTable:
         if name not in self._tables:
@@ -226,7 +245,9 @@ class ParameterStore:
         for name, dense in gradients.dense.items():
             self._blocks[name].push(dense)
 
-    def _count(self, stamp: Stamp) -> None:
+    def _count(self, stamp: Stamp, *, version: Version, batches: int) -> None:
+        """Counts a push that is applied to `version`; the caller holds the lock."""
+        self._staleness = self._staleness.add(max(0, version - stamp.pulled), batches)
         self._examples[stamp.worker] = self._examples.get(stamp.worker, 0) + stamp.examples
 
     # Steps and barriers
@@ -411,6 +432,7 @@ class ParameterStore:
                 tables={name: table.status for name, table in self._tables.items()},
                 examples=dict(self._examples),
                 done=frozenset(self._done),
+                staleness=self._staleness,
             )
 
 

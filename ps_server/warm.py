@@ -51,7 +51,9 @@ def _exercise(optimizer: str) -> None:
     keys = _read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
     grad = SparseGrad(keys, _read_only(np.ones((_NUM_KEYS, _DIM), np.float32)), 1)
     for worker in range(2):  # two parts of a step, so that they are added
-        stamp = Stamp(worker=worker, incarnation=0, sequence=0, step=0, examples=1)
+        stamp = Stamp(
+            worker=worker, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0
+        )
         store.push_grad(Gradients({"table": grad}, dense), stamp, at=0).result()
     store.pull_sparse({"table": keys}, missing=Missing.INITIAL).result()
     loaded = SparseTable(table)

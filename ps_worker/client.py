@@ -24,7 +24,7 @@ from protos.messages import merge_status
 from protos.partition import Keys, piece_of_server, route
 from protos.parts import KEY_BYTES, VALUE_BYTES, cut_columns, cut_push
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Stamp, StoreStatus, Version
+from protos.store import Future, Missing, Pulled, Stamp, StoreStatus, Version
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.manifest import Entry, entries_from_json
 from ps_server.checkpoint.reader import Checkpoint
@@ -62,10 +62,12 @@ class _RowsOnTheirWay:
     """A call for embeddings, and where in the whole answer its rows belong."""
 
     positions: Mapping[str, Positions]
-    answer: Future[Mapping[str, Values]]
+    answer: Future[Pulled]
 
-    def write(self, out: Mapping[str, Values]) -> None:
-        rows = self.answer.result()
+    def write(self, out: Mapping[str, Values]) -> Version:
+        """Writes the rows where they belong, and returns their version."""
+        pulled = self.answer.result()
+        rows = pulled.rows
         for table, positions in self.positions.items():
             expected = (positions.size, out[table].shape[1])
             if positions.size and rows[table].shape != expected:
@@ -74,6 +76,7 @@ class _RowsOnTheirWay:
                     f"expected {expected}: it has a table of another dim"
                 )
             scatter_rows(rows[table], positions, out[table])
+        return pulled.version
 
 
 class ClusterClient:
@@ -141,7 +144,7 @@ class ClusterClient:
 
     def pull_sparse(
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
-    ) -> Future[Mapping[str, Values]]:
+    ) -> Future[Pulled]:
         """See `protos.store.Store`."""
         dims = {table: self._table(table).dim for table in keys}
         routes = {table: self._route(table, column) for table, column in keys.items()}
@@ -159,16 +162,15 @@ class ClusterClient:
             for positions in self._cut_pull({table: routes[table][server] for table in keys}, dims)
             # Waiting for a version means waiting until each server has it.
             if at is not None or any(where.size for where in positions.values())
-        ]
+        ] or [_RowsOnTheirWay({}, self._transport.pull_sparse(0, {}, missing, at))]
 
-        def combine() -> Mapping[str, Values]:
+        def combine() -> Pulled:
             out = {
                 table: np.empty((column.size, dims[table]), np.float32)
                 for table, column in keys.items()
             }
-            for call in calls:
-                call.write(out)
-            return out
+            versions = [call.write(out) for call in calls]
+            return Pulled(out, min(versions))
 
         return _Together(combine)
 

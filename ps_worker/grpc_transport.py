@@ -18,7 +18,7 @@ from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
 from protos.status import error_of
-from protos.store import Future, Missing, Stamp, Version
+from protos.store import Future, Missing, Pulled, Stamp, Version
 from protos.v1 import control_plane_pb2, parameter_server_pb2, parameter_server_pb2_grpc
 from ps_worker.transport import ServerStatus
 
@@ -118,7 +118,7 @@ class GrpcTransport:
 
     def pull_sparse(
         self, server: int, keys: Mapping[str, Keys], missing: Missing, at: Version | None
-    ) -> Future[Mapping[str, Values]]:
+    ) -> Future[Pulled]:
         """See `Transport`."""
         num_keys = {table: column.size for table, column in keys.items()}
         return self._call(

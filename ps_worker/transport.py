@@ -11,7 +11,7 @@ from protos.gradients import Values
 from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Stamp, StoreStatus, Version
+from protos.store import Future, Missing, Pulled, Stamp, StoreStatus, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Transport(Protocol):
 
     def pull_sparse(
         self, server: int, keys: Mapping[str, Keys], missing: Missing, at: Version | None
-    ) -> Future[Mapping[str, Values]]:
-        """Reads embeddings: for each table float32[N, D]."""
+    ) -> Future[Pulled]:
+        """Reads embeddings."""
         ...
 
     def pull_dense(

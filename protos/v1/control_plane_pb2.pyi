@@ -123,16 +123,28 @@ class WorkerStatus(_message.Message):
     done: bool
     def __init__(self, worker: _Optional[int] = ..., examples: _Optional[int] = ..., done: bool = ...) -> None: ...
 
+class Staleness(_message.Message):
+    __slots__ = ("counts", "total", "largest")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    total: int
+    largest: int
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ..., largest: _Optional[int] = ...) -> None: ...
+
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "tables", "workers", "server_index", "num_servers")
+    __slots__ = ("version", "tables", "workers", "server_index", "num_servers", "staleness")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
     version: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     server_index: int
     num_servers: int
-    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ...) -> None: ...
+    staleness: Staleness
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ...) -> None: ...

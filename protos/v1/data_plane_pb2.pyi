@@ -17,18 +17,22 @@ MISSING_INITIAL: Missing
 MISSING_ZEROS: Missing
 
 class Stamp(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "step", "examples")
+    __slots__ = ("worker", "incarnation", "sequence", "step", "examples", "batches", "pulled")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
     step: int
     examples: int
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ...) -> None: ...
+    batches: int
+    pulled: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., pulled: _Optional[int] = ...) -> None: ...
 
 class KeyColumn(_message.Message):
     __slots__ = ("table", "keys")
@@ -57,10 +61,12 @@ class PullSparseRequest(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[_Union[KeyColumn, _Mapping]]] = ..., missing: _Optional[_Union[Missing, str]] = ..., at: _Optional[int] = ...) -> None: ...
 
 class PullSparseResponse(_message.Message):
-    __slots__ = ("columns",)
+    __slots__ = ("columns", "version")
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     columns: _containers.RepeatedCompositeFieldContainer[ValueColumn]
-    def __init__(self, columns: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ...) -> None: ...
+    version: int
+    def __init__(self, columns: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class SparseGradColumn(_message.Message):
     __slots__ = ("table", "keys", "values", "examples")

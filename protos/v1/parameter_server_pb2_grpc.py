@@ -128,7 +128,8 @@ class ParameterServerServicer(object):
     def PushGrad(self, request, context):
         """Applies gradients, or takes them as a worker's part of a synchronous step. Not idempotent, not
         retried. INVALID_ARGUMENT: lengths do not fit, or a value is not finite; FAILED_PRECONDITION: a key of
-        another server, or not the step that the worker is at.
+        another server, not the step that the worker is at, or steps and pushes to be applied on arrival at
+        the same time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

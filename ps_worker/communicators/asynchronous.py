@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients, Values, require_finite
 from protos.partition import Keys
-from protos.store import Future, Missing, Store, Version
+from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
@@ -81,7 +81,7 @@ class AsyncCommunicator:
             self._start("receiver", self._receive_forever),
         ]
 
-    def pull(self, keys: Mapping[str, Keys]) -> Future[Mapping[str, Values]]:
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for embeddings as they are now."""
         return self._store.pull_sparse(keys, missing=Missing.INITIAL)
 
@@ -91,13 +91,15 @@ class AsyncCommunicator:
         with self._mirror.lend() as values:
             yield values
 
-    def push(self, gradients: Gradients, examples: int) -> None:
-        """Queues the gradients of one batch; waits only while the queue is full."""
+    def push(
+        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+    ) -> None:
+        """Queues the gradients of a step; waits only while the queue is full."""
         require_finite(gradients)
         with self._changed:
             self._wait_until(lambda: self._merger.pending_batches < self._queue_size)
-            self._merger.add(gradients, examples, time.monotonic())
-            self._steps += 1
+            self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, batches=batches)
+            self._steps += batches
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -166,7 +168,9 @@ class AsyncCommunicator:
 
     def _send_forever(self) -> None:
         while (push := self._next_push()) is not None:
-            stamp = self._stamps.next(step=self._steps, examples=push.examples)
+            stamp = self._stamps.next(
+                step=self._steps, examples=push.examples, batches=push.batches, pulled=push.pulled
+            )
             answer = self._store.push_grad(push.gradients(), stamp)
             with self._changed:
                 self._merger.give_back(push)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from protos.gradients import Gradients, Values
 from protos.partition import Keys
-from protos.store import Future, Version
+from protos.store import Future, Pulled, Version
 
 DENSE_BLOCK = "dense"
 """The one dense block of a model: all its dense parameters in one flat vector."""
@@ -37,7 +37,7 @@ class Communicator(Protocol):
     @property
     def version(self) -> Version: ...  # noqa: D102
 
-    def pull(self, keys: Mapping[str, Keys]) -> Future[Mapping[str, Values]]:
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for the embeddings of a batch's unique keys, by table."""
         ...
 
@@ -45,8 +45,16 @@ class Communicator(Protocol):
         """Lends the dense parameters, float32[P], which stay as they are while the context is open."""
         ...
 
-    def push(self, gradients: Gradients, examples: int) -> None:
+    def push(
+        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+    ) -> None:
         """Takes the gradients of a step; the arrays may be reused when it returns.
+
+        Args:
+            gradients: Sums over the examples of the step.
+            examples: How many those are.
+            pulled: The version of the embeddings that the gradients were computed from; the oldest.
+            batches: Batches of the step.
 
         Raises:
             CtrPsError: What went wrong with this push, or in the background with an earlier one.

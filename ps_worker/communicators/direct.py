@@ -12,7 +12,7 @@ import numpy as np
 
 from protos.gradients import Gradients, Values
 from protos.partition import Keys
-from protos.store import Future, Missing, Store, Version
+from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.stamps import StampBook
 
@@ -30,7 +30,7 @@ class DirectCommunicator:
         self._num_params = num_params
         self._local = threading.local()
 
-    def pull(self, keys: Mapping[str, Keys]) -> Future[Mapping[str, Values]]:
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Reads embeddings as they are."""
         return self._store.pull_sparse(keys, missing=Missing.INITIAL)
 
@@ -42,9 +42,12 @@ class DirectCommunicator:
         self._store.pull_dense({DENSE_BLOCK: self._local.params}).result()
         yield self._local.params
 
-    def push(self, gradients: Gradients, examples: int) -> None:
+    def push(
+        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+    ) -> None:
         """Has the gradients applied."""
-        self._store.push_grad(gradients, self._stamps.next(step=0, examples=examples)).result()
+        stamp = self._stamps.next(step=0, examples=examples, batches=batches, pulled=pulled)
+        self._store.push_grad(gradients, stamp).result()
 
     def flush(self) -> None:
         """Has nothing to do: each push was applied."""

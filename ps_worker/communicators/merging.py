@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_sparse
+from protos.store import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,15 @@ class MergedPush:
         sparse: By table, the gradients of the batches to merge.
         dense: By block, the merged gradient.
         examples: Examples that it completes: those of its sparse part, which every batch has.
+        batches: Batches that it completes, in the same sense.
+        pulled: The oldest version that any of its gradients was computed from.
     """
 
     sparse: dict[str, list[SparseGrad]]
     dense: dict[str, DenseGrad]
     examples: int
+    batches: int
+    pulled: Version
 
     def gradients(self) -> Gradients:
         """Returns what to send: the sum over the batches."""
@@ -39,12 +44,14 @@ class _Pending:
     batches: int = 0
     examples: int = 0
     since: float = 0.0
+    pulled: Version = 0
 
-    def add(self, examples: int, now: float) -> None:
+    def add(self, examples: int, now: float, pulled: Version, batches: int) -> None:
         if not self.batches:
-            self.since = now
-        self.batches += 1
+            self.since, self.pulled = now, pulled
+        self.batches += batches
         self.examples += examples
+        self.pulled = min(self.pulled, pulled)
 
 
 @dataclass(slots=True)
@@ -71,10 +78,18 @@ class GradientMerger:
         """Batches whose sparse gradients have not been taken."""
         return self._sparse.batches
 
-    def add(self, gradients: Gradients, examples: int, now: float) -> None:
-        """Takes a batch's gradients at time `now`, in seconds; dense arrays may be reused afterwards."""
-        self._sparse.add(examples, now)
-        self._dense.add(examples, now)
+    def add(
+        self,
+        gradients: Gradients,
+        examples: int,
+        now: float,
+        *,
+        pulled: Version,
+        batches: int = 1,
+    ) -> None:
+        """Takes a step's gradients at time `now`, in seconds; dense arrays may be reused afterwards."""
+        for pending in (self._sparse, self._dense):
+            pending.add(examples, now, pulled, batches)
         for table, grad in gradients.sparse.items():
             self._sparse_grads.setdefault(table, []).append(grad)
         for block, dense in gradients.dense.items():
@@ -107,6 +122,12 @@ class GradientMerger:
                 if dense
             },
             examples=self._sparse.examples if sparse else 0,
+            batches=self._sparse.batches if sparse else 0,
+            pulled=min(
+                pending.pulled
+                for pending, is_taken in ((self._sparse, sparse), (self._dense, dense))
+                if is_taken
+            ),
         )
         if sparse:
             self._sparse, self._sparse_grads = _Pending(), {}

@@ -3,7 +3,7 @@
 import secrets
 import threading
 
-from protos.store import Stamp
+from protos.store import Stamp, Version
 
 
 class StampBook:
@@ -15,7 +15,7 @@ class StampBook:
         self._sequence = 0
         self._lock = threading.Lock()
 
-    def next(self, *, step: int, examples: int) -> Stamp:
+    def next(self, *, step: int, examples: int, batches: int, pulled: Version) -> Stamp:
         """Returns the stamp of the next push."""
         with self._lock:
             sequence = self._sequence
@@ -26,4 +26,6 @@ class StampBook:
             sequence=sequence,
             step=step,
             examples=examples,
+            batches=batches,
+            pulled=pulled,
         )

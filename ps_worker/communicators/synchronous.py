@@ -14,7 +14,7 @@ import numpy as np
 
 from protos.gradients import Gradients, Values
 from protos.partition import Keys
-from protos.store import Future, Missing, Store, Version
+from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.stamps import StampBook
 
@@ -33,7 +33,7 @@ class SyncCommunicator:
         self._params_version = -1
         self.version: Version = 0
 
-    def pull(self, keys: Mapping[str, Keys]) -> Future[Mapping[str, Values]]:
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for embeddings as of this step."""
         return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self.version)
 
@@ -46,9 +46,13 @@ class SyncCommunicator:
                 self._params_version = self.version
         yield self._params
 
-    def push(self, gradients: Gradients, examples: int) -> None:
+    def push(
+        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+    ) -> None:
         """Pushes this worker's part of the step and goes on to the next."""
-        stamp = self._stamps.next(step=self.version, examples=examples)
+        stamp = self._stamps.next(
+            step=self.version, examples=examples, batches=batches, pulled=pulled
+        )
         self._store.push_grad(gradients, stamp, at=self.version).result()
         self.version += 1
 

@@ -19,7 +19,8 @@ from protos.errors import (
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Stamp, Store
+from protos.staleness import Staleness
+from protos.store import Missing, Pulled, Stamp, Store
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
 
@@ -63,8 +64,16 @@ def embedded(**settings) -> ParameterStore:
     return store
 
 
-def stamp(worker=0, sequence=0, examples=1) -> Stamp:
-    return Stamp(worker=worker, incarnation=7, sequence=sequence, step=sequence, examples=examples)
+def stamp(worker=0, sequence=0, examples=1, batches=1, pulled=0) -> Stamp:
+    return Stamp(
+        worker=worker,
+        incarnation=7,
+        sequence=sequence,
+        step=sequence,
+        examples=examples,
+        batches=batches,
+        pulled=pulled,
+    )
 
 
 def random_gradients(seed: int, examples: int = 8) -> Gradients:
@@ -81,7 +90,7 @@ def random_gradients(seed: int, examples: int = 8) -> Gradients:
 
 
 def pull(store: Store, missing: Missing = Missing.INITIAL, at=None):
-    rows = store.pull_sparse({"deep": KEYS, "wide": KEYS}, missing=missing, at=at).result()
+    rows = store.pull_sparse({"deep": KEYS, "wide": KEYS}, missing=missing, at=at).result().rows
     tower = np.empty(TOWER.length, np.float32)
     store.pull_dense({"tower": tower}, at=at).result()
     return {**rows, "tower": tower}
@@ -153,7 +162,7 @@ def test_missing_rows_read_zeros_where_asked(store):
 def test_rows_come_in_the_order_of_the_keys(store):
     order = np.random.default_rng(1).permutation(KEYS.size)
 
-    rows = store.pull_sparse({"deep": KEYS[order]}, missing=Missing.INITIAL).result()["deep"]
+    rows = store.pull_sparse({"deep": KEYS[order]}, missing=Missing.INITIAL).result().rows["deep"]
 
     np.testing.assert_array_equal(rows, pull(store)["deep"][order])
 
@@ -161,11 +170,11 @@ def test_rows_come_in_the_order_of_the_keys(store):
 def test_pull_of_no_keys_is_empty(store):
     keys = np.empty(0, np.uint64)
 
-    rows = store.pull_sparse({"deep": keys, "wide": KEYS[:2]}, missing=Missing.INITIAL).result()
+    pulled = store.pull_sparse({"deep": keys, "wide": KEYS[:2]}, missing=Missing.INITIAL).result()
 
-    assert rows["deep"].shape == (0, 5)
-    assert rows["wide"].shape == (2, 1)
-    assert store.pull_sparse({}, missing=Missing.INITIAL).result() == {}
+    assert pulled.rows["deep"].shape == (0, 5)
+    assert pulled.rows["wide"].shape == (2, 1)
+    assert store.pull_sparse({}, missing=Missing.INITIAL).result() == Pulled({}, 0)
 
 
 def test_pushes_move_rows_as_a_dict_would(store):
@@ -367,7 +376,7 @@ def test_pull_waits_for_its_version(open_job):
     assert np.count_nonzero(pull(first)["wide"]) == 0
     second.push_grad(random_gradients(1), stamp(1), at=0).result()
 
-    assert np.count_nonzero(pulled.result()["wide"]) > 0
+    assert np.count_nonzero(pulled.result().rows["wide"]) > 0
 
 
 def test_version_that_does_not_come_names_who_is_behind(open_job):
@@ -431,9 +440,80 @@ def test_status_counts_rows_examples_and_workers(open_job):
 
     assert status.examples == {0: 16, 1: 5}
     assert status.done == {1}
-    assert status.version == 0
+    assert status.version == 3
     assert status.tables["deep"].rows == 60
     assert status.tables["deep"].size_bytes > 60 * 4 * 10
+
+
+def test_version_counts_the_batches_pushed_on_arrival(open_job):
+    """A pull for a version waits for them, too, and says which it has."""
+    first, second = open_job(num_workers=2)
+    waiting = first.pull_sparse({"wide": KEYS}, missing=Missing.INITIAL, at=5)
+
+    versions = [
+        first.push_grad(random_gradients(0), stamp(0, batches=3)).result(),
+        second.push_grad(random_gradients(1), stamp(1, batches=0)).result(),
+        second.push_grad(random_gradients(2), stamp(1, 1, batches=2)).result(),
+    ]
+
+    assert versions == [3, 3, 5]
+    assert waiting.result().version == 5
+    assert np.count_nonzero(waiting.result().rows["wide"]) > 0
+    assert first.pull_dense({"tower": np.empty(TOWER.length, np.float32)}).result() == 5
+
+
+def test_steps_go_on_after_a_barrier_where_pushes_on_arrival_ended(open_job):
+    first, second = open_job(num_workers=2)
+    first.push_grad(random_gradients(0), stamp(0, batches=3)).result()
+
+    meetings = [
+        store.barrier("pass", worker, step=0) for worker, store in enumerate((first, second))
+    ]
+    assert [met.result() for met in meetings] == [3, 3]
+    for worker, store in enumerate((first, second)):
+        store.push_grad(random_gradients(1), stamp(worker, 1), at=3).result()
+
+    assert pull(first, at=4)["wide"].any()
+    assert first.status().version == 4
+
+
+def test_push_on_arrival_while_a_step_waits_for_parts_changes_nothing(open_job):
+    first, second = open_job(num_workers=2)
+    first.push_grad(random_gradients(0), stamp(0), at=0).result()
+    before, status = first.digest(), first.status()
+
+    with pytest.raises(ProtocolError, match="worker 1 pushed to be applied on arrival"):
+        second.push_grad(random_gradients(1), stamp(1)).result()
+
+    assert first.digest() == before
+    assert first.status() == status
+
+
+def test_status_counts_how_stale_batches_were(open_job, num_servers):
+    """Every server counts every batch."""
+    first, second = open_job(num_workers=2)
+    pulled = first.pull_sparse({"wide": KEYS}, missing=Missing.INITIAL).result().version
+
+    first.push_grad(random_gradients(0), stamp(0, batches=4, pulled=pulled)).result()
+    second.push_grad(random_gradients(1), stamp(1, batches=2, pulled=pulled)).result()
+    second.push_grad(random_gradients(1), stamp(1, 1, batches=0, pulled=pulled)).result()
+    second.push_grad(random_gradients(1), stamp(1, 2, pulled=99)).result()
+
+    times = max(1, num_servers)
+    assert first.status().staleness == Staleness().add(0, 5 * times).add(4, 2 * times)
+
+
+def test_steps_in_common_are_never_stale(open_job, num_servers):
+    """A worker's part counts once, however many batches it sums over."""
+    stores = open_job(num_workers=2)
+    for step in range(2):
+        for worker, store in enumerate(stores):
+            gradients = random_gradients(step)
+            store.push_grad(
+                gradients, stamp(worker, step, batches=3, pulled=step), at=step
+            ).result()
+
+    assert stores[0].status().staleness == Staleness().add(0, 4 * max(1, num_servers))
 
 
 def test_saved_model_is_loaded_anywhere(store, tmp_path):

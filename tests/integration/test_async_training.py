@@ -54,7 +54,7 @@ def test_flushed_parameters_are_read_back() -> None:
     try:
         with communicator.params() as params:
             before = params.copy()
-        communicator.push(gradient(model.num_params, 1.0), 10)
+        communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
         communicator.flush()
         with communicator.params() as params:
             after = params.copy()
@@ -71,7 +71,7 @@ def test_gradient_leaves_after_the_longest_delay_without_a_full_merge() -> None:
     applied = Applied(store)
     communicator = communicator_on(applied, merge=1000, max_delay_ms=20)
     try:
-        communicator.push(gradient(model.num_params, 1.0), 10)
+        communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
         arrived = applied.event.wait(10)
     finally:
         communicator.close()
@@ -86,7 +86,7 @@ def test_non_finite_gradient_is_refused_before_it_is_sent() -> None:
     communicator = communicator_on(store)
     try:
         with pytest.raises(GradientError, match="not finite"):
-            communicator.push(gradient(model.num_params, np.nan), 10)
+            communicator.push(gradient(model.num_params, np.nan), 10, pulled=0)
         communicator.flush()
     finally:
         communicator.close()
@@ -99,7 +99,9 @@ def test_error_of_the_sender_reaches_the_training_thread() -> None:
     declare(store, model, job("async", *LEARNS))
     communicator = communicator_on(store)
     try:
-        communicator.push(gradient(model.num_params + 1, 1.0), 10)  # longer than the block
+        communicator.push(
+            gradient(model.num_params + 1, 1.0), 10, pulled=0
+        )  # longer than the block
         with pytest.raises(CtrPsError, match="dense"):
             communicator.flush()
     finally:
@@ -115,7 +117,7 @@ def test_push_waits_while_the_queue_is_full_and_goes_on() -> None:
 
     def push(number: int) -> None:
         for _ in range(number):
-            communicator.push(gradient(model.num_params, 1.0), 10)
+            communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
 
     def push_one_more() -> None:
         push(1)
@@ -139,6 +141,18 @@ def test_push_waits_while_the_queue_is_full_and_goes_on() -> None:
     assert store.status().examples == {0: 40}
 
 
+def test_trainer_says_how_stale_its_batches_are() -> None:
+    """It asks for the rows of a batch before it pushes the batch before: stale by one or more."""
+    store = ParameterStore()
+    settings = job("async", "train.thread_num=1", *LEARNS)
+
+    train_worker(store, random_batches(50, 8, seed=1), settings, is_embedded=False)
+
+    status = store.status()
+    assert status.version == status.staleness.batches == 50
+    assert status.staleness.largest >= 1
+
+
 def test_embedded_threads_lose_no_update() -> None:
     store = ParameterStore()
     settings = job("async", "train.thread_num=4", *LEARNS)
@@ -155,11 +169,11 @@ def test_pull_of_training_reads_initial_values() -> None:
     keys = {"embedding": np.arange(5, dtype=np.uint64)}
     communicator = communicator_on(store)
     try:
-        rows = communicator.pull(keys).result()["embedding"]
+        rows = communicator.pull(keys).result().rows["embedding"]
     finally:
         communicator.close()
 
-    expected = store.pull_sparse(keys, missing=Missing.INITIAL).result()["embedding"]
+    expected = store.pull_sparse(keys, missing=Missing.INITIAL).result().rows["embedding"]
     assert rows.tobytes() == expected.tobytes()
     assert rows.any()
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ctr_model.batch import Batch
+from protos.staleness import Staleness
 from protos.store import Missing, Store
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import DENSE_BLOCK
@@ -59,7 +60,9 @@ def parameters(store: Store) -> tuple[np.ndarray, np.ndarray]:
     dense = np.empty(small_model().num_params, np.float32)
     store.pull_dense({DENSE_BLOCK: dense}).result()
     keys = np.unique(joined(random_batches(40, 8, seed=1)).keys)
-    rows = store.pull_sparse({"embedding": keys}, missing=Missing.INITIAL).result()["embedding"]
+    rows = (
+        store.pull_sparse({"embedding": keys}, missing=Missing.INITIAL).result().rows["embedding"]
+    )
     return dense, rows
 
 
@@ -121,5 +124,7 @@ def test_every_example_is_counted() -> None:
 
     store = train_embedded(data, job("sync", *OPTIMIZERS))
 
-    assert store.status().examples == {0: 40, 1: 24}
-    assert store.status().version == 5
+    status = store.status()
+    assert status.examples == {0: 40, 1: 24}
+    assert status.version == 5
+    assert status.staleness == Staleness().add(0, 5 + 3)

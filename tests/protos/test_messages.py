@@ -10,7 +10,8 @@ from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
 from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Stamp, StoreStatus, TableStatus
+from protos.staleness import Staleness
+from protos.store import Missing, Pulled, Stamp, StoreStatus, TableStatus
 from protos.v1 import control_plane_pb2, data_plane_pb2, spec_pb2
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -39,17 +40,32 @@ DENSE_SPECS = st.builds(
     seed=UINT64,
 )
 STAMPS = st.builds(
-    Stamp, worker=UINT32, incarnation=UINT64, sequence=UINT64, step=UINT64, examples=UINT64
+    Stamp,
+    worker=UINT32,
+    incarnation=UINT64,
+    sequence=UINT64,
+    step=UINT64,
+    examples=UINT64,
+    batches=UINT64,
+    pulled=UINT64,
+)
+STALENESS = st.builds(
+    Staleness, counts=st.lists(UINT64, max_size=9).map(tuple), total=UINT64, largest=UINT64
 )
 WORKERS = st.dictionaries(st.integers(0, 9), UINT64, max_size=5)
 STATUSES = st.builds(
-    lambda version, tables, examples, done: StoreStatus(
-        version=version, tables=tables, examples=examples, done=frozenset(done) & examples.keys()
+    lambda version, tables, examples, done, staleness: StoreStatus(
+        version=version,
+        tables=tables,
+        examples=examples,
+        done=frozenset(done) & examples.keys(),
+        staleness=staleness,
     ),
     UINT64,
     st.dictionaries(NAMES, st.builds(TableStatus, rows=UINT64, size_bytes=UINT64), max_size=4),
     WORKERS,
     st.sets(st.integers(0, 9)),
+    STALENESS,
 )
 
 
@@ -83,7 +99,7 @@ def test_status_survives_the_wire(status: StoreStatus) -> None:
 
 
 def test_status_names_its_server() -> None:
-    status = StoreStatus(version=0, tables={}, examples={}, done=frozenset())
+    status = StoreStatus(version=0, tables={}, examples={}, done=frozenset(), staleness=Staleness())
 
     message = messages.status_to_message(status, 2, 3)
 
@@ -116,13 +132,14 @@ def test_pull_request_that_does_not_say_what_is_missing_is_refused() -> None:
 def test_pulled_rows_have_the_shape_that_was_asked_for() -> None:
     rows = {"wide": np.ones((3, 1), np.float32), "deep": np.ones((2, 8), np.float32)}
 
-    response = messages.pull_sparse_response(rows)
+    response = messages.pull_sparse_response(Pulled(rows, 7))
 
     pulled = messages.pulled_rows(response, {"wide": 3, "deep": 2})
-    assert {name: values.shape for name, values in pulled.items()} == {
+    assert {name: values.shape for name, values in pulled.rows.items()} == {
         "wide": (3, 1),
         "deep": (2, 8),
     }
+    assert pulled.version == 7
 
 
 def test_pulled_pieces_survive_the_wire() -> None:
@@ -203,12 +220,14 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         },
         examples={0: 100, 1: 50},
         done=frozenset({0, 1}),
+        staleness=Staleness().add(0, 6).add(3),
     )
     second = StoreStatus(
         version=3,
         tables={"wide": TableStatus(rows=2, size_bytes=20)},
         examples={0: 90},
         done=frozenset({1}),
+        staleness=Staleness().add(0, 4).add(5, 3),
     )
 
     merged = messages.merge_status([first, second])
@@ -221,4 +240,5 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         },
         examples={0: 100, 1: 50},
         done=frozenset({1}),
+        staleness=Staleness().add(0, 10).add(3).add(5, 3),
     )

@@ -156,6 +156,60 @@ def test_worker_two_steps_ahead_is_refused() -> None:
     assert steps.behind(2) == [0, 1]
 
 
+def test_arrival_moves_the_version_and_everyone_s_next_step() -> None:
+    steps = StepAggregator(2)
+
+    steps.begin_arrival(1)
+    assert steps.version == 0
+    assert steps.end_arrival(3) == 3
+
+    assert steps.version == 3
+    for worker in (0, 1):
+        steps.add(worker, 3, part(worker, 3))
+    assert take_all(steps) == [[(0, 3), (1, 3)]]
+
+
+def test_worker_that_waits_while_others_push_on_arrival_goes_on_at_the_version() -> None:
+    steps = StepAggregator(2)
+    steps.leave(1, 0)
+    steps.begin_arrival(0)
+    steps.end_arrival(5)
+    steps.leave(0, 5)
+
+    for worker in (0, 1):
+        steps.rejoin(worker)
+        steps.add(worker, 5, part(worker, 5))
+
+    assert take_all(steps) == [[(0, 5), (1, 5)]]
+
+
+def test_arrival_is_refused_while_a_step_waits_for_parts() -> None:
+    steps = StepAggregator(2)
+    steps.add(0, 0, part(0, 0))
+
+    with pytest.raises(ProtocolError, match=r"worker 1 .* others have pushed steps \[0\]"):
+        steps.begin_arrival(1)
+
+    steps.add(1, 0, part(1, 0))
+    assert take_all(steps) == [[(0, 0), (1, 0)]]
+
+
+def test_part_of_a_step_is_refused_while_a_push_is_applied_on_arrival() -> None:
+    steps = StepAggregator(2)
+    steps.begin_arrival(0)
+
+    with pytest.raises(ProtocolError, match="worker 1 pushed step 0 while another push"):
+        steps.add(1, 0, part(1, 0))
+
+    steps.end_arrival(1)
+    assert steps.behind(1) == [0, 1]
+
+
+def test_arrival_of_a_stranger_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="worker 2 called, but this job has 2 workers"):
+        StepAggregator(2).begin_arrival(2)
+
+
 def part(worker: int, step: int) -> Gradients:
     """Returns gradients that say whose they are."""
     return Gradients(dense={f"{worker} {step}": DenseGrad(NOTHING, 1)})

@@ -9,7 +9,15 @@ from ps_server.parts import WINDOW, PartAssembler
 
 
 def stamp(sequence=0, worker=0, incarnation=7):
-    return Stamp(worker=worker, incarnation=incarnation, sequence=sequence, step=0, examples=1)
+    return Stamp(
+        worker=worker,
+        incarnation=incarnation,
+        sequence=sequence,
+        step=0,
+        examples=1,
+        batches=1,
+        pulled=0,
+    )
 
 
 def part(number, of):

@@ -63,7 +63,9 @@ class Service:
 
     def push(self, worker: int = 0, at: int | None = None, **part: int) -> Coroutine[Any, Any, Any]:
         grad = SparseGrad(KEYS, np.ones((4, 2), np.float32), 1)
-        stamp = Stamp(worker=worker, incarnation=1, sequence=0, step=0, examples=1)
+        stamp = Stamp(
+            worker=worker, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0
+        )
         request = messages.push_grad_request(stamp, PushPart([("t", grad)], [], **part), at)
         return self.servicer.PushGrad(request, Context())
 
@@ -72,7 +74,7 @@ class Service:
         return self.servicer.PullSparse(request, Context())
 
     def rows(self) -> np.ndarray:
-        return self.store.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()["t"]
+        return self.store.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().rows["t"]
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -131,7 +133,7 @@ def test_pushes_are_taken_while_a_pull_waits_for_them():
         assert service.activity.idle_s == 0.0
         await service.push(worker=1, at=0)
         for response in await asyncio.gather(*waiting):
-            np.testing.assert_array_equal(messages.pulled_rows(response, {"t": 4})["t"], -1.0)
+            np.testing.assert_array_equal(messages.pulled_rows(response, {"t": 4}).rows["t"], -1.0)
 
     run(body)
 
@@ -186,7 +188,7 @@ def test_large_call_has_the_answer_of_a_small_one():
     async def body() -> None:
         await service.push()
         response = await service.pull()
-        np.testing.assert_array_equal(messages.pulled_rows(response, {"t": 4})["t"], -1.0)
+        np.testing.assert_array_equal(messages.pulled_rows(response, {"t": 4}).rows["t"], -1.0)
 
     run(body)
 
@@ -223,7 +225,7 @@ def test_lifecycle_is_logged_once(caplog):
 
 def test_push_of_nothing_is_taken():
     service = Service()
-    stamp = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=3)
+    stamp = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=3, batches=1, pulled=0)
     request = messages.push_grad_request(stamp, PushPart([], []), None)
 
     asyncio.run(service.servicer.PushGrad(request, Context()))

@@ -18,6 +18,7 @@ from protos.errors import (
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.partition import Keys, route
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.staleness import Staleness
 from protos.store import Missing, Stamp, StoreStatus
 from ps_server.checkpoint.digest import model_digest
 from ps_server.store import ParameterStore
@@ -50,7 +51,9 @@ def keys_of(*keys: int) -> Keys:
 
 
 def stamp(worker: int = 0, examples: int = 8) -> Stamp:
-    return Stamp(worker=worker, incarnation=0, sequence=0, step=0, examples=examples)
+    return Stamp(
+        worker=worker, incarnation=0, sequence=0, step=0, examples=examples, batches=1, pulled=0
+    )
 
 
 def rows(dim: int, keys: Keys | None = None, examples: int = 8, seed: int = 0) -> SparseGrad:
@@ -263,7 +266,7 @@ def test_loaded_parameters_go_on_with_the_hyper_parameters_of_the_job(
 
 def pulled(store: ParameterStore) -> np.ndarray:
     keys = {"deep": keys_of(1, 2, 3)}
-    return store.pull_sparse(keys, missing=Missing.ZEROS).result()["deep"].astype(np.float64)
+    return store.pull_sparse(keys, missing=Missing.ZEROS).result().rows["deep"].astype(np.float64)
 
 
 MISFITS = {
@@ -348,6 +351,7 @@ def test_next_job_finds_the_parameters_and_no_workers() -> None:
     assert not store.all_done()
     status = store.status()
     assert (status.version, status.examples, status.done) == (0, {}, frozenset())
+    assert status.staleness == Staleness()
     store.push_grad(push_of(), stamp(), at=0)
 
 
@@ -371,6 +375,19 @@ def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
 
     assert store.push_grad(Gradients(), stamp(examples=0), at=0).result() == 1
 
-    assert other.result()["wide"].shape == (0, 1)
+    assert other.result().rows["wide"].shape == (0, 1)
     with pytest.raises(CtrPsError, match="lives on server 1"):
         waiting.result()
+
+
+def test_push_that_could_not_be_applied_leaves_steps_as_they_were(monkeypatch) -> None:
+    store = new_store(num_workers=1)
+
+    def no_memory(_: SparseGrad) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(store._tables["deep"], "push", no_memory)
+    with pytest.raises(MemoryError):
+        store.push_grad(Gradients({"deep": rows(3)}), stamp())
+
+    assert store.push_grad(Gradients(), stamp(), at=0).result() == 1

@@ -33,7 +33,15 @@ def new_store(num_workers: int, optimizer: str = "adagrad", rate: float = 0.1) -
 
 
 def stamp(worker: int, step: int, examples: int) -> Stamp:
-    return Stamp(worker=worker, incarnation=0, sequence=step, step=step, examples=examples)
+    return Stamp(
+        worker=worker,
+        incarnation=0,
+        sequence=step,
+        step=step,
+        examples=examples,
+        batches=1,
+        pulled=step,
+    )
 
 
 def gradients_of(worker: int, step: int, examples: int) -> Gradients:
@@ -58,7 +66,7 @@ def worker_calls(store: ParameterStore, worker: int, passes: list[int]) -> Itera
         for _ in range(num_steps):
             pull = store.pull_sparse({"table": KEYS}, missing=Missing.INITIAL, at=version)
             yield pull
-            assert pull.result()["table"].shape == (KEYS.size, DIM)
+            assert pull.result().rows["table"].shape == (KEYS.size, DIM)
             examples = 3 + worker
             yield store.push_grad(
                 gradients_of(worker, version, examples),
@@ -134,13 +142,15 @@ def test_workers_learn_what_one_learns_with_all_their_examples(num_workers: int)
 
 
 def weights_of(store: ParameterStore) -> np.ndarray:
-    return store.pull_sparse({"table": KEYS}, missing=Missing.INITIAL).result()["table"]
+    return store.pull_sparse({"table": KEYS}, missing=Missing.INITIAL).result().rows["table"]
 
 
 def push_batch(
     store: ParameterStore, worker: int, step: int, features: np.ndarray, clicks: np.ndarray
 ) -> None:
-    weights = store.pull_sparse({"table": KEYS}, missing=Missing.INITIAL, at=step).result()["table"]
+    weights = (
+        store.pull_sparse({"table": KEYS}, missing=Missing.INITIAL, at=step).result().rows["table"]
+    )
     errors = 1 / (1 + np.exp(-weights[features, 0].sum(axis=1))) - clicks  # [B]
     gradient = np.zeros((KEYS.size, DIM), np.float32)
     np.add.at(gradient[:, 0], features, errors[:, None].astype(np.float32))

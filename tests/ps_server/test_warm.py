@@ -40,7 +40,9 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     keys = np.arange(20_000, dtype=np.uint64)
     grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4)
     for worker in range(2):
-        stamp = Stamp(worker=worker, incarnation=1, sequence=0, step=0, examples=4)
+        stamp = Stamp(
+            worker=worker, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0
+        )
         request = messages.push_grad_request(stamp, PushPart([("t", grad)], dense), 0)
         stamp, part, at = messages.push_grad_arguments(
             type(request).FromString(request.SerializeToString())

@@ -1,5 +1,7 @@
 """How the client cuts, routes and puts together; that it is a store is tests/contract's business."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,16 +14,17 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.partition import route
 from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Stamp
+from protos.store import Missing, Pulled, Stamp
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from tests.support.local_transport import Answer, LocalTransport
 
 SGD = OptimizerSpec(name="sgd")
 KEYS = np.arange(1000, dtype=np.uint64)
-STAMP = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=1)
+STAMP = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
 
 
 def transport_to(num_servers: int) -> LocalTransport:
@@ -63,6 +66,27 @@ def test_pull_is_one_call_to_each_server_that_has_a_key():
     assert [server for server, *_ in transport.calls] == [0, 1, 2, 3]
     asked = np.concatenate([keys["t"] for _, _, keys in transport.calls])
     np.testing.assert_array_equal(np.sort(asked), KEYS)
+
+
+def test_pull_of_no_keys_asks_one_server_for_the_version():
+    transport = transport_to(4)
+    client = client_of(transport)
+    none = np.empty(0, np.uint64)
+
+    assert client.pull_sparse({"t": none}, missing=Missing.ZEROS).result().version == 0
+
+    assert [server for server, *_ in transport.calls] == [0]
+
+
+def test_version_of_a_pull_is_the_smallest_of_those_asked():
+    transport = transport_to(4)
+    client = client_of(transport)
+    for server, batches in enumerate((9, 4, 6, 5)):
+        transport.stores[server].push_grad(Gradients(), replace(STAMP, batches=batches))
+
+    assert client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().version == 4
+    on_first = KEYS[route(KEYS, 64, 4)[0]]
+    assert client.pull_sparse({"t": on_first}, missing=Missing.ZEROS).result().version == 9
 
 
 def test_pull_that_waits_for_a_version_asks_every_server():
@@ -171,7 +195,9 @@ def test_vector_of_another_length_is_not_pulled_into():
 def test_rows_of_another_shape_are_refused():
     transport = transport_to(1)
     client = client_of(transport)
-    transport.pull_sparse = lambda *_: Answer(lambda: {"t": np.zeros((1000, 4), np.float32)})
+    transport.pull_sparse = lambda *_: Answer(
+        lambda: Pulled({"t": np.zeros((1000, 4), np.float32)}, 0)
+    )
 
     with pytest.raises(ProtocolError, match=r"shape \(1000, 4\), expected \(1000, 3\)"):
         client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()

@@ -14,7 +14,7 @@ from protos.errors import TransportError, UnknownTableError, WrongServerError
 from protos.gradients import SparseGrad
 from protos.parts import PushPart
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Stamp
+from protos.store import Missing, Pulled, Stamp
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from ps_server.health import is_serving
 from ps_server.store import ParameterStore
@@ -23,7 +23,7 @@ from tests.support.cluster import cluster
 
 # ruff: noqa: N802 - RPC methods carry their names on the wire
 
-STAMP = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=1)
+STAMP = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
 KEYS = np.arange(10, dtype=np.uint64)
 
 
@@ -79,7 +79,7 @@ def transport_to(endpoint: str, **deadlines: float) -> Iterator[GrpcTransport]:
 
 def test_pull_is_tried_again_when_a_server_is_unavailable():
     with failing_server(2) as (servicer, endpoint), transport_to(endpoint) as transport:
-        assert transport.pull_sparse(0, {}, Missing.ZEROS, None).result() == {}
+        assert transport.pull_sparse(0, {}, Missing.ZEROS, None).result() == Pulled({}, 0)
 
     assert servicer.calls == {"PullSparse": 3}
 

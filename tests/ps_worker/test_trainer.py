@@ -11,9 +11,8 @@ import pytest
 
 from ctr_model.batch import Batch
 from protos.errors import GradientError, ProtocolError, TransportError
-from protos.gradients import Values
 from protos.partition import Keys
-from protos.store import Future
+from protos.store import Future, Pulled
 from ps_server.store import ParameterStore
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.direct import DirectCommunicator
@@ -154,7 +153,7 @@ class FailingSecondPull:
     def __getattr__(self, name: str):
         return getattr(self._store, name)
 
-    def pull_sparse(self, keys: Mapping[str, Keys], **named) -> Future[Mapping[str, Values]]:
+    def pull_sparse(self, keys: Mapping[str, Keys], **named) -> Future[Pulled]:
         pull = next(self._pulls)
         if pull == 1:
             raise TransportError("the server is gone")

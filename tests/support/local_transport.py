@@ -10,7 +10,7 @@ from protos.gradients import Values
 from protos.partition import Keys
 from protos.parts import PushPart, join_push
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Stamp, Version
+from protos.store import Future, Missing, Pulled, Stamp, Version
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.transport import ServerStatus
@@ -49,7 +49,7 @@ class LocalTransport:
 
     def pull_sparse(
         self, server: int, keys: Mapping[str, Keys], missing: Missing, at: Version | None
-    ) -> Future[Mapping[str, Values]]:
+    ) -> Future[Pulled]:
         self.calls.append((server, "pull_sparse", dict(keys)))
         return self.stores[server].pull_sparse(keys, missing=missing, at=at)
 

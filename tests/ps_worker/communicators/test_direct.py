@@ -5,6 +5,7 @@ import pytest
 
 from protos.errors import GradientError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.staleness import Staleness
 from protos.store import Missing
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import DENSE_BLOCK
@@ -32,35 +33,47 @@ def communicator(store: ParameterStore) -> DirectCommunicator:
 def test_push_is_applied_when_it_returns(
     store: ParameterStore, communicator: DirectCommunicator
 ) -> None:
-    rows = communicator.pull(KEYS).result()["embedding"]
+    rows = communicator.pull(KEYS).result().rows["embedding"]
     with communicator.params() as params:
         before = params.copy()
 
-    communicator.push(gradient(2.0), EXAMPLES)
+    communicator.push(gradient(2.0), EXAMPLES, pulled=0)
 
     moved = 0.1 * 2.0 / EXAMPLES
     np.testing.assert_allclose(
-        communicator.pull(KEYS).result()["embedding"], rows - moved, rtol=1e-5
+        communicator.pull(KEYS).result().rows["embedding"], rows - moved, rtol=1e-5
     )
     with communicator.params() as params:
         np.testing.assert_allclose(params, before - moved, rtol=1e-5, atol=1e-7)
     assert store.status().examples == {0: EXAMPLES}
 
 
+def test_push_is_as_stale_as_what_was_applied_since_its_pull(
+    store: ParameterStore, communicator: DirectCommunicator
+) -> None:
+    pulled = communicator.pull(KEYS).result().version
+
+    for _ in range(2):
+        communicator.push(gradient(2.0), EXAMPLES, pulled=pulled)
+
+    assert communicator.pull(KEYS).result().version == 2
+    assert store.status().staleness == Staleness().add(0).add(1)
+
+
 def test_pull_reads_initial_values_and_makes_no_row(
     store: ParameterStore, communicator: DirectCommunicator
 ) -> None:
-    rows = communicator.pull(KEYS).result()["embedding"]
+    rows = communicator.pull(KEYS).result().rows["embedding"]
 
     assert rows.any()
-    assert not store.pull_sparse(KEYS, missing=Missing.ZEROS).result()["embedding"].any()
+    assert not store.pull_sparse(KEYS, missing=Missing.ZEROS).result().rows["embedding"].any()
 
 
 def test_parameters_of_one_thread_do_not_change_when_another_reads(
     communicator: DirectCommunicator,
 ) -> None:
     def push_and_read() -> None:
-        communicator.push(gradient(2.0), EXAMPLES)
+        communicator.push(gradient(2.0), EXAMPLES, pulled=0)
         with communicator.params() as params:
             seen.append(params.copy())
 
@@ -79,7 +92,7 @@ def test_non_finite_gradient_is_refused_and_changes_nothing(
     digest = store.digest()
 
     with pytest.raises(GradientError, match="not finite"):
-        communicator.push(gradient(np.nan), EXAMPLES)
+        communicator.push(gradient(np.nan), EXAMPLES, pulled=0)
 
     assert store.digest() == digest
     assert store.status().examples == {}

@@ -23,15 +23,15 @@ def merger(sparse: int = 1, dense: int = 1, max_delay_s: float = 1.0) -> Gradien
 def test_nothing_is_taken_before_enough_batches_came() -> None:
     pending = merger(sparse=2, dense=2)
 
-    pending.add(gradients(1, 1.0), 10, now=0.0)
+    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0)
 
     assert pending.take(now=0.5) is None
 
 
 def test_merged_gradient_is_the_sum_with_all_examples() -> None:
     pending = merger(sparse=2, dense=2)
-    pending.add(gradients(1, 1.0, examples=10), 10, now=0.0)
-    pending.add(gradients(1, 2.0, examples=30), 30, now=0.1)
+    pending.add(gradients(1, 1.0, examples=10), 10, now=0.0, pulled=0)
+    pending.add(gradients(1, 2.0, examples=30), 30, now=0.1, pulled=0)
 
     push = pending.take(now=0.2)
 
@@ -45,9 +45,9 @@ def test_merged_gradient_is_the_sum_with_all_examples() -> None:
 def test_sparse_leaves_before_dense_when_dense_merges_longer() -> None:
     pending = merger(sparse=1, dense=2)
 
-    pending.add(gradients(1, 1.0), 10, now=0.0)
+    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0)
     first = pending.take(now=0.0)
-    pending.add(gradients(2, 1.0), 10, now=0.1)
+    pending.add(gradients(2, 1.0), 10, now=0.1, pulled=0)
     second = pending.take(now=0.1)
 
     assert first is not None
@@ -61,7 +61,7 @@ def test_each_example_is_counted_once() -> None:
     pending = merger(sparse=2, dense=3)
     counted = 0
     for step in range(7):
-        pending.add(gradients(step, 1.0), 10, now=float(step) / 100)
+        pending.add(gradients(step, 1.0), 10, now=float(step) / 100, pulled=0)
         while (push := pending.take(now=float(step) / 100)) is not None:
             counted += push.examples
     while (push := pending.take(now=0.07, everything=True)) is not None:
@@ -73,7 +73,7 @@ def test_each_example_is_counted_once() -> None:
 
 def test_gradient_is_due_after_the_longest_delay() -> None:
     pending = merger(sparse=100, dense=100, max_delay_s=0.5)
-    pending.add(gradients(1, 1.0), 10, now=2.0)
+    pending.add(gradients(1, 1.0), 10, now=2.0, pulled=0)
 
     assert pending.due() == 2.5
     assert pending.take(now=2.4) is None
@@ -83,9 +83,9 @@ def test_gradient_is_due_after_the_longest_delay() -> None:
 def test_dense_array_may_be_reused_after_it_was_added() -> None:
     pending = merger(sparse=2, dense=2)
     batch = gradients(1, 1.0)
-    pending.add(batch, 10, now=0.0)
+    pending.add(batch, 10, now=0.0, pulled=0)
     batch.dense["dense"].values[:] = 99.0
-    pending.add(gradients(1, 1.0), 10, now=0.0)
+    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0)
 
     push = pending.take(now=0.0)
 
@@ -95,12 +95,12 @@ def test_dense_array_may_be_reused_after_it_was_added() -> None:
 
 def test_array_given_back_is_summed_into_again_from_zero() -> None:
     pending = merger()
-    pending.add(gradients(1, 5.0), 10, now=0.0)
+    pending.add(gradients(1, 5.0), 10, now=0.0, pulled=0)
     first = pending.take(now=0.0)
     assert first is not None
     pending.give_back(first)
 
-    pending.add(gradients(1, 1.0), 10, now=0.1)
+    pending.add(gradients(1, 1.0), 10, now=0.1, pulled=0)
     second = pending.take(now=0.1)
 
     assert second is not None
@@ -112,3 +112,38 @@ def test_array_given_back_is_summed_into_again_from_zero() -> None:
 def test_empty_merger_has_nothing(everything: bool) -> None:
     assert merger().take(now=1e9, everything=everything) is None
     assert merger().due() is None
+
+
+def test_merged_push_says_how_many_batches_and_the_oldest_version() -> None:
+    """Sparse gradients of two batches; then those of two more, with the dense ones of all four."""
+    pending = merger(sparse=2, dense=4)
+    pushes = []
+    for pulled in (7, 5, 8, 9):
+        pending.add(gradients(1, 1.0), 10, now=0.0, pulled=pulled)
+        if (push := pending.take(now=0.0)) is not None:
+            pushes.append((push.batches, push.pulled))
+
+    assert pushes == [(2, 5), (2, 5)]
+
+
+def test_dense_push_of_its_own_completes_no_batch() -> None:
+    pending = merger(sparse=1, dense=2)
+    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=3)
+    pending.take(now=0.0)
+
+    push = pending.take(now=0.0, everything=True)
+
+    assert push is not None
+    assert (push.batches, push.examples, push.pulled) == (0, 0, 3)
+
+
+def test_step_of_several_batches_counts_as_so_many() -> None:
+    pending = merger(sparse=3, dense=3)
+    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0, batches=2)
+    assert pending.take(now=0.0) is None
+
+    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0, batches=2)
+
+    push = pending.take(now=0.0)
+    assert push is not None
+    assert push.batches == 4

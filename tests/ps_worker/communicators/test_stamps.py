@@ -37,7 +37,7 @@ def test_numbers_have_no_gaps_across_threads() -> None:
 
     def work(mine: list[int]) -> None:
         for _ in range(100):
-            mine.append(book.next(step=0, examples=1).sequence)
+            mine.append(book.next(step=0, examples=1, batches=1, pulled=0).sequence)
 
     together(*(functools.partial(work, mine) for mine in numbers))
 
@@ -46,14 +46,17 @@ def test_numbers_have_no_gaps_across_threads() -> None:
 
 
 def test_stamp_says_who_pushes_what() -> None:
-    stamp = StampBook(worker=3).next(step=7, examples=32)
+    stamp = StampBook(worker=3).next(step=7, examples=32, batches=4, pulled=5)
 
     assert (stamp.worker, stamp.sequence, stamp.step, stamp.examples) == (3, 0, 7, 32)
+    assert (stamp.batches, stamp.pulled) == (4, 5)
 
 
 def test_incarnation_is_of_one_run_of_a_worker() -> None:
     book = StampBook(worker=0)
-    first, second = (book.next(step=0, examples=1).incarnation for _ in range(2))
+    first, second = (
+        book.next(step=0, examples=1, batches=1, pulled=0).incarnation for _ in range(2)
+    )
 
     assert first == second
-    assert StampBook(worker=0).next(step=0, examples=1).incarnation != first
+    assert StampBook(worker=0).next(step=0, examples=1, batches=1, pulled=0).incarnation != first

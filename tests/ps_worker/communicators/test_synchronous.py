@@ -33,15 +33,15 @@ class CountingStore(ParameterStore):
 
 def test_step_is_applied_when_every_worker_has_pushed() -> None:
     first, second = workers(2)
-    before, rows = read(first), first.pull(KEYS).result()["embedding"]
+    before, rows = read(first), first.pull(KEYS).result().rows["embedding"]
 
-    first.push(gradient(1.0), EXAMPLES)
+    first.push(gradient(1.0), EXAMPLES, pulled=0)
     waiting = first.pull(KEYS)
     assert not waiting.done()
-    second.push(gradient(3.0), EXAMPLES)
+    second.push(gradient(3.0), EXAMPLES, pulled=0)
 
     expected = 0.1 * (1.0 + 3.0) / (2 * EXAMPLES)  # one step of SGD over both workers' examples
-    np.testing.assert_allclose(waiting.result()["embedding"], rows - expected, rtol=1e-5)
+    np.testing.assert_allclose(waiting.result().rows["embedding"], rows - expected, rtol=1e-5)
     np.testing.assert_allclose(read(first), before - expected, rtol=1e-5, atol=1e-7)
     assert read(second).tobytes() == read(first).tobytes()
     assert first.version == second.version == 1
@@ -54,7 +54,7 @@ def test_parameters_are_read_once_in_each_step() -> None:
         read(communicator)
     assert store.num_dense_reads == 1
 
-    communicator.push(gradient(1.0), EXAMPLES)
+    communicator.push(gradient(1.0), EXAMPLES, pulled=0)
     read(communicator)
 
     assert store.num_dense_reads == 2
@@ -65,13 +65,13 @@ def test_worker_that_waited_in_a_barrier_goes_on_at_its_version() -> None:
     first, second = on(store, worker=0), on(store, worker=1)
     came_first = store.barrier("pass", 1, step=second.version)
     for _ in range(2):
-        first.push(gradient(1.0), EXAMPLES)
+        first.push(gradient(1.0), EXAMPLES, pulled=0)
     store.barrier("pass", 0, step=first.version).result()
 
     second.rejoin(came_first.result())
     assert second.version == 2
     for communicator in (first, second):
-        communicator.push(gradient(1.0), EXAMPLES)
+        communicator.push(gradient(1.0), EXAMPLES, pulled=0)
 
     assert store.status().version == 3
     assert read(second).tobytes() == read(first).tobytes()
@@ -82,7 +82,7 @@ def test_step_that_is_not_the_next_is_refused_and_not_counted() -> None:
     communicator.rejoin(5)
 
     with pytest.raises(ProtocolError, match="pushed step 5, expected 0"):
-        communicator.push(gradient(1.0), EXAMPLES)
+        communicator.push(gradient(1.0), EXAMPLES, pulled=0)
 
     assert communicator.version == 5
 
@@ -92,10 +92,10 @@ def test_non_finite_gradient_takes_no_step() -> None:
     communicator = on(store, worker=0)
 
     with pytest.raises(GradientError, match="not finite"):
-        communicator.push(gradient(np.inf), EXAMPLES)
+        communicator.push(gradient(np.inf), EXAMPLES, pulled=0)
 
     assert communicator.version == store.status().version == 0
-    communicator.push(gradient(1.0), EXAMPLES)
+    communicator.push(gradient(1.0), EXAMPLES, pulled=0)
     assert communicator.version == store.status().version == 1
 
 
