@@ -44,6 +44,12 @@ def test_quantile_is_a_bound_within_a_factor_of_two(
         assert bound == 0
 
 
+@pytest.mark.parametrize(("share", "bound"), [(0.0, 1), (0.5, 1), (0.51, 4), (0.75, 4), (1.0, 11)])
+def test_quantile_is_the_end_of_a_bucket_or_the_largest(share: float, bound: int) -> None:
+    """Of 1, 1, 3 and 11."""
+    assert histogram([(1, 2), (3, 1), (11, 1)]).quantile(share) == bound
+
+
 @given(parts=st.lists(COUNTED, max_size=4))
 def test_merging_is_counting_together(parts: list[list[tuple[int, int]]]) -> None:
     merged = merge_staleness(histogram(part) for part in parts)

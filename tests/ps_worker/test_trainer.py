@@ -102,6 +102,22 @@ def test_error_of_one_thread_does_not_wait_for_a_call_of_another(store, communic
         failing.may_answer.set()
 
 
+def test_push_says_how_many_batches_the_threads_took(store):
+    """Three batches on two threads: a step of two, and a step of one."""
+    stamps = []
+
+    def push_grad(gradients, stamp, *, at=None, push=store.push_grad):
+        stamps.append(stamp)
+        return push(gradients, stamp, at=at)
+
+    store.push_grad = push_grad  # type: ignore[method-assign]
+    worker = SyncCommunicator(store, worker=0, num_params=small_model().num_params)
+
+    trainer_of(worker).train([BATCH] * 3)
+
+    assert [(stamp.batches, stamp.pulled) for stamp in stamps] == [(2, 0), (1, 1)]
+
+
 def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):
     store.pull_dense = spoiled(store.pull_dense)  # type: ignore[method-assign]
     worker = DirectCommunicator(store, worker=0, num_params=small_model().num_params)

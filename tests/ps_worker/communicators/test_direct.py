@@ -51,13 +51,14 @@ def test_push_is_applied_when_it_returns(
 def test_push_is_as_stale_as_what_was_applied_since_its_pull(
     store: ParameterStore, communicator: DirectCommunicator
 ) -> None:
+    communicator.push(gradient(2.0), EXAMPLES, pulled=0)
     pulled = communicator.pull(KEYS).result().version
 
     for _ in range(2):
         communicator.push(gradient(2.0), EXAMPLES, pulled=pulled)
 
-    assert communicator.pull(KEYS).result().version == 2
-    assert store.status().staleness == Staleness().add(0).add(1)
+    assert communicator.pull(KEYS).result().version == 3
+    assert store.status().staleness == Staleness().add(0, 2).add(1)
 
 
 def test_pull_reads_initial_values_and_makes_no_row(

@@ -127,11 +127,10 @@ def test_merged_push_says_how_many_batches_and_the_oldest_version() -> None:
 
 
 def test_dense_push_of_its_own_completes_no_batch() -> None:
-    pending = merger(sparse=1, dense=2)
+    pending = merger(sparse=2, dense=1)
     pending.add(gradients(1, 1.0), 10, now=0.0, pulled=3)
-    pending.take(now=0.0)
 
-    push = pending.take(now=0.0, everything=True)
+    push = pending.take(now=0.0)
 
     assert push is not None
     assert (push.batches, push.examples, push.pulled) == (0, 0, 3)
