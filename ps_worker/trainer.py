@@ -1,7 +1,8 @@
 """The trainer: takes batches through the model, with the parameters of a store.
 
-lockstep modes:     T batches -> T threads -> one sum, in thread order -> one push -> next T batches
-free-running modes: each thread takes the next batch as soon as it is done with its last
+one thread:                 one step after the other, in the caller's thread
+threads, lockstep modes:    T batches -> T threads -> one sum, in thread order -> one push -> next T batches
+threads, other modes:       each thread takes the next batch as soon as it is done with its last
 
 a step: unique keys -> pull -> forward, backward -> push
 """
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from ctr_model.batch import Batch
 from ctr_model.models.model import Model, StepResult
 from protos.errors import DataError
-from protos.gradients import DenseGrad, Gradients, SparseGrad, sum_gradients
+from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
 from protos.store import Future, Pulled, Version
 from ps_worker.batch_keys import BatchKeys, keys_of_batch
 from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
@@ -46,6 +47,23 @@ class _Computed:
     gradients: Gradients
     result: StepResult
     pulled: Version
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """What a step of training says of its batch, predicted before it was learnt.
+
+    Attributes:
+        step: Number of the step in this call, from 1.
+        examples: B.
+        loss: Mean over the examples.
+        probabilities: float32[B], of a click; a view, valid until the next step.
+    """
+
+    step: int
+    examples: int
+    loss: float
+    probabilities: Values
 
 
 class _Thread:
@@ -113,12 +131,31 @@ class Trainer:
         Raises:
             CtrPsError: The first error of any thread; the others stop.
         """
-        # One BLAS thread a training thread: more would wait for each other.
-        with threadpool_limits(limits=1, user_api="blas"):
+        if len(self._threads) == 1:
+            for _ in self.steps(batches):
+                pass
+            return
+        with _one_blas_thread():
             if self._communicator.is_lockstep:
                 self._train_lockstep(iter(batches))
             else:
                 self._train_free(iter(batches))
+            self._communicator.flush()
+
+    def steps(self, batches: Iterable[Batch]) -> Iterator[TrainedStep]:
+        """Trains on each batch once in the caller's thread, and yields after each.
+
+        After the last batch the store has all gradients; who stops earlier has `Communicator.flush` to call.
+        A batch may be asked for one step before its turn.
+
+        Raises:
+            CtrPsError: What went wrong with this step, or in the background with an earlier one.
+        """
+        with _one_blas_thread():
+            source = _SharedIterator(iter(batches))
+            for number, (step, result) in enumerate(self._run(self._threads[0], source), start=1):
+                size = step.batch.size
+                yield TrainedStep(number, size, result.loss / size, result.probabilities)
             self._communicator.flush()
 
     def _prepare(self, batch: Batch) -> _Step:
@@ -146,31 +183,35 @@ class Trainer:
 
     def _train_free(self, batches: Iterator[Batch]) -> None:
         source = _SharedIterator(batches)
-        if len(self._threads) == 1:
-            self._run(self._threads[0], source)
-            return
-        with _pool(len(self._threads)) as pool:
-            runs = [pool.submit(self._run, thread, source) for thread in self._threads]
+
+        def run(thread: _Thread) -> None:
             try:
-                _results(runs)
+                for _ in self._run(thread, source):
+                    pass
+            except BaseException:
+                source.stop()
+                raise
+
+        with _pool(len(self._threads)) as pool:
+            try:
+                _results([pool.submit(run, thread) for thread in self._threads])
             except BaseException:  # a signal's, too: it reaches this thread alone
                 source.stop()
                 raise
 
-    def _run(self, thread: _Thread, source: "_SharedIterator") -> None:
+    def _run(
+        self, thread: _Thread, source: "_SharedIterator"
+    ) -> Iterator[tuple[_Step, StepResult]]:
         """Takes batches until there are no more, asking for the next one's rows ahead if allowed."""
         is_overlapped = self._communicator.is_overlapped
-        try:
-            step = self._next_step(source)
-            while step is not None:
-                ahead = self._next_step(source) if is_overlapped else None
-                computed = thread.compute(step, self._communicator)
-                self._communicator.push(computed.gradients, step.batch.size, pulled=computed.pulled)
-                self._count(step.batch, computed.result)
-                step = ahead if is_overlapped else self._next_step(source)
-        except BaseException:
-            source.stop()
-            raise
+        step = self._next_step(source)
+        while step is not None:
+            ahead = self._next_step(source) if is_overlapped else None
+            computed = thread.compute(step, self._communicator)
+            self._communicator.push(computed.gradients, step.batch.size, pulled=computed.pulled)
+            self._count(step.batch, computed.result)
+            yield step, computed.result
+            step = ahead if is_overlapped else self._next_step(source)
 
     def _next_step(self, source: "_SharedIterator") -> _Step | None:
         batch = source.next()
@@ -180,6 +221,11 @@ class Trainer:
         """Counts a batch after its push, which says better than a metric what is wrong with a NaN."""
         if batch.labels is not None:
             self._progress.add(batch.labels, result.probabilities, result.loss)
+
+
+def _one_blas_thread() -> AbstractContextManager[object]:
+    """One BLAS thread a training thread: more would wait for each other."""
+    return threadpool_limits(limits=1, user_api="blas")
 
 
 @contextmanager

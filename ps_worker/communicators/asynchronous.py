@@ -5,19 +5,18 @@
     training threads <--pull-------------------------- servers           embeddings, a batch ahead
 
 Nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to merge
-with; dense parameters are fetched anew after each dense push.
+with; dense parameters are fetched anew after each dense push, or after every few of them.
 """
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients, Values, require_finite
 from protos.partition import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
+from ps_worker.communicators.background import Background
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
@@ -44,6 +43,8 @@ class AsyncCommunicator:
         max_merge_dense_num: int,
         send_queue_size: int,
         max_delay_ms: float,
+        min_send_grad_num_before_recv: int = 1,
+        independent_recv_thread: bool = True,
         stall_limit_s: float = 600.0,
     ) -> None:
         """Starts sender and receiver, and reads the dense parameters once.
@@ -56,6 +57,8 @@ class AsyncCommunicator:
             max_merge_dense_num: Batches to merge before a dense push.
             send_queue_size: Batches waiting to be sent before `push` waits.
             max_delay_ms: Longest that a gradient waits for others to merge with.
+            min_send_grad_num_before_recv: Dense pushes between two fetches of the dense parameters.
+            independent_recv_thread: Pushes go on while one is acknowledged and parameters are fetched.
             stall_limit_s: Longest that `push` and `flush` wait for the sender.
         """
         self._store = store
@@ -67,19 +70,18 @@ class AsyncCommunicator:
             max_delay_s=max_delay_ms / 1000,
         )
         self._queue_size = max(send_queue_size, max_merge_var_num)
-        self._stall_limit_s = stall_limit_s
+        self._max_in_flight = MAX_IN_FLIGHT if independent_recv_thread else 1
+        self._dense_pushes_before_recv = min_send_grad_num_before_recv
+        self._dense_pushes = 0
         self._steps = 0
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
         self._is_flushing = False
-        self._is_closed = False
         self._in_flight: deque[tuple[MergedPush, Future[Version]]] = deque()
         self._outstanding = 0
+        self._background = Background(stall_limit_s=stall_limit_s)
+        self._changed = self._background.changed
         self._receive()
-        self._threads = [
-            self._start("sender", self._send_forever),
-            self._start("receiver", self._receive_forever),
-        ]
+        self._background.start("sender", self._send_forever)
+        self._background.start("receiver", self._receive_forever)
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for embeddings as they are now."""
@@ -97,64 +99,35 @@ class AsyncCommunicator:
         """Queues the gradients of a step; waits only while the queue is full."""
         require_finite(gradients)
         with self._changed:
-            self._wait_until(lambda: self._merger.pending_batches < self._queue_size)
+            self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
             self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, batches=batches)
             self._steps += batches
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Sends what is queued, and returns when all of it has been applied and read back."""
+        """Sends what is queued, and returns when all of it has been applied."""
         with self._changed:
             self._is_flushing = True
             self._changed.notify_all()
-            self._wait_until(lambda: self._merger.due() is None and not self._outstanding)
+            self._background.wait_until(
+                lambda: self._merger.due() is None and not self._outstanding
+            )
             self._is_flushing = False
 
     def rejoin(self, version: Version) -> None:
-        """Has nothing to do: there are no steps in common."""
+        """Reads dense parameters anew: other workers, or a checkpoint, may have changed them."""
+        self._receive()
 
     def close(self) -> None:
         """Ends both threads; what is queued is not sent, and who waits for that gets an error."""
-        with self._changed:
-            self._is_closed = True
-            self._error = self._error or ProtocolError(
-                "the communicator is closed: nothing is sent any more, make a new one"
-            )
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits with the lock held; raises what went wrong in the background."""
-        arrived = self._changed.wait_for(
-            lambda: self._error is not None or condition(), self._stall_limit_s
-        )
-        if self._error is not None:
-            raise self._error
-        if not arrived:
-            raise WaitTimeoutError(
-                f"gradients were not taken by the servers for {self._stall_limit_s:g} s"
-            )
-
-    def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # raised by the next call of a training thread
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-
-        thread = threading.Thread(target=run, name=f"communicator-{name}", daemon=True)
-        thread.start()
-        return thread
+        self._background.close()
 
     def _next_push(self) -> MergedPush | None:
         """Waits for something to send, and for room on the way; None once closed."""
         with self._changed:
-            while not self._is_closed:
+            while not self._background.is_closed:
                 now = time.monotonic()
-                if self._outstanding < MAX_IN_FLIGHT:
+                if self._outstanding < self._max_in_flight:
                     push = self._merger.take(now, everything=self._is_flushing)
                     if push is not None:
                         self._outstanding += 1
@@ -180,16 +153,27 @@ class AsyncCommunicator:
     def _receive_forever(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._in_flight or self._is_closed)
-                if self._is_closed:
+                self._changed.wait_for(lambda: self._in_flight or self._background.is_closed)
+                if self._background.is_closed:
                     return
                 push, answer = self._in_flight.popleft()
             answer.result()
-            if push.dense:
+            self._acknowledge(push)
+            if self._is_receive_due(push):
                 self._receive()
             with self._changed:
                 self._outstanding -= 1
                 self._changed.notify_all()
+
+    def _acknowledge(self, push: MergedPush) -> None:
+        """Hears of each push, in order, that every server has applied; for a mode that counts them."""
+
+    def _is_receive_due(self, push: MergedPush) -> bool:
+        self._dense_pushes += bool(push.dense)
+        is_due = self._dense_pushes >= self._dense_pushes_before_recv
+        if is_due:
+            self._dense_pushes = 0
+        return is_due
 
     def _receive(self) -> None:
         number = self._mirror.spare()

@@ -24,6 +24,7 @@ class MergedPush:
         dense: By block, the merged gradient.
         examples: Examples that it completes: those of its sparse part, which every batch has.
         batches: Batches that it completes, in the same sense.
+        dense_batches: Batches of its dense part.
         pulled: The oldest version that any of its gradients was computed from.
     """
 
@@ -31,6 +32,7 @@ class MergedPush:
     dense: dict[str, DenseGrad]
     examples: int
     batches: int
+    dense_batches: int
     pulled: Version
 
     def gradients(self) -> Gradients:
@@ -123,6 +125,7 @@ class GradientMerger:
             },
             examples=self._sparse.examples if sparse else 0,
             batches=self._sparse.batches if sparse else 0,
+            dense_batches=self._dense.batches if dense else 0,
             pulled=min(
                 pending.pulled
                 for pending, is_taken in ((self._sparse, sparse), (self._dense, dense))

@@ -6,17 +6,14 @@ W workers of batch B learn what one worker of batch W * B learns, up to the orde
 number of servers the same to the last bit.
 """
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-
-import numpy as np
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 from protos.gradients import Gradients, Values
 from protos.partition import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
-from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.stamps import StampBook
+from ps_worker.communicators.step_params import StepParams
 
 
 class SyncCommunicator:
@@ -28,23 +25,18 @@ class SyncCommunicator:
     def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
         self._store = store
         self._stamps = StampBook(worker)
-        self._lock = threading.Lock()
-        self._params = np.empty(num_params, np.float32)
-        self._params_version = -1
+        self._params = StepParams(store, num_params)
         self.version: Version = 0
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
-        """Asks for embeddings as of this step."""
+        """Asks for embeddings as of this step, and for the dense parameters with them."""
+        self._params.ask(at=self.version)
         return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self.version)
 
-    @contextmanager
-    def params(self) -> Iterator[Values]:
+    def params(self) -> AbstractContextManager[Values]:
         """Lends the parameters as of this step."""
-        with self._lock:  # the first thread of a step reads them for all
-            if self._params_version != self.version:
-                self._store.pull_dense({DENSE_BLOCK: self._params}, at=self.version).result()
-                self._params_version = self.version
-        yield self._params
+        self._params.ask(at=self.version)
+        return self._params.lend()
 
     def push(
         self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
@@ -54,6 +46,7 @@ class SyncCommunicator:
             step=self.version, examples=examples, batches=batches, pulled=pulled
         )
         self._store.push_grad(gradients, stamp, at=self.version).result()
+        self._params.forget()
         self.version += 1
 
     def flush(self) -> None:
@@ -61,6 +54,7 @@ class SyncCommunicator:
 
     def rejoin(self, version: Version) -> None:
         """Goes on at `version`, after a barrier."""
+        self._params.forget()
         self.version = version
 
     def close(self) -> None:

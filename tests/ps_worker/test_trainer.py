@@ -177,3 +177,55 @@ class FailingSecondPull:
             self.may_answer.wait(WAIT_S)
             self.was_answered.set()
         return self._store.pull_sparse(keys, **named)
+
+
+def test_steps_train_one_batch_at_a_time(store: ParameterStore) -> None:
+    trainer = trainer_of(DirectCommunicator(store, worker=0, num_params=small_model().num_params))
+
+    steps = trainer.steps(iter([BATCH, BATCH]))
+
+    first = next(steps)
+    assert (first.step, first.examples) == (1, BATCH.size)
+    assert first.probabilities.shape == (BATCH.size,)
+    clipped = np.where(BATCH.labels == 1, first.probabilities, 1 - first.probabilities)
+    assert first.loss == pytest.approx(-np.log(clipped).mean(), rel=1e-4)
+    assert store.status().examples == {0: BATCH.size}
+
+    assert [step.step for step in steps] == [2]
+    assert store.status().examples == {0: 2 * BATCH.size}
+
+
+def test_steps_and_train_learn_the_same() -> None:
+    digests = []
+    for run in ("steps", "train"):
+        store = ParameterStore()
+        declare(store, small_model(), job("sync", "optimizer.dense=sgd"))
+        communicator = SyncCommunicator(store, worker=0, num_params=small_model().num_params)
+        batches = random_batches(5, 4, seed=2)
+        if run == "steps":
+            list(trainer_of(communicator).steps(batches))
+        else:
+            trainer_of(communicator, thread_num=1).train(batches)
+        digests.append(store.digest())
+
+    assert digests[0] == digests[1]
+
+
+def test_steps_that_are_left_early_lose_nothing(store: ParameterStore) -> None:
+    communicator = AsyncCommunicator(
+        store,
+        worker=0,
+        num_params=small_model().num_params,
+        max_merge_var_num=10,
+        max_merge_dense_num=10,
+        send_queue_size=10,
+        max_delay_ms=1e6,
+    )
+    for step in trainer_of(communicator).steps(itertools.repeat(BATCH)):
+        if step.step == 3:
+            break
+
+    communicator.flush()
+    communicator.close()
+
+    assert store.status().examples == {0: 3 * BATCH.size}

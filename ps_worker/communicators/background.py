@@ -1,0 +1,70 @@
+"""What the threads of a communicator share: one condition, the first error, and an end."""
+
+import threading
+from collections.abc import Callable
+
+from protos.errors import ProtocolError, WaitTimeoutError
+
+
+class Background:
+    """Threads that send and receive while others train.
+
+    Attributes:
+        changed: Held while shared state is read or written; notified whenever it changed.
+        is_closed: The threads are to end.
+    """
+
+    def __init__(self, *, stall_limit_s: float) -> None:
+        """Starts nothing yet; a training thread waits at most `stall_limit_s` seconds for the others."""
+        self.changed = threading.Condition()
+        self.is_closed = False
+        self._stall_limit_s = stall_limit_s
+        self._error: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        """Runs `work` in a thread; what it raises is raised by the next call of a training thread."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                with self.changed:
+                    self._error = error
+                    self.changed.notify_all()
+
+        thread = threading.Thread(target=run, name=f"communicator-{name}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def require_health(self) -> None:
+        """Raises what went wrong in the background, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits for what another thread does; the caller holds `changed`.
+
+        Raises:
+            CtrPsError: What went wrong in the background.
+            WaitTimeoutError: If it does not come within the limit.
+        """
+        arrived = self.changed.wait_for(
+            lambda: self._error is not None or condition(), self._stall_limit_s
+        )
+        self.require_health()
+        if not arrived:
+            raise WaitTimeoutError(
+                f"the servers took no gradients for {self._stall_limit_s:g} s: see their logs"
+            )
+
+    def close(self) -> None:
+        """Ends the threads; who still waits gets an error."""
+        with self.changed:
+            self.is_closed = True
+            self._error = self._error or ProtocolError(
+                "the communicator is closed: nothing is sent any more, make a new one"
+            )
+            self.changed.notify_all()
+        for thread in self._threads:
+            thread.join()
