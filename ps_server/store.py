@@ -1,18 +1,16 @@
 """All parameters that one process holds: the server's part of a cluster, or everything of an embedded run.
 
-    push --check--> tables                       asynchronous modes: applied on arrival
-    push --check--> aggregator --step--> tables  synchronous: applied once all parts of a step are there
+    push --check--> workers --> tables    on arrival, or once all parts of a step are there
     pull --wait for version--> tables
 
-A push is checked as a whole before any part of it is applied. Tables lock their own shards; the store's
-lock guards only who has come how far.
+A push is checked as a whole before any part of it is applied. Tables lock their own shards, workers.py
+what it knows of the workers; the store's lock guards only which tables and blocks there are.
 """
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,42 +19,21 @@ from protos.errors import (
     ProtocolError,
     SpecConflictError,
     UnknownTableError,
-    WaitTimeoutError,
 )
-from protos.gradients import Gradients, Values, require_finite, sum_gradients
+from protos.gradients import Gradients, Values, require_finite
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
-from protos.staleness import Staleness
 from protos.store import Future, Missing, Pulled, Stamp, StoreStatus, Version
-from ps_server.aggregation import StepAggregator
-from ps_server.barrier import BarrierBook
 from ps_server.checkpoint.digest import model_digest, shard_digest
 from ps_server.checkpoint.manifest import Entry
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import save_checkpoint, verify_token, write_part
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
-from ps_server.waiting import Answered, WaitingFuture
+from ps_server.waiting import Answered
+from ps_server.workers import Workers
 
 DEFAULT_WAIT_LIMIT_S = 600.0
-
-T = TypeVar("T")
-Table = TypeVar("Table", SparseTable, DenseTable)
-
-
-@dataclass(frozen=True, slots=True)
-class _VersionWaiter:
-    version: Version
-    future: WaitingFuture[Any]
-    answer: Callable[[], Any]
-
-    def resolve(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self.answer())
-        except Exception as error:  # carried to whoever waits, as an executor does
-            self.future.set_exception(error)
 
 
 class ParameterStore:
@@ -90,15 +67,9 @@ class ParameterStore:
 
     def reset_membership(self) -> None:
         """Forgets the workers, their steps and what they pushed, as for the next job; keeps parameters."""
-        with self._lock:
-            self._steps = StepAggregator(self.num_workers)
-            self._step_examples: dict[Version, int] = {}
-            self._barriers = BarrierBook(self.num_workers)
-            self._barrier_futures: dict[tuple[str, int], WaitingFuture[Version]] = {}
-            self._version_waiters: list[_VersionWaiter] = []
-            self._examples: dict[int, int] = {}
-            self._done: set[int] = set()
-            self._staleness = Staleness()
+        self._workers = Workers(
+            self.num_workers, wait_limit_s=self._wait_limit_s, apply=self._apply
+        )
 
     # Declaring
 
@@ -150,19 +121,21 @@ class ParameterStore:
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
     ) -> Future[Pulled]:
         """See `protos.store.Store`; done when returned, unless it waits for `at`."""
+        workers = self._workers
         tables = {name: self._table(name) for name in keys}
 
         def answer() -> Pulled:
-            version = self._steps.version  # read first: the rows may have more, never less
+            version = workers.version  # read first: the rows may have more, never less
             rows = {name: table.pull(keys[name], missing) for name, table in tables.items()}
             return Pulled(rows, version)
 
-        return self._at_version(at, answer)
+        return workers.at_version(at, answer)
 
     def pull_dense(
         self, into: Mapping[str, Values], *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`; `into` has the length of this process's pieces."""
+        workers = self._workers
         blocks = {name: self._block(name) for name in into}
         for name, block in blocks.items():
             if into[name].shape != (block.length,):
@@ -172,12 +145,12 @@ class ParameterStore:
                 )
 
         def answer() -> Version:
-            version = self._steps.version
+            version = workers.version
             for name, block in blocks.items():
                 block.pull(into[name])
             return version
 
-        return self._at_version(at, answer)
+        return workers.at_version(at, answer)
 
     def piece_length(self, block: str) -> int:
         """Returns the length of this process's piece of a dense block."""
@@ -187,40 +160,11 @@ class ParameterStore:
         self, gradients: Gradients, stamp: Stamp, *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`."""
-        self._steps.require_member(stamp.worker)
+        self._workers.require_member(stamp.worker)
         self._check(gradients)
         if at is None:
-            return Answered(self._apply_on_arrival(gradients, stamp))
-        if stamp.examples < 1 and (gradients.sparse or gradients.dense):
-            raise ProtocolError(
-                f"worker {stamp.worker} pushed gradients for step {at} that says it has "
-                f"{stamp.examples} examples: a step is divided by the examples of its stamps"
-            )
-        with self._lock:
-            self._steps.add(stamp.worker, at, gradients)
-            self._step_examples[at] = self._step_examples.get(at, 0) + stamp.examples
-            self._count(stamp, version=at, batches=1)
-            version, ready = self._advance(), self._take_ready()
-        for waiter in ready:
-            waiter.resolve()
-        return Answered(version)
-
-    def _apply_on_arrival(self, gradients: Gradients, stamp: Stamp) -> Version:
-        with self._lock:
-            steps = self._steps
-            steps.begin_arrival(stamp.worker)
-        try:
-            self._apply(gradients)
-        except BaseException:
-            with self._lock:
-                steps.end_arrival(0)
-            raise
-        with self._lock:
-            self._count(stamp, version=steps.version, batches=stamp.batches)
-            version, ready = steps.end_arrival(stamp.batches), self._take_ready()
-        for waiter in ready:
-            waiter.resolve()
-        return version
+            return Answered(self._workers.push_on_arrival(gradients, stamp))
+        return Answered(self._workers.push_part(gradients, stamp, at))
 
     def _table(self, name: str) -> SparseTable:
         if name not in self._tables:
@@ -245,110 +189,19 @@ class ParameterStore:
         for name, dense in gradients.dense.items():
             self._blocks[name].push(dense)
 
-    def _count(self, stamp: Stamp, *, version: Version, batches: int) -> None:
-        """Counts a push that is applied to `version`; the caller holds the lock."""
-        self._staleness = self._staleness.add(max(0, version - stamp.pulled), batches)
-        self._examples[stamp.worker] = self._examples.get(stamp.worker, 0) + stamp.examples
-
     # Steps and barriers
-
-    def _at_version(self, at: Version | None, answer: Callable[[], T]) -> Future[T]:
-        if at is not None:
-            with self._lock:
-                if self._steps.version < at:
-                    future: WaitingFuture[T] = WaitingFuture(
-                        self._wait_limit_s, lambda: self._step_timeout(at)
-                    )
-                    self._version_waiters.append(_VersionWaiter(at, future, answer))
-                    return future
-        return Answered(answer())
-
-    def _step_timeout(self, at: Version) -> WaitTimeoutError:
-        with self._lock:
-            step = self._steps.version
-            behind = self._steps.behind(step)
-        return WaitTimeoutError(
-            f"version {at} did not come within {self._wait_limit_s:g} s: step {step} lacks the "
-            f"gradients of workers {behind}; see their logs"
-        )
-
-    def _advance(self) -> Version:
-        """Applies every step that is complete; the caller holds the lock."""
-        while (parts := self._steps.take_complete_step()) is not None:
-            examples = self._step_examples.pop(self._steps.version - 1)
-            if examples:
-                self._apply(_over_all_examples(sum_gradients(parts), examples))
-        return self._steps.version
-
-    def _take_ready(self) -> list[_VersionWaiter]:
-        version = self._steps.version
-        ready = [waiter for waiter in self._version_waiters if waiter.version <= version]
-        self._version_waiters = [
-            waiter
-            for waiter in self._version_waiters
-            if waiter.version > version and not waiter.future.cancelled()
-        ]
-        return ready
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        future: WaitingFuture[Version] = WaitingFuture(
-            self._wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
-        )
-        with self._lock:
-            self._barriers.arrive(name, worker)
-            self._barrier_futures[name, worker] = future
-            self._steps.leave(worker, step)
-            resolve = self._settle()
-        resolve()
-        return future
-
-    def _barrier_timeout(self, name: str, worker: int, future: Future[Version]) -> WaitTimeoutError:
-        with self._lock:
-            missing = self._barriers.missing(name)
-            # A worker that has come again waits on by its newer call.
-            if self._barrier_futures.get((name, worker)) is future:
-                self._barriers.give_up(name, worker)
-                del self._barrier_futures[name, worker]
-        return WaitTimeoutError(
-            f"barrier {name!r}: workers {missing} did not come within {self._wait_limit_s:g} s; "
-            f"see their logs"
-        )
+        return self._workers.barrier(name, worker, step=step)
 
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
-        with self._lock:
-            self._steps.require_member(worker)
-            self._steps.leave(worker, step)
-            self._barriers.leave(worker)
-            self._done.add(worker)
-            self._examples.setdefault(worker, 0)
-            resolve = self._settle()
-        resolve()
+        self._workers.done(worker, step=step)
 
     def all_done(self) -> bool:
         """Whether every worker has left."""
-        with self._lock:
-            return len(self._done) >= self.num_workers
-
-    def _settle(self) -> Callable[[], None]:
-        """After a worker left steps: applies, releases, and returns what to do without the lock."""
-        version = self._advance()
-        released: list[WaitingFuture[Version]] = []
-        for name, workers in self._barriers.take_released().items():
-            for worker in workers:
-                self._steps.rejoin(worker)
-                released.append(self._barrier_futures.pop((name, worker)))
-        ready = self._take_ready()
-
-        def resolve() -> None:
-            for waiter in ready:
-                waiter.resolve()
-            for future in released:
-                if future.set_running_or_notify_cancel():
-                    future.set_result(version)
-
-        return resolve
+        return self._workers.all_done()
 
     # Checkpoints
 
@@ -427,21 +280,8 @@ class ParameterStore:
     def status(self) -> StoreStatus:
         """See `protos.store.Store`."""
         with self._lock:
-            return StoreStatus(
-                version=self._steps.version,
-                tables={name: table.status for name, table in self._tables.items()},
-                examples=dict(self._examples),
-                done=frozenset(self._done),
-                staleness=self._staleness,
-            )
-
-
-def _over_all_examples(gradients: Gradients, examples: int) -> Gradients:
-    """Returns the gradients with the step's number of examples: some workers may have sent nothing."""
-    return Gradients(
-        sparse={name: replace(grad, examples=examples) for name, grad in gradients.sparse.items()},
-        dense={name: replace(grad, examples=examples) for name, grad in gradients.dense.items()},
-    )
+            tables = {name: table.status for name, table in self._tables.items()}
+        return self._workers.status(tables)
 
 
 def _difference(first: Any, second: Any) -> str:

@@ -34,6 +34,15 @@ class WaitingFuture(concurrent.futures.Future[T]):
             error = self.give_up()
         raise error
 
+    def answer_with(self, answer: Callable[[], T]) -> None:
+        """Answers with what `answer` returns or raises, unless nobody waits any more."""
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            self.set_result(answer())
+        except Exception as error:  # carried to whoever waits, as an executor does
+            self.set_exception(error)
+
 
 class Answered(Generic[T]):
     """A future that was done from the start; a library's costs a lock and a condition for each call."""

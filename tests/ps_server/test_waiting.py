@@ -79,3 +79,21 @@ def test_answer_that_is_there_is_the_result() -> None:
     future = Answered("there")
 
     assert future.result() == "there"
+
+
+def test_error_while_answering_reaches_the_one_who_waits() -> None:
+    future: WaitingFuture[int] = WaitingFuture(LONG_S, GiveUp())
+
+    future.answer_with(lambda: int("seven"))
+
+    with pytest.raises(ValueError, match="seven"):
+        future.result()
+
+
+def test_answer_that_nobody_waits_for_is_not_computed() -> None:
+    future: WaitingFuture[int] = WaitingFuture(LONG_S, GiveUp())
+    future.cancel()
+
+    future.answer_with(lambda: pytest.fail("computed"))
+
+    assert future.cancelled()

@@ -1,0 +1,245 @@
+"""How far the workers of a job have come: their steps and barriers, who has left, who waits for whom.
+
+    push --part of a step--> aggregation.py --complete--> apply      under the lock: steps are in order
+    push --on arrival--> apply, version + batches                    without it: tables lock their shards
+    pull, barrier --> a future, answered by the call that makes it ready
+
+What is decided stands in the sans-IO classes; here is the one lock around them, and the futures of those who
+wait. No call is answered under the lock.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from protos.errors import ProtocolError, WaitTimeoutError
+from protos.gradients import Gradients, sum_gradients
+from protos.staleness import Staleness
+from protos.store import Future, Stamp, StoreStatus, TableStatus, Version
+from ps_server.aggregation import StepAggregator
+from ps_server.barrier import BarrierBook
+from ps_server.waiting import Answered, WaitingFuture
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A call that waits; `poll` returns how to answer it once that can be done, and needs the lock."""
+
+    future: WaitingFuture[Any]
+    poll: Callable[[], Callable[[], Any] | None]
+
+
+class Workers:
+    """The workers of one job, as one store sees them. Thread-safe."""
+
+    def __init__(
+        self, num_workers: int, *, wait_limit_s: float, apply: Callable[[Gradients], None]
+    ) -> None:
+        """Expects all workers at version 0.
+
+        Args:
+            num_workers: Workers of the job.
+            wait_limit_s: How long a call waits for other workers, in seconds.
+            apply: Applies gradients that were checked; thread-safe.
+        """
+        self._num_workers = num_workers
+        self._wait_limit_s = wait_limit_s
+        self._apply = apply
+        self._lock = threading.Lock()
+        self._steps = StepAggregator(num_workers)
+        self._step_examples: dict[Version, int] = {}
+        self._barriers = BarrierBook(num_workers)
+        self._barrier_futures: dict[tuple[str, int], WaitingFuture[Version]] = {}
+        self._waiters: list[_Waiter] = []
+        self._examples: dict[int, int] = {}
+        self._staleness = Staleness()
+        self._done: set[int] = set()
+
+    @property
+    def version(self) -> Version:
+        """Steps applied."""
+        return self._steps.version
+
+    def require_member(self, worker: int) -> None:
+        """Raises ProtocolError unless the job has this worker."""
+        self._steps.require_member(worker)
+
+    def status(self, tables: Mapping[str, TableStatus]) -> StoreStatus:
+        """Returns what was seen, as the status of a store that has `tables`."""
+        with self._lock:
+            return StoreStatus(
+                version=self._steps.version,
+                tables=tables,
+                examples=dict(self._examples),
+                done=frozenset(self._done),
+                staleness=self._staleness,
+            )
+
+    # Pushes
+
+    def push_on_arrival(self, gradients: Gradients, stamp: Stamp) -> Version:
+        """Applies gradients at once, counts them, and returns the version.
+
+        Raises:
+            ProtocolError: If a synchronous step waits for parts, or the worker is not of this job.
+        """
+        with self._lock:
+            self._steps.begin_arrival(stamp.worker)
+        try:
+            self._apply(gradients)
+        except BaseException:
+            with self._lock:
+                self._steps.end_arrival(0)
+            raise
+        with self._change():
+            self._count(stamp, version=self._steps.version, batches=stamp.batches)
+            return self._steps.end_arrival(stamp.batches)
+
+    def push_part(self, gradients: Gradients, stamp: Stamp, step: Version) -> Version:
+        """Takes a worker's part of a synchronous step, and returns the version.
+
+        Raises:
+            ProtocolError: If the worker is not at this step, or has gradients of no examples.
+        """
+        if stamp.examples < 1 and (gradients.sparse or gradients.dense):
+            raise ProtocolError(
+                f"worker {stamp.worker} pushed gradients for step {step} that says it has "
+                f"{stamp.examples} examples: a step is divided by the examples of its stamps"
+            )
+        with self._change():
+            self._steps.add(stamp.worker, step, gradients)
+            self._step_examples[step] = self._step_examples.get(step, 0) + stamp.examples
+            self._count(stamp, version=step, batches=1)
+        return self.version
+
+    def _count(self, stamp: Stamp, *, version: Version, batches: int) -> None:
+        """Counts a push that is applied to `version`; the caller holds the lock."""
+        self._staleness = self._staleness.add(max(0, version - stamp.pulled), batches)
+        self._examples[stamp.worker] = self._examples.get(stamp.worker, 0) + stamp.examples
+
+    # Waiting
+
+    def at_version(self, at: Version | None, answer: Callable[[], T]) -> Future[T]:
+        """Answers once the version is `at`; None answers now.
+
+        The future raises WaitTimeoutError if the version does not come, naming the workers that are behind.
+        """
+        if at is None:
+            return Answered(answer())
+
+        def describe() -> str:
+            step = self._steps.version
+            return (
+                f"version {at} did not come within {self._wait_limit_s:g} s: step {step} lacks the "
+                f"gradients of workers {self._steps.behind(step)}; see their logs"
+            )
+
+        return self._wait(lambda: answer if self._steps.version >= at else None, describe)
+
+    def _wait(
+        self, poll: Callable[[], Callable[[], T] | None], describe: Callable[[], str]
+    ) -> Future[T]:
+        """Answers as soon as `poll` says how; `describe` says what did not come in time."""
+
+        def give_up() -> WaitTimeoutError:
+            with self._lock:
+                self._waiters = [waiter for waiter in self._waiters if waiter.future is not future]
+                return WaitTimeoutError(describe())
+
+        future: WaitingFuture[T] = WaitingFuture(self._wait_limit_s, give_up)
+        with self._lock:
+            answer = poll()
+            if answer is None:
+                self._waiters.append(_Waiter(future, poll))
+                return future
+        return Answered(answer())
+
+    def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
+        """See `protos.store.Store`."""
+        future: WaitingFuture[Version] = WaitingFuture(
+            self._wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
+        )
+        with self._change():
+            self._barriers.arrive(name, worker)
+            self._barrier_futures[name, worker] = future
+            self._steps.leave(worker, step)
+        return future
+
+    def _barrier_timeout(self, name: str, worker: int, future: Future[Version]) -> WaitTimeoutError:
+        with self._lock:
+            missing = self._barriers.missing(name)
+            # A worker that has come again waits on by its newer call.
+            if self._barrier_futures.get((name, worker)) is future:
+                self._barriers.give_up(name, worker)
+                del self._barrier_futures[name, worker]
+        return WaitTimeoutError(
+            f"barrier {name!r}: workers {missing} did not come within {self._wait_limit_s:g} s; "
+            f"see their logs"
+        )
+
+    def done(self, worker: int, *, step: Version) -> None:
+        """See `protos.store.Store`."""
+        with self._change():
+            self._steps.require_member(worker)
+            self._steps.leave(worker, step)
+            self._barriers.leave(worker)
+            self._done.add(worker)
+            self._examples.setdefault(worker, 0)
+
+    def all_done(self) -> bool:
+        """Whether every worker has left."""
+        with self._lock:
+            return len(self._done) >= self._num_workers
+
+    # What a change brings about
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Holds the lock for a change; then, without it, answers the calls that can go on."""
+        with self._lock:
+            yield
+            answers = self._settle()
+        for answer in answers:
+            answer()
+
+    def _settle(self) -> list[Callable[[], None]]:
+        """Applies the steps that are complete; returns how to answer those who wait no more."""
+        while (parts := self._steps.take_complete_step()) is not None:
+            examples = self._step_examples.pop(self._steps.version - 1)
+            if examples:
+                self._apply(_over_all_examples(sum_gradients(parts), examples))
+        return [*self._take_released(), *self._take_ready()]
+
+    def _take_released(self) -> list[Callable[[], None]]:
+        version = self._steps.version
+        answers: list[Callable[[], None]] = []
+        for name, workers in self._barriers.take_released().items():
+            for worker in workers:
+                self._steps.rejoin(worker)
+                future = self._barrier_futures.pop((name, worker))
+                answers.append(partial(future.answer_with, lambda: version))
+        return answers
+
+    def _take_ready(self) -> list[Callable[[], None]]:
+        waiting: list[_Waiter] = []
+        answers: list[Callable[[], None]] = []
+        for waiter in self._waiters:
+            if (answer := waiter.poll()) is not None:
+                answers.append(partial(waiter.future.answer_with, answer))
+            elif not waiter.future.cancelled():
+                waiting.append(waiter)
+        self._waiters = waiting
+        return answers
+
+
+def _over_all_examples(gradients: Gradients, examples: int) -> Gradients:
+    """Returns the gradients with the step's number of examples: some workers may have sent nothing."""
+    return Gradients(
+        sparse={name: replace(grad, examples=examples) for name, grad in gradients.sparse.items()},
+        dense={name: replace(grad, examples=examples) for name, grad in gradients.dense.items()},
+    )

@@ -1,0 +1,61 @@
+"""Who waits for whom: what becomes of calls that wait. Orders of calls are test_store_steps.py's business."""
+
+import gc
+import weakref
+
+import pytest
+
+from protos.errors import WaitTimeoutError
+from protos.gradients import Gradients
+from protos.store import Stamp
+from ps_server.waiting import WaitingFuture
+from ps_server.workers import Workers
+
+
+def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Workers:
+    return Workers(num_workers, wait_limit_s=wait_limit_s, apply=lambda _: None)
+
+
+def stamp(worker: int = 0, *, batches: int = 1, pulled: int = 0) -> Stamp:
+    return Stamp(
+        worker=worker,
+        incarnation=0,
+        sequence=0,
+        step=0,
+        examples=1,
+        batches=batches,
+        pulled=pulled,
+    )
+
+
+def test_call_is_answered_without_the_lock() -> None:
+    """The answer asks for what needs the lock."""
+    workers = workers_of(1)
+    waiting = workers.at_version(1, lambda: workers.status({}).version)
+
+    workers.push_on_arrival(Gradients(), stamp())
+
+    assert waiting.result() == 1
+
+
+def test_call_that_gave_up_is_forgotten() -> None:
+    workers = workers_of(2, wait_limit_s=0.001)
+    waiting = workers.at_version(1, lambda: pytest.fail("answered"))
+
+    with pytest.raises(WaitTimeoutError, match=r"version 1 .* step 0 .* workers \[0, 1\]"):
+        waiting.result()
+    workers.push_on_arrival(Gradients(), stamp())
+
+
+def test_call_that_was_cancelled_is_forgotten_by_the_next_change() -> None:
+    workers = workers_of(1)
+    waiting = workers.at_version(5, lambda: None)
+    assert isinstance(waiting, WaitingFuture)
+    remembered = weakref.ref(waiting)
+
+    waiting.cancel()
+    workers.push_on_arrival(Gradients(), stamp())
+    del waiting
+    gc.collect()
+
+    assert remembered() is None
