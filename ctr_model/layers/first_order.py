@@ -1,0 +1,89 @@
+"""The first-order part of a logit: a bias, and a weight for each number and each key.
+
+    z[b] = bias + sum over j of weight[j] * dense[b, j] + sum over the keys of example b of their weights
+
+The weights of keys are the rows of a table of dim 1. A key that stands in an example twice counts twice.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.jit import kernel
+from ctr_model.parameters import Segment
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+
+def first_order_segments(num_dense: int, *, name: str = "linear") -> tuple[Segment, Segment]:
+    """Returns the dense parameters, zeros at the start: `weight` of the numbers and `bias`."""
+    return (
+        Segment(name=f"{name}.weight", shape=(num_dense,), init_std=0.0),
+        Segment(name=f"{name}.bias", shape=(1,), init_std=0.0),
+    )
+
+
+@kernel
+def first_order(
+    dense: Floats,
+    rows: Floats,
+    inverse: Ints,
+    offsets: Ints,
+    num_slots: int,
+    weight: Floats,
+    bias: Floats,
+    out: Floats,
+) -> None:
+    """Overwrites `out` with the z of the module's docstring.
+
+    Args:
+        dense: float32[B, num_dense].
+        rows: float32[N, 1].
+        inverse: int32[L].
+        offsets: int32[B * S + 1].
+        num_slots: S.
+        weight: float32[num_dense].
+        bias: float32[1].
+        out: float32[B].
+    """
+    for b in range(out.size):
+        z = bias[0]
+        for j in range(weight.size):
+            z += weight[j] * dense[b, j]
+        for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):
+            z += rows[np.uintp(inverse[i]), 0]
+        out[b] = z
+
+
+@kernel
+def first_order_backward(
+    grad: Floats,
+    dense: Floats,
+    inverse: Ints,
+    offsets: Ints,
+    num_slots: int,
+    rows_grad: Floats,
+    weight_grad: Floats,
+    bias_grad: Floats,
+) -> None:
+    """Overwrites the gradients of rows, weight and bias.
+
+    Args:
+        grad: float32[B], of z.
+        dense: float32[B, num_dense].
+        inverse: int32[L].
+        offsets: int32[B * S + 1].
+        num_slots: S.
+        rows_grad: float32[N, 1].
+        weight_grad: float32[num_dense].
+        bias_grad: float32[1].
+    """
+    rows_grad[:] = np.float32(0.0)
+    weight_grad[:] = np.float32(0.0)
+    bias_grad[0] = np.float32(0.0)
+    for b in range(grad.size):
+        bias_grad[0] += grad[b]
+        for j in range(weight_grad.size):
+            weight_grad[j] += grad[b] * dense[b, j]
+        for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):
+            rows_grad[np.uintp(inverse[i]), 0] += grad[b]

@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr_model.layers.first_order import first_order, first_order_backward
+from tests.reference import fm as oracle
+
+NUM_DENSE, NUM_SLOTS, NUM_UNIQUE, BATCH = 2, 3, 4, 3
+
+# For each slot of three examples, which unique keys it holds: none, one or several, also repeated.
+SLOTS = st.lists(
+    st.lists(st.integers(0, NUM_UNIQUE - 1), max_size=3),
+    min_size=BATCH * NUM_SLOTS,
+    max_size=BATCH * NUM_SLOTS,
+)
+
+
+def columns(slots: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    inverse = np.array([key for slot in slots for key in slot], np.int32)
+    return inverse, np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
+
+
+def features_of(slots: list[list[int]], b: int) -> list[int]:
+    return [key for slot in slots[b * NUM_SLOTS : (b + 1) * NUM_SLOTS] for key in slot]
+
+
+def whole_numbers(*shape: int) -> np.ndarray:
+    """Small whole numbers, whose float32 sums are exact in any order."""
+    return np.random.default_rng(1).integers(-9, 9, shape).astype(np.float32)
+
+
+@given(SLOTS)
+def test_numbers_keys_and_bias_are_added(slots: list[list[int]]) -> None:
+    inverse, offsets = columns(slots)
+    dense, rows = whole_numbers(BATCH, NUM_DENSE), whole_numbers(NUM_UNIQUE, 1)
+    weight, bias = np.array([2, -3], np.float32), np.array([5], np.float32)
+    out = np.full(BATCH, np.nan, np.float32)
+
+    first_order(dense, rows, inverse, offsets, NUM_SLOTS, weight, bias, out)
+
+    expected = [
+        oracle.first_order(dense[b], weight, bias, rows, features_of(slots, b))
+        for b in range(BATCH)
+    ]
+    assert out.tolist() == expected
+
+
+@given(SLOTS)
+def test_gradients_are_the_sums_over_examples_and_occurrences(slots: list[list[int]]) -> None:
+    inverse, offsets = columns(slots)
+    grad, dense = np.array([1, -2, 5], np.float32), whole_numbers(BATCH, NUM_DENSE)
+    rows_grad = np.full((NUM_UNIQUE, 1), np.nan, np.float32)
+    weight_grad, bias_grad = np.full(NUM_DENSE, np.nan, np.float32), np.full(1, np.nan, np.float32)
+
+    first_order_backward(
+        grad, dense, inverse, offsets, NUM_SLOTS, rows_grad, weight_grad, bias_grad
+    )
+
+    expected = np.zeros(NUM_UNIQUE)
+    for b in range(BATCH):
+        for key in features_of(slots, b):
+            expected[key] += grad[b]
+    assert rows_grad[:, 0].tolist() == expected.tolist()
+    assert weight_grad.tolist() == (grad @ dense).tolist()
+    assert bias_grad.tolist() == [4.0]
+
+
+@pytest.mark.parametrize("num_dense", [0, 1, 40])
+def test_any_number_of_numbers_will_do(num_dense: int) -> None:
+    inverse, offsets = columns([[0], [], [1, 1]])
+    dense, rows = np.ones((1, num_dense), np.float32), np.array([[1], [10]], np.float32)
+    weight, out = np.ones(num_dense, np.float32), np.empty(1, np.float32)
+
+    first_order(dense, rows, inverse, offsets, NUM_SLOTS, weight, np.zeros(1, np.float32), out)
+
+    assert out.tolist() == [21 + num_dense]
