@@ -14,11 +14,12 @@ from protos.memory import keep_freed_memory
 from protos.role import WorkerRole, role_from_environment
 from protos.store import Store
 from ps_server.store import ParameterStore
+from ps_worker.communicators.choice import communicator_of
 from ps_worker.connect import connect
+from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
 from ps_worker.job import override_job
 from ps_worker.progress import Progress
-from ps_worker.session import communicator_of, declare
 from ps_worker.trainer import Trainer
 
 TEST_ROWS = 40_000
@@ -45,12 +46,15 @@ def run(
 ) -> dict[str, float | None]:
     """Warms up, meets the others, trains with the clock running; worker 0 evaluates."""
     model = build_model("ctr_dnn", criteo_schema(), {})
+    merging = [
+        f"strategy.max_merge_var_num={options.sparse_merge}",
+        f"strategy.max_merge_dense_num={options.dense_merge}",
+    ]
     job = override_job(
         {},
         [
             f"strategy.mode={options.mode}",
-            f"strategy.max_merge_var_num={options.sparse_merge}",
-            f"strategy.max_merge_dense_num={options.dense_merge}",
+            *(merging if options.mode == "async" else []),
             "optimizer.sparse={name='adagrad', learning_rate=0.05}",
             "optimizer.dense={name='adam', learning_rate=0.001}",
         ],

@@ -1,6 +1,6 @@
 """One worker's part of a training job, from the first declaration to the last figure.
 
-    declare -> load -> | pass over the data -> flush -> barrier -> save | x epochs -> evaluate -> done
+    start -> | pass over the data -> meet -> save | x epochs -> evaluate -> done
 
 Worker 0 loads, saves and evaluates; the others meet it at barriers. An embedded run is the same with one
 worker and a store in this process.
@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,14 @@ from ctr_model.models.model import Model
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.errors import JobError, SpecConflictError
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, TableSpec
 from protos.store import Store
 from ps_server.checkpoint.publish import require_writable, write_latest
 from ps_server.optimizers.registry import hyper_of, optimizer_of
-from ps_worker.communicators.asynchronous import AsyncCommunicator
-from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
-from ps_worker.communicators.direct import DirectCommunicator
-from ps_worker.communicators.synchronous import SyncCommunicator
 from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.files import files_of_worker, matching_files
-from ps_worker.evaluator import evaluate
+from ps_worker.declaring import table_specs
 from ps_worker.job import Job
-from ps_worker.progress import Progress
-from ps_worker.trainer import Trainer
+from ps_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +49,7 @@ class Summary:
         examples_per_s: Of all workers, while training: without loading, saving and evaluating.
         train_loss: Mean over this worker's examples, each predicted before it was learnt.
         bad_rows: Malformed rows that this worker skips in an epoch.
+        staleness: Of all workers' batches: how many steps of others each was late (protos/staleness.py).
         model_digest: SHA-256 of the trained model.
         checkpoint: Folder of the last checkpoint.
     """
@@ -68,6 +63,7 @@ class Summary:
     examples_per_s: float = 0.0
     train_loss: float | None = None
     bad_rows: int = 0
+    staleness: Mapping[str, object] | None = None
     model_digest: str | None = None
     checkpoint: str | None = None
 
@@ -107,11 +103,12 @@ def plan_of(job: Job) -> Plan:
         DataError: If a pattern matches no file.
     """
     schema = _schema_of(job)
-    _check_optimizers(job)
+    model = model_of(job, schema)
+    _check_optimizers(job, model)
     return Plan(
         job=job,
         schema=schema,
-        model=model_of(job, schema),
+        model=model,
         train_files=matching_files(job.data.train),
         test_files=matching_files(job.data.test),
     )
@@ -136,63 +133,16 @@ def model_of(job: Job, schema: Schema) -> Model:
         raise JobError(f"[model]: {error}") from error
 
 
-def _check_optimizers(job: Job) -> None:
+def _check_optimizers(job: Job, model: Model) -> None:
     dense = job.optimizer.dense.spec()
     try:
-        hyper_of(job.optimizer.sparse.spec())
         hyper_of(dense)
+        for table in table_specs(model, job):
+            hyper_of(table.optimizer)
     except SpecConflictError as error:
         raise JobError(f"[optimizer]: {error}") from error
     if not optimizer_of(dense).is_elementwise:
         raise JobError(f"[optimizer] dense: {dense.name!r} is for rows only")
-
-
-def declare(store: Store, model: Model, job: Job) -> None:
-    """Declares the model's tables and its dense block."""
-    for table in model.tables:
-        store.create_table(
-            TableSpec(
-                name=table.name,
-                dim=table.dim,
-                initializer=InitializerSpec(kind="uniform", scale=table.init_range),
-                optimizer=job.optimizer.sparse.spec(),
-                seed=job.train.seed,
-            )
-        )
-    store.create_dense(
-        DenseSpec(
-            name=DENSE_BLOCK,
-            segments=tuple(
-                DenseSegment(
-                    length=math.prod(segment.shape),
-                    initializer=InitializerSpec(kind="normal", scale=segment.init_std),
-                )
-                for segment in model.segments
-            ),
-            optimizer=job.optimizer.dense.spec(),
-            seed=job.train.seed,
-        )
-    )
-
-
-def communicator_of(
-    job: Job, store: Store, model: Model, *, worker: int, is_embedded: bool
-) -> Communicator:
-    """Returns the communicator of the job's mode."""
-    if job.strategy.mode == "sync":
-        return SyncCommunicator(store, worker=worker, num_params=model.num_params)
-    if is_embedded:
-        return DirectCommunicator(store, worker=worker, num_params=model.num_params)
-    return AsyncCommunicator(
-        store,
-        worker=worker,
-        num_params=model.num_params,
-        max_merge_var_num=job.strategy.max_merge_var_num,
-        max_merge_dense_num=job.strategy.max_merge_dense_num,
-        send_queue_size=job.strategy.send_queue_size,
-        max_delay_ms=job.strategy.max_delay_ms,
-        stall_limit_s=job.cluster.wait_timeout_s,
-    )
 
 
 class Session:
@@ -221,71 +171,52 @@ class Session:
         self._job = plan.job
         self._store = store
         self._worker = worker
+        self._num_workers = num_workers
         self._is_embedded = is_embedded
         self._train_files = files_of_worker(plan.train_files, worker, num_workers)
         self._bad_rows = 0
-        self._progress = Progress(every_s=plan.job.train.log_every_s)
         self._checkpoint: str | None = None
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker loads, saves and evaluates."""
+        """Whether this worker saves and evaluates."""
         return self._worker == 0
 
     def run(self) -> Summary:
         """Trains, saves and evaluates; returns what came out of it."""
         logger.info("worker %d trains on %s", self._worker, _named(self._train_files))
-        declare(self._store, self._plan.model, self._job)
         if self.is_first and self._job.checkpoint.dir:
             require_writable(self._job.checkpoint.dir)
-        if self.is_first and self._job.checkpoint.load:
-            self._store.load(self._job.checkpoint.load)
-            logger.info("loaded %s", self._job.checkpoint.load)
-        version = self._store.barrier("start", self._worker, step=0).result()
-        communicator = communicator_of(
-            self._job,
+        with Worker(
             self._store,
             self._plan.model,
-            worker=self._worker,
+            self._job,
+            index=self._worker,
+            num_workers=self._num_workers,
             is_embedded=self._is_embedded,
-        )
-        communicator.rejoin(version)
-        try:
-            seconds = self._train(communicator)
-        finally:
-            communicator.close()
-        summary = self._summary(seconds)
-        self._store.done(self._worker, step=communicator.version)
+            load=self._job.checkpoint.load,
+        ) as worker:
+            seconds = self._train(worker)
+            summary = self._summary(worker, seconds)
+            worker.done()
         return summary
 
-    def _train(self, communicator: Communicator) -> float:
+    def _train(self, worker: Worker) -> float:
         """Goes through the data `epochs` times; returns the seconds that all workers took for it."""
-        trainer = Trainer(
-            self._plan.model,
-            communicator,
-            batch_size=self._job.train.batch_size,
-            thread_num=self._job.train.thread_num,
-            progress=self._progress,
-        )
         seconds = 0.0
         for epoch in range(1, self._job.train.epochs + 1):
             start = time.monotonic()
-            reader = (
-                self._new_reader()
-            )  # a new one each time, or an epoch's bad rows add to the last's
-            trainer.train(reader.batches(self._train_files))
+            # A new one each time, or an epoch's bad rows add to the last's.
+            reader = self._new_reader()
+            worker.train(reader.batches(self._train_files))
             self._bad_rows = reader.bad_rows
-            self._meet(f"epoch-{epoch}", communicator)
+            worker.meet(f"epoch-{epoch}")
             seconds += time.monotonic() - start
-            self._progress.log()
+            worker.progress.log()
             self._save(f"epoch-{epoch}")
             if epoch < self._job.train.epochs:
-                self._meet(f"saved-{epoch}", communicator)
+                worker.meet(f"saved-{epoch}")
         return seconds
-
-    def _meet(self, name: str, communicator: Communicator) -> None:
-        answer = self._store.barrier(name, self._worker, step=communicator.version)
-        communicator.rejoin(answer.result())
 
     def _save(self, name: str) -> None:
         if not (self.is_first and self._job.checkpoint.dir):
@@ -300,28 +231,27 @@ class Session:
         self._checkpoint = str(root / name)
         logger.info("saved %s", self._checkpoint)
 
-    def _summary(self, seconds: float) -> Summary:
-        own = Summary(train_loss=self._progress.mean_loss, bad_rows=self._bad_rows)
+    def _summary(self, worker: Worker, seconds: float) -> Summary:
+        progress = worker.progress
+        own = Summary(train_loss=progress.mean_loss, bad_rows=self._bad_rows)
         if not self.is_first:
-            return replace(own, examples=self._progress.examples)
-        examples = sum(self._store.status().examples.values())
+            return replace(own, examples=progress.examples)
+        status = self._store.status()
+        examples = sum(status.examples.values())
         return replace(
             own,
-            **self._evaluation(),
+            **self._evaluation(worker),
             examples=examples,
             examples_per_s=examples / seconds,
+            staleness=status.staleness.as_dict(),
             model_digest=self._store.digest(),
             checkpoint=self._checkpoint,
         )
 
-    def _evaluation(self) -> dict[str, Any]:
+    def _evaluation(self, worker: Worker) -> dict[str, Any]:
         if not self._plan.test_files:
             return {}
-        batches = self._new_reader().batches(self._plan.test_files)
-        metrics = evaluate(
-            self._store, self._plan.model, batches, batch_size=self._job.train.batch_size
-        )
-        return figures(metrics)
+        return figures(worker.evaluate(self._new_reader().batches(self._plan.test_files)))
 
     def _new_reader(self) -> CriteoReader:
         return CriteoReader(

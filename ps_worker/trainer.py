@@ -225,7 +225,8 @@ class Trainer:
 
 def _one_blas_thread() -> AbstractContextManager[object]:
     """One BLAS thread a training thread: more would wait for each other."""
-    return threadpool_limits(limits=1, user_api="blas")
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
+    return limits
 
 
 @contextmanager

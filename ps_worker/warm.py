@@ -19,10 +19,11 @@ from ps_server.store import ParameterStore
 from ps_worker.client import scatter_rows
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.data.criteo import CriteoReader
+from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job
 from ps_worker.progress import Progress
-from ps_worker.session import Plan, declare, plan_of
+from ps_worker.session import Plan, plan_of
 from ps_worker.trainer import Trainer
 
 

@@ -6,8 +6,8 @@ import pytest
 from protos.errors import GradientError
 from protos.store import Store
 from ps_server.store import ParameterStore
+from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
-from ps_worker.session import declare
 from tests.support.training import job, random_batches, small_model
 
 

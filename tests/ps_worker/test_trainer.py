@@ -17,8 +17,8 @@ from ps_server.store import ParameterStore
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.synchronous import SyncCommunicator
+from ps_worker.declaring import declare
 from ps_worker.progress import Progress
-from ps_worker.session import declare
 from ps_worker.trainer import Trainer
 from tests.support.training import job, random_batches, small_model
 

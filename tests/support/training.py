@@ -11,9 +11,10 @@ from ctr_model.models.model import Model
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.store import Store
+from ps_worker.communicators.choice import communicator_of
+from ps_worker.declaring import declare
 from ps_worker.job import Job, override_job
 from ps_worker.progress import Progress
-from ps_worker.session import communicator_of, declare
 from ps_worker.trainer import Trainer
 
 NUM_DENSE, NUM_SLOTS = 3, 4

@@ -1,0 +1,53 @@
+"""Which communicator a job asks for."""
+
+from typing import Any
+
+from ctr_model.models.model import Model
+from protos.store import Store
+from ps_worker.communicators.asynchronous import AsyncCommunicator
+from ps_worker.communicators.communicator import Communicator
+from ps_worker.communicators.direct import DirectCommunicator
+from ps_worker.communicators.half_async import HalfAsyncCommunicator
+from ps_worker.communicators.synchronous import SyncCommunicator
+from ps_worker.job import Job
+
+
+def communicator_of(
+    job: Job,
+    store: Store,
+    model: Model,
+    *,
+    worker: int,
+    is_embedded: bool = False,
+) -> Communicator:
+    """Returns the communicator of the job's mode, for a store where all is declared.
+
+    Args:
+        job: Says which mode, and how.
+        store: The parameters.
+        model: Whose parameters they are.
+        worker: Index of this worker.
+        is_embedded: The store is in this process, and there is nothing to gain from sending in the
+            background.
+    """
+    strategy, num_params = job.strategy, model.num_params
+    match strategy.mode:
+        case "sync":
+            return SyncCommunicator(store, worker=worker, num_params=num_params)
+        case "half_async":
+            return HalfAsyncCommunicator(store, worker=worker, num_params=num_params)
+        case "async" if is_embedded:
+            return DirectCommunicator(store, worker=worker, num_params=num_params)
+        case _:
+            return AsyncCommunicator(store, worker=worker, num_params=num_params, **_sending(job))
+
+
+def _sending(job: Job) -> dict[str, Any]:
+    strategy = job.strategy
+    return {
+        "max_merge_var_num": strategy.max_merge_var_num,
+        "max_merge_dense_num": strategy.max_merge_dense_num,
+        "send_queue_size": strategy.send_queue_size,
+        "max_delay_ms": strategy.max_delay_ms,
+        "stall_limit_s": job.cluster.wait_timeout_s,
+    }

@@ -1,0 +1,54 @@
+"""What a run declares to its store: the model's tables and its dense block, with their optimizers."""
+
+import math
+
+from ctr_model.models.model import EmbeddingTable, Model
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Store
+from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.job import Job
+
+
+def table_specs(model: Model, job: Job) -> list[TableSpec]:
+    """Returns the model's tables, with the optimizers that train their rows."""
+    return [
+        TableSpec(
+            name=table.name,
+            dim=table.dim,
+            initializer=InitializerSpec(kind="uniform", scale=table.init_range),
+            optimizer=table_optimizer(table, job),
+            seed=job.train.seed,
+        )
+        for table in model.tables
+    ]
+
+
+def table_optimizer(table: EmbeddingTable, job: Job) -> OptimizerSpec:
+    """Returns the optimizer of a table: the job's for it, else the model's, else the job's for all."""
+    if table.optimizer is None:
+        return job.optimizer.sparse.spec()
+    params = {key: float(value) for key, value in table.optimizer.items() if key != "name"}
+    return OptimizerSpec(name=str(table.optimizer["name"]), params=params)
+
+
+def dense_spec(model: Model, job: Job) -> DenseSpec:
+    """Returns the model's dense parameters as one block, with the optimizer that trains them."""
+    return DenseSpec(
+        name=DENSE_BLOCK,
+        segments=tuple(
+            DenseSegment(
+                length=math.prod(segment.shape),
+                initializer=InitializerSpec(kind="normal", scale=segment.init_std),
+            )
+            for segment in model.segments
+        ),
+        optimizer=job.optimizer.dense.spec(),
+        seed=job.train.seed,
+    )
+
+
+def declare(store: Store, model: Model, job: Job) -> None:
+    """Declares the model's tables and its dense block."""
+    for spec in table_specs(model, job):
+        store.create_table(spec)
+    store.create_dense(dense_spec(model, job))

@@ -1,0 +1,133 @@
+"""One worker of a training run, on a store that is there already.
+
+    start: declare -> load -> barrier -> | train, steps, evaluate, save, meet, in any order | -> done
+
+What a job file (ps_worker/session.py) and a script (ps_worker/fleet) have in common. Worker 0 loads, others
+wait for it; all else that workers do together, they do by calling `meet`.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+from ctr_model.batch import Batch
+from ctr_model.metrics import ClickMetrics
+from ctr_model.models.model import Model
+from protos.store import Store
+from ps_worker.communicators.choice import communicator_of
+from ps_worker.declaring import declare
+from ps_worker.evaluator import OnPredictions, evaluate
+from ps_worker.job import Job
+from ps_worker.progress import Progress
+from ps_worker.trainer import TrainedStep, Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Trains, evaluates and saves one model; leaving the `with` block ends what runs in the background."""
+
+    def __init__(
+        self,
+        store: Store,
+        model: Model,
+        job: Job,
+        *,
+        index: int = 0,
+        num_workers: int = 1,
+        is_embedded: bool = True,
+        load: str = "",
+    ) -> None:
+        """Declares the model, has worker 0 load a checkpoint, and meets the other workers.
+
+        Args:
+            store: The parameters.
+            model: What to train.
+            job: How; of its sections [train], [optimizer], [strategy] and [cluster] count.
+            index: Which of the workers this is.
+            num_workers: Workers of the run.
+            is_embedded: The store is in this process.
+            load: Checkpoint to start from; empty: from what the store holds.
+
+        Raises:
+            CtrPsError: If store and job do not fit, the checkpoint is none, or others do not come.
+        """
+        self.store = store
+        self.index = index
+        self.num_workers = num_workers
+        self.progress = Progress(every_s=job.train.log_every_s)
+        self._model = model
+        self._job = job
+        declare(store, model, job)
+        if self.is_first and load:
+            store.load(load)
+            logger.info("loaded %s", load)
+        version = store.barrier("start", index, step=0).result()
+        self._communicator = communicator_of(
+            job, store, model, worker=index, is_embedded=is_embedded
+        )
+        self._communicator.rejoin(version)
+        self._trainer = Trainer(
+            model,
+            self._communicator,
+            batch_size=job.train.batch_size,
+            thread_num=job.train.thread_num,
+            progress=self.progress,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is worker 0, which does what one has to do for all."""
+        return self.index == 0
+
+    def train(self, batches: Iterable[Batch]) -> None:
+        """Trains on each batch once; see `Trainer.train`."""
+        self._trainer.train(batches)
+
+    def steps(self, batches: Iterable[Batch]) -> Iterator[TrainedStep]:
+        """Trains on each batch once, and yields after each; see `Trainer.steps`."""
+        return self._trainer.steps(batches)
+
+    def evaluate(
+        self, batches: Iterable[Batch], *, on_predictions: OnPredictions | None = None
+    ) -> ClickMetrics:
+        """Predicts with the store's parameters as they are; see `ps_worker.evaluator.evaluate`."""
+        return evaluate(
+            self.store,
+            self._model,
+            batches,
+            batch_size=self._job.train.batch_size,
+            on_predictions=on_predictions,
+        )
+
+    def meet(self, name: str) -> None:
+        """Waits at the barrier `name` until every worker has come; what each has learnt is on the servers."""
+        self._communicator.flush()
+        answer = self.store.barrier(name, self.index, step=self._communicator.version)
+        self._communicator.rejoin(answer.result())
+
+    def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
+        """Saves all that the store holds, alone; see `Store.save`."""
+        return self.store.save(url, attachments)
+
+    def done(self) -> None:
+        """Says that this worker has left for good, when nothing of it is on its way any more."""
+        self._communicator.flush()
+        self.close()
+        self.store.done(self.index, step=self._communicator.version)
+
+    def close(self) -> None:
+        """Stops what runs in the background; what was not sent is lost."""
+        self._communicator.close()
