@@ -23,26 +23,36 @@ from ps_worker.progress import Progress
 from ps_worker.trainer import Trainer
 
 TEST_ROWS = 40_000
+OPTIMIZERS = (
+    "optimizer.sparse={name='adagrad', learning_rate=0.05}",
+    "optimizer.dense={name='adam', learning_rate=0.001}",
+)
 
 
 def main() -> None:
     """Runs the worker."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mode", required=True)
-    for name in ("batch-size", "steps", "warmup", "sparse-merge", "dense-merge"):
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    for name in ("batch-size", "steps", "warmup"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     role = role_from_environment(os.environ)
     if isinstance(role, WorkerRole):
         with connect(role.endpoints) as client:
-            print(json.dumps(run(options, client, role.worker_index)), flush=True)
+            result = run(options, client, role.worker_index, role.num_workers)
     else:
-        print(json.dumps(run(options, ParameterStore(), 0, is_embedded=True)), flush=True)
+        result = run(options, ParameterStore(), 0, 1, is_embedded=True)
+    print(json.dumps(result), flush=True)
 
 
 def run(
-    options: argparse.Namespace, store: Store, worker: int, *, is_embedded: bool = False
+    options: argparse.Namespace,
+    store: Store,
+    worker: int,
+    num_workers: int,
+    *,
+    is_embedded: bool = False,
 ) -> dict[str, float | None]:
     """Warms up, meets the others, trains with the clock running; worker 0 evaluates."""
     model = build_model("ctr_dnn", criteo_schema(), {})
@@ -50,16 +60,7 @@ def run(
         f"strategy.max_merge_var_num={options.sparse_merge}",
         f"strategy.max_merge_dense_num={options.dense_merge}",
     ]
-    job = override_job(
-        {},
-        [
-            f"strategy.mode={options.mode}",
-            *(merging if options.mode == "async" else []),
-            "optimizer.sparse={name='adagrad', learning_rate=0.05}",
-            "optimizer.dense={name='adam', learning_rate=0.001}",
-        ],
-        source="bench",
-    )
+    job = override_job({}, [*OPTIMIZERS, *options.set], source="bench")
     size = options.batch_size
     keep_freed_memory()  # as the commands do
     rows = list(
@@ -67,7 +68,9 @@ def run(
     )
     declare(store, model, job)
     store.barrier("declared", worker, step=0).result()
-    communicator = communicator_of(job, store, model, worker=worker, is_embedded=is_embedded)
+    communicator = communicator_of(
+        job, store, model, worker=worker, num_workers=num_workers, is_embedded=is_embedded
+    )
     trainer = Trainer(
         model,
         communicator,

@@ -16,7 +16,7 @@ from ps_server.store import ParameterStore
 from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.files import matching_files
 from ps_worker.evaluator import evaluate
-from ps_worker.job import Job, override_job
+from ps_worker.job import Job, stored_job
 from ps_worker.session import JOB_ATTACHMENT, SCHEMA_ATTACHMENT, figures, model_of
 
 
@@ -73,7 +73,7 @@ def _job_of(checkpoint: Checkpoint, overrides: Sequence[str]) -> Job:
         data = json.loads(checkpoint.attachment(JOB_ATTACHMENT))
     except ValueError as error:
         raise CheckpointError(f"{source} is not JSON: {error}") from error
-    return override_job(data, overrides, source=source)
+    return stored_job(data, overrides, source=source)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,6 @@ known one; a wrong value is an error that names file and key. Paths are relative
 """
 
 from ps_worker.job.job import Job
-from ps_worker.job.reading import load_job, override_job
+from ps_worker.job.reading import load_job, override_job, stored_job
 
-__all__ = ["Job", "load_job", "override_job"]
+__all__ = ["Job", "load_job", "override_job", "stored_job"]

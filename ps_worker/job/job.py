@@ -24,5 +24,5 @@ class Job(Section):
     cluster: ClusterSection = ClusterSection()
 
     def to_json(self) -> str:
-        """Returns the job as JSON, every default filled in."""
+        """Returns the job as JSON, the defaults of all that has a use filled in."""
         return self.model_dump_json(by_alias=True, indent=1)

@@ -1,15 +1,17 @@
-"""Jobs from TOML files and overrides; what is wrong is told by file and key."""
+"""Jobs from TOML files and from what checkpoints keep, with overrides."""
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from protos.errors import JobError
+from ps_worker.job.faults import explain
+from ps_worker.job.fleet_words import FleetWordError, translated
 from ps_worker.job.job import Job
+from ps_worker.job.strategy import SETTINGS
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
@@ -28,30 +30,65 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
 
 
 def override_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str) -> Job:
-    """Returns the job of nested mappings with overrides; `source` is named in errors."""
+    """Returns the job of nested mappings with overrides; `source` is named in errors.
+
+    Raises:
+        JobError: If a key or value is wrong.
+    """
+    tree = _overridden(data, overrides)
+    strategy = tree.get("strategy")
+    if not isinstance(strategy, Mapping):
+        strategy = {}
+    try:
+        return Job.model_validate({**tree, "strategy": translated(strategy)} if strategy else tree)
+    except FleetWordError as error:
+        raise JobError(f"{source}: {error}") from error
+    except ValidationError as error:
+        faults = (explain(detail, strategy) for detail in error.errors())
+        raise JobError("; ".join(f"{source}: {fault}" for fault in faults)) from error
+
+
+def stored_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str) -> Job:
+    """Returns the job that `Job.to_json` wrote, with overrides.
+
+    Where these ask for another mode, settings that are stored for the old one give way: a stored job has
+    all defaults filled in, so nobody may ever have written them.
+
+    Raises:
+        JobError: If a key or value is wrong.
+    """
+    stored = data.get("strategy", {})
+    mode = _overridden(data, overrides).get("strategy", {}).get("mode")
+    kept = {"mode", *SETTINGS.get(str(mode), stored)}
+    strategy = {name: value for name, value in stored.items() if name in kept}
+    return override_job({**data, "strategy": strategy}, overrides, source=source)
+
+
+def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     tree = {
         key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()
     }
     for override in overrides:
         _set(tree, override)
-    try:
-        return Job.model_validate(tree)
-    except ValidationError as error:
-        raise JobError("; ".join(_explain(source, detail) for detail in error.errors())) from error
+    return tree
 
 
 def _set(tree: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     path = name.strip().split(".")
-    if not equals or len(path) < 2 or not all(path):
-        raise JobError(f"--set {override!r}: expected section.key=value")
+    value = _value(text.strip())
+    is_section = len(path) == 1 and isinstance(value, Mapping)
+    if not equals or not all(path) or not (len(path) > 1 or is_section):
+        raise JobError(
+            f"--set {override!r}: expected section.key=value, or section={{ key = value }}"
+        )
     node = tree
     for part in path[:-1]:
         child = node.get(part)
         # `optimizer.sparse = "adam"` is short for `{ name = "adam" }`.
         node[part] = dict(child) if isinstance(child, Mapping) else _named(child)
         node = node[part]
-    node[path[-1]] = _value(text.strip())
+    node[path[-1]] = value
 
 
 def _named(value: object) -> dict[str, Any]:
@@ -64,24 +101,3 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except ValueError:
         return text
-
-
-def _explain(source: str, detail: Any) -> str:
-    location = [str(part) for part in detail["loc"]]
-    key = ".".join(location)
-    if detail["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
-        nearest = difflib.get_close_matches(location[-1], known, 1, cutoff=0.0)
-        hint = f", did you mean {'.'.join([*location[:-1], nearest[0]])!r}?" if nearest else ""
-        return f"{source}: unknown key {key!r}{hint}"
-    return f"{source}: {key} is {detail['input']!r}: {detail['msg']}"
-
-
-def _known_keys(path: list[str]) -> list[str]:
-    section: type[BaseModel] = Job
-    for part in path:
-        annotation = section.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        section = annotation
-    return [field.alias or name for name, field in section.model_fields.items()]

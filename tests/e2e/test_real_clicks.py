@@ -27,8 +27,8 @@ def test_example_learns_and_infer_agrees(how: str, criteo_sample: Path, tmp_path
         trained = result_of("ps-worker", "train", *arguments)
     else:
         cluster = ["--server-num", 2, "--worker-num", 2, "--log-dir", tmp_path / "log"]
-        mode = f"--set=strategy.mode={how}"
-        trained = result_of("ps-launch", *cluster, *arguments, mode, cwd=tmp_path)
+        mode = [] if how == "async" else [f"--set=strategy={{mode='{how}'}}"]
+        trained = result_of("ps-launch", *cluster, *arguments, *mode, cwd=tmp_path)
 
     inferred = result_of(
         "ps-worker",

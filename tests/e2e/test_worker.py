@@ -56,7 +56,7 @@ def test_inference_agrees_with_the_evaluation_that_ended_training(
 
     inferred = result_of(
         "ps-worker", "infer", "--model", folder, "--data", f"{data}/test/part-*",
-        "--output", tmp_path / "predictions.txt",
+        "--output", tmp_path / "predictions.txt", "--set", "strategy.mode=sync",
     )  # fmt: skip
 
     predictions = np.loadtxt(tmp_path / "predictions.txt")

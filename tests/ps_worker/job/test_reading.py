@@ -43,6 +43,14 @@ def test_override_wins_over_the_file(tmp_path: Path) -> None:
     assert (job.train.batch_size, job.train.epochs) == (20, 3)
 
 
+def test_table_replaces_a_section() -> None:
+    job = override_job(
+        {"train": {"batch_size": 10, "epochs": 3}}, ["train={ epochs = 2 }"], source="job"
+    )
+
+    assert (job.train.batch_size, job.train.epochs) == (512, 2)
+
+
 def test_numeric_folder_name_stays_text() -> None:
     assert override_job({}, ["checkpoint.dir=20261121"], source="job").checkpoint.dir == "20261121"
 
@@ -80,7 +88,8 @@ def test_override_of_an_optimizer_replaces_its_parameters() -> None:
         ("data.shema=criteo", "did you mean 'data.schema'"),
         ("train.batch_size=many", "train.batch_size is 'many'"),
         ("train.batch_size=0", "train.batch_size is 0"),
-        ("strategy.mode=asink", "strategy.mode is 'asink'"),
+        ("strategy.mode=asink", "strategy.mode is 'asink', did you mean 'async'"),
+        ("strategy.async=true", "did you mean 'strategy.a_sync'"),
         ("train=3", "expected section.key=value"),
         ("train.epochs", "expected section.key=value"),
         ("optimizer.sparse=3", "optimizer.sparse"),

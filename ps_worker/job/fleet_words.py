@@ -1,0 +1,151 @@
+"""`[strategy]` in the words of PaddlePaddle's Fleet.
+
+    a_sync   k_steps    mode
+    false    any        sync
+    true     <= 0       async
+    true     > 0        geo
+
+The settings of `a_sync_configs` keep their names. Translation comes before all other checks, so that a job
+that was read has one form only, whatever words it was written in.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from protos.errors import JobError
+from ps_worker.job.strategy import SETTINGS
+
+FLEET_WORDS = ("a_sync", "a_sync_configs")
+"""Keys of `[strategy]` that are Fleet's."""
+
+TRANSLATED = (
+    "k_steps",
+    "max_merge_var_num",
+    "send_queue_size",
+    "independent_recv_thread",
+    "min_send_grad_num_before_recv",
+)
+"""Options of `a_sync_configs` that are settings here."""
+
+WITHOUT_COUNTERPART = {
+    "thread_pool_size": "remove it, one thread has several pushes on the way at once",
+    "send_wait_times": "set strategy.max_delay_ms, the longest that a gradient waits for others to be "
+    "merged with",
+    "runtime_split_send_recv": "remove it, sending and receiving are never part of the model",
+    "launch_barrier": "remove it, workers always meet before their first step",
+    "heter_worker_device_guard": "remove it, every worker runs the whole model, on its CPU",
+    "lr_decay_steps": "remove it, learning rates are constant: set them in [optimizer]",
+    "use_ps_gpu": "remove it, tables are in the main memory of servers",
+    "use_gpu_graph": "remove it, there are no graph tables",
+    "half_async": 'set strategy.mode = "half_async" instead of a_sync',
+}
+"""Options of Fleet's that are none here, and what to do about each."""
+
+
+class FleetWordError(JobError):
+    """A word of Fleet's that cannot be translated.
+
+    Attributes:
+        key: Where it stands, from the section on: ("strategy", "a_sync").
+        fault: What is wrong with it.
+    """
+
+    def __init__(self, path: tuple[str, ...], fault: str) -> None:
+        self.key = ("strategy", *path)
+        self.fault = fault
+        super().__init__(f"{'.'.join(self.key)} {fault}")
+
+
+def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a `[strategy]` that may use Fleet's words in the words of this project.
+
+    Args:
+        strategy: As written; what is not Fleet's is passed on unchecked.
+
+    Raises:
+        FleetWordError: If a word has no counterpart, is unknown, has no use in the mode that the others
+            ask for, or contradicts another.
+    """
+    own = {name: value for name, value in strategy.items() if name not in FLEET_WORDS}
+    _refuse_without_counterpart(own, ())
+    if len(own) == len(strategy):
+        return own
+    configs = _configs(strategy.get("a_sync_configs", {}))
+    twice = sorted(own.keys() & configs.keys())
+    if twice:
+        raise FleetWordError(
+            ("a_sync_configs", twice[0]),
+            f"is given as strategy.{twice[0]} too: remove one of the two",
+        )
+    mode = _mode(strategy, configs)
+    settings = {name: value for name, value in configs.items() if name != "k_steps" or value > 0}
+    _refuse_without_use(settings, mode)
+    return {**own, "mode": mode, **settings}
+
+
+def written_as(strategy: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Returns where in `[strategy]` stands what the translation calls `name`."""
+    configs = strategy.get("a_sync_configs")
+    if isinstance(configs, Mapping) and name in configs:
+        return ("a_sync_configs", name)
+    if name == "mode" and name not in strategy and "a_sync" in strategy:
+        return ("a_sync",)
+    return (name,)
+
+
+def _configs(configs: object) -> Mapping[str, Any]:
+    key = ("a_sync_configs",)
+    if not isinstance(configs, Mapping):
+        raise FleetWordError(key, f"is {configs!r}, expected a table of options")
+    _refuse_without_counterpart(configs, key)
+    for name in configs:
+        if name not in TRANSLATED:
+            nearest = difflib.get_close_matches(name, TRANSLATED, 1, cutoff=0.0)[0]
+            raise FleetWordError((*key, name), f"is unknown, did you mean {nearest!r}?")
+    k_steps = configs.get("k_steps", 0)
+    if isinstance(k_steps, bool) or not isinstance(k_steps, int):
+        raise FleetWordError((*key, "k_steps"), f"is {k_steps!r}, expected a whole number")
+    return configs
+
+
+def _mode(strategy: Mapping[str, Any], configs: Mapping[str, Any]) -> Any:
+    """Returns the mode by name if there is one, else the one that Fleet's words mean."""
+    a_sync = strategy.get("a_sync", True)  # as Fleet's default
+    if not isinstance(a_sync, bool):
+        raise FleetWordError(
+            ("a_sync",),
+            f'is {a_sync!r}, expected true or false; a mode by name is strategy.mode = "half_async"',
+        )
+    k_steps = configs.get("k_steps", 0)
+    if "mode" not in strategy:
+        return "sync" if not a_sync else "geo" if k_steps > 0 else "async"
+    mode = strategy["mode"]
+    if "a_sync" in strategy and a_sync == (mode == "sync"):  # true goes with all other modes
+        raise FleetWordError(
+            ("a_sync",), f"is {a_sync}, but mode is {mode!r}: remove one of the two"
+        )
+    if "k_steps" in configs and k_steps <= 0 and mode == "geo":
+        raise FleetWordError(
+            ("a_sync_configs", "k_steps"),
+            f"is {k_steps}, but mode is 'geo': expected 1 or more batches, or remove it",
+        )
+    return mode
+
+
+def _refuse_without_use(configs: Mapping[str, Any], mode: object) -> None:
+    used = SETTINGS.get(str(mode), frozenset(configs))  # an unknown mode is refused later
+    for name, value in configs.items():
+        if name not in used:
+            raise FleetWordError(
+                ("a_sync_configs", name),
+                f"is {value!r}, but has no use in mode {mode!r}: remove it",
+            )
+
+
+def _refuse_without_counterpart(words: Mapping[str, Any], key: tuple[str, ...]) -> None:
+    for name in words:
+        is_half_async = "half" in name and "sync" in name  # there are many spellings
+        advice = WITHOUT_COUNTERPART.get("half_async" if is_half_async else name)
+        if advice is not None:
+            raise FleetWordError((*key, name), f"has no counterpart here: {advice}")

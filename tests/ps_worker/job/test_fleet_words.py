@@ -1,0 +1,160 @@
+"""Fleet's words for modes and settings."""
+
+from typing import Any
+
+import pytest
+
+from protos.errors import JobError
+from ps_worker.job import override_job
+from ps_worker.job.fleet_words import (
+    TRANSLATED,
+    WITHOUT_COUNTERPART,
+    FleetWordError,
+    translated,
+    written_as,
+)
+
+FLEET_OPTIONS = {  # of a_sync_configs, in distributed_strategy.proto
+    "k_steps", "max_merge_var_num", "send_queue_size", "independent_recv_thread",
+    "min_send_grad_num_before_recv", "thread_pool_size", "send_wait_times",
+    "runtime_split_send_recv", "launch_barrier", "heter_worker_device_guard", "lr_decay_steps",
+    "use_ps_gpu", "use_gpu_graph",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({}, {}),
+        ({"mode": "geo", "k_steps": 3}, {"mode": "geo", "k_steps": 3}),
+        ({"a_sync": False}, {"mode": "sync"}),
+        ({"a_sync": True}, {"mode": "async"}),
+        ({"a_sync": True, "a_sync_configs": {"k_steps": -1}}, {"mode": "async"}),
+        ({"a_sync": True, "a_sync_configs": {"k_steps": 0}}, {"mode": "async"}),
+        ({"a_sync": True, "a_sync_configs": {"k_steps": 9}}, {"mode": "geo", "k_steps": 9}),
+        ({"a_sync_configs": {"k_steps": 9}}, {"mode": "geo", "k_steps": 9}),
+        ({"a_sync": False, "a_sync_configs": {"k_steps": 0}}, {"mode": "sync"}),
+        (
+            {"a_sync": True, "a_sync_configs": {"max_merge_var_num": 2, "send_queue_size": 3}},
+            {"mode": "async", "max_merge_var_num": 2, "send_queue_size": 3},
+        ),
+        ({"a_sync": True, "max_delay_ms": 5}, {"mode": "async", "max_delay_ms": 5}),
+        ({"a_sync": True, "mode": "half_async"}, {"mode": "half_async"}),
+        ({"a_sync": False, "mode": "sync"}, {"mode": "sync"}),
+        ({"mode": "sync", "a_sync_configs": {"k_steps": 0}}, {"mode": "sync"}),
+        (
+            {"mode": "bounded_staleness", "a_sync_configs": {"send_queue_size": 2}},
+            {"mode": "bounded_staleness", "send_queue_size": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_words_mean_what_they_mean_in_fleet(
+    words: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    before = str(words)
+
+    assert translated(words) == expected
+    assert str(words) == before
+
+
+def test_every_option_of_fleet_has_a_translation_or_advice() -> None:
+    assert set(TRANSLATED) | WITHOUT_COUNTERPART.keys() - {"half_async"} == FLEET_OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "message"),
+    [
+        ({"a_sync": "half"}, "a_sync", "is 'half', expected true or false"),
+        ({"a_sync": True, "mode": "sync"}, "a_sync", "is True, but mode is 'sync'"),
+        ({"a_sync": False, "mode": "geo"}, "a_sync", "is False, but mode is 'geo'"),
+        ({"a_sync_configs": 3}, "a_sync_configs", "is 3, expected a table"),
+        ({"a_sync_configs": {"k_step": 3}}, "a_sync_configs.k_step", "did you mean 'k_steps'"),
+        ({"a_sync_configs": {"k_steps": "3"}}, "a_sync_configs.k_steps", "expected a whole number"),
+        ({"a_sync_configs": {"k_steps": True}}, "a_sync_configs.k_steps", "a whole number"),
+        (
+            {"mode": "geo", "a_sync_configs": {"k_steps": 0}},
+            "a_sync_configs.k_steps",
+            "is 0, but mode is 'geo'",
+        ),
+        (
+            {"mode": "async", "a_sync_configs": {"k_steps": 5}},
+            "a_sync_configs.k_steps",
+            "is 5, but has no use in mode 'async'",
+        ),
+        (
+            {"a_sync_configs": {"k_steps": 5, "max_merge_var_num": 2}},
+            "a_sync_configs.max_merge_var_num",
+            "is 2, but has no use in mode 'geo': remove it",
+        ),
+        (
+            {"a_sync": False, "a_sync_configs": {"send_queue_size": 2}},
+            "a_sync_configs.send_queue_size",
+            "is 2, but has no use in mode 'sync': remove it",
+        ),
+        (
+            {"send_queue_size": 1, "a_sync_configs": {"send_queue_size": 2}},
+            "a_sync_configs.send_queue_size",
+            "is given as strategy.send_queue_size too",
+        ),
+        ({"half_async": True}, "half_async", 'set strategy.mode = "half_async"'),
+        (
+            {"a_sync_configs": {"use_half_async": True}},
+            "a_sync_configs.use_half_async",
+            'set strategy.mode = "half_async"',
+        ),
+        ({"launch_barrier": True}, "launch_barrier", "has no counterpart here: remove it"),
+        *(
+            ({"a_sync_configs": {word: 1}}, f"a_sync_configs.{word}", advice)
+            for word, advice in WITHOUT_COUNTERPART.items()
+        ),
+    ],
+    ids=str,
+)
+def test_word_that_cannot_be_translated_is_refused(
+    words: dict[str, Any], key: str, message: str
+) -> None:
+    with pytest.raises(FleetWordError) as caught:
+        translated(words)
+
+    assert ".".join(caught.value.key) == f"strategy.{key}"
+    assert str(caught.value).startswith(f"strategy.{key} ")
+    assert message in str(caught.value)
+
+
+def test_unknown_mode_is_left_to_the_job() -> None:
+    words = {"mode": "asink", "a_sync_configs": {"max_merge_var_num": 2}}
+
+    with pytest.raises(JobError, match=r"strategy\.mode is 'asink', did you mean 'async'"):
+        override_job({"strategy": words}, [], source="job")
+
+
+def test_job_in_fleets_words_is_the_job_in_ours() -> None:
+    fleet = override_job(
+        {"strategy": {"a_sync": True}}, ["strategy.a_sync_configs.k_steps=7"], source="job"
+    )
+    ours = override_job({"strategy": {"mode": "geo", "k_steps": 7}}, [], source="job")
+
+    assert fleet == ours
+    assert fleet.to_json() == ours.to_json()
+
+
+def test_wrong_value_is_told_where_it_was_written() -> None:
+    with pytest.raises(JobError, match=r"strategy\.a_sync_configs\.send_queue_size is 0: "):
+        override_job({"strategy": {"a_sync_configs": {"send_queue_size": 0}}}, [], source="job")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "expected"),
+    [
+        ({"a_sync": True}, "mode", ("a_sync",)),
+        ({"a_sync": True, "mode": "geo"}, "mode", ("mode",)),
+        ({"a_sync_configs": {"k_steps": 1}}, "k_steps", ("a_sync_configs", "k_steps")),
+        ({"a_sync_configs": {"k_steps": 1}}, "max_delay_ms", ("max_delay_ms",)),
+    ],
+    ids=str,
+)
+def test_translated_word_is_found_where_it_was_written(
+    words: dict[str, Any], name: str, expected: tuple[str, ...]
+) -> None:
+    assert written_as(words, name) == expected
