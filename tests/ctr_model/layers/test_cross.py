@@ -1,0 +1,113 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ctr_model.layers.cross import Cross
+from ctr_model.parameters import FlatLayout
+from tests.reference import cross as oracle
+
+WIDTH, BATCH = 4, 3
+NETWORKS = pytest.mark.parametrize(
+    ("num_layers", "rank"), [(1, None), (2, None), (3, None), (1, 2), (3, 2), (2, 5)]
+)
+
+
+class Case:
+    """A network with random tensors and inputs; its loss weights the outputs by `directions`."""
+
+    def __init__(self, num_layers: int, rank: int | None) -> None:
+        rng = np.random.default_rng(num_layers)
+        self.rank = rank
+        self.network = Cross(WIDTH, num_layers, rank=rank)
+        self.layout = FlatLayout(self.network.segments)
+        self.params = rng.normal(scale=0.5, size=self.layout.length).astype(np.float32)
+        self.x0 = rng.normal(size=(BATCH, WIDTH)).astype(np.float32)
+        self.directions = rng.normal(size=(BATCH, WIDTH)).astype(np.float32)
+        self.buffers = self.network.buffers(BATCH + 1)
+        self.outputs = [self.x0, *self.buffers.outputs(BATCH)]
+
+    def forward(self) -> np.ndarray:
+        return self.network.forward(self.layout.views(self.params), self.outputs, self.buffers)
+
+    def backward(self) -> tuple[np.ndarray, np.ndarray]:
+        params_grad, grad = np.full_like(self.params, np.nan), self.directions.copy()
+        self.network.backward(
+            self.layout.views(self.params),
+            self.outputs,
+            self.buffers,
+            grad,
+            self.layout.views(params_grad),
+        )
+        return params_grad, grad
+
+    def oracle_outputs(self, params: np.ndarray, x0: np.ndarray) -> np.ndarray:
+        tensors = self.layout.views(params)
+        if self.rank is None:
+            weights, biases = tensors[::2], tensors[1::2]
+        else:
+            weights = [a @ b for a, b in zip(tensors[::3], tensors[1::3], strict=True)]
+            biases = tensors[2::3]
+        return np.array([oracle.cross(x, weights, biases) for x in x0])
+
+    def oracle_loss(self, params: np.ndarray, x0: np.ndarray) -> float:
+        return float((self.oracle_outputs(params, x0) * self.directions).sum())
+
+
+def difference_quotients(function: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
+    grad, step = np.empty_like(at), 1e-5
+    for i in range(at.size):
+        upper, lower = at.copy(), at.copy()
+        upper.flat[i] += step
+        lower.flat[i] -= step
+        grad.flat[i] = (function(upper) - function(lower)) / (2 * step)
+    return grad
+
+
+@NETWORKS
+def test_outputs_agree_with_the_oracle(num_layers: int, rank: int | None) -> None:
+    case = Case(num_layers, rank)
+
+    out = case.forward()
+
+    expected = case.oracle_outputs(case.params.astype(np.float64), case.x0.astype(np.float64))
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@NETWORKS
+def test_gradients_agree_with_difference_quotients(num_layers: int, rank: int | None) -> None:
+    case = Case(num_layers, rank)
+    params, x0 = case.params.astype(np.float64), case.x0.astype(np.float64)
+
+    case.forward()
+    params_grad, x0_grad = case.backward()
+
+    expected = difference_quotients(lambda p: case.oracle_loss(p, x0), params)
+    np.testing.assert_allclose(params_grad, expected, rtol=1e-3, atol=1e-4)
+    expected = difference_quotients(lambda x: case.oracle_loss(params, x), x0)
+    np.testing.assert_allclose(x0_grad, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_buffers_can_be_used_again() -> None:
+    case = Case(2, 2)
+    case.forward()
+    first = case.backward()
+
+    case.forward()
+    second = case.backward()
+
+    assert first[0].tobytes() == second[0].tobytes()
+    assert first[1].tobytes() == second[1].tobytes()
+
+
+def test_low_rank_has_fewer_parameters() -> None:
+    full, low = Cross(273, 2), Cross(273, 2, rank=32)
+
+    assert FlatLayout(full.segments).length == 2 * (273 * 273 + 273)
+    assert FlatLayout(low.segments).length == 2 * (273 * 32 + 32 * 273 + 273)
+    assert [segment.name for segment in low.segments[:3]] == [
+        "cross1.weight_in",
+        "cross1.weight_out",
+        "cross1.bias",
+    ]
+    assert low.segments[1].init_std == pytest.approx(32**-0.5)
