@@ -1,0 +1,40 @@
+"""The stores that the suite runs over: embedded, and a client of one and of three real servers."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from protos.channel import PART_BYTES
+from protos.store import Store
+from tests.support.cluster import cluster
+from tests.support.stores import OpenJob, declare, embedded
+
+
+@pytest.fixture(params=[0, 1, 3], ids=["embedded", "one-server", "three-servers"])
+def num_servers(request) -> int:
+    return request.param
+
+
+@pytest.fixture
+def open_job(num_servers) -> Iterator[OpenJob]:
+    """Returns the stores of a job's workers, with tables and dense blocks declared."""
+    with ExitStack() as stack:
+
+        def open_job(num_workers=1, wait_limit_s=10.0, part_bytes=PART_BYTES) -> list[Store]:
+            if num_servers == 0:
+                return [embedded(num_workers=num_workers, wait_limit_s=wait_limit_s)] * num_workers
+            servers = stack.enter_context(
+                cluster(num_servers=num_servers, num_workers=num_workers, wait_limit_s=wait_limit_s)
+            )
+            clients = [servers.client(part_bytes=part_bytes) for _ in range(num_workers)]
+            for client in clients:
+                declare(client)
+            return clients
+
+        yield open_job
+
+
+@pytest.fixture
+def store(open_job) -> Store:
+    return open_job()[0]

@@ -1,0 +1,87 @@
+"""Tables and a dense block for the contract suite, and what its tests do with a store."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing, Stamp, Store
+from ps_server.store import ParameterStore
+
+DEEP = TableSpec(
+    name="deep",
+    dim=5,
+    initializer=InitializerSpec(kind="normal", scale=0.1),
+    optimizer=OptimizerSpec(name="adagrad", params={"learning_rate": 0.05}),
+    seed=3,
+)
+WIDE = TableSpec(
+    name="wide",
+    dim=1,
+    initializer=InitializerSpec(),
+    optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.5}),
+    num_shards=4,
+)
+TOWER = DenseSpec(
+    name="tower",
+    segments=(
+        DenseSegment(length=20, initializer=InitializerSpec(kind="uniform", scale=0.3)),
+        DenseSegment(length=3, initializer=InitializerSpec()),
+    ),
+    optimizer=OptimizerSpec(name="adam"),
+    seed=5,
+)
+KEYS = np.random.default_rng(0).integers(0, 2**64, 200, dtype=np.uint64)
+OpenJob = Callable[..., list[Store]]
+
+
+def declare(store: Store) -> None:
+    store.create_table(DEEP)
+    store.create_table(WIDE)
+    store.create_dense(TOWER)
+
+
+def embedded(**settings) -> ParameterStore:
+    store = ParameterStore(**settings)
+    declare(store)
+    return store
+
+
+def stamp(worker=0, sequence=0, examples=1, batches=1, pulled=0) -> Stamp:
+    return Stamp(
+        worker=worker,
+        incarnation=7,
+        sequence=sequence,
+        step=sequence,
+        examples=examples,
+        batches=batches,
+        pulled=pulled,
+    )
+
+
+def random_gradients(seed: int, examples: int = 8) -> Gradients:
+    random = np.random.default_rng(seed)
+
+    def rows(dim: int) -> SparseGrad:
+        keys = random.choice(KEYS, 60, replace=False)
+        return SparseGrad(keys, random.normal(size=(60, dim)).astype(np.float32), examples)
+
+    values = random.normal(size=TOWER.length).astype(np.float32)
+    return Gradients(
+        sparse={"deep": rows(5), "wide": rows(1)}, dense={"tower": DenseGrad(values, examples)}
+    )
+
+
+def pull(store: Store, missing: Missing = Missing.INITIAL, at=None):
+    rows = store.pull_sparse({"deep": KEYS, "wide": KEYS}, missing=missing, at=at).result().rows
+    tower = np.empty(TOWER.length, np.float32)
+    store.pull_dense({"tower": tower}, at=at).result()
+    return {**rows, "tower": tower}
+
+
+def assert_same_parameters(expected: Store, actual: Store) -> None:
+    wanted, found = pull(expected), pull(actual)
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(values, found[name])
+    assert expected.digest() == actual.digest()
