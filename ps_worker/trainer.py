@@ -266,5 +266,4 @@ class _SharedIterator:
 
     def stop(self) -> None:
         """Lets the other threads find no more."""
-        with self._lock:
-            self._is_stopped = True
+        self._is_stopped = True  # without the lock, which busy threads may keep from this one for long

@@ -1,8 +1,7 @@
 """A small model and random batches, and one worker's training with them."""
 
-import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -11,11 +10,9 @@ from ctr_model.models.model import Model
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.store import Store
-from ps_worker.communicators.choice import communicator_of
-from ps_worker.declaring import declare
 from ps_worker.job import Job, override_job
 from ps_worker.progress import Progress
-from ps_worker.trainer import Trainer
+from ps_worker.worker import Worker
 
 NUM_DENSE, NUM_SLOTS = 3, 4
 LIMIT_S = 60.0
@@ -69,31 +66,25 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 def train_worker(
     store: Store,
-    batches: Sequence[Batch],
+    batches: Iterable[Batch],
     settings: Job,
     *,
     worker: int = 0,
+    num_workers: int = 1,
     is_embedded: bool = True,
 ) -> Progress:
-    """Trains one worker on its batches, from the first barrier to the last."""
-    model = small_model()
-    declare(store, model, settings)
-    store.barrier("start", worker, step=0).result()
-    communicator = communicator_of(settings, store, model, worker=worker, is_embedded=is_embedded)
-    progress = Progress(every_s=math.inf)
-    trainer = Trainer(
-        model,
-        communicator,
-        batch_size=max((batch.size for batch in batches), default=1),
-        thread_num=settings.train.thread_num,
-        progress=progress,
-    )
-    try:
-        trainer.train(batches)
-        communicator.rejoin(store.barrier("end", worker, step=communicator.version).result())
-    finally:
-        communicator.close()
-    return progress
+    """Trains one worker on its batches of up to `train.batch_size`, from the first barrier to the last."""
+    with Worker(
+        store,
+        small_model(),
+        settings,
+        index=worker,
+        num_workers=num_workers,
+        is_embedded=is_embedded,
+    ) as run:
+        run.train(batches)
+        run.meet("end")
+        return run.progress
 
 
 def together(*works: Callable[[], object]) -> None:

@@ -8,9 +8,10 @@ from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.half_async import HalfAsyncCommunicator
+from ps_worker.declaring import declare
 from ps_worker.progress import Progress
 from ps_worker.trainer import Trainer
-from tests.support.training import declare, job, joined, random_batches, small_model, together
+from tests.support.training import job, joined, random_batches, small_model, together
 
 NUM_PARAMS = small_model().num_params
 JOB = job("async", "optimizer.sparse=adagrad", "optimizer.dense=adam")
