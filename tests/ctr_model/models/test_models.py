@@ -1,0 +1,234 @@
+"""What holds for every model of the registry."""
+
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ctr_model.models.model import EmbeddingTable
+from ctr_model.parameters import ModelInputError
+from ctr_model.registry import MODELS
+from tests.support.model_cases import (
+    SMALL,
+    ModelCase,
+    assert_gradients_agree,
+    assert_predictions_agree,
+    small_case,
+    small_model,
+)
+
+TABLES = [
+    pytest.param(name, table, id=f"{name}-{table.name}")
+    for name in SMALL
+    for table in small_model(name).tables
+]
+every_model = pytest.mark.parametrize("name", SMALL)
+every_table = pytest.mark.parametrize(("name", "table"), TABLES)
+
+
+def assert_refused(case: ModelCase, message: str) -> None:
+    """Checks that a gradient raises, and before it writes."""
+    out = case.outputs()
+
+    with pytest.raises(ModelInputError, match=message):
+        case.gradient(out=out)
+
+    assert np.isnan(out.dense).all()
+    assert all(np.isnan(grad).all() for grad in out.sparse.values())
+
+
+def test_every_model_of_the_registry_has_an_oracle() -> None:
+    assert list(SMALL) == list(MODELS)
+
+
+@every_model
+@pytest.mark.parametrize("seed", range(4))
+def test_every_gradient_agrees_with_finite_differences(name: str, seed: int) -> None:
+    assert_gradients_agree(small_case(name, seed), SMALL[name].oracle)
+
+
+@every_model
+@pytest.mark.parametrize("seed", range(4))
+def test_loss_and_predictions_agree_with_the_oracle(name: str, seed: int) -> None:
+    assert_predictions_agree(small_case(name, seed), SMALL[name].oracle)
+
+
+@every_model
+def test_probabilities_of_a_step_are_those_before_it(name: str) -> None:
+    case = small_case(name, 1)
+    out = case.outputs()
+
+    result = case.model.gradient(
+        case.params, case.batch, case.lookups, case.model.workspace(5), out.dense, out.sparse
+    )
+
+    assert result.probabilities.tobytes() == case.predict().tobytes()
+
+
+@every_model
+def test_gradient_does_not_depend_on_the_workspace(name: str) -> None:
+    """Neither on its size nor on what the step before left in it."""
+    case, other = small_case(name, 1), small_case(name, 2, batch_size=64)
+    other.model = case.model
+    workspace = case.model.workspace(64)
+    other.gradient(workspace)
+
+    used = case.gradient(workspace)
+
+    assert used.as_bytes() == case.gradient().as_bytes()
+
+
+@every_model
+def test_gradient_is_the_sum_over_examples(name: str) -> None:
+    """A batch given twice has twice the gradient."""
+    case = small_case(name, 2)
+    once = case.gradient()
+
+    case.repeat()
+    twice = case.gradient()
+
+    assert twice.loss == pytest.approx(2 * once.loss)
+    np.testing.assert_allclose(twice.dense, 2 * once.dense, rtol=1e-4, atol=1e-6)
+    for table, grad in once.sparse.items():
+        np.testing.assert_allclose(twice.sparse[table], 2 * grad, rtol=1e-4, atol=1e-6)
+
+
+@every_model
+def test_unlabelled_batch_has_no_gradient_but_predictions(name: str) -> None:
+    case = small_case(name, 3)
+    labelled = case.predict().tobytes()
+    case.batch = dataclasses.replace(case.batch, labels=None)
+
+    assert_refused(case, "needs labels")
+    assert case.predict().tobytes() == labelled
+
+
+@every_model
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dense": np.zeros((5, 2), np.float32)}, "dense columns is 2, the model expects 3"),
+        ({"labels": np.zeros(6, np.float32)}, "labels is 6, the model expects 5"),
+        ({"num_slots": 5}, "number of slots is 5, the model expects 4"),
+    ],
+)
+def test_batch_of_another_shape_is_refused(name: str, change: dict, message: str) -> None:
+    case = small_case(name, 3)
+    case.batch = dataclasses.replace(case.batch, **change)
+
+    assert_refused(case, message)
+
+
+@every_model
+def test_batch_larger_than_the_workspace_is_refused(name: str) -> None:
+    case = small_case(name, 3)
+
+    with pytest.raises(ModelInputError, match="5 examples, the workspace holds 4"):
+        case.gradient(case.model.workspace(4))
+
+
+@every_table
+def test_rows_of_another_width_are_refused(name: str, table: EmbeddingTable) -> None:
+    case = small_case(name, 3)
+    rows = case.lookups[table.name].rows
+    case.change_lookup(table.name, rows=np.zeros((len(rows), table.dim + 1), np.float32))
+
+    assert_refused(
+        case, f"rows of table '{table.name}' is {table.dim + 1}, the model expects {table.dim}"
+    )
+
+
+@every_table
+def test_lookup_of_other_slots_is_refused(name: str, table: EmbeddingTable) -> None:
+    case = small_case(name, 3)
+    num_slots = case.lookups[table.name].num_slots
+    case.change_lookup(table.name, num_slots=num_slots + 1)
+
+    assert_refused(
+        case, f"slots of table '{table.name}' is {num_slots + 1}, the model expects {num_slots}"
+    )
+
+
+@every_table
+def test_lookup_of_other_examples_is_refused(name: str, table: EmbeddingTable) -> None:
+    case = small_case(name, 3)
+    offsets = case.lookups[table.name].offsets
+    case.change_lookup(table.name, offsets=offsets[:-1])
+
+    assert_refused(
+        case, f"length of offsets is {len(offsets) - 1}, the model expects {len(offsets)}"
+    )
+
+
+@every_table
+def test_lookup_of_other_keys_is_refused(name: str, table: EmbeddingTable) -> None:
+    case = small_case(name, 3)
+    inverse = case.lookups[table.name].inverse
+    case.change_lookup(table.name, inverse=inverse[1:])
+
+    assert_refused(
+        case, f"length of inverse is {len(inverse) - 1}, the model expects {len(inverse)}"
+    )
+
+
+@every_table
+def test_gradient_of_other_rows_is_refused(name: str, table: EmbeddingTable) -> None:
+    case = small_case(name, 3)
+    out = case.outputs()
+    out.sparse[table.name] = out.sparse[table.name][1:]
+
+    with pytest.raises(ModelInputError, match=f"gradient of table '{table.name}' is "):
+        case.gradient(out=out)
+
+    assert np.isnan(out.dense).all()
+
+
+@every_model
+def test_parameters_of_another_model_are_refused(name: str) -> None:
+    case = small_case(name, 3)
+    case.params = case.params[1:]
+
+    assert_refused(case, f"has {case.model.num_params} dense parameters")
+
+
+@every_model
+def test_dense_gradient_of_another_model_is_refused(name: str) -> None:
+    case = small_case(name, 3)
+    out = case.outputs()
+    out.dense = out.dense[1:]
+
+    with pytest.raises(ModelInputError, match=f"has {case.model.num_params} dense parameters"):
+        case.gradient(out=out)
+
+    assert all(np.isnan(grad).all() for grad in out.sparse.values())
+
+
+@every_model
+def test_workspace_of_another_model_is_refused(name: str) -> None:
+    case, other = small_case(name, 3), small_model(name)
+
+    with pytest.raises(ModelInputError, match="another model's"):
+        case.predict(other.workspace(5))
+    with pytest.raises(ModelInputError, match="another model's"):
+        case.gradient(other.workspace(5))
+
+
+@every_model
+def test_threads_with_one_model_compute_what_one_thread_computes(name: str) -> None:
+    cases = [small_case(name, seed, batch_size=64) for seed in range(4)]
+    for case in cases:
+        case.model = cases[0].model
+    barrier = threading.Barrier(len(cases))
+
+    def repeat(case: ModelCase) -> list[list[bytes]]:
+        workspace = case.model.workspace(64)
+        barrier.wait(timeout=10)
+        return [case.gradient(workspace).as_bytes() for _ in range(20)]
+
+    alone = [case.gradient().as_bytes() for case in cases]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        together = list(pool.map(repeat, cases))
+
+    assert together == [[expected] * 20 for expected in alone]

@@ -1,0 +1,235 @@
+"""Random cases for any model, and checks against an oracle: the model in float64, slow and obvious.
+
+A model of the registry gets all tests of tests/ctr_model/models/test_models.py by one line in `SMALL`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.models.model import EmbeddingTable, Lookup, Model, Workspace
+from ctr_model.parameters import FlatLayout
+from ctr_model.registry import build_model
+from ctr_model.schema import Schema
+from ctr_model.slots import select_slots
+from tests.reference import ctr_dnn
+
+Array = NDArray[np.float64]
+
+# probability(dense, slots, tensors) of one example's click, from
+#   dense    float64[num_dense]
+#   slots    by table, for each of its slots and crosses float64[K, D]: the rows of the keys there, in
+#            their order, one that is there twice twice; K = 0 for an empty slot
+#   tensors  the dense parameters by name
+Oracle = Callable[[Array, Mapping[str, Sequence[Array]], Mapping[str, Array]], float]
+
+SCHEMA = Schema.numbered(num_dense=3, num_slots=4)
+
+
+@dataclass(frozen=True)
+class Small:
+    """A model of the registry, small enough for finite differences."""
+
+    oracle: Oracle
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+SMALL: dict[str, Small] = {
+    "ctr_dnn": Small(ctr_dnn.probability, {"dim": 2, "hidden": [7, 6]}),
+}
+
+
+def small_model(name: str) -> Model:
+    """Returns the small model `name` for the columns of `SCHEMA`."""
+    return build_model(name, SCHEMA, SMALL[name].options)
+
+
+def small_case(name: str, seed: int, batch_size: int = 5) -> "ModelCase":
+    """Returns a case of the small model `name`."""
+    return ModelCase(small_model(name), SCHEMA, seed, batch_size)
+
+
+@dataclass
+class Gradients:
+    """What one call of `gradient` returned and wrote."""
+
+    loss: float
+    dense: NDArray[np.float32]
+    sparse: dict[str, NDArray[np.float32]]
+
+    def as_bytes(self) -> list[bytes]:
+        """Returns all of it, bit for bit."""
+        sparse = [self.sparse[name].tobytes() for name in sorted(self.sparse)]
+        return [np.float64(self.loss).tobytes(), self.dense.tobytes(), *sparse]
+
+
+class ModelCase:
+    """A model with random parameters and rows, and a batch with all that slots may hold.
+
+    Tests may replace `batch`, `lookups` and `params`.
+    """
+
+    def __init__(self, model: Model, schema: Schema, seed: int, batch_size: int = 5) -> None:
+        rng = np.random.default_rng(seed)
+        self.model = model
+        self.batch = random_batch(schema, batch_size, rng)
+        self.lookups = {table.name: _lookup(self.batch, table, rng) for table in model.tables}
+        self.params = rng.normal(scale=0.5, size=model.num_params).astype(np.float32)
+
+    def predict(self, workspace: Workspace | None = None) -> NDArray[np.float32]:
+        """Returns the model's probabilities."""
+        own = workspace or self.model.workspace(self.batch.size)
+        return self.model.predict(self.params, self.batch, self.lookups, own)
+
+    def outputs(self) -> Gradients:
+        """Returns arrays for gradients, full of nan."""
+        return Gradients(
+            loss=np.nan,
+            dense=np.full(self.model.num_params, np.nan, np.float32),
+            sparse={
+                name: np.full_like(lookup.rows, np.nan) for name, lookup in self.lookups.items()
+            },
+        )
+
+    def gradient(
+        self, workspace: Workspace | None = None, out: Gradients | None = None
+    ) -> Gradients:
+        """Returns the model's loss and gradients, written to `out` where it is given."""
+        out = out or self.outputs()
+        own = workspace or self.model.workspace(self.batch.size)
+        result = self.model.gradient(
+            self.params, self.batch, self.lookups, own, out.dense, out.sparse
+        )
+        out.loss = result.loss
+        return out
+
+    def change_lookup(self, table: str, **changes: Any) -> None:
+        """Replaces fields of a table's lookup."""
+        self.lookups[table] = replace(self.lookups[table], **changes)
+
+    def repeat(self) -> None:
+        """Puts every example into the batch once more."""
+        batch = self.batch
+        assert batch.labels is not None
+        self.batch = Batch(
+            labels=np.concatenate([batch.labels, batch.labels]),
+            dense=np.concatenate([batch.dense, batch.dense]),
+            keys=np.concatenate([batch.keys, batch.keys]),
+            offsets=_repeat_offsets(batch.offsets),
+            num_slots=batch.num_slots,
+        )
+        for name, lookup in self.lookups.items():
+            self.change_lookup(
+                name, inverse=np.tile(lookup.inverse, 2), offsets=_repeat_offsets(lookup.offsets)
+            )
+
+    def oracle_probabilities(
+        self, oracle: Oracle, params: Array, rows: Mapping[str, Array]
+    ) -> list[float]:
+        """Returns what the oracle says with these float64 parameters and rows instead of the model's own."""
+        segments = self.model.segments
+        views = FlatLayout(segments).views(params)  # type: ignore[arg-type]  # float64 here
+        tensors = {segment.name: view for segment, view in zip(segments, views, strict=True)}
+        dense = self.batch.dense.astype(np.float64)
+        return [
+            oracle(dense[b], {name: self._slots(name, b, rows[name]) for name in rows}, tensors)
+            for b in range(self.batch.size)
+        ]
+
+    def oracle_loss(self, oracle: Oracle, params: Array, rows: Mapping[str, Array]) -> float:
+        """Returns the log loss of `oracle_probabilities`, summed over the examples."""
+        labels = self.batch.labels
+        assert labels is not None
+        clicks = np.array(self.oracle_probabilities(oracle, params, rows))
+        return -float(np.sum(np.log(np.where(labels == 1, clicks, 1.0 - clicks))))
+
+    def values(self) -> tuple[Array, dict[str, Array]]:
+        """Returns parameters and rows in float64."""
+        rows = {name: lookup.rows.astype(np.float64) for name, lookup in self.lookups.items()}
+        return self.params.astype(np.float64), rows
+
+    def _slots(self, table: str, b: int, rows: Array) -> list[Array]:
+        lookup = self.lookups[table]
+        starts = lookup.offsets[b * lookup.num_slots : (b + 1) * lookup.num_slots]
+        stops = lookup.offsets[b * lookup.num_slots + 1 :]
+        return [
+            rows[lookup.inverse[start:stop]] for start, stop in zip(starts, stops, strict=False)
+        ]
+
+
+def random_batch(schema: Schema, batch_size: int, rng: np.random.Generator) -> Batch:
+    """Returns examples with 0 to 3 keys a slot, of 6 keys altogether.
+
+    The first example has a slot with one key twice, an empty slot and a slot with one key, and the last has
+    no keys at all.
+    """
+    num_slots = len(schema.slots)
+    lengths = rng.integers(0, 4, (batch_size, num_slots))
+    lengths[0, :3] = [2, 0, 1][:num_slots]
+    lengths[-1] = 0
+    keys = rng.integers(0, 6, lengths.sum()).astype(np.uint64)
+    keys[1] = keys[0]
+    return Batch(
+        labels=rng.integers(0, 2, batch_size).astype(np.float32),
+        dense=rng.normal(size=(batch_size, len(schema.dense))).astype(np.float32),
+        keys=keys,
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        num_slots=num_slots,
+    )
+
+
+def assert_gradients_agree(case: ModelCase, oracle: Oracle) -> None:
+    """Checks the gradient of each table and of all dense parameters by finite differences."""
+    params, rows = case.values()
+
+    actual = case.gradient()
+
+    expected = finite_differences(lambda at: case.oracle_loss(oracle, at, rows), params)
+    _assert_close(actual.dense, expected, "dense parameters")
+    for name in rows:
+        expected = finite_differences(
+            lambda at, name=name: case.oracle_loss(oracle, params, {**rows, name: at}), rows[name]
+        )
+        _assert_close(actual.sparse[name], expected, f"table {name!r}")
+
+
+def assert_predictions_agree(case: ModelCase, oracle: Oracle) -> None:
+    """Checks loss and probabilities."""
+    params, rows = case.values()
+
+    np.testing.assert_allclose(
+        case.predict(), case.oracle_probabilities(oracle, params, rows), rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        case.gradient().loss, case.oracle_loss(oracle, params, rows), rtol=1e-5
+    )
+
+
+def finite_differences(function: Callable[[Array], float], at: Array, step: float = 1e-5) -> Array:
+    """Returns the gradient of `function`, by central differences."""
+    grad = np.zeros_like(at)
+    for i in range(at.size):
+        upper, lower = at.copy(), at.copy()
+        upper.flat[i] += step
+        lower.flat[i] -= step
+        grad.flat[i] = (function(upper) - function(lower)) / (2 * step)
+    return grad
+
+
+def _assert_close(actual: NDArray[np.float32], expected: Array, what: str) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4, err_msg=what)
+
+
+def _lookup(batch: Batch, table: EmbeddingTable, rng: np.random.Generator) -> Lookup:
+    selected = select_slots(batch, table.slots, table.crosses)
+    unique, inverse = np.unique(selected.keys, return_inverse=True)
+    rows = rng.normal(scale=0.7, size=(len(unique), table.dim)).astype(np.float32)
+    return Lookup(rows, inverse.astype(np.int32), selected.offsets, selected.num_slots)
+
+
+def _repeat_offsets(offsets: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.concatenate([offsets, offsets[1:] + offsets[-1]])
