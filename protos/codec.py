@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from protos.errors import ProtocolError
 from protos.gradients import Values
+from protos.numbers import Numbers
 from protos.partition import Keys
 
 
@@ -55,3 +56,19 @@ def decode_rows(data: bytes, num_rows: int) -> Values:
             f"a column of float32 has {values.size} numbers, which {num_rows} keys cannot share equally"
         )
     return values.reshape(num_rows, values.size // num_rows if num_rows else 0)
+
+
+def encode_numbers(values: Numbers) -> bytes:
+    """Returns float64[N] as 8 * N bytes."""
+    return values.astype("<f8", copy=False).tobytes()
+
+
+def decode_numbers(data: bytes) -> Numbers:
+    """Returns a read-only float64[N].
+
+    Raises:
+        ProtocolError: If the length is not a multiple of 8.
+    """
+    if len(data) % 8:
+        raise ProtocolError(f"a column of float64 has {len(data)} bytes, not a multiple of 8")
+    return np.frombuffer(data, "<f8")

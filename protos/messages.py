@@ -5,14 +5,23 @@ Nothing else takes messages apart: servers and clients see dataclasses and array
 
 from collections.abc import Iterable, Mapping
 
-from protos.codec import decode_keys, decode_rows, decode_values, encode_keys, encode_values
+from protos.codec import (
+    decode_keys,
+    decode_numbers,
+    decode_rows,
+    decode_values,
+    encode_keys,
+    encode_numbers,
+    encode_values,
+)
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
+from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.staleness import Staleness, merge_staleness
-from protos.store import Missing, Pulled, Stamp, StoreStatus, TableStatus
+from protos.store import Missing, Pulled, Reduced, ReduceOp, Stamp, StoreStatus, TableStatus
 from protos.v1 import control_plane_pb2, data_plane_pb2, spec_pb2
 
 _MISSING_TO_MESSAGE = {
@@ -20,6 +29,13 @@ _MISSING_TO_MESSAGE = {
     Missing.ZEROS: data_plane_pb2.MISSING_ZEROS,
 }
 _MISSING_FROM_MESSAGE = {number: missing for missing, number in _MISSING_TO_MESSAGE.items()}
+
+_OP_TO_MESSAGE = {
+    ReduceOp.SUM: control_plane_pb2.REDUCE_OP_SUM,
+    ReduceOp.MAX: control_plane_pb2.REDUCE_OP_MAX,
+    ReduceOp.MIN: control_plane_pb2.REDUCE_OP_MIN,
+}
+_OP_FROM_MESSAGE = {number: op for op, number in _OP_TO_MESSAGE.items()}
 
 
 def optimizer_to_message(spec: OptimizerSpec) -> spec_pb2.OptimizerSpec:
@@ -267,6 +283,38 @@ def push_grad_arguments(
         num_parts=request.num_parts,
     )
     return stamp_from_message(request.stamp), part, _at_of(request)
+
+
+def all_reduce_request(
+    name: str, worker: int, values: Numbers, op: ReduceOp, step: int
+) -> control_plane_pb2.BarrierRequest:
+    """Returns the request of a worker that comes to a barrier with numbers."""
+    return control_plane_pb2.BarrierRequest(
+        name=name, worker=worker, step=step, values=encode_numbers(values), op=_OP_TO_MESSAGE[op]
+    )
+
+
+def brought_numbers(
+    request: control_plane_pb2.BarrierRequest,
+) -> tuple[Numbers, ReduceOp] | None:
+    """Returns what a worker brings to a barrier; None if it comes without numbers."""
+    if request.op == control_plane_pb2.REDUCE_OP_UNSPECIFIED:
+        return None
+    if request.op not in _OP_FROM_MESSAGE:
+        raise ProtocolError(f"all_reduce {request.name!r} has op {request.op}, which is none")
+    return decode_numbers(request.values), _OP_FROM_MESSAGE[request.op]
+
+
+def reduced_to_message(reduced: Reduced) -> control_plane_pb2.BarrierResponse:
+    """Returns the response of a barrier with numbers."""
+    return control_plane_pb2.BarrierResponse(
+        version=reduced.version, values=encode_numbers(reduced.values)
+    )
+
+
+def reduced_from_message(response: control_plane_pb2.BarrierResponse) -> Reduced:
+    """Returns what all workers' numbers come to."""
+    return Reduced(decode_numbers(response.values), response.version)
 
 
 def staleness_to_message(staleness: Staleness) -> control_plane_pb2.Staleness:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from protos.gradients import Gradients, Values
+from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.staleness import Staleness
@@ -38,6 +39,27 @@ class Missing(enum.Enum):
     """The row's seeded initial value: training."""
     ZEROS = "zeros"
     """Zeros: evaluation and inference, where an untrained embedding would be noise."""
+
+
+class ReduceOp(enum.Enum):
+    """How the numbers of several workers become one, element by element."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What all workers' numbers come to.
+
+    Attributes:
+        values: float64[N], read-only.
+        version: At which all workers go on, as after a barrier.
+    """
+
+    values: Numbers
+    version: Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +207,28 @@ class Store(Protocol):
         number and never by time. It goes on at the version that the barrier returns, the same for all.
 
         Raises:
+            WaitTimeoutError: If some do not come; names them.
+        """
+        ...
+
+    def all_reduce(
+        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+    ) -> Future[Reduced]:
+        """A barrier to which each worker brings numbers, and from which all take what they come to.
+
+        They are reduced in worker order, so that the same numbers give the same sum to the last bit; NaN and
+        infinities go through.
+
+        Args:
+            name: As of a barrier.
+            worker: Who comes.
+            values: float64[N]; may be reused when the call returns.
+            op: What becomes of them.
+            step: As for `barrier`.
+
+        Raises:
+            ProtocolError: If `values` is something else, or if workers come with different N or `op`, or with
+                no numbers at all: then all who wait get it, the barrier is over and its name free again.
             WaitTimeoutError: If some do not come; names them.
         """
         ...

@@ -157,9 +157,12 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
     ) -> control_plane_pb2.BarrierResponse:
         async with self._answering(context, "Barrier"):
             self._log_once(f"worker seen worker={request.worker}")
-            future = self._store.barrier(request.name, request.worker, step=request.step)
-            version = await _settled(future)
-            return control_plane_pb2.BarrierResponse(version=version)
+            where = (request.name, request.worker)
+            if (brought := messages.brought_numbers(request)) is None:
+                version = await _settled(self._store.barrier(*where, step=request.step))
+                return control_plane_pb2.BarrierResponse(version=version)
+            reduction = self._store.all_reduce(*where, *brought, step=request.step)
+            return messages.reduced_to_message(await _settled(reduction))
 
     async def Done(
         self, request: control_plane_pb2.DoneRequest, context: grpc.aio.ServicerContext

@@ -21,9 +21,10 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import Gradients, Values, require_finite
+from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Pulled, Stamp, StoreStatus, Version
+from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, StoreStatus, Version
 from ps_server.checkpoint.digest import model_digest, shard_digest
 from ps_server.checkpoint.manifest import Entry
 from ps_server.checkpoint.reader import Checkpoint
@@ -194,6 +195,12 @@ class ParameterStore:
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
         return self._workers.barrier(name, worker, step=step)
+
+    def all_reduce(
+        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+    ) -> Future[Reduced]:
+        """See `protos.store.Store`."""
+        return self._workers.all_reduce(name, worker, values, op, step=step)
 
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""

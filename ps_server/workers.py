@@ -12,15 +12,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients, sum_gradients
+from protos.numbers import Numbers, require_numbers
 from protos.staleness import Staleness
-from protos.store import Future, Stamp, StoreStatus, TableStatus, Version
+from protos.store import Future, Reduced, ReduceOp, Stamp, StoreStatus, TableStatus, Version
 from ps_server.aggregation import StepAggregator
 from ps_server.barrier import BarrierBook
+from ps_server.reduction import Contribution, Given, ReductionBook, reduce_numbers
 from ps_server.waiting import Answered, WaitingFuture
 
 T = TypeVar("T")
@@ -54,7 +56,8 @@ class Workers:
         self._steps = StepAggregator(num_workers)
         self._step_examples: dict[Version, int] = {}
         self._barriers = BarrierBook(num_workers)
-        self._barrier_futures: dict[tuple[str, int], WaitingFuture[Version]] = {}
+        self._barrier_futures: dict[tuple[str, int], WaitingFuture[Any]] = {}
+        self._reductions = ReductionBook()
         self._waiters: list[_Waiter] = []
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
@@ -161,16 +164,29 @@ class Workers:
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        future: WaitingFuture[Version] = WaitingFuture(
+        return self._meet(name, worker, step, None)
+
+    def all_reduce(
+        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+    ) -> Future[Reduced]:
+        """See `protos.store.Store`."""
+        require_numbers(name, values)
+        return self._meet(name, worker, step, Contribution(values.copy(), op))
+
+    def _meet(
+        self, name: str, worker: int, step: Version, contribution: Contribution | None
+    ) -> WaitingFuture[Any]:
+        future: WaitingFuture[Any] = WaitingFuture(
             self._wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
         )
         with self._change():
             self._barriers.arrive(name, worker)
             self._barrier_futures[name, worker] = future
+            self._reductions.give(name, worker, contribution)
             self._steps.leave(worker, step)
         return future
 
-    def _barrier_timeout(self, name: str, worker: int, future: Future[Version]) -> WaitTimeoutError:
+    def _barrier_timeout(self, name: str, worker: int, future: Future[Any]) -> WaitTimeoutError:
         with self._lock:
             missing = self._barriers.missing(name)
             # A worker that has come again waits on by its newer call.
@@ -216,13 +232,14 @@ class Workers:
         return [*self._take_released(), *self._take_ready()]
 
     def _take_released(self) -> list[Callable[[], None]]:
-        version = self._steps.version
         answers: list[Callable[[], None]] = []
         for name, workers in self._barriers.take_released().items():
+            given = self._reductions.take(name, workers)
+            answer = cache(partial(_outcome, name, given, self._steps.version))
             for worker in workers:
                 self._steps.rejoin(worker)
                 future = self._barrier_futures.pop((name, worker))
-                answers.append(partial(future.answer_with, lambda: version))
+                answers.append(partial(future.answer_with, answer))
         return answers
 
     def _take_ready(self) -> list[Callable[[], None]]:
@@ -235,6 +252,12 @@ class Workers:
                 waiting.append(waiter)
         self._waiters = waiting
         return answers
+
+
+def _outcome(name: str, given: Given, version: Version) -> Version | Reduced:
+    """Returns what a barrier says to those whom it releases."""
+    values = reduce_numbers(name, given)
+    return version if values is None else Reduced(values, version)
 
 
 def _over_all_examples(gradients: Gradients, examples: int) -> Gradients:

@@ -21,10 +21,11 @@ from protos.errors import GradientError, ProtocolError, SpecConflictError, Unkno
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, require_finite
 from protos.jit import kernel
 from protos.messages import merge_status
+from protos.numbers import Numbers, require_numbers
 from protos.partition import Keys, piece_of_server, route
 from protos.parts import KEY_BYTES, VALUE_BYTES, cut_columns, cut_push
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Pulled, Stamp, StoreStatus, Version
+from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, StoreStatus, Version
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.manifest import Entry, entries_from_json
 from ps_server.checkpoint.reader import Checkpoint
@@ -275,15 +276,21 @@ class ClusterClient:
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
         calls = [self._transport.barrier(server, name, worker, step) for server in self._servers]
+        return _Together(lambda: _same_version(name, _results(calls)))
 
-        def combine() -> Version:
-            versions = _results(calls)
-            if len(set(versions)) > 1:
-                raise ProtocolError(
-                    f"after barrier {name!r} the servers are at different versions {versions}: was a "
-                    f"push not waited for?"
-                )
-            return versions[0]
+    def all_reduce(
+        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+    ) -> Future[Reduced]:
+        """See `protos.store.Store`; the first server reduces."""
+        require_numbers(name, values)
+        first, *others = self._servers
+        reduction = self._transport.all_reduce(first, name, worker, values, op, step)
+        calls = [self._transport.barrier(server, name, worker, step) for server in others]
+
+        def combine() -> Reduced:
+            reduced = reduction.result()
+            _same_version(name, [reduced.version, *_results(calls)])
+            return reduced
 
         return _Together(combine)
 
@@ -339,6 +346,15 @@ class ClusterClient:
 
 def _results(calls: Sequence[Future[T]]) -> list[T]:
     return [call.result() for call in calls]
+
+
+def _same_version(barrier: str, versions: Sequence[Version]) -> Version:
+    if len(set(versions)) > 1:
+        raise ProtocolError(
+            f"after barrier {barrier!r} the servers are at different versions {versions}: was a push not "
+            f"waited for?"
+        )
+    return versions[0]
 
 
 def _require_length(

@@ -14,11 +14,12 @@ import grpc
 from protos import messages
 from protos.channel import CHANNEL_OPTIONS, PART_BYTES
 from protos.gradients import Values
+from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
 from protos.status import error_of
-from protos.store import Future, Missing, Pulled, Stamp, Version
+from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, Version
 from protos.v1 import control_plane_pb2, parameter_server_pb2, parameter_server_pb2_grpc
 from ps_worker.transport import ServerStatus
 
@@ -151,6 +152,14 @@ class GrpcTransport:
         """See `Transport`."""
         request = control_plane_pb2.BarrierRequest(name=name, worker=worker, step=step)
         return self._call(server, "Barrier", request, _version, wait_s=self._deadlines.wait_s)
+
+    def all_reduce(
+        self, server: int, name: str, worker: int, values: Numbers, op: ReduceOp, step: Version
+    ) -> Future[Reduced]:
+        """See `Transport`."""
+        request = messages.all_reduce_request(name, worker, values, op, step)
+        wait_s = self._deadlines.wait_s
+        return self._call(server, "Barrier", request, messages.reduced_from_message, wait_s=wait_s)
 
     def done(self, server: int, worker: int, step: Version) -> Future[None]:
         """See `Transport`."""

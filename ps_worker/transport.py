@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protos.gradients import Values
+from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Pulled, Stamp, StoreStatus, Version
+from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, StoreStatus, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,12 @@ class Transport(Protocol):
 
     def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:
         """Waits until every worker has come."""
+        ...
+
+    def all_reduce(
+        self, server: int, name: str, worker: int, values: Numbers, op: ReduceOp, step: Version
+    ) -> Future[Reduced]:
+        """Waits until every worker has come with its numbers."""
         ...
 
     def done(self, server: int, worker: int, step: Version) -> Future[None]:

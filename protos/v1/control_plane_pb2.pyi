@@ -1,11 +1,23 @@
 from protos.v1 import spec_pb2 as _spec_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REDUCE_OP_UNSPECIFIED: _ClassVar[ReduceOp]
+    REDUCE_OP_SUM: _ClassVar[ReduceOp]
+    REDUCE_OP_MAX: _ClassVar[ReduceOp]
+    REDUCE_OP_MIN: _ClassVar[ReduceOp]
+REDUCE_OP_UNSPECIFIED: ReduceOp
+REDUCE_OP_SUM: ReduceOp
+REDUCE_OP_MAX: ReduceOp
+REDUCE_OP_MIN: ReduceOp
 
 class CreateTableRequest(_message.Message):
     __slots__ = ("spec",)
@@ -28,20 +40,26 @@ class CreateDenseResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("name", "worker", "step")
+    __slots__ = ("name", "worker", "step", "values", "op")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
     name: str
     worker: int
     step: int
-    def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    values: bytes
+    op: ReduceOp
+    def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ...) -> None: ...
 
 class BarrierResponse(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "values")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    values: bytes
+    def __init__(self, version: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class DoneRequest(_message.Message):
     __slots__ = ("worker", "step")

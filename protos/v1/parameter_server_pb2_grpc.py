@@ -144,7 +144,8 @@ class ParameterServerServicer(object):
 
     def Barrier(self, request, context):
         """Waits until all workers that are not done have come. Coming again to the same barrier is the same as
-        waiting on. DEADLINE_EXCEEDED: some did not come; the message names them.
+        waiting on. DEADLINE_EXCEEDED: some did not come; the message names them. FAILED_PRECONDITION: workers
+        brought numbers that do not fit each other; the barrier is over for all of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.codec import decode_keys, decode_rows, decode_values, encode_keys, encode_values
+from protos.codec import (
+    decode_keys,
+    decode_numbers,
+    decode_rows,
+    decode_values,
+    encode_keys,
+    encode_numbers,
+    encode_values,
+)
 from protos.errors import ProtocolError
 
 FLOATS = st.floats(width=32, allow_nan=False)
@@ -27,6 +35,14 @@ def test_values_are_little_endian_floats(values: list[float]) -> None:
 
     assert data == struct.pack(f"<{len(values)}f", *values)
     assert decode_values(data).tolist() == values
+
+
+@given(numbers=st.lists(st.floats(allow_nan=False)))
+def test_numbers_are_little_endian_doubles(numbers: list[float]) -> None:
+    data = encode_numbers(np.array(numbers, np.float64))
+
+    assert data == struct.pack(f"<{len(numbers)}d", *numbers)
+    assert decode_numbers(data).tolist() == numbers
 
 
 def test_not_a_number_keeps_its_bits() -> None:
@@ -57,12 +73,15 @@ def test_rows_come_back_whatever_their_memory_layout(matrix: np.ndarray) -> None
 
 def test_decoded_arrays_are_read_only_views() -> None:
     assert not decode_keys(bytes(8)).flags.writeable
+    assert not decode_numbers(bytes(8)).flags.writeable
     assert not decode_rows(bytes(8), 1).flags.writeable
 
 
 def test_columns_of_broken_length_are_refused() -> None:
     with pytest.raises(ProtocolError, match="9 bytes"):
         decode_keys(bytes(9))
+    with pytest.raises(ProtocolError, match="12 bytes"):
+        decode_numbers(bytes(12))
     with pytest.raises(ProtocolError, match="6 bytes"):
         decode_values(bytes(6))
 

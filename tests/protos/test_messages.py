@@ -11,7 +11,7 @@ from protos.gradients import DenseGrad, SparseGrad
 from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.staleness import Staleness
-from protos.store import Missing, Pulled, Stamp, StoreStatus, TableStatus
+from protos.store import Missing, Pulled, Reduced, ReduceOp, Stamp, StoreStatus, TableStatus
 from protos.v1 import control_plane_pb2, data_plane_pb2, spec_pb2
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -201,6 +201,42 @@ def test_request_for_pieces_survives_the_wire(blocks: list[str], at: int | None)
 
     message = data_plane_pb2.PullDenseRequest.FromString(data)
     assert messages.pull_dense_arguments(message) == (blocks, at)
+
+
+@given(numbers=st.lists(st.floats()), op=st.sampled_from(ReduceOp), worker=UINT32, step=UINT64)
+def test_numbers_brought_to_a_barrier_survive_the_wire(
+    numbers: list[float], op: ReduceOp, worker: int, step: int
+) -> None:
+    values = np.array(numbers, np.float64)
+
+    data = messages.all_reduce_request("auc", worker, values, op, step).SerializeToString()
+
+    request = control_plane_pb2.BarrierRequest.FromString(data)
+    brought = messages.brought_numbers(request)
+    assert (request.name, request.worker, request.step) == ("auc", worker, step)
+    assert brought is not None
+    assert (brought[0].tobytes(), brought[1]) == (values.tobytes(), op)
+
+
+def test_barrier_may_be_met_without_numbers() -> None:
+    assert messages.brought_numbers(control_plane_pb2.BarrierRequest(name="end")) is None
+
+
+def test_op_that_is_none_is_refused() -> None:
+    request = control_plane_pb2.BarrierRequest(name="end", op=9)  # type: ignore[arg-type]
+
+    with pytest.raises(ProtocolError, match="'end' has op 9"):
+        messages.brought_numbers(request)
+
+
+@given(numbers=st.lists(st.floats()), version=UINT64)
+def test_reduced_numbers_survive_the_wire(numbers: list[float], version: int) -> None:
+    values = np.array(numbers, np.float64)
+
+    data = messages.reduced_to_message(Reduced(values, version)).SerializeToString()
+
+    found = messages.reduced_from_message(control_plane_pb2.BarrierResponse.FromString(data))
+    assert (found.values.tobytes(), found.version) == (values.tobytes(), version)
 
 
 @given(digests=st.dictionaries(st.tuples(NAMES, UINT32), st.binary(max_size=32)))

@@ -1,8 +1,11 @@
 """Barriers of a store whose workers come again, or too late."""
 
+import numpy as np
 import pytest
 
-from protos.errors import WaitTimeoutError
+from protos.errors import ProtocolError, WaitTimeoutError
+from protos.gradients import Gradients
+from protos.store import ReduceOp, Stamp
 from ps_server.store import ParameterStore
 
 
@@ -25,3 +28,44 @@ def test_worker_that_gave_up_is_missing_again() -> None:
         store.barrier("b", 0, step=0).result()
     with pytest.raises(WaitTimeoutError, match=r"workers \[0\]"):
         store.barrier("b", 1, step=0).result()
+
+
+def test_number_of_a_worker_that_left_does_not_count() -> None:
+    store = ParameterStore(num_workers=2)
+    store.all_reduce("sum", 1, np.array([5.0]), ReduceOp.SUM, step=0)
+    store.done(1, step=0)
+
+    reduced = store.all_reduce("sum", 0, np.array([1.0]), ReduceOp.SUM, step=0).result()
+
+    assert reduced.values.tolist() == [1.0]
+
+
+def test_numbers_may_be_changed_while_others_are_waited_for() -> None:
+    store = ParameterStore(num_workers=2)
+    numbers = np.array([1.0])
+    first = store.all_reduce("sum", 0, numbers, ReduceOp.SUM, step=0)
+    numbers[:] = 100.0
+
+    store.all_reduce("sum", 1, numbers, ReduceOp.SUM, step=0)
+
+    assert first.result().values.tolist() == [101.0]
+
+
+def test_barrier_that_failed_lets_workers_train_on() -> None:
+    """As the other servers of a cluster do, to which they came without numbers."""
+    store = ParameterStore(num_workers=2)
+    calls = [
+        store.all_reduce("sum", worker, np.zeros(1 + worker), ReduceOp.SUM, step=0)
+        for worker in range(2)
+    ]
+    for call in calls:
+        with pytest.raises(ProtocolError, match="different things"):
+            call.result()
+
+    for worker in range(2):
+        stamp = Stamp(
+            worker=worker, incarnation=0, sequence=0, step=0, examples=0, batches=1, pulled=0
+        )
+        store.push_grad(Gradients(), stamp, at=0)
+
+    assert store.status().version == 1

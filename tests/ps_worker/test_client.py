@@ -17,7 +17,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.partition import route
 from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Pulled, Stamp
+from protos.store import Missing, Pulled, ReduceOp, Stamp
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from tests.support.local_transport import Answer, LocalTransport
@@ -87,6 +87,25 @@ def test_version_of_a_pull_is_the_smallest_of_those_asked():
     assert client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().version == 4
     on_first = KEYS[route(KEYS, 64, 4)[0]]
     assert client.pull_sparse({"t": on_first}, missing=Missing.ZEROS).result().version == 9
+
+
+def test_numbers_are_brought_to_the_first_server_alone():
+    transport = transport_to(3)
+    client = client_of(transport)
+
+    reduced = client.all_reduce("sum", 0, np.array([1.0, 2.0]), ReduceOp.SUM, step=0).result()
+
+    assert reduced.values.tolist() == [1.0, 2.0]
+    assert [(server, name) for server, name, _ in transport.calls] == [(0, "all_reduce")]
+
+
+def test_numbers_meet_at_one_version_of_all_servers():
+    transport = transport_to(2)
+    client = client_of(transport)
+    transport.stores[1].push_grad(Gradients(), STAMP)
+
+    with pytest.raises(ProtocolError, match=r"after barrier 'sum' .* different versions \[0, 1\]"):
+        client.all_reduce("sum", 0, np.ones(1), ReduceOp.SUM, step=0).result()
 
 
 def test_pull_that_waits_for_a_version_asks_every_server():

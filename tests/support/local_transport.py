@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from protos.gradients import Values
+from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.parts import PushPart, join_push
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Pulled, Stamp, Version
+from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, Version
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.transport import ServerStatus
@@ -73,6 +74,12 @@ class LocalTransport:
 
     def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:
         return self.stores[server].barrier(name, worker, step=step)
+
+    def all_reduce(
+        self, server: int, name: str, worker: int, values: Numbers, op: ReduceOp, step: Version
+    ) -> Future[Reduced]:
+        self.calls.append((server, "all_reduce", values))
+        return self.stores[server].all_reduce(name, worker, values, op, step=step)
 
     def done(self, server: int, worker: int, step: Version) -> Future[None]:
         return Answer(lambda: self.stores[server].done(worker, step=step))

@@ -1,0 +1,80 @@
+"""Barriers that carry numbers: what each worker gave, and what it comes to.
+
+Sans-IO: numbers in, numbers out; no clock, no locks. Who is waited for is barrier.py's business.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from protos.errors import ProtocolError
+from protos.numbers import Numbers
+from protos.store import ReduceOp
+
+_OPS: Mapping[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: np.minimum,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one worker gives: float64[N], and what to do with it."""
+
+    values: Numbers
+    op: ReduceOp
+
+
+Given = Mapping[int, Contribution | None]
+"""By worker; None of one that came without numbers."""
+
+
+class ReductionBook:
+    """The numbers of those who wait. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[str, int], Contribution] = {}
+
+    def give(self, name: str, worker: int, contribution: Contribution | None) -> None:
+        """A worker comes to the barrier `name` with numbers or without; what it gave before is void."""
+        self._given.pop((name, worker), None)
+        if contribution is not None:
+            self._given[name, worker] = contribution
+
+    def take(self, name: str, workers: Sequence[int]) -> Given:
+        """Returns, and forgets, what the workers gave that the barrier `name` releases."""
+        return {worker: self._given.pop((name, worker), None) for worker in workers}
+
+
+def reduce_numbers(name: str, given: Given) -> Numbers | None:
+    """Returns float64[N], read-only, reduced in the order of workers; None if nobody gave numbers.
+
+    In that order a sum is the same to the last bit whoever came first. NaN and infinities go through as
+    IEEE 754 has it; a maximum or minimum over a NaN is NaN.
+
+    Raises:
+        ProtocolError: If they did not all give as many numbers, or want different things done with them.
+    """
+    if not any(given.values()):
+        return None
+    if len({_kind(each) for each in given.values()}) > 1:
+        told = ", ".join(f"worker {worker} {_kind(given[worker])}" for worker in sorted(given))
+        raise ProtocolError(
+            f"all_reduce {name!r} was given different things: {told}; all workers must give as many "
+            f"numbers, with the same op"
+        )
+    first, *others = (each for _, each in sorted(given.items()) if each is not None)
+    total = first.values.copy()
+    with np.errstate(all="ignore"):  # what overflows is infinite, as for any sum
+        for each in others:
+            _OPS[first.op](total, each.values, out=total)
+    total.flags.writeable = False
+    return total
+
+
+def _kind(contribution: Contribution | None) -> str:
+    if contribution is None:
+        return "nothing"
+    return f"{contribution.values.size} numbers for {contribution.op.name}"
