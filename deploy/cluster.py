@@ -10,6 +10,8 @@ come through the same queue, so the main thread waits for one thing and nothing 
 """
 
 import contextlib
+import logging
+import math
 import os
 import queue
 import signal
@@ -24,6 +26,8 @@ from typing import IO, Self
 
 from deploy import tether
 from deploy.plan import ProcessSpec, describe_end, environment_of, exit_code_of
+
+log = logging.getLogger("ps-launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,13 @@ class ClusterError(Exception):
 
 
 class ProcessFailedError(ClusterError):
-    """A process ended otherwise than with exit code 0."""
+    """A process ended otherwise than with exit code 0; those in `early` had ended well before it."""
 
-    def __init__(self, name: str, returncode: int, log_path: Path) -> None:
-        super().__init__(f"{name} {describe_end(returncode)}")
+    def __init__(
+        self, name: str, returncode: int, log_path: Path, early: Sequence[str] = ()
+    ) -> None:
+        before = f", after {', '.join(early)} had ended with code 0" if early else ""
+        super().__init__(f"{name} {describe_end(returncode)}{before}")
         self.exit_code = exit_code_of(returncode)
         self.log_path = log_path
 
@@ -90,10 +97,26 @@ class LocalCluster:
     process, and signals are handled there.
     """
 
-    def __init__(self, log_dir: Path, events: Events, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        log_dir: Path,
+        events: Events,
+        *,
+        grace_seconds: float = 10.0,
+        notice_seconds: float = 10.0,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            log_dir: Folder of the log files.
+            events: Where the signals of this process go.
+            grace_seconds: Time between SIGTERM and SIGKILL.
+            notice_seconds: How long processes may outlive those that they need before this is said.
+        """
         self._log_dir = log_dir
         self._events = events
         self._grace_seconds = grace_seconds
+        self._notice_seconds = notice_seconds
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._copies: list[threading.Thread] = []
         self._logs = contextlib.ExitStack()
@@ -121,25 +144,35 @@ class LocalCluster:
             self._copy(process.stdout, log, terminal.stdout)
             self._copy(process.stderr, log, terminal.stderr)
 
-    def wait_for(self, names: Collection[str], timeout_seconds: float | None = None) -> None:
+    def wait_for(self, names: Collection[str], timeout_seconds: float = math.inf) -> None:
         """Returns when the named processes have ended with exit code 0.
+
+        That others end before them, with 0, is no failure: servers end when their workers are done. But
+        it is said when the named ones go on for long, as they may wait for what is no longer there.
 
         Raises:
             ProcessFailedError: as soon as any process of the cluster fails, named or not.
             SignalledError: when the launcher is to end.
             StillRunningError: when `timeout_seconds` have passed.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        deadline, notice_at = time.monotonic() + timeout_seconds, math.inf
+        early: list[str] = []
         while waiting := [name for name in names if name in self._running]:
-            match self._next_event(deadline):
+            match self._next_event(min(deadline, notice_at)):
                 case Exited(name, returncode):
                     del self._running[name]
                     if returncode != 0:
-                        raise ProcessFailedError(name, returncode, self.log_path(name))
+                        raise ProcessFailedError(name, returncode, self.log_path(name), early)
+                    if name not in names:
+                        early.append(name)
+                        notice_at = time.monotonic() + self._notice_seconds
                 case Signalled(number):
                     raise SignalledError(number)
+                case None if time.monotonic() >= deadline:
+                    raise StillRunningError(waiting, timeout_seconds)
                 case None:
-                    raise StillRunningError(waiting, timeout_seconds or 0)
+                    notice_at = math.inf
+                    self._say_early(early, waiting)
 
     def stop(self) -> None:
         """Ends what still runs; a signal that comes meanwhile cuts the grace short."""
@@ -156,6 +189,16 @@ class LocalCluster:
         """Returns the file that a process's stdout and stderr go to."""
         return self._log_dir / f"{name}.log"
 
+    def _say_early(self, early: Sequence[str], waiting: Sequence[str]) -> None:
+        log.warning(
+            "%s ended %g s ago with code 0, but %s still %s. Servers end when all workers are done: did "
+            "they serve at all? A script calls fleet.run_server() where fleet.is_server()",
+            ", ".join(early),
+            self._notice_seconds,
+            ", ".join(waiting),
+            "runs" if len(waiting) == 1 else "run",
+        )
+
     def _take_ends(self, deadline: float) -> None:
         while self._running:
             event = self._next_event(deadline)
@@ -163,8 +206,8 @@ class LocalCluster:
                 return
             del self._running[event.name]
 
-    def _next_event(self, deadline: float | None) -> Exited | Signalled | None:
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+    def _next_event(self, deadline: float) -> Exited | Signalled | None:
+        timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:

@@ -4,26 +4,29 @@ The commands to copy:
 
     ps-launch --server-num 2 --worker-num 2 examples/demo.toml
     ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
+    ps-launch --server-num 1 --worker-num 2 examples/ctr_dnn.py --epochs 2
 """
 
 import contextlib
 import logging
-import shlex
-import shutil
 import socket
 import sys
 import textwrap
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from deploy.cluster import ClusterError, Events, LocalCluster, Terminal, signals_as_events
 from deploy.plan import server_specs, worker_specs
+from deploy.programs import Commands, commands_of_job, commands_of_script, is_script
 
 HOST = "127.0.0.1"
+SERVER_COMMAND = f"ps-server --bind {HOST}"
+WORKER_COMMAND = "ps-worker train"
 CANNOT_BIND = 3  # the exit code of a server whose port is taken
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
@@ -36,13 +39,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 class Launch:
     """What to run: the commands of both roles, how many of each, and how patient to be."""
 
-    server_command: tuple[str, ...]
-    worker_command: tuple[str, ...]
+    commands: Commands
     num_servers: int
     num_workers: int
     log_dir: Path
     server_exit_seconds: float = 30.0
     grace_seconds: float = 10.0
+    notice_seconds: float = 10.0
 
 
 def run(launch: Launch, terminal: Terminal) -> int:
@@ -63,7 +66,12 @@ def _run_once(launch: Launch, terminal: Terminal) -> int:
     launch.log_dir.mkdir(parents=True, exist_ok=True)
     with (
         signals_as_events(events),
-        LocalCluster(launch.log_dir, events, launch.grace_seconds) as cluster,
+        LocalCluster(
+            launch.log_dir,
+            events,
+            grace_seconds=launch.grace_seconds,
+            notice_seconds=launch.notice_seconds,
+        ) as cluster,
     ):
         try:
             servers, workers = _start(launch, cluster, terminal)
@@ -85,8 +93,8 @@ def _start(
     with contextlib.ExitStack() as held:
         ports = [held.enter_context(free_port()) for _ in range(launch.num_servers)]
         endpoints = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
-        servers = server_specs(launch.server_command, endpoints, launch.num_workers)
-        workers = worker_specs(launch.worker_command, endpoints, launch.num_workers)
+        servers = server_specs(launch.commands.server, endpoints, launch.num_workers)
+        workers = worker_specs(launch.commands.worker, endpoints, launch.num_workers)
         log.info(
             "servers %s, %d workers, logs in %s", ",".join(endpoints), len(workers), launch.log_dir
         )
@@ -114,23 +122,32 @@ def tail(path: Path) -> str:
     return textwrap.indent(text, "    ")
 
 
-def split_command(line: str) -> tuple[str, ...]:
-    """Returns the words of a command line, its program looked up next to this Python, then on PATH."""
-    program, *arguments = shlex.split(line) or [""]
-    beside = Path(sys.executable).parent / program
-    found = str(beside) if beside.is_file() else shutil.which(program)
-    if found is None:
-        raise typer.BadParameter(
-            f"no program {program!r} next to {sys.executable} or on PATH: is the package installed?"
-        )
-    return (found, *arguments)
+class _LaunchCommand(TyperCommand):
+    """Leaves all that follows a script to the script; our own options may also follow a job."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Looks for the first word that is no option, then reads the options before or around it."""
+        ctx.allow_interspersed_args = False
+        found, _, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.allow_interspersed_args = not is_script(found["program"])
+        return super().parse_args(ctx, args)
 
 
-@app.command()
+@app.command(cls=_LaunchCommand)
 def command(
-    job: Annotated[
-        Path, typer.Argument(help="Job file (TOML).", exists=True, dir_okay=False, readable=True)
+    program: Annotated[
+        Path,
+        typer.Argument(
+            help="Job file (TOML), or a script for both roles (.py).",
+            metavar="JOB.toml|SCRIPT.py",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
     ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Of the script: all that follows it.")
+    ] = None,
     server_num: Annotated[int, typer.Option(min=1, help="Number of server processes.")] = 1,
     worker_num: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     log_dir: Annotated[Path, typer.Option(file_okay=False, help="Folder of the log files.")] = Path(
@@ -144,23 +161,37 @@ def command(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job; repeatable."),
     ] = None,
     server_command: Annotated[
-        str, typer.Option(help="What a server runs.")
-    ] = f"ps-server --bind {HOST}",
+        str | None, typer.Option(help=f"What a server of a job runs; default: {SERVER_COMMAND}.")
+    ] = None,
     worker_command: Annotated[
-        str, typer.Option(help="What a worker runs, before the job and its overrides.")
-    ] = "ps-worker train",
-) -> None:
-    """Train JOB on this machine with servers and workers as processes, and end with their result."""
-    logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
-    overrides = [word for setting in settings or () for word in ("--set", setting)]
-    launch = Launch(
-        server_command=split_command(server_command),
-        worker_command=(
-            *split_command(worker_command),
-            str(job),
-            *overrides,
-            *(["--json"] if json else []),
+        str | None,
+        typer.Option(
+            help="What a worker of a job runs, before the job and its overrides; "
+            f"default: {WORKER_COMMAND}."
         ),
+    ] = None,
+) -> None:
+    """Train a job or run a script on this machine, with servers and workers as processes."""
+    logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
+    if is_script(program):
+        of_jobs = {
+            "--set": settings,
+            "--json": json,
+            "--server-command": server_command,
+            "--worker-command": worker_command,
+        }
+        commands = commands_of_script(program, arguments or (), of_jobs)
+    else:
+        commands = commands_of_job(
+            program,
+            arguments or (),
+            server=server_command or SERVER_COMMAND,
+            worker=worker_command or WORKER_COMMAND,
+            overrides=settings or (),
+            as_json=json,
+        )
+    launch = Launch(
+        commands=commands,
         num_servers=server_num,
         num_workers=worker_num,
         log_dir=log_dir,

@@ -5,6 +5,7 @@ to its end waits until every process that holds it is gone.
 """
 
 import json
+import logging
 import os
 import shlex
 import signal
@@ -14,10 +15,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from deploy.cluster import Terminal
-from deploy.launch import TAIL_LINES, Launch, free_port, run, split_command, tail
+from deploy.launch import TAIL_LINES, Launch, free_port, run, tail
+from deploy.programs import Commands
 
 SERVER = """
 import os, sys
@@ -58,6 +59,20 @@ def python(program: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-c", program)
 
 
+SCRIPT = """
+import os, sys
+role = os.environ["TRAINING_ROLE"]
+with open(role + os.environ.get("PADDLE_TRAINER_ID", ""), "w") as told:
+    print(sys.executable, sys.argv, file=told)
+"""
+
+
+def launch_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    Path("script.py").write_text(script)
+    command = [sys.executable, "-m", "deploy.launch", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def launch_command(server: str, worker: str, *arguments: str) -> list[str]:
     commands = ["--server-command", shlex.join(python(server))]
     commands += ["--worker-command", shlex.join(python(worker))]
@@ -83,8 +98,7 @@ def run_here(server: str, worker: str, **patience: float) -> tuple[int, str]:
     """Runs a launch in this process; returns its exit code and what trainer 0 printed."""
     with Path("shown").open("wb") as shown:
         launch = Launch(
-            server_command=python(server),
-            worker_command=python(worker),
+            commands=Commands(server=python(server), worker=python(worker)),
             num_servers=1,
             num_workers=1,
             log_dir=Path("log"),
@@ -244,8 +258,7 @@ def test_a_closed_terminal_does_not_stop_training() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     launch = Launch(
-        server_command=python(""),
-        worker_command=python(much),
+        commands=Commands(server=python(""), worker=python(much)),
         num_servers=1,
         num_workers=1,
         log_dir=Path("log"),
@@ -268,33 +281,68 @@ def test_a_held_port_is_nobody_elses_until_it_is_closed() -> None:
         other.bind(address)
 
 
-def test_programs_next_to_this_python_come_before_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for program in ("beside/ps-server", "path/ps-server", "path/ps-worker"):
-        (tmp_path / program).parent.mkdir(exist_ok=True)
-        (tmp_path / program).touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "beside/python"))
-
-    server = split_command("ps-server --bind '::'")
-    worker = split_command("ps-worker")
-
-    assert server == (str(tmp_path / "beside/ps-server"), "--bind", "::")
-    assert worker == (str(tmp_path / "path/ps-worker"),)
-
-
-@pytest.mark.parametrize("line", ["", "ps-serverr --stay"])
-def test_an_unknown_program_is_a_usage_error(line: str) -> None:
-    with pytest.raises(typer.BadParameter, match="next to"):
-        split_command(line)
-
-
 def test_a_missing_job_is_a_usage_error_before_anything_starts() -> None:
     command = [word.replace("job.toml", "jobb.toml") for word in launch_command("", "")]
 
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
     assert not Path("log").exists()
+
+
+def test_a_script_is_both_roles_and_all_behind_it_is_its_own() -> None:
+    own = ["--worker-num", "9", "--set", "a=b", "--help", "--", "-x"]
+
+    done = launch_script(SCRIPT, "--worker-num", "2", "script.py", *own)
+
+    assert done.returncode == 0, done.stderr
+    told = f"{sys.executable} {['script.py', *own]}\n"
+    for role in ("PSERVER", "TRAINER0", "TRAINER1"):
+        assert Path(role).read_text() == told
+    logs = sorted(path.name for path in Path("log").iterdir())
+    assert logs == ["pserver.0.log", "trainer.0.log", "trainer.1.log"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--set", "a=b"], ["--json"], ["--server-command", "x"], ["--worker-command", "x"]],
+    ids=lambda words: words[0],
+)
+def test_options_of_jobs_before_a_script_are_usage_errors(option: list[str]) -> None:
+    done = launch_script(SCRIPT, *option, "script.py")
+
+    assert done.returncode == 2
+    assert option[0] in done.stderr
+    assert "script" in done.stderr
+    assert not Path("log").exists()
+
+
+def test_a_word_behind_a_job_is_a_usage_error() -> None:
+    done = launch_script(SCRIPT, "job.toml", "--json", "epochs=2")
+
+    assert done.returncode == 2
+    assert "epochs=2" in done.stderr
+
+
+def test_workers_that_long_outlive_their_servers_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    os.mkfifo("said")
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == logging.WARNING:
+                Path("said").write_text("")
+
+    handler = Said()
+    logging.getLogger("ps-launch").addHandler(handler)
+    fails_once_it_was_said = "open('said').read(); raise SystemExit(4)"
+
+    code, _ = run_here("", fails_once_it_was_said, notice_seconds=0.01)
+
+    logging.getLogger("ps-launch").removeHandler(handler)
+    assert code == 4
+    assert "pserver.0 ended 0.01 s ago with code 0, but trainer.0 still runs" in caplog.text
+    assert "fleet.run_server()" in caplog.text
+    assert "trainer.0 exited with code 4, after pserver.0 had ended with code 0" in caplog.text
 
 
 def test_tail_of_a_long_log_is_its_last_lines() -> None:

@@ -1,0 +1,94 @@
+"""What servers and workers run: for a job the commands of both roles, for a script the script itself."""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """The programs of both roles, with their arguments."""
+
+    server: tuple[str, ...]
+    worker: tuple[str, ...]
+
+
+def is_script(program: object) -> bool:
+    """Returns whether a path names a script for both roles, and not a job."""
+    return str(program).endswith(".py")
+
+
+def commands_of_script(
+    script: Path, arguments: Sequence[str], of_jobs: Mapping[str, object]
+) -> Commands:
+    """Returns the commands of a script: the same for both roles, with the Python that runs the launcher.
+
+    Args:
+        script: A .py file.
+        arguments: All that followed it, which is its own.
+        of_jobs: The options that only jobs have, with their values; false where not given.
+
+    Raises:
+        typer.BadParameter: If one of them was given.
+    """
+    if given := [option for option, value in of_jobs.items() if value]:
+        raise typer.BadParameter(
+            f"{', '.join(given)} is for jobs, but {str(script)!r} is a script: what it is to read stands "
+            f"after its name"
+        )
+    command = (sys.executable, str(script), *arguments)
+    return Commands(server=command, worker=command)
+
+
+def commands_of_job(
+    job: Path,
+    arguments: Sequence[str],
+    *,
+    server: str,
+    worker: str,
+    overrides: Sequence[str],
+    as_json: bool,
+) -> Commands:
+    """Returns the commands of a job: workers get it, with what it is overridden by.
+
+    Args:
+        job: A TOML file.
+        arguments: What followed it; there should be none.
+        server: Command line of a server.
+        worker: Command line of a worker, up to the job.
+        overrides: Values of `--set`.
+        as_json: Whether workers are to end with JSON.
+
+    Raises:
+        typer.BadParameter: If there are arguments, or a program is not installed.
+    """
+    if arguments:
+        raise typer.BadParameter(
+            f"{shlex.join(arguments)} follows a job: only a script (.py) has arguments of its own"
+        )
+    options = [word for override in overrides for word in ("--set", override)]
+    options += ["--json"] if as_json else []
+    return Commands(
+        server=split_command(server), worker=(*split_command(worker), str(job), *options)
+    )
+
+
+def split_command(line: str) -> tuple[str, ...]:
+    """Returns the words of a command line, its program looked up next to this Python, then on PATH.
+
+    Raises:
+        typer.BadParameter: If there is no such program.
+    """
+    program, *arguments = shlex.split(line) or [""]
+    beside = Path(sys.executable).parent / program
+    found = str(beside) if beside.is_file() else shutil.which(program)
+    if found is None:
+        raise typer.BadParameter(
+            f"no program {program!r} next to {sys.executable} or on PATH: is the package installed?"
+        )
+    return (found, *arguments)
