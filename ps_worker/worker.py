@@ -1,9 +1,9 @@
 """One worker of a training run, on a store that is there already.
 
-    start: declare -> load -> barrier -> | train, steps, evaluate, save, meet, in any order | -> done
+    declare -> load -> barrier -> | train, steps, evaluate, save, meet, all_reduce, in any order | -> done
 
 What a job file (ps_worker/session.py) and a script (ps_worker/fleet) have in common. Worker 0 loads, others
-wait for it; all else that workers do together, they do by calling `meet`.
+wait for it; all else that workers do together, they do by calling `meet` or `all_reduce`.
 """
 
 import logging
@@ -14,7 +14,8 @@ from typing import Self
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
-from protos.store import Store
+from protos.numbers import Numbers
+from protos.store import ReduceOp, Store
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.declaring import declare
 from ps_worker.evaluator import OnPredictions, evaluate
@@ -65,7 +66,7 @@ class Worker:
             logger.info("loaded %s", load)
         version = store.barrier("start", index, step=0).result()
         self._communicator = communicator_of(
-            job, store, model, worker=index, is_embedded=is_embedded
+            job, store, model, worker=index, num_workers=num_workers, is_embedded=is_embedded
         )
         self._communicator.rejoin(version)
         self._trainer = Trainer(
@@ -117,6 +118,15 @@ class Worker:
         self._communicator.flush()
         answer = self.store.barrier(name, self.index, step=self._communicator.version)
         self._communicator.rejoin(answer.result())
+
+    def all_reduce(self, name: str, values: Numbers, op: ReduceOp) -> Numbers:
+        """Returns the sum, largest or smallest of all workers' `values` float64[N]; all of them must call."""
+        self._communicator.flush()
+        reduced = self.store.all_reduce(
+            name, self.index, values, op, step=self._communicator.version
+        ).result()
+        self._communicator.rejoin(reduced.version)
+        return reduced.values
 
     def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
         """Saves all that the store holds, alone; see `Store.save`."""

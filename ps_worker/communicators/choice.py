@@ -18,6 +18,7 @@ def communicator_of(
     model: Model,
     *,
     worker: int,
+    num_workers: int = 1,
     is_embedded: bool = False,
 ) -> Communicator:
     """Returns the communicator of the job's mode, for a store where all is declared.
@@ -27,6 +28,7 @@ def communicator_of(
         store: The parameters.
         model: Whose parameters they are.
         worker: Index of this worker.
+        num_workers: Workers of the job.
         is_embedded: The store is in this process, and there is nothing to gain from sending in the
             background.
     """
@@ -49,5 +51,7 @@ def _sending(job: Job) -> dict[str, Any]:
         "max_merge_dense_num": strategy.max_merge_dense_num,
         "send_queue_size": strategy.send_queue_size,
         "max_delay_ms": strategy.max_delay_ms,
+        "min_send_grad_num_before_recv": strategy.min_send_grad_num_before_recv,
+        "independent_recv_thread": strategy.independent_recv_thread,
         "stall_limit_s": job.cluster.wait_timeout_s,
     }

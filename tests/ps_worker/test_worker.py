@@ -1,0 +1,100 @@
+"""One worker of a run: what it does alone, and where it meets the others."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from protos.errors import CheckpointError
+from protos.store import ReduceOp
+from ps_server.store import ParameterStore
+from ps_worker.job import Job
+from ps_worker.worker import Worker
+from tests.support.training import job, random_batches, small_model, together
+
+BATCHES = random_batches(6, 8, seed=1)
+JOB = job("async")
+
+
+def worker_of(store: ParameterStore, index: int, settings: Job = JOB, load: str = "") -> Worker:
+    return Worker(
+        store,
+        small_model(),
+        settings,
+        index=index,
+        num_workers=store.num_workers,
+        is_embedded=False,
+        load=load,
+    )
+
+
+def test_what_a_worker_has_learnt_is_in_the_store_after_meeting() -> None:
+    store = ParameterStore(num_workers=2)
+
+    def run(index: int) -> None:
+        with worker_of(store, index) as worker:
+            for step in worker.steps(itertools.cycle(BATCHES)):
+                if step.step == 4:  # left early: nothing was flushed
+                    break
+            worker.meet("met")
+            assert store.status().examples == {0: 32, 1: 32}
+
+    together(lambda: run(0), lambda: run(1))
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async"])
+def test_workers_reduce_numbers_in_the_middle_of_training(mode: str) -> None:
+    store = ParameterStore(num_workers=2)
+    sums = {}
+
+    def run(index: int) -> None:
+        with worker_of(store, index, job(mode)) as worker:
+            worker.train(BATCHES[: 2 + index])
+            values = np.array([index + 1.0, 10.0])
+            sums[index] = worker.all_reduce("sum", values, ReduceOp.SUM).tolist()
+            worker.train(BATCHES)
+            worker.done()
+
+    together(lambda: run(0), lambda: run(1))
+
+    assert sums == {0: [3.0, 20.0], 1: [3.0, 20.0]}
+    assert store.status().done == {0, 1}
+    assert store.status().examples == {0: 64, 1: 72}
+
+
+def test_only_the_first_worker_loads(tmp_path) -> None:
+    saved = ParameterStore()
+    with worker_of(saved, 0) as worker:
+        worker.train(BATCHES)
+        digest = worker.save(str(tmp_path / "model"), {})
+    store = ParameterStore(num_workers=2)
+    loads = []
+
+    def load(url: str, load=store.load) -> None:
+        loads.append(url)
+        load(url)
+
+    store.load = load
+
+    def run(index: int) -> None:
+        with worker_of(store, index, load=str(tmp_path / "model")):
+            assert store.digest() == digest
+
+    together(lambda: run(0), lambda: run(1))
+
+    assert loads == [str(tmp_path / "model")]
+
+
+def test_checkpoint_that_is_none_ends_the_start(tmp_path) -> None:
+    with pytest.raises(CheckpointError):
+        worker_of(ParameterStore(), 0, load=str(tmp_path))
+
+
+def test_evaluation_sees_what_was_trained() -> None:
+    with worker_of(ParameterStore(), 0, job("sync")) as worker:
+        before = worker.evaluate(BATCHES).log_loss()
+        for _ in range(20):
+            worker.train(BATCHES)
+        after = worker.evaluate(BATCHES).log_loss()
+
+    assert after < before - 0.05
