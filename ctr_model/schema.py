@@ -178,6 +178,17 @@ class Schema:
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def slot_index(self, name: str) -> int:
+        """Returns the number, from 0, of the slot `name`.
+
+        Raises:
+            SchemaError: If there is none; names the nearest.
+        """
+        if name not in self.slots:
+            nearest = difflib.get_close_matches(name, self.slots, n=1, cutoff=0.0)[0]
+            raise SchemaError(f"the schema has no slot {name!r}, did you mean {nearest!r}?")
+        return self.slots.index(name)
+
     def scale_dense(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Returns what the model sees of the numbers of N examples.
 

@@ -153,3 +153,11 @@ def test_missing_number_reads_missing_unscaled() -> None:
     scaled = Schema(dense=columns, slots=("user",)).scale_dense(np.full((1, 2), np.nan))
 
     assert scaled.tolist() == [[0.0, -3.0]]
+
+
+def test_slot_is_found_by_name() -> None:
+    schema = Schema.from_dict(small())
+
+    assert [schema.slot_index(name) for name in schema.slots] == [0, 1]
+    with pytest.raises(SchemaError, match="no slot 'itm', did you mean 'item'"):
+        schema.slot_index("itm")
