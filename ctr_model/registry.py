@@ -10,12 +10,16 @@ from typing import Any, cast, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.models.fm import Fm
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 
 ModelClass = Callable[..., Model]
 
-MODELS: dict[str, ModelClass] = {"ctr_dnn": CtrDnn}
+MODELS: dict[str, ModelClass] = {
+    "fm": Fm,
+    "ctr_dnn": CtrDnn,
+}
 
 _PARTS = ("tables", "segments", "num_params", "workspace", "predict", "gradient")
 

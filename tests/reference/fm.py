@@ -1,9 +1,10 @@
 """The factorization machine in float64: sums over an example's features and over all pairs of them.
 
-Features are keys as they stand in the example, one after the other; shares no code with ctr_model.
+Shares no code with ctr_model.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -12,13 +13,27 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def first_order(
-    dense: Array, weight: Array, bias: Array, rows: Array, features: Sequence[int]
+def first_order(dense: Array, weight: Array, bias: Array, features: Array) -> float:
+    """Returns bias + weighted numbers + the weights float64[K, 1] of K features."""
+    return float(bias[0] + np.dot(dense, weight) + sum(w for (w,) in features))
+
+
+def interactions(features: Array) -> float:
+    """Returns the sum over pairs of the features float64[K, D] of their products."""
+    return float(sum(np.dot(first, second) for first, second in combinations(features, 2)))
+
+
+def logit(
+    dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> float:
-    """Returns one example's bias + weighted numbers + weights of its features."""
-    return float(bias[0] + np.dot(dense, weight) + sum(rows[key, 0] for key in features))
+    """Returns both together, for one example of the tables "linear" and "embedding"."""
+    weights, embeddings = np.concatenate(slots["linear"]), np.concatenate(slots["embedding"])
+    linear = first_order(dense, tensors["linear.weight"], tensors["linear.bias"], weights)
+    return linear + interactions(embeddings)
 
 
-def interactions(rows: Array, features: Sequence[int]) -> float:
-    """Returns the sum over pairs of one example's features of their embeddings' products."""
-    return float(sum(np.dot(rows[a], rows[b]) for a, b in combinations(features, 2)))
+def probability(
+    dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
+) -> float:
+    """Returns the probability of a click."""
+    return 1.0 / (1.0 + math.exp(-logit(dense, slots, tensors)))

@@ -40,7 +40,7 @@ def test_numbers_keys_and_bias_are_added(slots: list[list[int]]) -> None:
     first_order(dense, rows, inverse, offsets, NUM_SLOTS, weight, bias, out)
 
     expected = [
-        oracle.first_order(dense[b], weight, bias, rows, features_of(slots, b))
+        oracle.first_order(dense[b], weight, bias, rows[features_of(slots, b)])
         for b in range(BATCH)
     ]
     assert out.tolist() == expected
