@@ -10,6 +10,7 @@ from typing import Any, cast, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.models.deepfm import DeepFm
 from ctr_model.models.fm import Fm
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
@@ -19,6 +20,7 @@ ModelClass = Callable[..., Model]
 MODELS: dict[str, ModelClass] = {
     "fm": Fm,
     "ctr_dnn": CtrDnn,
+    "deepfm": DeepFm,
 }
 
 _PARTS = ("tables", "segments", "num_params", "workspace", "predict", "gradient")
