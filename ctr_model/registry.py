@@ -10,6 +10,7 @@ from typing import Any, cast, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.models.dcn_v2 import DcnV2
 from ctr_model.models.deepfm import DeepFm
 from ctr_model.models.fm import Fm
 from ctr_model.models.model import Model
@@ -21,6 +22,7 @@ MODELS: dict[str, ModelClass] = {
     "fm": Fm,
     "ctr_dnn": CtrDnn,
     "deepfm": DeepFm,
+    "dcn_v2": DcnV2,
 }
 
 _PARTS = ("tables", "segments", "num_params", "workspace", "predict", "gradient")

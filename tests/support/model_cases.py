@@ -16,7 +16,7 @@ from ctr_model.parameters import FlatLayout
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from ctr_model.slots import select_slots
-from tests.reference import ctr_dnn, deepfm, fm
+from tests.reference import ctr_dnn, dcn_v2, deepfm, fm
 
 Array = NDArray[np.float64]
 
@@ -42,6 +42,7 @@ SMALL: dict[str, Small] = {
     "fm": Small(fm.probability, {"dim": 2}),
     "ctr_dnn": Small(ctr_dnn.probability, {"dim": 2, "hidden": [7, 6]}),
     "deepfm": Small(deepfm.probability, {"dim": 2, "hidden": [7, 6]}),
+    "dcn_v2": Small(dcn_v2.probability, {"dim": 2, "hidden": [7, 6]}),
 }
 
 
