@@ -42,7 +42,7 @@ class ServerProcess:
         }
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1", *arguments],
+                [sys.executable, "-m", "ps_server.cli", *arguments],
                 env={**clean, **environment},
                 stdout=output,
                 stderr=output,

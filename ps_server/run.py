@@ -1,0 +1,122 @@
+"""One server from its start to its end: what `ps-server` runs, and a script in a server's role.
+
+    warm kernels -> load -> bind -> serve -> all workers done | idle | a signal
+
+Heavy imports are made late: a health check imports this module every few seconds.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from protos.memory import keep_freed_memory
+from protos.role import ServerRole
+
+if TYPE_CHECKING:
+    from ps_server.server import Server
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_IDLE_LIMIT_S = 600.0
+DEFAULT_WAIT_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """How to run a server.
+
+    Attributes:
+        bind: Address to bind; None: as `default_bind` says.
+        load: Checkpoint to begin with; None: fresh parameters.
+        stay: Whether to go on for the next job when all workers are done.
+        idle_limit_s: Seconds without a call after which the server ends with an error; None: never.
+        wait_limit_s: Seconds that a worker may wait for the others.
+    """
+
+    bind: str | None = None
+    load: str | None = None
+    stay: bool = False
+    idle_limit_s: float | None = DEFAULT_IDLE_LIMIT_S
+    wait_limit_s: float = DEFAULT_WAIT_LIMIT_S
+
+
+def log_to_stderr() -> None:
+    """Logs what happens, unless the process has a log of its own already."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def default_bind(endpoint: str) -> str:
+    """Returns the address to bind for a server that workers reach at `endpoint`, "host:port".
+
+    A loopback address itself, since nobody else can mean it; for all others every interface, since the
+    address that workers use may be that of a proxy.
+    """
+    host = endpoint.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return host
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a host name
+        return "0.0.0.0"
+    if address.is_loopback:
+        return host
+    return "::" if address.version == 6 else "0.0.0.0"
+
+
+def run_server(role: ServerRole, settings: RunSettings) -> int:
+    """Serves until there is nothing left to serve; returns the exit code: 0, or 130 after SIGINT.
+
+    To be called from the main thread, which handles the signals.
+
+    Raises:
+        BindError: If the address cannot be bound.
+        CheckpointError: If there is none to load, or it is damaged.
+        IdleError: If no call came for longer than the idle limit.
+    """
+    # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    keep_freed_memory()
+    from ps_server.server import ServerSettings, serve
+    from ps_server.store import ParameterStore
+    from ps_server.warm import warm_kernels
+
+    logger.info("kernels ready seconds=%.1f", warm_kernels())
+    store = ParameterStore(
+        num_workers=role.num_workers,
+        server_index=role.server_index,
+        num_servers=role.num_servers,
+        wait_limit_s=settings.wait_limit_s,
+    )
+    if settings.load is not None:
+        store.load(settings.load)
+        logger.info("loaded folder=%s", settings.load)
+
+    bind = settings.bind or default_bind(role.endpoint)
+    address = f"[{bind}]:{role.port}" if ":" in bind else f"{bind}:{role.port}"
+    reason = asyncio.run(
+        serve(
+            store,
+            ServerSettings(address=address, stay=settings.stay, idle_limit_s=settings.idle_limit_s),
+            lambda server, port: _on_start(server, port, role, bind),
+        )
+    )
+    logger.info("ended reason=%r", reason)
+    return 128 + signal.SIGINT if reason == signal.SIGINT.name else 0
+
+
+def _on_start(server: "Server", port: int, role: ServerRole, bind: str) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.end, number.name)
+    logger.info(
+        "serving server=%d servers=%s workers=%d bind=%s port=%d",
+        role.server_index,
+        ",".join(role.endpoints),
+        role.num_workers,
+        bind,
+        port,
+    )
