@@ -13,14 +13,18 @@ from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.models.dcn_v2 import DcnV2
 from ctr_model.models.deepfm import DeepFm
 from ctr_model.models.fm import Fm
+from ctr_model.models.lr import LogisticRegression
 from ctr_model.models.model import Model
+from ctr_model.models.wide_deep import WideDeep
 from ctr_model.schema import Schema
 
 ModelClass = Callable[..., Model]
 
 MODELS: dict[str, ModelClass] = {
+    "lr": LogisticRegression,
     "fm": Fm,
     "ctr_dnn": CtrDnn,
+    "wide_deep": WideDeep,
     "deepfm": DeepFm,
     "dcn_v2": DcnV2,
 }
@@ -106,6 +110,7 @@ def _checked_options(
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)
-    hint = f", did you mean {nearest[0]!r}? known: {', '.join(known)}" if nearest else ""
-    return f"unknown {what} {name!r}{hint}"
+    if not known:
+        return f"unknown {what} {name!r}, it has none"
+    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
+    return f"unknown {what} {name!r}, did you mean {nearest!r}? known: {', '.join(known)}"

@@ -20,6 +20,7 @@ def test_options_reach_the_model() -> None:
         ("ctr_dn", {}, "unknown model 'ctr_dn', did you mean 'ctr_dnn'"),
         ("ctr_dnn", {"hiden": [4]}, "did you mean 'hidden'"),
         ("ctr_dnn", {"schema": 4}, "unknown option"),
+        ("lr", {"dim": 4}, "unknown option of model 'lr': 'dim', it has none"),
         ("ctr_dnn", {"hidden": []}, "expected widths"),
         ("ctr_dnn", {"dim": 0}, "expected widths"),
         ("ctr_dnn", {"dim": "ten"}, "dim"),

@@ -16,7 +16,7 @@ from ctr_model.parameters import FlatLayout
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from ctr_model.slots import select_slots
-from tests.reference import ctr_dnn, dcn_v2, deepfm, fm
+from tests.reference import ctr_dnn, dcn_v2, deepfm, fm, lr, wide_deep
 
 Array = NDArray[np.float64]
 
@@ -39,8 +39,12 @@ class Small:
 
 
 SMALL: dict[str, Small] = {
+    "lr": Small(lr.probability),
     "fm": Small(fm.probability, {"dim": 2}),
     "ctr_dnn": Small(ctr_dnn.probability, {"dim": 2, "hidden": [7, 6]}),
+    "wide_deep": Small(
+        wide_deep.probability, {"dim": 2, "hidden": [7, 6], "crosses": [["C1", "C2"], ["C4", "C1"]]}
+    ),
     "deepfm": Small(deepfm.probability, {"dim": 2, "hidden": [7, 6]}),
     "dcn_v2": Small(dcn_v2.probability, {"dim": 2, "hidden": [7, 6]}),
 }
