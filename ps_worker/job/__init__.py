@@ -2,8 +2,9 @@
 
     [model] [data] [train] [optimizer] [strategy] [checkpoint] [cluster]
 
-Each key can be overridden by `--set section.key=value`. An unknown key is an error that names the nearest
-known one; a wrong value is an error that names file and key. Paths are relative to the working directory.
+Each key can be overridden by `--set section.key=value`. Every error begins with the line of the file or the
+override that has to change; an unknown key names the nearest known one. Paths are relative to the working
+directory.
 """
 
 from ps_worker.job.job import Job

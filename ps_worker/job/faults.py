@@ -2,26 +2,29 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from ps_worker.job.fleet_words import FLEET_WORDS, written_as
+from ps_worker.job.fleet_words import FLEET_WORDS
 from ps_worker.job.job import Job
+from ps_worker.job.origin import Origin
+from ps_worker.job.toml_lines import KeyPath
 
 
-def explain(detail: ErrorDetails, strategy: Mapping[str, Any]) -> str:
-    """Returns what is wrong with which key, and what the job may have meant.
+def explain(detail: ErrorDetails, origin: Origin) -> str:
+    """Returns where which key is wrong, why, and what the job may have meant.
 
     Args:
         detail: Of the validation of a job.
-        strategy: Its `[strategy]` as written, maybe in Fleet's words.
+        origin: Of the job.
     """
-    path = [str(part) for part in detail["loc"]]
-    if path[0] == "strategy" and len(path) > 1:
-        path[1:] = written_as(strategy, path[1])
+    path = origin.as_written([str(part) for part in detail["loc"]])
+    return f"{origin.of(path)}: {_fault(detail, path)}{_way_out(detail, origin)}"
+
+
+def _fault(detail: ErrorDetails, path: KeyPath) -> str:
     key = ".".join(path)
     value = detail["input"]
     match detail["type"]:
@@ -31,10 +34,21 @@ def explain(detail: ErrorDetails, strategy: Mapping[str, Any]) -> str:
         case "literal_error":
             known = re.findall("'([^']+)'", detail["ctx"]["expected"])
             return f"{key} is {value!r}{_hint(str(value), known)} known: {', '.join(known)}"
+        case "missing":
+            return f"{key} is missing"
         case "setting_without_use":
             return f"{key} is {value!r}, {detail['msg']}"
         case _:
             return f"{key} is {value!r}: {detail['msg']}"
+
+
+def _way_out(detail: ErrorDetails, origin: Origin) -> str:
+    """Returns how to override the mode of a file that has settings for another."""
+    path = [str(part) for part in detail["loc"]]
+    is_of_file = origin.is_overridden(["strategy", "mode"]) and not origin.is_overridden(path)
+    if detail["type"] != "setting_without_use" or not is_of_file:
+        return ""
+    return f", or replace the section: --set \"strategy={{mode='{detail['ctx']['mode']}'}}\""
 
 
 def _hint(word: str, known: Sequence[str]) -> str:
@@ -50,4 +64,4 @@ def _known_keys(path: Sequence[str]) -> list[str]:
             return []
         section = annotation
     known = [field.alias or name for name, field in section.model_fields.items()]
-    return [*known, *FLEET_WORDS] if path == ["strategy"] else known
+    return [*known, *FLEET_WORDS] if tuple(path) == ("strategy",) else known

@@ -84,14 +84,19 @@ def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, "mode": mode, **settings}
 
 
-def written_as(strategy: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Returns where in `[strategy]` stands what the translation calls `name`."""
-    configs = strategy.get("a_sync_configs")
-    if isinstance(configs, Mapping) and name in configs:
-        return ("a_sync_configs", name)
-    if name == "mode" and name not in strategy and "a_sync" in strategy:
-        return ("a_sync",)
-    return (name,)
+def aliases_of(strategy: Mapping[str, Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Returns, by the key that translation gives it, the key under which each of Fleet's words stands.
+
+    Args:
+        strategy: As written, and found to be translatable.
+    """
+    aliases: dict[tuple[str, ...], tuple[str, ...]] = {
+        ("strategy", name): ("strategy", "a_sync_configs", name)
+        for name in strategy.get("a_sync_configs", {})
+    }
+    if "a_sync" in strategy and "mode" not in strategy:
+        aliases["strategy", "mode"] = ("strategy", "a_sync")
+    return aliases
 
 
 def _configs(configs: object) -> Mapping[str, Any]:

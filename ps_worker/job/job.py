@@ -1,6 +1,12 @@
 """A whole job: all its sections, checked."""
 
+from typing import Any
+
+from pydantic import PrivateAttr
+
+from protos.errors import JobError
 from ps_worker.job.optimizers import OptimizerSection
+from ps_worker.job.origin import Origin
 from ps_worker.job.sections import (
     CheckpointSection,
     ClusterSection,
@@ -13,7 +19,7 @@ from ps_worker.job.strategy import StrategySection
 
 
 class Job(Section):
-    """A whole job."""
+    """A whole job. It knows where it was written, to say so in errors; that is no part of its data."""
 
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -22,6 +28,21 @@ class Job(Section):
     strategy: StrategySection = StrategySection()
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()
+
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Keeps the origin that validation was given as its context."""
+        if isinstance(context, Origin):
+            self._origin = context
+
+    def place_of(self, key: str) -> str:
+        """Returns where `section.key` was written: `path:line`, or `--set section.key=value`."""
+        return self._origin.of(key.split("."))
+
+    def error(self, key: str, fault: str) -> JobError:
+        """Returns the error that says where `section.key` was written and what is wrong there."""
+        return JobError(f"{self.place_of(key)}: {fault}")
 
     def to_json(self) -> str:
         """Returns the job as JSON, the defaults of all that has a use filled in."""

@@ -1,7 +1,9 @@
 """Jobs from TOML files and from what checkpoints keep, with overrides."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ from pydantic import ValidationError
 
 from protos.errors import JobError
 from ps_worker.job.faults import explain
-from ps_worker.job.fleet_words import FleetWordError, translated
+from ps_worker.job.fleet_words import FleetWordError, aliases_of, translated
 from ps_worker.job.job import Job
+from ps_worker.job.origin import Origin, path_of
 from ps_worker.job.strategy import SETTINGS
 
 
@@ -21,12 +24,15 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
         JobError: If the file cannot be read or is not TOML, or a key or value is wrong.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
     except OSError as error:
         raise JobError(f"cannot read job {path}: {error.strerror}") from error
     except ValueError as error:
-        raise JobError(f"{path} is not TOML: {error}") from error
-    return override_job(data, overrides, source=str(path))
+        line = re.search(r"at line (\d+)", str(error))
+        place = f"{path}:{line[1]}" if line else str(path)
+        raise JobError(f"{place}: not TOML: {error}") from error
+    return _job_of(data, Origin(source=str(path), text=text, overrides=tuple(overrides)))
 
 
 def override_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str) -> Job:
@@ -35,17 +41,7 @@ def override_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: s
     Raises:
         JobError: If a key or value is wrong.
     """
-    tree = _overridden(data, overrides)
-    strategy = tree.get("strategy")
-    if not isinstance(strategy, Mapping):
-        strategy = {}
-    try:
-        return Job.model_validate({**tree, "strategy": translated(strategy)} if strategy else tree)
-    except FleetWordError as error:
-        raise JobError(f"{source}: {error}") from error
-    except ValidationError as error:
-        faults = (explain(detail, strategy) for detail in error.errors())
-        raise JobError("; ".join(f"{source}: {fault}" for fault in faults)) from error
+    return _job_of(data, Origin(source=source, overrides=tuple(overrides)))
 
 
 def stored_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str) -> Job:
@@ -64,6 +60,21 @@ def stored_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str
     return override_job({**data, "strategy": strategy}, overrides, source=source)
 
 
+def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
+    tree = _overridden(data, origin.overrides)
+    if isinstance(strategy := tree.get("strategy"), Mapping):
+        try:
+            tree["strategy"] = translated(strategy)
+        except FleetWordError as error:
+            raise JobError(f"{origin.of(error.key)}: {error}") from error
+        origin = replace(origin, aliases=aliases_of(strategy))
+    try:
+        return Job.model_validate(tree, context=origin)
+    except ValidationError as error:
+        faults = [explain(detail, origin) for detail in error.errors()]
+        raise JobError("\n".join(faults)) from error
+
+
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     tree = {
         key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()
@@ -74,8 +85,8 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
 
 
 def _set(tree: dict[str, Any], override: str) -> None:
-    name, equals, text = override.partition("=")
-    path = name.strip().split(".")
+    path = path_of(override)
+    _, equals, text = override.partition("=")
     value = _value(text.strip())
     is_section = len(path) == 1 and isinstance(value, Mapping)
     if not equals or not all(path) or not (len(path) > 1 or is_section):

@@ -82,7 +82,9 @@ class StrategySection(Section):
         modes = " or ".join(f'"{mode}"' for mode, settings in SETTINGS.items() if name in settings)
         message = f'but mode is "{self.mode}": set strategy.mode = {modes}, or remove {name}'
         # The message is a value: braces in a template would be placeholders.
-        error = PydanticCustomError("setting_without_use", "{message}", {"message": message})
+        error = PydanticCustomError(
+            "setting_without_use", "{message}", {"message": message, "mode": self.mode}
+        )
         return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))
 
     @model_serializer(mode="wrap")

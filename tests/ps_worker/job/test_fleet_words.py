@@ -10,8 +10,8 @@ from ps_worker.job.fleet_words import (
     TRANSLATED,
     WITHOUT_COUNTERPART,
     FleetWordError,
+    aliases_of,
     translated,
-    written_as,
 )
 
 FLEET_OPTIONS = {  # of a_sync_configs, in distributed_strategy.proto
@@ -145,16 +145,20 @@ def test_wrong_value_is_told_where_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "expected"),
+    ("words", "expected"),
     [
-        ({"a_sync": True}, "mode", ("a_sync",)),
-        ({"a_sync": True, "mode": "geo"}, "mode", ("mode",)),
-        ({"a_sync_configs": {"k_steps": 1}}, "k_steps", ("a_sync_configs", "k_steps")),
-        ({"a_sync_configs": {"k_steps": 1}}, "max_delay_ms", ("max_delay_ms",)),
+        ({}, {}),
+        ({"a_sync": True}, {"mode": "a_sync"}),
+        ({"a_sync": True, "mode": "geo"}, {}),
+        ({"a_sync_configs": {"k_steps": 1}}, {"k_steps": "a_sync_configs.k_steps"}),
     ],
     ids=str,
 )
 def test_translated_word_is_found_where_it_was_written(
-    words: dict[str, Any], name: str, expected: tuple[str, ...]
+    words: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    assert written_as(words, name) == expected
+    aliases = {".".join(name): ".".join(written) for name, written in aliases_of(words).items()}
+
+    assert aliases == {
+        f"strategy.{name}": f"strategy.{written}" for name, written in expected.items()
+    }

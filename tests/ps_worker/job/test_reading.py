@@ -106,18 +106,27 @@ def test_parameter_without_a_name_is_of_the_default_optimizer() -> None:
     assert job.optimizer.sparse.spec().name == "adagrad"
 
 
-def test_wrong_hyper_parameter_type_is_refused() -> None:
-    with pytest.raises(JobError, match="learning_rate is 'fast', expected a number"):
-        override_job({}, ["optimizer.sparse.learning_rate=fast"], source="job")
+@pytest.mark.parametrize("value", ["fast", "'1'", "true", "nan", "inf", "[1]"])
+def test_hyper_parameter_that_is_no_number_is_refused(value: str) -> None:
+    with pytest.raises(JobError, match=r"optimizer\.sparse\.learning_rate is .*number"):
+        override_job({}, [f"optimizer.sparse.learning_rate={value}"], source="job")
 
 
 def test_missing_file_and_bad_toml_are_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
-    bad.write_text("[train\n")
+    bad.write_text("[data]\n[train\n")
 
     with pytest.raises(JobError, match="cannot read job"):
         load_job(tmp_path / "none.toml")
-    with pytest.raises(JobError, match=r"bad\.toml is not TOML"):
+    with pytest.raises(JobError, match=r"bad\.toml:2: not TOML: "):
+        load_job(bad)
+
+
+def test_bad_toml_without_a_line_is_named(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_bytes(b"[data]\ntrain = '\xff'\n")
+
+    with pytest.raises(JobError, match=r"bad\.toml: not TOML: "):
         load_job(bad)
 
 
