@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ctr_model.layers.linear import add_bias, add_bias_relu, relu_backward, sum_rows
+from ctr_model.layers.linear import add_bias, add_bias_relu, outer, relu_backward, sum_rows
 from ctr_model.parameters import Floats, Segment
 
 
@@ -78,5 +78,8 @@ class Mlp:
             else:
                 sum_rows(grad, bias_grad)
             np.matmul(outputs[i].T, grad, out=weight_grad)  # [fan_in, H]
-            np.matmul(grad, tensors[2 * i].T, out=grads[i])  # [B, fan_in]
+            if grad.shape[1] == 1:
+                outer(grad.reshape(-1), tensors[2 * i].reshape(-1), grads[i])  # [B, fan_in]
+            else:
+                np.matmul(grad, tensors[2 * i].T, out=grads[i])  # [B, fan_in]
         return grads[0]

@@ -22,6 +22,7 @@ import numpy as np
 from ctr_model.batch import Batch
 from ctr_model.layers.cross import Cross
 from ctr_model.layers.embedding import pool_slots, scatter_slots
+from ctr_model.layers.linear import outer
 from ctr_model.layers.mlp import Mlp
 from ctr_model.losses import binary_cross_entropy, sigmoid_probabilities
 from ctr_model.models.checks import (
@@ -167,8 +168,9 @@ class DcnV2:
             self._cross.backward(of_cross, crossed, own.cross, input_grad, cross_grads)
             return input_grad
         cross_grad = own.cross_grad[:size]  # [B, n]
-        np.matmul(crossed[-1].T, grads[-1].reshape(-1), out=head_grads[0])
-        np.multiply(grads[-1], of_head[0], out=cross_grad)
+        logit_grad = grads[-1].reshape(-1)  # [B]
+        np.matmul(crossed[-1].T, logit_grad, out=head_grads[0])
+        outer(logit_grad, of_head[0], cross_grad)
         self._cross.backward(of_cross, crossed, own.cross, cross_grad, cross_grads)
         return np.add(input_grad, cross_grad, out=input_grad)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ctr_model.layers.linear import add_bias, add_bias_relu, relu_backward, sum_rows
+from ctr_model.layers.linear import add_bias, add_bias_relu, outer, relu_backward, sum_rows
 
 SHAPES = pytest.mark.parametrize("shape", [(1, 1), (3, 2), (7, 33), (4, 400)])
 
@@ -50,6 +50,16 @@ def test_rows_are_summed(shape: tuple[int, int]) -> None:
     sum_rows(grad, out)
 
     np.testing.assert_allclose(out, grad.sum(axis=0, dtype=np.float64), atol=1e-5)
+
+
+@SHAPES
+def test_outer_product_has_each_pair(shape: tuple[int, int]) -> None:
+    column, row = normal(1, shape[0]), normal(2, shape[1])
+    out = np.full(shape, np.nan, np.float32)
+
+    outer(column, row, out)
+
+    np.testing.assert_array_equal(out, column[:, None] * row)
 
 
 def test_nan_is_not_hidden_by_the_activation() -> None:
