@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -78,6 +79,24 @@ def test_gradient_does_not_depend_on_the_workspace(name: str) -> None:
     used = case.gradient(workspace)
 
     assert used.as_bytes() == case.gradient().as_bytes()
+
+
+@every_model
+def test_step_allocates_nothing_as_long_as_the_batch(name: str) -> None:
+    case = small_case(name, 1, batch_size=4096)
+    workspace, out = case.model.workspace(4096), case.outputs()
+    case.gradient(workspace, out)
+    case.predict(workspace)
+    tracemalloc.start()
+
+    try:
+        case.gradient(workspace, out)
+        case.predict(workspace)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < case.batch.size * np.dtype(np.float32).itemsize
 
 
 @every_model
