@@ -1,7 +1,10 @@
-"""The model alone: CTR-DNN's gradient with its embeddings, as a part of the ceiling.
+"""A model alone: the gradient with its embeddings, as a part of the ceiling.
 
-    python -m benchmarks.bench_model                 # one JSON line for each batch size and number of threads
-    python -m benchmarks.bench_model --rounds 40
+    python -m benchmarks.bench_model                 # CTR-DNN; a JSON line a batch size and number of threads
+    python -m benchmarks.bench_model --model deepfm  # another model
+    python -m benchmarks.bench_model --model all     # every model, at B=512 on one thread
+
+The ceiling is CTR-DNN's network, whatever the model: so models compare with each other, too.
 
 No tables, no servers: the rows of a batch's unique keys lie there, as after a pull. Each thread has its own
 workspace and gradients. Short rounds of model and ceiling (benchmarks.ceiling) alternate, and the median of
@@ -20,18 +23,19 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks import ceiling, rows
-from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.registry import MODELS, build_model
 from ctr_model.schema import criteo_schema
 from ps_worker.batch_keys import keys_of_batch
 
 ROUND_SECONDS = 0.25
+ALL = "all"
 
 Step = Callable[[], object]
 
 
-def model_step(batch_size: int) -> Step:
+def model_step(name: str, batch_size: int) -> Step:
     """Returns a function that computes all gradients of one batch."""
-    model = CtrDnn(criteo_schema())
+    model = build_model(name, criteo_schema(), {})
     rng = np.random.default_rng(1)
     batch = next(rows.batches(1, batch_size, seed=1))
     keys = keys_of_batch(batch, model.tables)
@@ -62,9 +66,9 @@ def speed(pool: ThreadPoolExecutor, steps: Sequence[Step], batch_size: int) -> f
     return sum(pool.map(repeat, steps))
 
 
-def measure(batch_size: int, threads: int, rounds: int) -> dict[str, object]:
+def measure(name: str, batch_size: int, threads: int, rounds: int) -> dict[str, object]:
     """Returns the medians of model and ceiling, and of their ratio."""
-    models = [model_step(batch_size) for _ in range(threads)]
+    models = [model_step(name, batch_size) for _ in range(threads)]
     ceilings = [ceiling.Network(batch_size).step for _ in range(threads)]
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
         for step in (*models, *ceilings):
@@ -75,6 +79,7 @@ def measure(batch_size: int, threads: int, rounds: int) -> dict[str, object]:
         ]
     return {
         "bench": "model",
+        "model": name,
         "batch_size": batch_size,
         "threads": threads,
         "examples_per_s": round(statistics.median(model for model, _ in pairs)),
@@ -87,10 +92,15 @@ def measure(batch_size: int, threads: int, rounds: int) -> dict[str, object]:
 def main() -> None:
     """Prints one line a case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="ctr_dnn", choices=[*MODELS, ALL])
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
-    for batch_size, threads in itertools.product(ceiling.BATCH_SIZES, (1, 2)):
-        print(json.dumps(measure(batch_size, threads, options.rounds)), flush=True)
+    if options.model == ALL:
+        cases = itertools.product(MODELS, [512], [1])
+    else:
+        cases = itertools.product([options.model], ceiling.BATCH_SIZES, [1, 2])
+    for case in cases:
+        print(json.dumps(measure(*case, options.rounds)), flush=True)
 
 
 if __name__ == "__main__":
