@@ -233,6 +233,28 @@ class Store(Protocol):
         """
         ...
 
+    def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
+        """Says how far a worker is, and waits until no other is too far behind: training within a bound.
+
+        A worker's clock is the number of steps that it has finished since it last left a barrier. One that
+        waits in a barrier or is done has none, so nobody waits for it. Calls of one worker may overlap and
+        overtake each other: the largest clock stays. But a worker has all answers before it comes to a
+        barrier, since from there it counts anew.
+
+        Args:
+            worker: Who says so.
+            clock: Steps that it has finished.
+            at_least: Wait until every worker that trains has finished so many; at most `clock`.
+
+        Returns:
+            How many steps the slowest has finished; `at_least` if nobody trains any more.
+
+        Raises:
+            ProtocolError: If the worker is done, or would wait for itself.
+            WaitTimeoutError: If some do not get so far; names them, with their clocks.
+        """
+        ...
+
     def done(self, worker: int, *, step: Version) -> None:
         """Says that a worker has left for good, and takes part in no step from `step` on."""
         ...

@@ -164,6 +164,13 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
             reduction = self._store.all_reduce(*where, *brought, step=request.step)
             return messages.reduced_to_message(await _settled(reduction))
 
+    async def Advance(
+        self, request: control_plane_pb2.AdvanceRequest, context: grpc.aio.ServicerContext
+    ) -> control_plane_pb2.AdvanceResponse:
+        async with self._answering(context, "Advance"):
+            future = self._store.advance(request.worker, request.clock, at_least=request.at_least)
+            return control_plane_pb2.AdvanceResponse(slowest=await _settled(future))
+
     async def Done(
         self, request: control_plane_pb2.DoneRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.DoneResponse:

@@ -202,6 +202,10 @@ class ParameterStore:
         """See `protos.store.Store`."""
         return self._workers.all_reduce(name, worker, values, op, step=step)
 
+    def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
+        """See `protos.store.Store`."""
+        return self._workers.advance(worker, clock, at_least=at_least)
+
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
         self._workers.done(worker, step=step)

@@ -22,6 +22,7 @@ from protos.staleness import Staleness
 from protos.store import Future, Reduced, ReduceOp, Stamp, StoreStatus, TableStatus, Version
 from ps_server.aggregation import StepAggregator
 from ps_server.barrier import BarrierBook
+from ps_server.pace import PaceBook
 from ps_server.reduction import Contribution, Given, ReductionBook, reduce_numbers
 from ps_server.waiting import Answered, WaitingFuture
 
@@ -58,6 +59,7 @@ class Workers:
         self._barriers = BarrierBook(num_workers)
         self._barrier_futures: dict[tuple[str, int], WaitingFuture[Any]] = {}
         self._reductions = ReductionBook()
+        self._pace = PaceBook(num_workers)
         self._waiters: list[_Waiter] = []
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
@@ -184,6 +186,7 @@ class Workers:
             self._barrier_futures[name, worker] = future
             self._reductions.give(name, worker, contribution)
             self._steps.leave(worker, step)
+            self._pace.pause(worker)
         return future
 
     def _barrier_timeout(self, name: str, worker: int, future: Future[Any]) -> WaitTimeoutError:
@@ -198,12 +201,34 @@ class Workers:
             f"see their logs"
         )
 
+    def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
+        """See `protos.store.Store`."""
+
+        def poll() -> Callable[[], int] | None:
+            if self._pace.behind(at_least):
+                return None
+            slowest = self._pace.slowest()
+            return lambda: at_least if slowest is None else slowest
+
+        def describe() -> str:
+            clocks = self._pace.behind(at_least).items()
+            behind = ", ".join(f"worker {worker} only {clock}" for worker, clock in clocks)
+            return (
+                f"not all workers finished {at_least} steps within {self._wait_limit_s:g} s: {behind}; "
+                f"see their logs"
+            )
+
+        with self._change():
+            self._pace.advance(worker, clock, at_least)
+        return self._wait(poll, describe)
+
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
         with self._change():
             self._steps.require_member(worker)
             self._steps.leave(worker, step)
             self._barriers.leave(worker)
+            self._pace.leave(worker)
             self._done.add(worker)
             self._examples.setdefault(worker, 0)
 
@@ -229,7 +254,9 @@ class Workers:
             examples = self._step_examples.pop(self._steps.version - 1)
             if examples:
                 self._apply(_over_all_examples(sum_gradients(parts), examples))
-        return [*self._take_released(), *self._take_ready()]
+        # In this order: who waits for slower workers goes on as soon as these are in a barrier, before it is
+        # released and they count from 0 again.
+        return [*self._take_ready(), *self._take_released()]
 
     def _take_released(self) -> list[Callable[[], None]]:
         answers: list[Callable[[], None]] = []
@@ -238,6 +265,7 @@ class Workers:
             answer = cache(partial(_outcome, name, given, self._steps.version))
             for worker in workers:
                 self._steps.rejoin(worker)
+                self._pace.restart(worker)
                 future = self._barrier_futures.pop((name, worker))
                 answers.append(partial(future.answer_with, answer))
         return answers

@@ -294,6 +294,10 @@ class ClusterClient:
 
         return _Together(combine)
 
+    def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
+        """See `protos.store.Store`; the first server knows how far all are."""
+        return self._transport.advance(0, worker, clock, max(0, at_least))
+
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
         _results([self._transport.done(server, worker, step) for server in self._servers])

@@ -161,6 +161,14 @@ class GrpcTransport:
         wait_s = self._deadlines.wait_s
         return self._call(server, "Barrier", request, messages.reduced_from_message, wait_s=wait_s)
 
+    def advance(self, server: int, worker: int, clock: int, at_least: int) -> Future[int]:
+        """See `Transport`."""
+        request = control_plane_pb2.AdvanceRequest(worker=worker, clock=clock, at_least=at_least)
+        wait_s = self._deadlines.wait_s
+        return self._call(
+            server, "Advance", request, lambda response: int(response.slowest), wait_s=wait_s
+        )
+
     def done(self, server: int, worker: int, step: Version) -> Future[None]:
         """See `Transport`."""
         request = control_plane_pb2.DoneRequest(worker=worker, step=step)

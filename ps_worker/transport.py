@@ -69,6 +69,10 @@ class Transport(Protocol):
         """Waits until every worker has come with its numbers."""
         ...
 
+    def advance(self, server: int, worker: int, clock: int, at_least: int) -> Future[int]:
+        """Says how far a worker is, and waits until all are far enough; answers with the slowest clock."""
+        ...
+
     def done(self, server: int, worker: int, step: Version) -> Future[None]:
         """Says that a worker has left."""
         ...

@@ -61,6 +61,22 @@ class BarrierResponse(_message.Message):
     values: bytes
     def __init__(self, version: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
+class AdvanceRequest(_message.Message):
+    __slots__ = ("worker", "clock", "at_least")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    clock: int
+    at_least: int
+    def __init__(self, worker: _Optional[int] = ..., clock: _Optional[int] = ..., at_least: _Optional[int] = ...) -> None: ...
+
+class AdvanceResponse(_message.Message):
+    __slots__ = ("slowest",)
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    slowest: int
+    def __init__(self, slowest: _Optional[int] = ...) -> None: ...
+
 class DoneRequest(_message.Message):
     __slots__ = ("worker", "step")
     WORKER_FIELD_NUMBER: _ClassVar[int]

@@ -26,7 +26,7 @@ from protos.v1 import control_plane_pb2 as protos_dot_v1_dot_control__plane__pb2
 from protos.v1 import data_plane_pb2 as protos_dot_v1_dot_data__plane__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/v1/parameter_server.proto\x12\tctr_ps.v1\x1a\x1dprotos/v1/control_plane.proto\x1a\x1aprotos/v1/data_plane.proto2\x82\x06\n\x0fParameterServer\x12L\n\x0b\x43reateTable\x12\x1d.ctr_ps.v1.CreateTableRequest\x1a\x1e.ctr_ps.v1.CreateTableResponse\x12L\n\x0b\x43reateDense\x12\x1d.ctr_ps.v1.CreateDenseRequest\x1a\x1e.ctr_ps.v1.CreateDenseResponse\x12I\n\nPullSparse\x12\x1c.ctr_ps.v1.PullSparseRequest\x1a\x1d.ctr_ps.v1.PullSparseResponse\x12\x43\n\x08PushGrad\x12\x1a.ctr_ps.v1.PushGradRequest\x1a\x1b.ctr_ps.v1.PushGradResponse\x12\x46\n\tPullDense\x12\x1b.ctr_ps.v1.PullDenseRequest\x1a\x1c.ctr_ps.v1.PullDenseResponse\x12@\n\x07\x42\x61rrier\x12\x19.ctr_ps.v1.BarrierRequest\x1a\x1a.ctr_ps.v1.BarrierResponse\x12\x37\n\x04\x44one\x12\x16.ctr_ps.v1.DoneRequest\x1a\x17.ctr_ps.v1.DoneResponse\x12\x37\n\x04Save\x12\x16.ctr_ps.v1.SaveRequest\x1a\x17.ctr_ps.v1.SaveResponse\x12\x37\n\x04Load\x12\x16.ctr_ps.v1.LoadRequest\x1a\x17.ctr_ps.v1.LoadResponse\x12\x46\n\tGetDigest\x12\x1b.ctr_ps.v1.GetDigestRequest\x1a\x1c.ctr_ps.v1.GetDigestResponse\x12\x46\n\tGetStatus\x12\x1b.ctr_ps.v1.GetStatusRequest\x1a\x1c.ctr_ps.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/v1/parameter_server.proto\x12\tctr_ps.v1\x1a\x1dprotos/v1/control_plane.proto\x1a\x1aprotos/v1/data_plane.proto2\xc4\x06\n\x0fParameterServer\x12L\n\x0b\x43reateTable\x12\x1d.ctr_ps.v1.CreateTableRequest\x1a\x1e.ctr_ps.v1.CreateTableResponse\x12L\n\x0b\x43reateDense\x12\x1d.ctr_ps.v1.CreateDenseRequest\x1a\x1e.ctr_ps.v1.CreateDenseResponse\x12I\n\nPullSparse\x12\x1c.ctr_ps.v1.PullSparseRequest\x1a\x1d.ctr_ps.v1.PullSparseResponse\x12\x43\n\x08PushGrad\x12\x1a.ctr_ps.v1.PushGradRequest\x1a\x1b.ctr_ps.v1.PushGradResponse\x12\x46\n\tPullDense\x12\x1b.ctr_ps.v1.PullDenseRequest\x1a\x1c.ctr_ps.v1.PullDenseResponse\x12@\n\x07\x42\x61rrier\x12\x19.ctr_ps.v1.BarrierRequest\x1a\x1a.ctr_ps.v1.BarrierResponse\x12@\n\x07\x41\x64vance\x12\x19.ctr_ps.v1.AdvanceRequest\x1a\x1a.ctr_ps.v1.AdvanceResponse\x12\x37\n\x04\x44one\x12\x16.ctr_ps.v1.DoneRequest\x1a\x17.ctr_ps.v1.DoneResponse\x12\x37\n\x04Save\x12\x16.ctr_ps.v1.SaveRequest\x1a\x17.ctr_ps.v1.SaveResponse\x12\x37\n\x04Load\x12\x16.ctr_ps.v1.LoadRequest\x1a\x17.ctr_ps.v1.LoadResponse\x12\x46\n\tGetDigest\x12\x1b.ctr_ps.v1.GetDigestRequest\x1a\x1c.ctr_ps.v1.GetDigestResponse\x12\x46\n\tGetStatus\x12\x1b.ctr_ps.v1.GetStatusRequest\x1a\x1c.ctr_ps.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.parameter_server_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PARAMETERSERVER']._serialized_start=107
-  _globals['_PARAMETERSERVER']._serialized_end=877
+  _globals['_PARAMETERSERVER']._serialized_end=943
 # @@protoc_insertion_point(module_scope)

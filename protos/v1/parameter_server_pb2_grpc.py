@@ -69,6 +69,11 @@ class ParameterServerStub(object):
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.BarrierRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_control__plane__pb2.BarrierResponse.FromString,
                 _registered_method=True)
+        self.Advance = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/Advance',
+                request_serializer=protos_dot_v1_dot_control__plane__pb2.AdvanceRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_control__plane__pb2.AdvanceResponse.FromString,
+                _registered_method=True)
         self.Done = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/Done',
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.DoneRequest.SerializeToString,
@@ -151,6 +156,16 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Advance(self, request, context):
+        """Says how far a worker is, and waits until all that train are far enough; asked of the first server alone.
+        Between two barriers idempotent: the largest clock stays. Not retried. DEADLINE_EXCEEDED: some are too far
+        behind; the message names them, with their clocks. FAILED_PRECONDITION: the worker is done, or would wait
+        for itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Done(self, request, context):
         """A worker leaves for good. Idempotent. A server whose workers have all left ends, unless told to stay.
         """
@@ -219,6 +234,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Barrier,
                     request_deserializer=protos_dot_v1_dot_control__plane__pb2.BarrierRequest.FromString,
                     response_serializer=protos_dot_v1_dot_control__plane__pb2.BarrierResponse.SerializeToString,
+            ),
+            'Advance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Advance,
+                    request_deserializer=protos_dot_v1_dot_control__plane__pb2.AdvanceRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_control__plane__pb2.AdvanceResponse.SerializeToString,
             ),
             'Done': grpc.unary_unary_rpc_method_handler(
                     servicer.Done,
@@ -412,6 +432,33 @@ class ParameterServer(object):
             '/ctr_ps.v1.ParameterServer/Barrier',
             protos_dot_v1_dot_control__plane__pb2.BarrierRequest.SerializeToString,
             protos_dot_v1_dot_control__plane__pb2.BarrierResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Advance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ctr_ps.v1.ParameterServer/Advance',
+            protos_dot_v1_dot_control__plane__pb2.AdvanceRequest.SerializeToString,
+            protos_dot_v1_dot_control__plane__pb2.AdvanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -138,6 +138,25 @@ def test_pushes_are_taken_while_a_pull_waits_for_them():
     run(body)
 
 
+def test_steps_are_told_while_others_wait_for_them():
+    """Many more waiting calls than there could be threads."""
+    service = Service(num_workers=2)
+
+    async def advance(worker: int, clock: int, at_least: int) -> int:
+        request = control_plane_pb2.AdvanceRequest(worker=worker, clock=clock, at_least=at_least)
+        return (await service.servicer.Advance(request, Context())).slowest
+
+    async def body() -> None:
+        waiting = [asyncio.create_task(advance(0, 9, 7)) for _ in range(200)]
+        await asyncio.sleep(0)  # all of them have asked
+        assert await advance(1, 6, 0) == 6
+        assert not any(task.done() for task in waiting)
+        await advance(1, 8, 0)
+        assert set(await asyncio.gather(*waiting)) == {8}
+
+    run(body)
+
+
 def test_call_that_waits_too_long_says_for_whom():
     service = Service(num_workers=2, wait_limit_s=0.01)
     context = Context()

@@ -69,3 +69,15 @@ def test_barrier_that_failed_lets_workers_train_on() -> None:
         store.push_grad(Gradients(), stamp, at=0)
 
     assert store.status().version == 1
+
+
+def test_call_that_waits_for_slower_workers_is_answered_when_all_meet() -> None:
+    """A worker should have its answers first; but nobody trains, so nobody is behind."""
+    store = ParameterStore(num_workers=2)
+    waiting = store.advance(0, 9, at_least=7)
+
+    for worker in range(2):
+        store.barrier("epoch", worker, step=0)
+
+    assert waiting.result() == 7
+    assert store.advance(0, 1, at_least=0).result() == 0

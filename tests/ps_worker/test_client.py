@@ -99,6 +99,15 @@ def test_numbers_are_brought_to_the_first_server_alone():
     assert [(server, name) for server, name, _ in transport.calls] == [(0, "all_reduce")]
 
 
+def test_pace_is_kept_by_the_first_server_alone():
+    transport = transport_to(3)
+    client = client_of(transport)
+
+    assert client.advance(0, 5, at_least=-3).result() == 5
+
+    assert transport.calls == [(0, "advance", (0, 5, 0))]
+
+
 def test_numbers_meet_at_one_version_of_all_servers():
     transport = transport_to(2)
     client = client_of(transport)

@@ -81,6 +81,10 @@ class LocalTransport:
         self.calls.append((server, "all_reduce", values))
         return self.stores[server].all_reduce(name, worker, values, op, step=step)
 
+    def advance(self, server: int, worker: int, clock: int, at_least: int) -> Future[int]:
+        self.calls.append((server, "advance", (worker, clock, at_least)))
+        return self.stores[server].advance(worker, clock, at_least=at_least)
+
     def done(self, server: int, worker: int, step: Version) -> Future[None]:
         return Answer(lambda: self.stores[server].done(worker, step=step))
 
