@@ -1,8 +1,8 @@
 """A whole job: all its sections, checked."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import PrivateAttr
+from pydantic import BeforeValidator, PrivateAttr
 
 from protos.errors import JobError
 from ps_worker.job.optimizers import OptimizerSection
@@ -18,10 +18,15 @@ from ps_worker.job.sections import (
 from ps_worker.job.strategy import StrategySection
 
 
+def _model_of_name(value: object) -> object:
+    """Reads `model = "name"` as `[model] name = "name"`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 class Job(Section):
     """A whole job. It knows where it was written, to say so in errors; that is no part of its data."""
 
-    model: ModelSection = ModelSection()
+    model: Annotated[ModelSection, BeforeValidator(_model_of_name)] = ModelSection()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     optimizer: OptimizerSection = OptimizerSection()

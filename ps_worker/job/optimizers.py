@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Strict
+from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
 from protos.spec import OptimizerSpec
 from ps_worker.job.sections import Section
@@ -22,13 +22,14 @@ class OptimizerChoice(Section):
         return OptimizerSpec(name=self.name, params=self.__pydantic_extra__)
 
 
-def _choice(default: str) -> Any:
-    """Reads `"name"`, or a table whose name may be left out."""
+def _choice(default: str | None) -> Any:
+    """Reads `"name"`, or a table, whose name may be left out if there is a default."""
+    named = {} if default is None else {"name": default}
 
     def read(value: object) -> object:
         if isinstance(value, str):
             return {"name": value}
-        return {"name": default, **value} if isinstance(value, Mapping) else value
+        return {**named, **value} if isinstance(value, Mapping) else value
 
     return BeforeValidator(read)
 
@@ -39,7 +40,24 @@ class OptimizerSection(Section):
     Attributes:
         sparse: Of the rows of tables.
         dense: Of the dense parameters.
+        tables: Of the rows of single tables, by the table's name.
     """
 
     sparse: Annotated[OptimizerChoice, _choice("adagrad")] = OptimizerChoice(name="adagrad")
     dense: Annotated[OptimizerChoice, _choice("adam")] = OptimizerChoice(name="adam")
+    tables: Mapping[str, Annotated[OptimizerChoice, _choice(None)]] = Field(default_factory=dict)
+
+    def of_table(self, name: str, default: OptimizerSpec | None) -> OptimizerSpec:
+        """Returns the optimizer of a table's rows: the job's for this table, the model's, the job's for all.
+
+        Args:
+            name: Of the table.
+            default: What the model asks for; None: nothing.
+        """
+        if name in self.tables:
+            return self.tables[name].spec()
+        return default or self.sparse.spec()
+
+    def key_of_table(self, name: str) -> str:
+        """Returns the key of the job that stands for a table's optimizer, or that would change it."""
+        return f"optimizer.tables.{name}" if name in self.tables else "optimizer.sparse"

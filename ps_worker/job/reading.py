@@ -88,15 +88,15 @@ def _set(tree: dict[str, Any], override: str) -> None:
     path = path_of(override)
     _, equals, text = override.partition("=")
     value = _value(text.strip())
-    is_section = len(path) == 1 and isinstance(value, Mapping)
+    is_section = isinstance(value, Mapping) or (path == ("model",) and isinstance(value, str))
     if not equals or not all(path) or not (len(path) > 1 or is_section):
         raise JobError(
-            f"--set {override!r}: expected section.key=value, or section={{ key = value }}"
+            f"--set {override}: expected section.key=value, or section={{ key = value }}"
         )
     node = tree
     for part in path[:-1]:
         child = node.get(part)
-        # `optimizer.sparse = "adam"` is short for `{ name = "adam" }`.
+        # `optimizer.sparse = "adam"` is short for `{ name = "adam" }`, and so is `model = "ctr_dnn"`.
         node[part] = dict(child) if isinstance(child, Mapping) else _named(child)
         node = node[part]
     node[path[-1]] = value

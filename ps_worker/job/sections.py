@@ -14,7 +14,11 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    """Which model; all keys but `name` are the model's own options."""
+    """Which model; all keys but `name` are the model's own options.
+
+    Attributes:
+        name: Of a model of this package, or "my_model.py:MyModel": a class in a file of one's own.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

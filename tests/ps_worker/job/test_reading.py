@@ -55,29 +55,17 @@ def test_numeric_folder_name_stays_text() -> None:
     assert override_job({}, ["checkpoint.dir=20261121"], source="job").checkpoint.dir == "20261121"
 
 
-def test_optimizer_may_be_a_name_or_a_table() -> None:
-    by_name = override_job({"optimizer": {"sparse": "sgd"}}, [], source="job")
-    by_table = override_job(
-        {"optimizer": {"sparse": {"name": "sgd", "learning_rate": 1}}}, [], source="job"
-    )
+@pytest.mark.parametrize("name", ["ctr_dnn", "models/my_model.py:MyModel"])
+def test_model_alone_is_short_for_its_name(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f'model = "{name}"\n\n[train]\nepochs = 2\n')
+    plain = override_job({"model": {"name": name}, "train": {"epochs": 2}}, [], source="job")
 
-    assert by_name.optimizer.sparse.spec().params == {}
-    assert by_table.optimizer.sparse.spec().params == {"learning_rate": 1.0}
-
-
-def test_parameter_can_be_set_on_an_optimizer_given_by_name() -> None:
-    job = override_job(
-        {"optimizer": {"dense": "adam"}}, ["optimizer.dense.learning_rate=0.01"], source="job"
-    )
-
-    assert job.optimizer.dense.spec().name == "adam"
-    assert job.optimizer.dense.spec().params == {"learning_rate": 0.01}
-
-
-def test_override_of_an_optimizer_replaces_its_parameters() -> None:
-    job = load_job(Path("examples/ctr_dnn.toml"), ["optimizer.sparse=sgd"])
-
-    assert job.optimizer.sparse.spec().params == {}
+    assert load_job(path) == plain
+    assert override_job({}, [f"model={name}", "train.epochs=2"], source="job") == plain
+    assert override_job({}, [f"model.name={name}", "train.epochs=2"], source="job") == plain
+    assert load_job(path, ["model.dim=4"]).model.options == {"dim": 4}
+    assert load_job(path, ["model.dim=4"]).model.name == name
 
 
 @pytest.mark.parametrize(
@@ -90,7 +78,9 @@ def test_override_of_an_optimizer_replaces_its_parameters() -> None:
         ("train.batch_size=0", "train.batch_size is 0"),
         ("strategy.mode=asink", "strategy.mode is 'asink', did you mean 'async'"),
         ("strategy.async=true", "did you mean 'strategy.a_sync'"),
-        ("train=3", "expected section.key=value"),
+        ("train=3", "--set train=3: expected section.key=value"),
+        ("train=fast", "--set train=fast: expected section.key=value"),
+        ("model=3", "--set model=3: expected section.key=value"),
         ("train.epochs", "expected section.key=value"),
         ("optimizer.sparse=3", "optimizer.sparse"),
     ],
@@ -98,18 +88,6 @@ def test_override_of_an_optimizer_replaces_its_parameters() -> None:
 def test_wrong_override_is_refused_by_name(override: str, message: str) -> None:
     with pytest.raises(JobError, match=message.replace("[", r"\[")):
         override_job({}, [override], source="job")
-
-
-def test_parameter_without_a_name_is_of_the_default_optimizer() -> None:
-    job = override_job({}, ["optimizer.sparse.learning_rate=0.5"], source="job")
-
-    assert job.optimizer.sparse.spec().name == "adagrad"
-
-
-@pytest.mark.parametrize("value", ["fast", "'1'", "true", "nan", "inf", "[1]"])
-def test_hyper_parameter_that_is_no_number_is_refused(value: str) -> None:
-    with pytest.raises(JobError, match=r"optimizer\.sparse\.learning_rate is .*number"):
-        override_job({}, [f"optimizer.sparse.learning_rate={value}"], source="job")
 
 
 def test_missing_file_and_bad_toml_are_named(tmp_path: Path) -> None:
