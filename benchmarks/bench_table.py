@@ -2,8 +2,10 @@
 
     python -m benchmarks.bench_table                     # 20 M rows, about 2 minutes
     python -m benchmarks.bench_table --rows 1000000
+    python -m benchmarks.bench_table --observers 2       # of a table that remembers changes
 
 Prints one JSON line a case: millions of keys a second, the median of five passes over keys drawn at random.
+With observers also how long one takes to find out what changed: nothing, or the keys of a call.
 """
 
 import argparse
@@ -52,7 +54,7 @@ def m_per_s(calls: list[Keys], call: Callable[[Keys], object]) -> float:
     return statistics.median(speeds)
 
 
-def measure(optimizer: str, rows: int) -> None:
+def measure(optimizer: str, rows: int, observers: int) -> None:
     """Fills a table and prints its lines."""
     table = SparseTable(
         TableSpec(
@@ -60,7 +62,8 @@ def measure(optimizer: str, rows: int) -> None:
             dim=DIM,
             initializer=InitializerSpec(scale=0.01),
             optimizer=OptimizerSpec(name=optimizer),
-        )
+        ),
+        num_observers=observers,
     )
     grads = np.random.default_rng(1).normal(size=(max(CALL_SIZES), DIM)).astype(np.float32)
 
@@ -109,15 +112,39 @@ def measure(optimizer: str, rows: int) -> None:
             ),
             flush=True,
         )
+    if observers:
+        table.take_changed(0, rows)
+        none_s = take_seconds(table)
+        push(keys[: max(CALL_SIZES)])
+        some_s = take_seconds(table)
+        print(
+            json.dumps(
+                {
+                    **line,
+                    "case": "changes",
+                    "take_none_ms": round(1e3 * none_s, 1),
+                    f"take_{max(CALL_SIZES)}_ms": round(1e3 * some_s, 1),
+                }
+            ),
+            flush=True,
+        )
+
+
+def take_seconds(table: SparseTable) -> float:
+    """Returns how long it takes to take all that changed."""
+    start = time.perf_counter()
+    table.take_changed(0, table.status.rows)
+    return time.perf_counter() - start
 
 
 def main() -> None:
     """Measures every optimizer of `OPTIMIZERS`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000_000)
-    rows = parser.parse_args().rows
+    parser.add_argument("--observers", type=int, default=0)
+    arguments = parser.parse_args()
     for optimizer in OPTIMIZERS:
-        measure(optimizer, rows)
+        measure(optimizer, arguments.rows, arguments.observers)
 
 
 if __name__ == "__main__":

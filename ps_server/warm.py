@@ -56,9 +56,10 @@ def _exercise(optimizer: str) -> None:
         )
         store.push_grad(Gradients({"table": grad}, dense), stamp, at=0).result()
     store.pull_sparse({"table": keys}, missing=Missing.INITIAL).result()
-    loaded = SparseTable(table)
+    loaded = SparseTable(table, num_observers=1)
     loaded.push(grad)
     loaded.write(loaded.export_shard(0))
+    loaded.take_changed(0, _NUM_KEYS)
 
 
 def _table_spec(optimizer: str) -> TableSpec:

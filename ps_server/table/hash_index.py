@@ -43,6 +43,8 @@ class TableArrays(NamedTuple):
         slab: float32[num_shards * region_rows, stride], rows of all shards.
         keys: uint64[num_shards * region_rows, stride / 2], the same memory; column 0 is the key.
         region_rows: Rows from one shard's region to the next.
+        change_words: uint64[num_shards * change_rows, W], W = 0 without observers (change_bits.py).
+        change_rows: Rows from one shard's words to the next.
         num_shards: A power of two.
     """
 
@@ -53,6 +55,8 @@ class TableArrays(NamedTuple):
     slab: NDArray[np.float32]
     keys: NDArray[np.uint64]
     region_rows: int
+    change_words: NDArray[np.uint64]
+    change_rows: int
     num_shards: int
 
 
@@ -150,10 +154,11 @@ def find_block(
 
 @kernel
 def has_room(table: TableArrays, shard: Int) -> bool:
-    """Whether one more row fits the shard's index and region."""
+    """Whether one more row fits the shard's index and regions."""
     rows = table.num_rows[shard] + 1
     fits_index = rows * 100 <= table.num_slots[shard] * MAX_LOAD_PERCENT
-    return bool(fits_index and rows <= table.region_rows)
+    fits_words = rows <= table.change_rows or table.change_words.shape[1] == 0
+    return bool(fits_index and fits_words and rows <= table.region_rows)
 
 
 @kernel

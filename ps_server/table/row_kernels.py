@@ -3,11 +3,13 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protos.gradients import Values
 from protos.jit import kernel
 from protos.partition import Keys, mix64
 from ps_server.optimizers.row_update import update_row
+from ps_server.table.change_bits import EVERY_OBSERVER, WORD_BITS
 from ps_server.table.hash_index import (
     BLOCK,
     TableArrays,
@@ -18,7 +20,7 @@ from ps_server.table.hash_index import (
     shard_of_hash,
 )
 from ps_server.table.initializers import Initializer, initialize_row
-from ps_server.table.intrinsics import borrow
+from ps_server.table.intrinsics import Int, borrow, prefetch
 from ps_server.table.row_layout import KEY_COLUMNS
 
 
@@ -45,6 +47,30 @@ def gather_rows(
                 initialize_row(initializer, keys[start + i], out[start + i])
             else:
                 out[start + i, :] = np.float32(0.0)
+
+
+@kernel
+def _first_word(table: TableArrays, shard: Int, row: Int) -> np.int64:
+    """Returns where the change words of a row, a position in `table.slab`, begin in all of them."""
+    row_of_words = row + shard * (table.change_rows - table.region_rows)
+    return np.int64(row_of_words * table.change_words.shape[1])
+
+
+@kernel
+def _prefetch_words(
+    table: TableArrays, hashes: NDArray[np.uint64], rows: NDArray[np.int64], size: int
+) -> None:
+    """Asks for the change words of the first `size` rows of a block."""
+    words = table.change_words.reshape(-1)
+    for i in range(size):
+        if rows[i] >= 0:
+            prefetch(words, _first_word(table, shard_of_hash(table, hashes[i]), rows[i]))
+
+
+@kernel
+def _mark_changed(words: NDArray[np.uint64], first: Int, num_words: int) -> None:
+    for word in range(num_words):
+        words[first + word] = EVERY_OBSERVER
 
 
 @kernel
@@ -77,10 +103,13 @@ def apply_rows(
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
     slab, flat_grads = table.slab.reshape(-1), grads.reshape(-1)
+    words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
     dim, state_width = grads.shape[1], initial_state.size
     while start < keys.size:
         stop = min(start + BLOCK, keys.size)
         find_block(table, keys, start, stop, hashes, rows)
+        if num_words:
+            _prefetch_words(table, hashes, rows, stop - start)
         for i in range(stop - start):
             row = rows[i]
             key = keys[start + i]
@@ -100,6 +129,7 @@ def apply_rows(
                 initialize_row(initializer, key, weights)
                 state[:] = initial_state
             update_row(hyper, weights, state, borrow(flat_grads, (start + i) * dim, dim), scale)
+            _mark_changed(words, _first_word(table, shard, row), num_words)
         start = stop
     return start
 
@@ -108,6 +138,7 @@ def apply_rows(
 def write_rows(table: TableArrays, keys: Keys, weights: Values, state: Values, start: int) -> int:
     """Writes whole rows, as from a checkpoint; returns as `apply_rows` does."""
     first_state = KEY_COLUMNS + weights.shape[1]
+    words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
     for i in range(start, keys.size):
         hashed = mix64(keys[i])
         shard = shard_of_hash(table, hashed)
@@ -118,4 +149,45 @@ def write_rows(table: TableArrays, keys: Keys, weights: Values, state: Values, s
             row = insert_row(table, shard, hashed, keys[i])
         table.slab[row, KEY_COLUMNS:first_state] = weights[i]
         table.slab[row, first_state : first_state + state.shape[1]] = state[i]
+        _mark_changed(words, _first_word(table, shard, row), num_words)
     return keys.size
+
+
+@kernel
+def take_changed_rows(
+    table: TableArrays,
+    shard: Int,
+    start: int,
+    stop: int,
+    observer: int,
+    keys: Keys,
+    weights: Values,
+) -> tuple[int, int]:
+    """Copies rows that changed for an observer, which from then on no longer count as changed for it.
+
+    Args:
+        table: The table, whose change words are updated in place.
+        shard: The shard to look at.
+        start: First row of the shard to look at.
+        stop: After the last row; may be more than there are.
+        observer: Who takes.
+        keys: uint64[N], overwritten from the front.
+        weights: float32[N, D], overwritten from the front.
+
+    Returns:
+        How many rows were copied, and the row to go on from: N is where it ends early.
+    """
+    count, dim = 0, weights.shape[1]
+    word, bit = observer // WORD_BITS, np.uint64(1) << np.uint64(observer % WORD_BITS)
+    for row_in_shard in range(start, min(stop, table.num_rows[shard])):
+        position = shard * table.change_rows + row_in_shard
+        if table.change_words[position, word] & bit:
+            if count == keys.size:
+                return count, row_in_shard
+            table.change_words[position, word] ^= bit
+            row = shard * table.region_rows + row_in_shard
+            keys[count] = table.keys[row, 0]
+            for j in range(dim):
+                weights[count, j] = table.slab[row, KEY_COLUMNS + j]
+            count += 1
+    return count, stop

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import GradientError, SpecConflictError
+from protos.errors import GradientError, ProtocolError, SpecConflictError
 from protos.gradients import SparseGrad, Values
 from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
 from protos.spec import TableSpec
@@ -22,6 +22,7 @@ from protos.store import Missing, TableStatus
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import hyper_of, initial_state
 from ps_server.table.arena import RESERVED_REGION_BYTES, Arena
+from ps_server.table.change_bits import ChangeBits
 from ps_server.table.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
@@ -31,7 +32,7 @@ from ps_server.table.hash_index import (
 )
 from ps_server.table.initializers import build_initializer
 from ps_server.table.names import check_name
-from ps_server.table.row_kernels import apply_rows, gather_rows, write_rows
+from ps_server.table.row_kernels import apply_rows, gather_rows, take_changed_rows, write_rows
 from ps_server.table.row_layout import RowLayout
 
 MAX_DIM = 4096
@@ -49,6 +50,7 @@ class SparseTable:
         *,
         server_index: int = 0,
         num_servers: int = 1,
+        num_observers: int = 0,
         region_bytes: int = RESERVED_REGION_BYTES,
     ) -> None:
         """Makes an empty table.
@@ -57,6 +59,7 @@ class SparseTable:
             spec: What the table is.
             server_index: The server that this process is.
             num_servers: Servers of the cluster.
+            num_observers: For how many observers to remember which rows changed.
             region_bytes: Address space to reserve for each shard.
 
         Raises:
@@ -74,6 +77,12 @@ class SparseTable:
             num_regions=spec.num_shards,
             width=self.layout.stride,
             region_bytes=region_bytes,
+        )
+        self._changes = ChangeBits(
+            num_observers,
+            shards=self.shards,
+            num_shards=spec.num_shards,
+            rows=self._slab.region_rows,
         )
         # Two regions a shard: a growing index moves from one to the other.
         self._index = Arena(
@@ -107,9 +116,10 @@ class SparseTable:
 
     @property
     def status(self) -> TableStatus:
-        """Rows, and bytes of rows and index."""
+        """Rows, and bytes of rows, index and marks of changes."""
         rows = int(self._num_rows.sum())
-        size_bytes = 4 * rows * self.layout.stride + 8 * int(self._num_slots[self.shards].sum())
+        row_bytes = 4 * self.layout.stride + self._changes.row_bytes
+        size_bytes = rows * row_bytes + 8 * int(self._num_slots[self.shards].sum())
         return TableStatus(rows=rows, size_bytes=size_bytes)
 
     def check(self, grad: SparseGrad) -> None:
@@ -172,6 +182,44 @@ class SparseTable:
         keys, weights, state = _frozen(rows.keys), _frozen(rows.weights), _frozen(rows.state)
         self._with_room(keys, lambda start: write_rows(self._arrays, keys, weights, state, start))
 
+    def take_changed(self, observer: int, max_rows: int) -> tuple[Keys, Values]:
+        """Returns rows that changed since the observer last took them: by a push or a write, of whomever.
+
+        They no longer count as changed for this observer; what changes meanwhile comes again. Each call
+        goes on where the last one stopped.
+
+        Args:
+            observer: One of the `num_observers`, from 0.
+            max_rows: At most so many rows, at least 1; fewer mean that there were no more.
+
+        Returns:
+            Keys uint64[N] and weights float32[N, D].
+
+        Raises:
+            ProtocolError: If there is no such observer, or `max_rows` is less than 1.
+        """
+        if not 0 <= observer < self._changes.num_observers:
+            raise ProtocolError(
+                f"table {self.spec.name!r} remembers changes for {self._changes.num_observers} "
+                f"observers, not for observer {observer}"
+            )
+        if max_rows < 1:
+            raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
+        num_rows = self._num_rows.copy()  # rows that come later wait for the next call
+        size = min(max_rows, int(num_rows.sum()))
+        keys, weights = np.empty(size, np.uint64), np.empty((size, self.spec.dim), np.float32)
+        count = 0
+        for shard, start, stop in self._changes.stretches(observer, num_rows):
+            if count == size:
+                break
+            with self._locks[shard]:
+                taken, row = take_changed_rows(
+                    self._arrays, shard, start, stop, observer, keys[count:], weights[count:]
+                )
+            count += taken
+            self._changes.stop_at(observer, shard, row)
+        return keys[:count], weights[:count]
+
     def export_shard(self, shard: int) -> Rows:
         """Returns a copy of one shard's rows, ascending by key."""
         with self._locks[shard]:
@@ -195,6 +243,8 @@ class SparseTable:
             slab=self._slab.array,
             keys=self._slab.array.view(np.uint64),
             region_rows=self._slab.region_rows,
+            change_words=self._changes.words,
+            change_rows=self._changes.region_rows,
             num_shards=self.spec.num_shards,
         )
 
@@ -216,6 +266,7 @@ class SparseTable:
             num_rows = int(self._num_rows[shard]) + 1
             try:
                 self._slab.reserve(num_rows)
+                self._changes.reserve(num_rows)
                 if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
                     self._double_index(shard)
             finally:  # the slab may have moved before memory ran out for the index

@@ -5,13 +5,14 @@ from collections import Counter
 
 import numpy as np
 
-from protos import messages
+from protos import data_messages
 from protos.gradients import DenseGrad, SparseGrad
 from protos.parts import PushPart, join_push
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Stamp
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
+from ps_server.table.sparse_table import SparseTable
 from ps_server.warm import warm_kernels
 
 
@@ -31,7 +32,8 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     spec = OptimizerSpec(name=optimizer)
     store = ParameterStore(num_workers=2)
     initializer = InitializerSpec(kind="uniform", scale=0.1)
-    store.create_table(TableSpec(name="t", dim=10, initializer=initializer, optimizer=spec))
+    table_spec = TableSpec(name="t", dim=10, initializer=initializer, optimizer=spec)
+    store.create_table(table_spec)
     dense = []
     if OPTIMIZERS[optimizer].is_elementwise:
         segment = DenseSegment(length=100, initializer=initializer)
@@ -43,16 +45,19 @@ def serve_a_job(optimizer: str, folder: str) -> None:
         stamp = Stamp(
             worker=worker, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0
         )
-        request = messages.push_grad_request(stamp, PushPart([("t", grad)], dense), 0)
-        stamp, part, at = messages.push_grad_arguments(
+        request = data_messages.push_grad_request(stamp, PushPart([("t", grad)], dense), 0)
+        stamp, part, at = data_messages.push_grad_arguments(
             type(request).FromString(request.SerializeToString())
         )
         store.push_grad(join_push([part]), stamp, at=at).result()
-    request = messages.pull_sparse_request({"t": keys}, Missing.ZEROS, 1)
-    wanted, missing, at = messages.pull_sparse_arguments(request)
+    request = data_messages.pull_sparse_request({"t": keys}, Missing.ZEROS, 1)
+    wanted, missing, at = data_messages.pull_sparse_arguments(request)
     store.pull_sparse(wanted, missing=missing, at=at).result()
     store.save(folder, {})
     store.load(folder)
+    watched = SparseTable(table_spec, num_observers=2)
+    watched.push(grad)
+    watched.take_changed(1, 100)
 
 
 def test_job_after_the_warm_up_compiles_nothing(tmp_path):

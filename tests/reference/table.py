@@ -11,12 +11,13 @@ from tests.reference.optimizers import UPDATES, Memory, Vector
 
 
 class ReferenceTable:
-    """Weights and optimizer memory by key."""
+    """Weights and optimizer memory by key, and for each observer the keys that changed."""
 
-    def __init__(self, spec: TableSpec) -> None:
+    def __init__(self, spec: TableSpec, num_observers: int = 0) -> None:
         self.spec = spec
         self.weights: dict[int, Vector] = {}
         self.memories: dict[int, Memory] = {}
+        self.changed: list[set[int]] = [set() for _ in range(num_observers)]
 
     def initial(self, key: int) -> Vector:
         spec = self.spec
@@ -36,3 +37,13 @@ class ReferenceTable:
             self.weights[key] = UPDATES[optimizer.name](
                 weights, memory, value / examples, **optimizer.params
             )
+            self.mark(key)
+
+    def write(self, key: int, weights: Vector) -> None:
+        """Writes a row without state."""
+        self.weights[key] = weights
+        self.mark(key)
+
+    def mark(self, key: int) -> None:
+        for changed in self.changed:
+            changed.add(key)

@@ -383,14 +383,14 @@ def test_status_counts_the_shards_of_this_server() -> None:
     assert table.status.size_bytes == 32 * INITIAL_SLOTS * 8
 
 
-@pytest.mark.parametrize("fails_at", [1, 2], ids=["rows", "index"])
+@pytest.mark.parametrize("fails_at", [1, 2, 3], ids=["rows", "changes", "index"])
 def test_table_that_runs_out_of_memory_keeps_its_rows(
     fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of its two arrays could not grow; and it goes on once there is memory."""
+    """Whichever of its three arrays could not grow; and it goes on once there is memory."""
     spec = spec_of(num_shards=1, initializer=InitializerSpec())
     full = INITIAL_SLOTS * MAX_LOAD_PERCENT // 100
-    table = SparseTable(spec, region_bytes=full * 16)  # slab and index are full at once
+    table = SparseTable(spec, num_observers=1, region_bytes=full * 16)  # full at once
     keys = random_keys(2 * full)
     table.push(ones(keys[:full]))
     with monkeypatch.context() as patch:
@@ -403,6 +403,7 @@ def test_table_that_runs_out_of_memory_keeps_its_rows(
     table.push(ones(keys))
 
     assert table.pull(keys, Missing.ZEROS)[:, 0].tolist() == [-3.0] * full + [-1.0] * full
+    assert table.take_changed(0, 3 * full)[0].size == 2 * full
 
 
 def failing_call(function: object, fails_at: int) -> object:

@@ -6,7 +6,13 @@ from unittest.mock import patch
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
@@ -15,6 +21,7 @@ from ps_server.checkpoint.rows import Rows
 from ps_server.table.sparse_table import SparseTable
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
+from tests.support.address_space import map_some
 
 DIM = 2
 COLLIDING = [unmix64(0xABCD_1234_0000_0005 | middle << 16) for middle in range(12)]
@@ -30,10 +37,6 @@ KEYS = st.one_of(
 KEY_LISTS = st.lists(KEYS, unique=True, max_size=40)
 
 
-def no_address_space(*_: object) -> None:
-    raise OSError("no address space left")
-
-
 class TableMachine(RuleBasedStateMachine):
     """Integers as gradients and a rate of 1, so that sums in float32 and float64 agree."""
 
@@ -45,13 +48,18 @@ class TableMachine(RuleBasedStateMachine):
         num_shards=2,
     )
 
-    @initialize(is_mapped=st.booleans(), region_bytes=st.sampled_from([1, 400, 5000, 2**30]))
-    def build(self, is_mapped: bool, region_bytes: int) -> None:
-        with patch("ps_server.table.arena.mmap.mmap", no_address_space):
-            copied = SparseTable(self.spec, region_bytes=region_bytes)
-        mapped = SparseTable(self.spec, region_bytes=region_bytes)
-        self.table = mapped if is_mapped else copied
-        self.reference = ReferenceTable(self.spec)
+    @initialize(
+        mapped=st.lists(st.booleans(), min_size=3, max_size=3),
+        region_bytes=st.sampled_from([1, 400, 5000, 2**30]),
+        num_observers=st.sampled_from([0, 1, 65, 1000]),
+    )
+    def build(self, mapped: list[bool], region_bytes: int, num_observers: int) -> None:
+        """Of rows, words of changes and index some can grow in place and some are copied."""
+        with patch("ps_server.table.arena.mmap.mmap", map_some(mapped)):
+            self.table = SparseTable(
+                self.spec, num_observers=num_observers, region_bytes=region_bytes
+            )
+        self.reference = ReferenceTable(self.spec, num_observers)
 
     @rule(keys=st.lists(KEYS, max_size=40), data=st.data(), examples=st.sampled_from([1, 2]))
     def push(self, keys: list[int], data: st.DataObject, examples: int) -> None:
@@ -83,9 +91,23 @@ class TableMachine(RuleBasedStateMachine):
         self.table.write(
             Rows(np.array(keys, np.uint64), weights, np.zeros((len(keys), 0), np.float32))
         )
-        self.reference.weights.update(
-            {key: np.full(DIM, float(value)) for key in keys},
-        )
+        for key in keys:
+            self.reference.write(key, np.full(DIM, float(value)))
+
+    @precondition(lambda self: self.reference.changed)
+    @rule(data=st.data(), max_rows=st.sampled_from([1, 2, 7, 50, 10**9]))
+    def take_changed(self, data: st.DataObject, max_rows: int) -> None:
+        last = len(self.reference.changed) - 1
+        observer = data.draw(st.sampled_from(sorted({0, last // 2, last})))
+        changed = self.reference.changed[observer]
+
+        keys, weights = self.table.take_changed(observer, max_rows)
+
+        assert keys.size == len(set(keys.tolist())) == min(max_rows, len(changed))
+        assert changed.issuperset(keys.tolist())
+        expected = self.reference.pull(keys.tolist(), reads_initial=False)
+        np.testing.assert_allclose(weights, expected, atol=1e-4)
+        changed.difference_update(keys.tolist())
 
     @rule()
     def export(self) -> None:

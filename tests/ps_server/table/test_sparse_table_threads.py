@@ -22,7 +22,7 @@ LIMIT_S = 20.0
 ALL_KEYS: Keys = np.random.default_rng(0).integers(0, 2**64, NUM_KEYS, np.uint64)
 
 
-def new_table(region_bytes: int) -> SparseTable:
+def new_table(region_bytes: int, num_observers: int = 0) -> SparseTable:
     """Returns a table that counts: each push of ones takes 1 from the weights, exactly."""
     spec = TableSpec(
         name="t",
@@ -31,7 +31,7 @@ def new_table(region_bytes: int) -> SparseTable:
         optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
         num_shards=8,
     )
-    return SparseTable(spec, region_bytes=region_bytes)
+    return SparseTable(spec, region_bytes=region_bytes, num_observers=num_observers)
 
 
 def run_together(tasks: Sequence[Callable[[], None]]) -> None:
@@ -65,7 +65,7 @@ def push_random_keys(table: SparseTable, seed: int, counts: np.ndarray) -> None:
         counts += np.bincount(chosen, minlength=NUM_KEYS)
 
 
-def while_pushing(table: SparseTable, look: Callable[[], None], num_threads: int) -> np.ndarray:
+def while_pushing(table: SparseTable, look: Callable[[], object], num_threads: int) -> np.ndarray:
     """Repeats `look` while threads push; returns how often each key was pushed."""
     counts = np.zeros((num_threads, NUM_KEYS), np.int64)
     is_over = threading.Event()
@@ -119,3 +119,29 @@ def test_exports_see_whole_rows_while_others_push() -> None:
     counts = while_pushing(table, export, num_threads=1)
 
     assert table.pull(ALL_KEYS, Missing.ZEROS)[:, 0].tolist() == (-counts).tolist()
+
+
+@pytest.mark.parametrize("region_bytes", [1000, 2**30], ids=["copied", "reserved"])
+def test_observer_that_takes_while_others_push_misses_no_change(region_bytes: int) -> None:
+    """What it took last of each row is the row as it is in the end."""
+    table = new_table(region_bytes, num_observers=2)
+    seen: dict[int, float] = {}
+
+    def take() -> int:
+        keys, weights = table.take_changed(1, 500)
+        assert np.unique(keys).size == keys.size
+        assert (weights == weights[:, :1]).all(), "a row was read while it was written"
+        assert all(weight <= seen.get(key, 0.0) for key, weight in by_key(keys, weights)), (
+            "a row was taken in an older state"
+        )
+        seen.update(by_key(keys, weights))
+        return keys.size
+
+    def by_key(keys: Keys, weights: np.ndarray) -> list[tuple[int, float]]:
+        return list(zip(keys.tolist(), weights[:, 0].tolist(), strict=True))
+
+    counts = while_pushing(table, take, num_threads=2)
+    while take() == 500:
+        pass
+
+    assert seen == {int(ALL_KEYS[i]): -float(counts[i]) for i in np.flatnonzero(counts)}

@@ -1,0 +1,88 @@
+"""Which rows changed since each observer last took them: a bit for each row and observer.
+
+    row 17 of a shard:  | word 0: observers 0 to 63 | word 1: observers 64 to 127 | ...
+
+Bit w % 64 of word w // 64 stands for observer w. A change sets all words of its row, whoever made it;
+taking clears the bit of one observer. Without observers there are no words.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps_server.table.arena import Arena
+
+WORD_BITS = 64
+EVERY_OBSERVER = np.uint64(2**WORD_BITS - 1)
+
+
+class ChangeBits:
+    """The words of a table's rows, and where each observer goes on taking. Not thread-safe.
+
+    Attributes:
+        num_observers: Observers, counted from 0.
+        row_bytes: Bytes of words in a row.
+    """
+
+    def __init__(
+        self, num_observers: int, *, shards: Sequence[int], num_shards: int, rows: int
+    ) -> None:
+        """Makes the words of a table in which nothing has changed.
+
+        Args:
+            num_observers: 0 takes no memory.
+            shards: Shards whose rows change here.
+            num_shards: Shards of the table.
+            rows: Rows of a shard to reserve address space for.
+        """
+        num_words = -(-num_observers // WORD_BITS)
+        self.num_observers = num_observers
+        self.row_bytes = 8 * num_words
+        self._shards = shards
+        self._next = [(0, 0)] * num_observers
+        self._arena: Arena | None = None
+        if num_observers:
+            self._arena = Arena(
+                np.uint64,
+                num_regions=num_shards,
+                width=num_words,
+                region_bytes=rows * self.row_bytes,
+            )
+
+    @property
+    def words(self) -> NDArray[np.uint64]:
+        """The words of all rows, uint64[num_shards * region_rows, W]."""
+        return np.zeros((0, 0), np.uint64) if self._arena is None else self._arena.array
+
+    @property
+    def region_rows(self) -> int:
+        """Rows from one shard's words to the next."""
+        return 0 if self._arena is None else self._arena.region_rows
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for `rows` rows in every shard; short of memory, leaves all as it was."""
+        if self._arena is not None:
+            self._arena.reserve(rows)
+
+    def stretches(
+        self, observer: int, num_rows: NDArray[np.int64]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yields (shard, start, stop) of all rows, once around from where the observer stopped.
+
+        Args:
+            observer: Who takes.
+            num_rows: int64[num_shards], the rows to go through.
+        """
+        first, row = self._next[observer]
+        around = [*self._shards[first:], *self._shards[: first + 1]]  # the first in two parts
+        for i, shard in enumerate(around):
+            yield (
+                shard,
+                row if i == 0 else 0,
+                row if i == len(self._shards) else int(num_rows[shard]),
+            )
+
+    def stop_at(self, observer: int, shard: int, row: int) -> None:
+        """Lets the observer go on at a row of a shard next time."""
+        self._next[observer] = (self._shards.index(shard), row)

@@ -1,0 +1,181 @@
+"""What an observer of a table is told: each row that changed since it last took it."""
+
+import re
+
+import numpy as np
+import pytest
+
+from protos.errors import ProtocolError
+from protos.gradients import SparseGrad
+from protos.partition import Keys
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing
+from ps_server.checkpoint.rows import Rows
+from ps_server.table.sparse_table import SparseTable
+from tests.support.address_space import map_some
+
+ALL = 10**9
+
+
+def new_table(num_observers: int = 1, **settings: int) -> SparseTable:
+    """Returns a table whose weights go down by what is pushed."""
+    spec = TableSpec(
+        name="t",
+        dim=2,
+        initializer=InitializerSpec(),
+        optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+        num_shards=4,
+    )
+    return SparseTable(spec, num_observers=num_observers, **settings)
+
+
+def push(table: SparseTable, *keys: int) -> None:
+    table.push(SparseGrad(keys_of(*keys), np.ones((len(keys), 2), np.float32), 1))
+
+
+def keys_of(*keys: int) -> Keys:
+    return np.array(keys, np.uint64)
+
+
+def take(table: SparseTable, observer: int = 0, max_rows: int = ALL) -> dict[int, list[float]]:
+    keys, weights = table.take_changed(observer, max_rows)
+    assert weights.shape == (keys.size, 2)
+    return dict(zip(keys.tolist(), weights.tolist(), strict=True))
+
+
+def test_new_table_has_no_changes() -> None:
+    assert take(new_table()) == {}
+
+
+def test_pushed_rows_are_taken_once_with_their_current_weights() -> None:
+    table = new_table()
+    push(table, 1, 2)
+    push(table, 2, 3)
+
+    assert take(table) == {1: [-1, -1], 2: [-2, -2], 3: [-1, -1]}
+    assert take(table) == {}
+
+
+def test_row_that_changes_again_is_taken_again() -> None:
+    table = new_table()
+    push(table, 1, 2)
+    take(table)
+
+    push(table, 2)
+
+    assert take(table) == {2: [-2, -2]}
+
+
+def test_written_rows_count_as_changed() -> None:
+    """Those that were there and new ones."""
+    table = new_table()
+    push(table, 1)
+    take(table)
+
+    weights = np.array([[5, 6], [7, 8]], np.float32)
+    table.write(Rows(keys_of(1, 9), weights, np.zeros((2, 0), np.float32)))
+
+    assert take(table) == {1: [5, 6], 9: [7, 8]}
+
+
+def test_reading_changes_nothing() -> None:
+    table = new_table()
+    push(table, 1)
+    take(table)
+
+    table.pull(keys_of(1, 2), Missing.INITIAL)
+    for shard in table.shards:
+        table.export_shard(shard)
+
+    assert take(table) == {}
+
+
+@pytest.mark.parametrize("observer", [0, 1, 63, 64, 127, 128, 129])
+def test_each_observer_takes_for_itself(observer: int) -> None:
+    """Also those whose bits stand in further words."""
+    table = new_table(num_observers=130)
+    push(table, 1, 2)
+
+    assert take(table, observer).keys() == {1, 2}
+
+    assert take(table, observer) == {}
+    for other in range(130):
+        if other != observer:
+            assert take(table, other).keys() == {1, 2}
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 50])
+def test_changes_are_taken_in_parts(max_rows: int) -> None:
+    table = new_table()
+    keys = range(100)
+    push(table, *keys)
+
+    parts = [take(table, max_rows=max_rows) for _ in range(-(-100 // max_rows))]
+
+    assert all(len(part) == max_rows for part in parts[:-1])
+    assert sorted(key for part in parts for key in part) == list(keys)
+    assert take(table, max_rows=max_rows) == {}
+
+
+def test_row_that_changes_all_the_time_keeps_no_other_waiting() -> None:
+    """The next call goes on where the last one stopped: within a shard, and from shard to shard."""
+    table = new_table()
+    push(table, *range(100))
+    hot = next(iter(take(table, max_rows=1)))
+    taken = {hot}
+
+    for _ in range(110):
+        push(table, hot)
+        taken |= take(table, max_rows=1).keys()
+
+    assert taken == set(range(100))
+
+
+def test_server_without_shards_has_no_changes() -> None:
+    table = new_table(server_index=5, num_servers=6)
+
+    assert take(table) == {}
+
+
+@pytest.mark.parametrize(("num_observers", "observer"), [(0, 0), (2, 2), (2, -1)])
+def test_observer_that_the_table_does_not_know_is_refused(
+    num_observers: int, observer: int
+) -> None:
+    table = new_table(num_observers)
+
+    message = f"'t' remembers changes for {num_observers} observers, not for observer {observer}"
+    with pytest.raises(ProtocolError, match=re.escape(message)):
+        table.take_changed(observer, 1)
+
+
+@pytest.mark.parametrize("max_rows", [0, -1])
+def test_taking_no_rows_is_refused(max_rows: int) -> None:
+    """It could not tell whether there are more."""
+    table = new_table()
+
+    with pytest.raises(ProtocolError, match=f"max_rows is {max_rows}, expected at least 1"):
+        table.take_changed(0, max_rows)
+
+
+@pytest.mark.parametrize(("num_observers", "word_bytes"), [(0, 0), (1, 8), (64, 8), (65, 16)])
+def test_status_counts_the_bytes_that_observers_take(num_observers: int, word_bytes: int) -> None:
+    table, plain = new_table(num_observers), new_table(0)
+
+    push(table, 1, 2, 3)
+    push(plain, 1, 2, 3)
+
+    assert table.status.size_bytes - plain.status.size_bytes == 3 * word_bytes
+
+
+def test_no_change_is_lost_where_only_the_rows_grow_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their bits are copied as they grow, where the system grants no more address space."""
+    monkeypatch.setattr("ps_server.table.arena.mmap.mmap", map_some([True, False, True]))
+    table = new_table(num_observers=1000)
+    keys = range(5000)
+
+    push(table, *keys)
+
+    assert take(table, 999).keys() == set(keys)
+    assert take(table, 999) == {}
