@@ -15,7 +15,7 @@ from typing import TypeVar
 import grpc
 import numpy as np
 
-from protos import messages
+from protos import control_messages, data_messages, spec_messages
 from protos.errors import CtrPsError
 from protos.parts import VALUE_BYTES, PushPart, join_push
 from protos.status import details_of, metadata_of, status_of
@@ -104,7 +104,7 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: control_plane_pb2.CreateTableRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.CreateTableResponse:
         async with self._answering(context, "CreateTable"):
-            spec = messages.table_spec_from_message(request.spec)
+            spec = spec_messages.table_spec_from_message(request.spec)
             self._store.create_table(spec)
             self._log_once(f"table created table={spec.name} dim={spec.dim}")
             return control_plane_pb2.CreateTableResponse()
@@ -113,7 +113,7 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: control_plane_pb2.CreateDenseRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.CreateDenseResponse:
         async with self._answering(context, "CreateDense"):
-            spec = messages.dense_spec_from_message(request.spec)
+            spec = spec_messages.dense_spec_from_message(request.spec)
             self._store.create_dense(spec)
             self._log_once(f"dense block created block={spec.name} length={spec.length}")
             return control_plane_pb2.CreateDenseResponse()
@@ -122,29 +122,29 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: data_plane_pb2.PullSparseRequest, context: grpc.aio.ServicerContext
     ) -> data_plane_pb2.PullSparseResponse:
         async with self._answering(context, "PullSparse"):
-            keys, missing, at = messages.pull_sparse_arguments(request)
+            keys, missing, at = data_messages.pull_sparse_arguments(request)
             num_keys = sum(column.size for column in keys.values())
             pull = partial(self._store.pull_sparse, keys, missing=missing, at=at)
             values = await self._answer(num_keys * _VALUES_A_KEY, pull)
-            return messages.pull_sparse_response(values)
+            return data_messages.pull_sparse_response(values)
 
     async def PullDense(
         self, request: data_plane_pb2.PullDenseRequest, context: grpc.aio.ServicerContext
     ) -> data_plane_pb2.PullDenseResponse:
         async with self._answering(context, "PullDense"):
-            blocks, at = messages.pull_dense_arguments(request)
+            blocks, at = data_messages.pull_dense_arguments(request)
             into = {
                 block: np.empty(self._store.piece_length(block), np.float32) for block in blocks
             }
             num_values = sum(piece.size for piece in into.values())
             version = await self._answer(num_values, partial(self._store.pull_dense, into, at=at))
-            return messages.pull_dense_response(into, version)
+            return data_messages.pull_dense_response(into, version)
 
     async def PushGrad(
         self, request: data_plane_pb2.PushGradRequest, context: grpc.aio.ServicerContext
     ) -> data_plane_pb2.PushGradResponse:
         async with self._answering(context, "PushGrad"):
-            stamp, part, at = messages.push_grad_arguments(request)
+            stamp, part, at = data_messages.push_grad_arguments(request)
             self._log_once(f"worker seen worker={stamp.worker}")
             if (parts := self._parts.add(stamp, part)) is None:
                 return data_plane_pb2.PushGradResponse(version=self._store.status().version)
@@ -158,11 +158,11 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         async with self._answering(context, "Barrier"):
             self._log_once(f"worker seen worker={request.worker}")
             where = (request.name, request.worker)
-            if (brought := messages.brought_numbers(request)) is None:
+            if (brought := control_messages.brought_numbers(request)) is None:
                 version = await _settled(self._store.barrier(*where, step=request.step))
                 return control_plane_pb2.BarrierResponse(version=version)
             reduction = self._store.all_reduce(*where, *brought, step=request.step)
-            return messages.reduced_to_message(await _settled(reduction))
+            return control_messages.reduced_to_message(await _settled(reduction))
 
     async def Advance(
         self, request: control_plane_pb2.AdvanceRequest, context: grpc.aio.ServicerContext
@@ -202,13 +202,15 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: control_plane_pb2.GetDigestRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.GetDigestResponse:
         async with self._answering(context, "GetDigest"):
-            return messages.digests_to_message(await asyncio.to_thread(self._store.shard_digests))
+            return control_messages.digests_to_message(
+                await asyncio.to_thread(self._store.shard_digests)
+            )
 
     async def GetStatus(
         self, request: control_plane_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.GetStatusResponse:
         async with self._answering(context, "GetStatus"):
-            return messages.status_to_message(
+            return control_messages.status_to_message(
                 self._store.status(), self._store.server_index, self._store.num_servers
             )
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.channel import MAX_MESSAGE_BYTES, PART_BYTES
+from protos.control_messages import merge_status
 from protos.errors import GradientError, ProtocolError, SpecConflictError, UnknownTableError
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, require_finite
 from protos.jit import kernel
-from protos.messages import merge_status
 from protos.numbers import Numbers, require_numbers
 from protos.partition import Keys, piece_of_server, route
 from protos.parts import KEY_BYTES, VALUE_BYTES, cut_columns, cut_push

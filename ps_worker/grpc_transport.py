@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from protos import messages
+from protos import control_messages, data_messages, spec_messages
 from protos.channel import CHANNEL_OPTIONS, PART_BYTES
 from protos.gradients import Values
 from protos.numbers import Numbers
@@ -109,12 +109,16 @@ class GrpcTransport:
 
     def create_table(self, server: int, spec: TableSpec) -> Future[None]:
         """See `Transport`."""
-        request = control_plane_pb2.CreateTableRequest(spec=messages.table_spec_to_message(spec))
+        request = control_plane_pb2.CreateTableRequest(
+            spec=spec_messages.table_spec_to_message(spec)
+        )
         return self._call(server, "CreateTable", request, _nothing)
 
     def create_dense(self, server: int, spec: DenseSpec) -> Future[None]:
         """See `Transport`."""
-        request = control_plane_pb2.CreateDenseRequest(spec=messages.dense_spec_to_message(spec))
+        request = control_plane_pb2.CreateDenseRequest(
+            spec=spec_messages.dense_spec_to_message(spec)
+        )
         return self._call(server, "CreateDense", request, _nothing)
 
     def pull_sparse(
@@ -125,8 +129,8 @@ class GrpcTransport:
         return self._call(
             server,
             "PullSparse",
-            messages.pull_sparse_request(keys, missing, at),
-            lambda response: messages.pulled_rows(response, num_keys),
+            data_messages.pull_sparse_request(keys, missing, at),
+            lambda response: data_messages.pulled_rows(response, num_keys),
             wait_s=self._wait_s(at),
         )
 
@@ -137,8 +141,8 @@ class GrpcTransport:
         return self._call(
             server,
             "PullDense",
-            messages.pull_dense_request(blocks, at),
-            lambda response: (messages.pulled_pieces(response), response.version),
+            data_messages.pull_dense_request(blocks, at),
+            lambda response: (data_messages.pulled_pieces(response), response.version),
             wait_s=self._wait_s(at),
         )
 
@@ -146,7 +150,9 @@ class GrpcTransport:
         self, server: int, part: PushPart, stamp: Stamp, at: Version | None
     ) -> Future[Version]:
         """See `Transport`."""
-        return self._call(server, "PushGrad", messages.push_grad_request(stamp, part, at), _version)
+        return self._call(
+            server, "PushGrad", data_messages.push_grad_request(stamp, part, at), _version
+        )
 
     def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:
         """See `Transport`."""
@@ -157,9 +163,11 @@ class GrpcTransport:
         self, server: int, name: str, worker: int, values: Numbers, op: ReduceOp, step: Version
     ) -> Future[Reduced]:
         """See `Transport`."""
-        request = messages.all_reduce_request(name, worker, values, op, step)
+        request = control_messages.all_reduce_request(name, worker, values, op, step)
         wait_s = self._deadlines.wait_s
-        return self._call(server, "Barrier", request, messages.reduced_from_message, wait_s=wait_s)
+        return self._call(
+            server, "Barrier", request, control_messages.reduced_from_message, wait_s=wait_s
+        )
 
     def advance(self, server: int, worker: int, clock: int, at_least: int) -> Future[int]:
         """See `Transport`."""
@@ -193,7 +201,7 @@ class GrpcTransport:
         request = control_plane_pb2.GetDigestRequest()
         wait_s = self._deadlines.checkpoint_s
         return self._call(
-            server, "GetDigest", request, messages.digests_from_message, wait_s=wait_s
+            server, "GetDigest", request, control_messages.digests_from_message, wait_s=wait_s
         )
 
     def status(self, server: int, *, wait_s: float | None = None) -> Future[ServerStatus]:
@@ -236,5 +244,5 @@ def _version(response: Any) -> Version:
 
 def _status(response: control_plane_pb2.GetStatusResponse) -> ServerStatus:
     return ServerStatus(
-        messages.status_from_message(response), response.server_index, response.num_servers
+        control_messages.status_from_message(response), response.server_index, response.num_servers
     )

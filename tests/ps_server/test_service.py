@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from protos import messages
+from protos import data_messages, spec_messages
 from protos.errors import GradientError, WaitTimeoutError
 from protos.gradients import SparseGrad
 from protos.parts import PushPart
@@ -66,11 +66,11 @@ class Service:
         stamp = Stamp(
             worker=worker, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0
         )
-        request = messages.push_grad_request(stamp, PushPart([("t", grad)], [], **part), at)
+        request = data_messages.push_grad_request(stamp, PushPart([("t", grad)], [], **part), at)
         return self.servicer.PushGrad(request, Context())
 
     def pull(self, at: int | None = None) -> Coroutine[Any, Any, Any]:
-        request = messages.pull_sparse_request({"t": KEYS}, Missing.ZEROS, at)
+        request = data_messages.pull_sparse_request({"t": KEYS}, Missing.ZEROS, at)
         return self.servicer.PullSparse(request, Context())
 
     def rows(self) -> np.ndarray:
@@ -133,7 +133,9 @@ def test_pushes_are_taken_while_a_pull_waits_for_them():
         assert service.activity.idle_s == 0.0
         await service.push(worker=1, at=0)
         for response in await asyncio.gather(*waiting):
-            np.testing.assert_array_equal(messages.pulled_rows(response, {"t": 4}).rows["t"], -1.0)
+            np.testing.assert_array_equal(
+                data_messages.pulled_rows(response, {"t": 4}).rows["t"], -1.0
+            )
 
     run(body)
 
@@ -207,7 +209,7 @@ def test_large_call_has_the_answer_of_a_small_one():
     async def body() -> None:
         await service.push()
         response = await service.pull()
-        np.testing.assert_array_equal(messages.pulled_rows(response, {"t": 4}).rows["t"], -1.0)
+        np.testing.assert_array_equal(data_messages.pulled_rows(response, {"t": 4}).rows["t"], -1.0)
 
     run(body)
 
@@ -231,7 +233,7 @@ def test_lifecycle_is_logged_once(caplog):
         await service.push()
         await service.push()
         request = control_plane_pb2.CreateTableRequest(
-            spec=messages.table_spec_to_message(service.store._tables["t"].spec)
+            spec=spec_messages.table_spec_to_message(service.store._tables["t"].spec)
         )
         for _ in range(2):
             await service.servicer.CreateTable(request, Context())
@@ -245,7 +247,7 @@ def test_lifecycle_is_logged_once(caplog):
 def test_push_of_nothing_is_taken():
     service = Service()
     stamp = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=3, batches=1, pulled=0)
-    request = messages.push_grad_request(stamp, PushPart([], []), None)
+    request = data_messages.push_grad_request(stamp, PushPart([], []), None)
 
     asyncio.run(service.servicer.PushGrad(request, Context()))
 

@@ -1,0 +1,141 @@
+"""Barriers, digests and states <-> messages of the control plane, both ways, once."""
+
+from collections.abc import Mapping
+
+from protos.codec import decode_numbers, encode_numbers
+from protos.errors import ProtocolError
+from protos.numbers import Numbers
+from protos.staleness import Staleness, merge_staleness
+from protos.store import Reduced, ReduceOp, StoreStatus, TableStatus
+from protos.v1 import control_plane_pb2
+
+_OP_TO_MESSAGE = {
+    ReduceOp.SUM: control_plane_pb2.REDUCE_OP_SUM,
+    ReduceOp.MAX: control_plane_pb2.REDUCE_OP_MAX,
+    ReduceOp.MIN: control_plane_pb2.REDUCE_OP_MIN,
+}
+_OP_FROM_MESSAGE = {number: op for op, number in _OP_TO_MESSAGE.items()}
+
+
+def all_reduce_request(
+    name: str, worker: int, values: Numbers, op: ReduceOp, step: int
+) -> control_plane_pb2.BarrierRequest:
+    """Returns the request of a worker that comes to a barrier with numbers."""
+    return control_plane_pb2.BarrierRequest(
+        name=name, worker=worker, step=step, values=encode_numbers(values), op=_OP_TO_MESSAGE[op]
+    )
+
+
+def brought_numbers(request: control_plane_pb2.BarrierRequest) -> tuple[Numbers, ReduceOp] | None:
+    """Returns what a worker brings to a barrier; None if it comes without numbers."""
+    if request.op == control_plane_pb2.REDUCE_OP_UNSPECIFIED:
+        return None
+    if request.op not in _OP_FROM_MESSAGE:
+        raise ProtocolError(f"all_reduce {request.name!r} has op {request.op}, which is none")
+    return decode_numbers(request.values), _OP_FROM_MESSAGE[request.op]
+
+
+def reduced_to_message(reduced: Reduced) -> control_plane_pb2.BarrierResponse:
+    """Returns the response of a barrier with numbers."""
+    return control_plane_pb2.BarrierResponse(
+        version=reduced.version, values=encode_numbers(reduced.values)
+    )
+
+
+def reduced_from_message(response: control_plane_pb2.BarrierResponse) -> Reduced:
+    """Returns what all workers' numbers come to."""
+    return Reduced(decode_numbers(response.values), response.version)
+
+
+def staleness_to_message(staleness: Staleness) -> control_plane_pb2.Staleness:
+    """Returns the message of a histogram."""
+    return control_plane_pb2.Staleness(
+        counts=staleness.counts, total=staleness.total, largest=staleness.largest
+    )
+
+
+def staleness_from_message(message: control_plane_pb2.Staleness) -> Staleness:
+    """Returns the histogram of a message."""
+    return Staleness(counts=tuple(message.counts), total=message.total, largest=message.largest)
+
+
+def status_to_message(
+    status: StoreStatus, server_index: int, num_servers: int
+) -> control_plane_pb2.GetStatusResponse:
+    """Returns the message of one server's status."""
+    return control_plane_pb2.GetStatusResponse(
+        version=status.version,
+        tables=[
+            control_plane_pb2.TableStatus(table=name, rows=table.rows, size_bytes=table.size_bytes)
+            for name, table in status.tables.items()
+        ],
+        workers=[
+            control_plane_pb2.WorkerStatus(
+                worker=worker, examples=status.examples.get(worker, 0), done=worker in status.done
+            )
+            for worker in sorted(status.examples.keys() | status.done)
+        ],
+        server_index=server_index,
+        num_servers=num_servers,
+        staleness=staleness_to_message(status.staleness),
+    )
+
+
+def status_from_message(message: control_plane_pb2.GetStatusResponse) -> StoreStatus:
+    """Returns the status of one server."""
+    return StoreStatus(
+        version=message.version,
+        tables={
+            table.table: TableStatus(rows=table.rows, size_bytes=table.size_bytes)
+            for table in message.tables
+        },
+        examples={worker.worker: worker.examples for worker in message.workers},
+        done=frozenset(worker.worker for worker in message.workers if worker.done),
+        staleness=staleness_from_message(message.staleness),
+    )
+
+
+def merge_status(parts: list[StoreStatus]) -> StoreStatus:
+    """Returns the status of a cluster: sizes add up, the rest every server has seen alike.
+
+    But for staleness: pushes meet each server in an order of its own, so what all have counted is kept, each
+    batch once for every server.
+    """
+    names = sorted({name for part in parts for name in part.tables})
+    return StoreStatus(
+        version=min(part.version for part in parts),
+        tables={
+            name: TableStatus(
+                rows=sum(part.tables[name].rows for part in parts if name in part.tables),
+                size_bytes=sum(
+                    part.tables[name].size_bytes for part in parts if name in part.tables
+                ),
+            )
+            for name in names
+        },
+        examples={
+            worker: max(part.examples.get(worker, 0) for part in parts)
+            for worker in sorted({worker for part in parts for worker in part.examples})
+        },
+        done=frozenset.intersection(*(part.done for part in parts)),
+        staleness=merge_staleness(part.staleness for part in parts),
+    )
+
+
+def digests_to_message(
+    digests: Mapping[tuple[str, int], bytes],
+) -> control_plane_pb2.GetDigestResponse:
+    """Returns the message of the digests of one server's shards, by table and shard."""
+    return control_plane_pb2.GetDigestResponse(
+        shards=[
+            control_plane_pb2.ShardDigest(table=table, shard=shard, sha256=sha256)
+            for (table, shard), sha256 in digests.items()
+        ]
+    )
+
+
+def digests_from_message(
+    message: control_plane_pb2.GetDigestResponse,
+) -> dict[tuple[str, int], bytes]:
+    """Returns the digests of one server's shards, by table and shard."""
+    return {(shard.table, shard.shard): shard.sha256 for shard in message.shards}

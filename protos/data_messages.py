@@ -1,0 +1,187 @@
+"""Keys, rows, gradients and stamps <-> messages of the data plane, both ways, once."""
+
+from collections.abc import Iterable, Mapping
+
+from protos.codec import decode_keys, decode_rows, decode_values, encode_keys, encode_values
+from protos.errors import ProtocolError
+from protos.gradients import DenseGrad, SparseGrad, Values
+from protos.partition import Keys
+from protos.parts import PushPart
+from protos.store import Missing, Pulled, Stamp
+from protos.v1 import data_plane_pb2
+
+_MISSING_TO_MESSAGE = {
+    Missing.INITIAL: data_plane_pb2.MISSING_INITIAL,
+    Missing.ZEROS: data_plane_pb2.MISSING_ZEROS,
+}
+_MISSING_FROM_MESSAGE = {number: missing for missing, number in _MISSING_TO_MESSAGE.items()}
+
+
+def stamp_to_message(stamp: Stamp) -> data_plane_pb2.Stamp:
+    """Returns the message of a stamp."""
+    return data_plane_pb2.Stamp(
+        worker=stamp.worker,
+        incarnation=stamp.incarnation,
+        sequence=stamp.sequence,
+        step=stamp.step,
+        examples=stamp.examples,
+        batches=stamp.batches,
+        pulled=stamp.pulled,
+    )
+
+
+def stamp_from_message(message: data_plane_pb2.Stamp) -> Stamp:
+    """Returns the stamp of a message."""
+    return Stamp(
+        worker=message.worker,
+        incarnation=message.incarnation,
+        sequence=message.sequence,
+        step=message.step,
+        examples=message.examples,
+        batches=message.batches,
+        pulled=message.pulled,
+    )
+
+
+def pull_sparse_request(
+    keys: Mapping[str, Keys], missing: Missing, at: int | None
+) -> data_plane_pb2.PullSparseRequest:
+    """Returns the request for embeddings of `keys` by table."""
+    return data_plane_pb2.PullSparseRequest(
+        columns=[
+            data_plane_pb2.KeyColumn(table=table, keys=encode_keys(column))
+            for table, column in keys.items()
+        ],
+        missing=_MISSING_TO_MESSAGE[missing],
+        at=at,
+    )
+
+
+def pull_sparse_arguments(
+    request: data_plane_pb2.PullSparseRequest,
+) -> tuple[dict[str, Keys], Missing, int | None]:
+    """Returns the keys by table, what missing keys read, and the version to wait for."""
+    if request.missing not in _MISSING_FROM_MESSAGE:
+        raise ProtocolError(f"a pull must say what missing keys read, got {request.missing}")
+    keys = {column.table: decode_keys(column.keys) for column in request.columns}
+    return keys, _MISSING_FROM_MESSAGE[request.missing], _at_of(request)
+
+
+def pull_sparse_response(pulled: Pulled) -> data_plane_pb2.PullSparseResponse:
+    """Returns the response with embeddings by table."""
+    return data_plane_pb2.PullSparseResponse(
+        columns=[
+            data_plane_pb2.ValueColumn(table=table, values=encode_values(column))
+            for table, column in pulled.rows.items()
+        ],
+        version=pulled.version,
+    )
+
+
+def pulled_rows(response: data_plane_pb2.PullSparseResponse, num_keys: Mapping[str, int]) -> Pulled:
+    """Returns read-only float32[N, D] by table; `num_keys` is N as it was asked for."""
+    rows = {
+        column.table: decode_rows(column.values, num_keys[column.table])
+        for column in response.columns
+    }
+    return Pulled(rows, response.version)
+
+
+def pull_dense_request(blocks: Iterable[str], at: int | None) -> data_plane_pb2.PullDenseRequest:
+    """Returns the request for a server's pieces of dense blocks."""
+    return data_plane_pb2.PullDenseRequest(blocks=blocks, at=at)
+
+
+def pull_dense_arguments(request: data_plane_pb2.PullDenseRequest) -> tuple[list[str], int | None]:
+    """Returns the blocks, and the version to wait for."""
+    return list(request.blocks), _at_of(request)
+
+
+def pull_dense_response(
+    values: Mapping[str, Values], version: int
+) -> data_plane_pb2.PullDenseResponse:
+    """Returns the response with pieces of dense blocks."""
+    return data_plane_pb2.PullDenseResponse(
+        columns=[
+            data_plane_pb2.DenseColumn(block=block, values=encode_values(piece))
+            for block, piece in values.items()
+        ],
+        version=version,
+    )
+
+
+def pulled_pieces(response: data_plane_pb2.PullDenseResponse) -> dict[str, Values]:
+    """Returns read-only float32[p] by block."""
+    return {column.block: decode_values(column.values) for column in response.columns}
+
+
+def sparse_grad_to_message(table: str, grad: SparseGrad) -> data_plane_pb2.SparseGradColumn:
+    """Returns the message of one table's gradients."""
+    return data_plane_pb2.SparseGradColumn(
+        table=table,
+        keys=encode_keys(grad.keys),
+        values=encode_values(grad.values),
+        examples=grad.examples,
+    )
+
+
+def dense_grad_to_message(
+    block: str, grad: DenseGrad, start: int = 0
+) -> data_plane_pb2.DenseGradColumn:
+    """Returns the message of a gradient that begins at `start` of the server's piece."""
+    return data_plane_pb2.DenseGradColumn(
+        block=block, values=encode_values(grad.values), examples=grad.examples, start=start
+    )
+
+
+def sparse_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, SparseGrad]]:
+    """Returns the table gradients of one part of a push, in the order sent."""
+    grads = []
+    for column in request.sparse:
+        keys = decode_keys(column.keys)
+        values = decode_rows(column.values, keys.size)
+        grads.append((column.table, SparseGrad(keys, values, column.examples)))
+    return grads
+
+
+def dense_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, int, DenseGrad]]:
+    """Returns block, start and gradient for the dense columns of one part of a push."""
+    return [
+        (column.block, column.start, DenseGrad(decode_values(column.values), column.examples))
+        for column in request.dense
+    ]
+
+
+def push_grad_request(
+    stamp: Stamp, part: PushPart, at: int | None
+) -> data_plane_pb2.PushGradRequest:
+    """Returns the request that carries one part of a push."""
+    return data_plane_pb2.PushGradRequest(
+        stamp=stamp_to_message(stamp),
+        sparse=[sparse_grad_to_message(table, grad) for table, grad in part.sparse],
+        dense=[dense_grad_to_message(block, grad, start) for block, start, grad in part.dense],
+        at=at,
+        part=part.part,
+        num_parts=part.num_parts,
+    )
+
+
+def push_grad_arguments(
+    request: data_plane_pb2.PushGradRequest,
+) -> tuple[Stamp, PushPart, int | None]:
+    """Returns who pushes, the part of the push that the request carries, and its step."""
+    part = PushPart(
+        sparse=sparse_grads_of(request),
+        dense=dense_grads_of(request),
+        part=request.part,
+        num_parts=request.num_parts,
+    )
+    return stamp_from_message(request.stamp), part, _at_of(request)
+
+
+def _at_of(
+    request: data_plane_pb2.PullSparseRequest
+    | data_plane_pb2.PullDenseRequest
+    | data_plane_pb2.PushGradRequest,
+) -> int | None:
+    return request.at if request.HasField("at") else None

@@ -1,0 +1,129 @@
+"""Numbers, digests and states to messages and back: nothing is lost on the way."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import control_messages
+from protos.errors import ProtocolError
+from protos.staleness import Staleness
+from protos.store import Reduced, ReduceOp, StoreStatus, TableStatus
+from protos.v1 import control_plane_pb2
+
+NAMES = st.text(min_size=1, max_size=20)
+UINT32 = st.integers(0, 2**32 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+STALENESS = st.builds(
+    Staleness, counts=st.lists(UINT64, max_size=9).map(tuple), total=UINT64, largest=UINT64
+)
+WORKERS = st.dictionaries(st.integers(0, 9), UINT64, max_size=5)
+STATUSES = st.builds(
+    lambda version, tables, examples, done, staleness: StoreStatus(
+        version=version,
+        tables=tables,
+        examples=examples,
+        done=frozenset(done) & examples.keys(),
+        staleness=staleness,
+    ),
+    UINT64,
+    st.dictionaries(NAMES, st.builds(TableStatus, rows=UINT64, size_bytes=UINT64), max_size=4),
+    WORKERS,
+    st.sets(st.integers(0, 9)),
+    STALENESS,
+)
+
+
+@given(status=STATUSES)
+def test_status_survives_the_wire(status: StoreStatus) -> None:
+    data = control_messages.status_to_message(status, 0, 1).SerializeToString()
+
+    message = control_plane_pb2.GetStatusResponse.FromString(data)
+    assert control_messages.status_from_message(message) == status
+
+
+def test_status_names_its_server() -> None:
+    status = StoreStatus(version=0, tables={}, examples={}, done=frozenset(), staleness=Staleness())
+
+    message = control_messages.status_to_message(status, 2, 3)
+
+    assert (message.server_index, message.num_servers) == (2, 3)
+
+
+@given(numbers=st.lists(st.floats()), op=st.sampled_from(ReduceOp), worker=UINT32, step=UINT64)
+def test_numbers_brought_to_a_barrier_survive_the_wire(
+    numbers: list[float], op: ReduceOp, worker: int, step: int
+) -> None:
+    values = np.array(numbers, np.float64)
+
+    data = control_messages.all_reduce_request("auc", worker, values, op, step).SerializeToString()
+
+    request = control_plane_pb2.BarrierRequest.FromString(data)
+    brought = control_messages.brought_numbers(request)
+    assert (request.name, request.worker, request.step) == ("auc", worker, step)
+    assert brought is not None
+    assert (brought[0].tobytes(), brought[1]) == (values.tobytes(), op)
+
+
+def test_barrier_may_be_met_without_numbers() -> None:
+    assert control_messages.brought_numbers(control_plane_pb2.BarrierRequest(name="end")) is None
+
+
+def test_op_that_is_none_is_refused() -> None:
+    request = control_plane_pb2.BarrierRequest(name="end", op=9)  # type: ignore[arg-type]
+
+    with pytest.raises(ProtocolError, match="'end' has op 9"):
+        control_messages.brought_numbers(request)
+
+
+@given(numbers=st.lists(st.floats()), version=UINT64)
+def test_reduced_numbers_survive_the_wire(numbers: list[float], version: int) -> None:
+    values = np.array(numbers, np.float64)
+
+    data = control_messages.reduced_to_message(Reduced(values, version)).SerializeToString()
+
+    found = control_messages.reduced_from_message(
+        control_plane_pb2.BarrierResponse.FromString(data)
+    )
+    assert (found.values.tobytes(), found.version) == (values.tobytes(), version)
+
+
+@given(digests=st.dictionaries(st.tuples(NAMES, UINT32), st.binary(max_size=32)))
+def test_digests_survive_the_wire(digests: dict[tuple[str, int], bytes]) -> None:
+    data = control_messages.digests_to_message(digests).SerializeToString()
+
+    message = control_plane_pb2.GetDigestResponse.FromString(data)
+    assert control_messages.digests_from_message(message) == digests
+
+
+def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
+    first = StoreStatus(
+        version=4,
+        tables={
+            "wide": TableStatus(rows=1, size_bytes=10),
+            "deep": TableStatus(rows=5, size_bytes=6),
+        },
+        examples={0: 100, 1: 50},
+        done=frozenset({0, 1}),
+        staleness=Staleness().add(0, 6).add(3),
+    )
+    second = StoreStatus(
+        version=3,
+        tables={"wide": TableStatus(rows=2, size_bytes=20)},
+        examples={0: 90},
+        done=frozenset({1}),
+        staleness=Staleness().add(0, 4).add(5, 3),
+    )
+
+    merged = control_messages.merge_status([first, second])
+
+    assert merged == StoreStatus(
+        version=3,
+        tables={
+            "wide": TableStatus(rows=3, size_bytes=30),
+            "deep": TableStatus(rows=5, size_bytes=6),
+        },
+        examples={0: 100, 1: 50},
+        done=frozenset({1}),
+        staleness=Staleness().add(0, 10).add(3).add(5, 3),
+    )

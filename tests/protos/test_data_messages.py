@@ -1,0 +1,131 @@
+"""Rows, gradients and stamps to messages and back: nothing is lost on the way."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import data_messages
+from protos.errors import ProtocolError
+from protos.gradients import DenseGrad, SparseGrad
+from protos.parts import PushPart
+from protos.store import Missing, Pulled, Stamp
+from protos.v1 import data_plane_pb2
+
+NAMES = st.text(min_size=1, max_size=20)
+UINT32 = st.integers(0, 2**32 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+STAMPS = st.builds(
+    Stamp,
+    worker=UINT32,
+    incarnation=UINT64,
+    sequence=UINT64,
+    step=UINT64,
+    examples=UINT64,
+    batches=UINT64,
+    pulled=UINT64,
+)
+
+
+@given(stamp=STAMPS)
+def test_stamp_survives_the_wire(stamp: Stamp) -> None:
+    data = data_messages.stamp_to_message(stamp).SerializeToString()
+
+    assert data_messages.stamp_from_message(data_plane_pb2.Stamp.FromString(data)) == stamp
+
+
+@pytest.mark.parametrize("missing", Missing)
+@pytest.mark.parametrize("at", [None, 0, 7])
+def test_pull_request_says_what_is_missing_and_which_version(
+    missing: Missing, at: int | None
+) -> None:
+    """Version 0 is a version, not the absence of one."""
+    keys = {"wide": np.array([1, 2**64 - 1], np.uint64), "deep": np.zeros(0, np.uint64)}
+
+    request = data_messages.pull_sparse_request(keys, missing, at)
+
+    columns, got_missing, got_at = data_messages.pull_sparse_arguments(request)
+    assert {name: column.tolist() for name, column in columns.items()} == {
+        "wide": [1, 2**64 - 1],
+        "deep": [],
+    }
+    assert (got_missing, got_at) == (missing, at)
+
+
+def test_pull_request_that_does_not_say_what_is_missing_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="what missing keys read"):
+        data_messages.pull_sparse_arguments(data_plane_pb2.PullSparseRequest())
+
+
+def test_pulled_rows_have_the_shape_that_was_asked_for() -> None:
+    rows = {"wide": np.ones((3, 1), np.float32), "deep": np.ones((2, 8), np.float32)}
+
+    response = data_messages.pull_sparse_response(Pulled(rows, 7))
+
+    pulled = data_messages.pulled_rows(response, {"wide": 3, "deep": 2})
+    assert {name: values.shape for name, values in pulled.rows.items()} == {
+        "wide": (3, 1),
+        "deep": (2, 8),
+    }
+    assert pulled.version == 7
+
+
+def test_pulled_pieces_survive_the_wire() -> None:
+    response = data_messages.pull_dense_response({"mlp": np.array([1.5, 2.5], np.float32)}, 3)
+
+    pieces = data_messages.pulled_pieces(response)
+
+    assert response.version == 3
+    assert {name: piece.tolist() for name, piece in pieces.items()} == {"mlp": [1.5, 2.5]}
+
+
+def test_gradients_survive_the_wire_in_their_order() -> None:
+    wide = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)
+    empty = SparseGrad(np.zeros(0, np.uint64), np.zeros((0, 2), np.float32), 5)
+    block = DenseGrad(np.array([1.0, 2.0], np.float32), 6)
+    request = data_plane_pb2.PushGradRequest(
+        sparse=[
+            data_messages.sparse_grad_to_message("wide", wide),
+            data_messages.sparse_grad_to_message("deep", empty),
+        ],
+        dense=[data_messages.dense_grad_to_message("mlp", block, start=9)],
+    )
+
+    sparse = data_messages.sparse_grads_of(request)
+    dense = data_messages.dense_grads_of(request)
+
+    assert [
+        (name, grad.keys.tolist(), grad.values.tolist(), grad.examples) for name, grad in sparse
+    ] == [
+        ("wide", [3], [[1.0, 1.0]], 5),
+        ("deep", [], [], 5),
+    ]
+    assert [(name, start, grad.values.tolist(), grad.examples) for name, start, grad in dense] == [
+        ("mlp", 9, [1.0, 2.0], 6)
+    ]
+
+
+@given(stamp=STAMPS, at=st.none() | UINT64)
+def test_part_of_a_push_survives_the_wire(stamp: Stamp, at: int | None) -> None:
+    grad = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)
+    block = DenseGrad(np.array([1.0, 2.0], np.float32), 6)
+    part = PushPart([("wide", grad)], [("mlp", 9, block)], part=1, num_parts=3)
+
+    data = data_messages.push_grad_request(stamp, part, at).SerializeToString()
+    found_stamp, found, found_at = data_messages.push_grad_arguments(
+        data_plane_pb2.PushGradRequest.FromString(data)
+    )
+
+    assert (found_stamp, found_at, found.part, found.num_parts) == (stamp, at, 1, 3)
+    assert [(name, rows.keys.tolist(), rows.examples) for name, rows in found.sparse] == [
+        ("wide", [3], 5)
+    ]
+    assert [(name, start, piece.examples) for name, start, piece in found.dense] == [("mlp", 9, 6)]
+
+
+@given(blocks=st.lists(NAMES), at=st.none() | UINT64)
+def test_request_for_pieces_survives_the_wire(blocks: list[str], at: int | None) -> None:
+    data = data_messages.pull_dense_request(blocks, at).SerializeToString()
+
+    message = data_plane_pb2.PullDenseRequest.FromString(data)
+    assert data_messages.pull_dense_arguments(message) == (blocks, at)
