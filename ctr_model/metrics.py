@@ -25,7 +25,7 @@ _SMALLEST_PROBABILITY = 1e-7
 Floats = NDArray[np.float32]
 
 # Positions in the vector of sums.
-_LOG_LOSS, _PREDICTED, _CLICKS, _CORRECT, _EXAMPLES, _NUM_SUMS = 0, 1, 2, 3, 4, 5
+_LOG_LOSS, _ABSOLUTE, _SQUARED, _PREDICTED, _CLICKS, _CORRECT, _EXAMPLES, _NUM_SUMS = range(8)
 
 
 @kernel
@@ -40,10 +40,30 @@ def _add(
         histograms[1 if clicked else 0, bucket] += 1
         bounded = min(max(p, _SMALLEST_PROBABILITY), 1.0 - _SMALLEST_PROBABILITY)
         sums[_LOG_LOSS] -= math.log(bounded) if clicked else math.log1p(-bounded)
+        error = p - (1.0 if clicked else 0.0)
+        sums[_ABSOLUTE] += abs(error)
+        sums[_SQUARED] += error * error
         sums[_PREDICTED] += p
         sums[_CLICKS] += clicked
         sums[_CORRECT] += (p >= 0.5) == clicked
         sums[_EXAMPLES] += 1
+
+
+def auc_of_histograms(
+    clicks: NDArray[np.int64] | NDArray[np.float64],
+    others: NDArray[np.int64] | NDArray[np.float64],
+) -> float:
+    """Returns the area under the ROC curve of counts by bucket of prediction; nan with one class only.
+
+    Args:
+        clicks: [buckets], examples that were clicked, by ascending prediction.
+        others: [buckets], those that were not.
+    """
+    pairs = float(others.sum()) * float(clicks.sum())
+    if not pairs:
+        return math.nan
+    below = np.cumsum(others) - others / 2  # [buckets]
+    return float(clicks @ below) / pairs
 
 
 class ClickMetrics:
@@ -75,7 +95,7 @@ class ClickMetrics:
         self._sums += other._sums
 
     def to_vector(self) -> NDArray[np.float64]:
-        """Returns all sums as float64[2 * THRESHOLDS + 5], which add up."""
+        """Returns all sums as float64[2 * THRESHOLDS + 7], which add up."""
         return np.concatenate([self._histograms.reshape(-1).astype(np.float64), self._sums])
 
     @classmethod
@@ -99,14 +119,25 @@ class ClickMetrics:
         """Number of examples."""
         return int(self._sums[_EXAMPLES])
 
+    @property
+    def correct(self) -> int:
+        """Number of examples on the right side of 0.5."""
+        return int(self._sums[_CORRECT])
+
+    @property
+    def absolute_error(self) -> float:
+        """Sum over examples of |label - prediction|."""
+        return float(self._sums[_ABSOLUTE])
+
+    @property
+    def squared_error(self) -> float:
+        """Sum over examples of (label - prediction)^2."""
+        return float(self._sums[_SQUARED])
+
     def auc(self) -> float:
         """Returns the area under the ROC curve; nan with one class only."""
         others, clicks = self._histograms
-        pairs = float(others.sum()) * float(clicks.sum())
-        if not pairs:
-            return math.nan
-        below = np.cumsum(others) - others / 2  # [THRESHOLDS]
-        return float(clicks @ below) / pairs
+        return auc_of_histograms(clicks, others)
 
     def log_loss(self) -> float:
         """Returns the mean log loss, predictions bounded away from 0 and 1 by 1e-7; nan if empty."""

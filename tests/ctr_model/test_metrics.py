@@ -86,6 +86,18 @@ def test_accuracy_and_calibration() -> None:
     assert metrics.calibration() == 0.75
 
 
+@given(EXAMPLES)
+def test_sums_of_errors_are_numpys(rows: list[tuple[bool, float]]) -> None:
+    labels, probabilities = arrays(rows)
+    errors = labels.astype(np.float64) - probabilities
+
+    metrics = measured(labels, probabilities)
+
+    assert metrics.absolute_error == pytest.approx(np.abs(errors).sum())
+    assert metrics.squared_error == pytest.approx((errors**2).sum())
+    assert metrics.correct == metrics.accuracy() * metrics.examples
+
+
 def test_figures_of_nothing_are_nan() -> None:
     metrics = ClickMetrics()
 
