@@ -1,0 +1,116 @@
+"""docs/job.md leaves nothing out."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from annotated_types import Ge, Gt, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ps_worker.job import Job, override_job
+from ps_worker.job.fleet_words import TRANSLATED, WITHOUT_COUNTERPART
+from ps_worker.job.optimizers import OptimizerChoice
+from ps_worker.job.strategy import SETTINGS, Mode
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/job.md").read_text()
+SECTIONS = list(Job.model_fields)
+TYPES = {int: "integer", float: "number", str: "text", bool: "`true` or `false`"}
+
+
+def part(title: str) -> str:
+    (found,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return found
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Returns the cells of each row whose first cell is a key."""
+    lines = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+def fields_of(section: str) -> dict[str, FieldInfo]:
+    model = Job.model_fields[section].annotation
+    assert isinstance(model, type)
+    assert issubclass(model, BaseModel)
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def type_of(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is Literal:
+        *names, last = (f"`{name}`" for name in get_args(field.annotation))
+        return f"{', '.join(names)} or {last}"
+    if field.annotation is OptimizerChoice:
+        return "optimizer"
+    if get_origin(field.annotation) is Mapping:
+        return "table of optimizers"
+    if get_origin(field.annotation) is tuple:
+        return "text or list of text"
+    return TYPES[field.annotation] + " and".join(filter(None, map(bound, field.metadata)))
+
+
+def bound(limit: object) -> str:
+    match limit:
+        case Ge(ge=low):
+            return f" ≥ {low}"
+        case Gt(gt=low):
+            return f" > {low}"
+        case Lt(lt=high):
+            return f" < 2^{int(high).bit_length() - 1}"
+    raise AssertionError(f"a bound that the page has no words for: {limit!r}")
+
+
+def plain(default: Any) -> Any:
+    """Returns a default as TOML would have it."""
+    if isinstance(default, OptimizerChoice):
+        return default.name
+    return list(default) if isinstance(default, tuple) else default
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_has_its_row_and_every_row_its_key(section: str) -> None:
+    keys = rows(part(section).partition("###")[0])
+
+    assert keys.keys() == fields_of(section).keys()
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_types_and_defaults_are_those_of_the_job(section: str) -> None:
+    keys = rows(part(section).partition("###")[0])
+
+    for name, field in fields_of(section).items():
+        kind, default, *_ = keys[name]
+        value = tomllib.loads(f"value = {default.strip('`')}")["value"]
+        assert kind == type_of(field), name
+        assert (type(value), value) == (
+            type(plain(field.get_default(call_default_factory=True))),
+            plain(field.get_default(call_default_factory=True)),
+        ), name
+
+
+def test_sections_stand_in_the_order_of_the_job() -> None:
+    assert re.findall(r"^## (.*)", PAGE, re.MULTILINE) == SECTIONS
+
+
+def test_modes_of_each_setting_are_those_that_use_it() -> None:
+    keys = rows(part("strategy").partition("###")[0])
+
+    for name, (_, _, modes, _) in keys.items():
+        using = [f"`{mode}`" for mode in get_args(Mode) if name in SETTINGS[mode]]
+        assert modes == ("all" if name == "mode" else ", ".join(using))
+
+
+def test_every_word_of_fleet_is_there() -> None:
+    fleet = part("strategy").partition("### In Fleet's words")[2]
+
+    for word in (*TRANSLATED, *WITHOUT_COUNTERPART):
+        assert word in fleet, word
+
+
+def test_examples_of_the_page_are_jobs() -> None:
+    for example in re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        override_job(tomllib.loads(example), [], source="docs/job.md")
