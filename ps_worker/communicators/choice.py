@@ -5,6 +5,7 @@ from typing import Any
 from ctr_model.models.model import Model
 from protos.store import Store
 from ps_worker.communicators.asynchronous import AsyncCommunicator
+from ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicator
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.half_async import HalfAsyncCommunicator
@@ -40,6 +41,15 @@ def communicator_of(
             return HalfAsyncCommunicator(store, worker=worker, num_params=num_params)
         case "async" if is_embedded:
             return DirectCommunicator(store, worker=worker, num_params=num_params)
+        case "bounded_staleness":
+            return BoundedStalenessCommunicator(
+                store,
+                worker=worker,
+                num_params=num_params,
+                max_staleness=strategy.max_staleness,
+                thread_num=job.train.thread_num,
+                **_sending(job),
+            )
         case _:
             return AsyncCommunicator(store, worker=worker, num_params=num_params, **_sending(job))
 

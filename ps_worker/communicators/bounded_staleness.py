@@ -1,0 +1,118 @@
+"""Asynchronous training in which no worker runs far ahead of the slowest.
+
+    step c may begin  <=>  every worker that trains has finished at least c - max_staleness steps
+
+A step is a batch; it is finished when every server has acknowledged all of its gradients. So what step c
+reads, rows and dense parameters, has all that any worker learnt in steps before c - max_staleness, and
+`max_staleness = 0` is a barrier before each step. Workers that are done, or wait in a barrier, hold up
+nobody.
+
+The stale synchronous parallel model of Ho et al., "More effective distributed ML via a stale synchronous
+parallel parameter server", NIPS 2013.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from protos.partition import Keys
+from protos.store import Future, Pulled, Store, Version
+from ps_worker.communicators.asynchronous import AsyncCommunicator
+from ps_worker.communicators.merging import MergedPush
+
+
+class BoundedStalenessCommunicator(AsyncCommunicator):
+    """The worker's side: an asynchronous communicator that waits before it pulls. Thread-safe."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        worker: int,
+        max_staleness: int,
+        thread_num: int,
+        max_merge_var_num: int,
+        max_merge_dense_num: int,
+        **settings: Any,
+    ) -> None:
+        """Takes what `AsyncCommunicator` takes, and the bound.
+
+        Args:
+            store: Where gradients go.
+            worker: Index of this worker.
+            max_staleness: Steps that this worker may run ahead of the slowest.
+            thread_num: Training threads of this worker.
+            max_merge_var_num: Batches to merge before a sparse push; no more than the bound.
+            max_merge_dense_num: Batches to merge before a dense push; no more than the bound.
+            settings: Other arguments of `AsyncCommunicator`.
+        """
+        self._receiving = threading.Lock()
+        self._restart()
+        # Batches that wait to be merged are unfinished: with more of them than the bound, this worker would
+        # wait for itself until they are due.
+        longest_merge = max(1, max_staleness)
+        super().__init__(
+            store,
+            worker=worker,
+            max_merge_var_num=min(max_merge_var_num, longest_merge),
+            max_merge_dense_num=min(max_merge_dense_num, longest_merge),
+            **settings,
+        )
+        self._worker = worker
+        self._max_staleness = max_staleness
+        # A thread that asks ahead has two steps begun; if those of all threads are within the bound, asking
+        # ahead never waits for a step that the same thread has yet to compute.
+        self.is_overlapped = max_staleness >= 2 * thread_num
+
+    def _restart(self) -> None:
+        self._begun = 0
+        self._acknowledged_sparse = self._acknowledged_dense = 0
+        self._slowest = 0  # steps that every worker has finished, as far as this one knows
+        self._slowest_in_dense = 0  # the same when the dense parameters were asked for
+
+    @property
+    def _finished(self) -> int:
+        return min(self._acknowledged_sparse, self._acknowledged_dense)
+
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
+        """Asks for embeddings, once no worker is more than the bound behind."""
+        with self._changed:
+            needed = self._begun - self._max_staleness
+            self._begun += 1
+            self._background.wait_until(lambda: self._finished >= needed)
+            finished, is_near = self._finished, self._slowest >= needed
+        if not is_near:
+            self._learn_slowest(finished, at_least=needed)
+        if self._slowest_in_dense < needed:
+            self._receive()
+        return super().pull(keys)
+
+    def rejoin(self, version: Version) -> None:
+        """Counts steps from 0 again: the servers do so after a barrier."""
+        with self._changed:
+            self._restart()
+        super().rejoin(version)
+
+    def _acknowledge(self, push: MergedPush) -> None:
+        with self._changed:
+            before = self._finished
+            self._acknowledged_sparse += push.batches
+            self._acknowledged_dense += push.dense_batches
+            finished = self._finished
+            self._changed.notify_all()
+        if finished > before:
+            self._learn_slowest(finished, at_least=0)
+
+    def _receive(self) -> None:
+        with (
+            self._receiving
+        ):  # by the receiver thread, or by a training thread that needs newer ones
+            slowest = self._slowest
+            super()._receive()
+            self._slowest_in_dense = slowest
+
+    def _learn_slowest(self, finished: int, *, at_least: int) -> None:
+        """Says how far this worker is, and waits until the slowest has finished `at_least` steps."""
+        slowest = self._store.advance(self._worker, finished, at_least=at_least).result()
+        with self._changed:
+            self._slowest = max(self._slowest, slowest)
