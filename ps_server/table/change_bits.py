@@ -2,8 +2,8 @@
 
     row 17 of a shard:  | word 0: observers 0 to 63 | word 1: observers 64 to 127 | ...
 
-Bit w % 64 of word w // 64 stands for observer w. A change sets all words of its row, whoever made it;
-taking clears the bit of one observer. Without observers there are no words.
+Bit w % 64 of word w // 64 stands for observer w. A change sets the bits of all observers but the one who made
+it; taking clears the bit of one. Without observers there are no words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from ps_server.table.arena import Arena
 
 WORD_BITS = 64
+NOBODY = -1
+"""In the place of an observer: none of them."""
 EVERY_OBSERVER = np.uint64(2**WORD_BITS - 1)
 
 

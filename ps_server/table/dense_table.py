@@ -92,6 +92,11 @@ class DenseTable:
         with self._lock:
             _apply(self._hyper, self._weights, self._state, values, np.float32(1.0 / grad.examples))
 
+    def add(self, values: Values) -> None:
+        """Adds float32[p] to the weights; optimizer state stays."""
+        with self._lock:
+            self._weights += values
+
     def export(self) -> DensePiece:
         """Returns a copy of weights and optimizer state."""
         slots = optimizer_of(self.spec.optimizer).num_slots

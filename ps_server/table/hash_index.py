@@ -45,6 +45,7 @@ class TableArrays(NamedTuple):
         region_rows: Rows from one shard's region to the next.
         change_words: uint64[num_shards * change_rows, W], W = 0 without observers (change_bits.py).
         change_rows: Rows from one shard's words to the next.
+        base_column: Where in a row its base begins; 0 without.
         num_shards: A power of two.
     """
 
@@ -57,6 +58,7 @@ class TableArrays(NamedTuple):
     region_rows: int
     change_words: NDArray[np.uint64]
     change_rows: int
+    base_column: int
     num_shards: int
 
 

@@ -9,7 +9,7 @@ from protos.gradients import Values
 from protos.jit import kernel
 from protos.partition import Keys, mix64
 from ps_server.optimizers.row_update import update_row
-from ps_server.table.change_bits import EVERY_OBSERVER, WORD_BITS
+from ps_server.table.change_bits import EVERY_OBSERVER, NOBODY, WORD_BITS
 from ps_server.table.hash_index import (
     BLOCK,
     TableArrays,
@@ -68,9 +68,13 @@ def _prefetch_words(
 
 
 @kernel
-def _mark_changed(words: NDArray[np.uint64], first: Int, num_words: int) -> None:
+def _mark_changed(words: NDArray[np.uint64], first: Int, num_words: int, source: int) -> None:
+    """Makes a row one that changed for every observer but `source`."""
     for word in range(num_words):
-        words[first + word] = EVERY_OBSERVER
+        observers = EVERY_OBSERVER
+        if word == source // WORD_BITS:
+            observers ^= np.uint64(1) << np.uint64(source % WORD_BITS)
+        words[first + word] |= observers
 
 
 @kernel
@@ -82,6 +86,7 @@ def apply_rows(
     keys: Keys,
     grads: Values,
     scale: np.float32,
+    source: int,
     start: int,
 ) -> int:
     """Applies gradients to the rows of `keys[start:]`, creating those that are missing.
@@ -94,6 +99,7 @@ def apply_rows(
         keys: uint64[N].
         grads: float32[N, D], sums over examples.
         scale: One over the number of examples.
+        source: The observer who sent them, for whom the rows do not count as changed; or NOBODY.
         start: First key.
 
     Returns:
@@ -128,8 +134,10 @@ def apply_rows(
             if is_new:
                 initialize_row(initializer, key, weights)
                 state[:] = initial_state
+                if table.base_column:
+                    borrow(slab, first - KEY_COLUMNS + table.base_column, dim)[:] = weights
             update_row(hyper, weights, state, borrow(flat_grads, (start + i) * dim, dim), scale)
-            _mark_changed(words, _first_word(table, shard, row), num_words)
+            _mark_changed(words, _first_word(table, shard, row), num_words, source)
         start = stop
     return start
 
@@ -149,7 +157,7 @@ def write_rows(table: TableArrays, keys: Keys, weights: Values, state: Values, s
             row = insert_row(table, shard, hashed, keys[i])
         table.slab[row, KEY_COLUMNS:first_state] = weights[i]
         table.slab[row, first_state : first_state + state.shape[1]] = state[i]
-        _mark_changed(words, _first_word(table, shard, row), num_words)
+        _mark_changed(words, _first_word(table, shard, row), num_words, NOBODY)
     return keys.size
 
 

@@ -1,7 +1,8 @@
 """What a row of a table consists of.
 
-    row = | key: 8 bytes | weights: dim x float32 | optimizer state: state_width x float32 | padding |
+    row = | key: 8 bytes | weights: dim x float32 | state: state_width x float32 | base | padding |
 
+Only rows of a replica have a base, which is as wide as the weights (replica_table.py).
 Rows are as wide as an even number of float32, so that keys stay aligned. The key stands in the row, not in
 the index, so that finding a row and reading it touch the same memory.
 """
@@ -19,10 +20,12 @@ class RowLayout:
     Attributes:
         dim: Width of the weights.
         state_width: Width of the optimizer state.
+        has_base: Whether rows have a base.
     """
 
     dim: int
     state_width: int
+    has_base: bool = False
 
     @property
     def weights(self) -> slice:
@@ -35,7 +38,12 @@ class RowLayout:
         return slice(KEY_COLUMNS + self.dim, KEY_COLUMNS + self.dim + self.state_width)
 
     @property
+    def base_column(self) -> int:
+        """Column at which the base begins; 0 without."""
+        return KEY_COLUMNS + self.dim + self.state_width if self.has_base else 0
+
+    @property
     def stride(self) -> int:
         """From one row to the next."""
-        width = KEY_COLUMNS + self.dim + self.state_width
+        width = KEY_COLUMNS + self.dim + self.state_width + self.has_base * self.dim
         return width + width % 2

@@ -22,7 +22,7 @@ from protos.store import Missing, TableStatus
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import hyper_of, initial_state
 from ps_server.table.arena import RESERVED_REGION_BYTES, Arena
-from ps_server.table.change_bits import ChangeBits
+from ps_server.table.change_bits import NOBODY, ChangeBits
 from ps_server.table.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
@@ -51,6 +51,7 @@ class SparseTable:
         server_index: int = 0,
         num_servers: int = 1,
         num_observers: int = 0,
+        has_base: bool = False,
         region_bytes: int = RESERVED_REGION_BYTES,
     ) -> None:
         """Makes an empty table.
@@ -60,6 +61,7 @@ class SparseTable:
             server_index: The server that this process is.
             num_servers: Servers of the cluster.
             num_observers: For how many observers to remember which rows changed.
+            has_base: Whether each row has a base (replica_table.py).
             region_bytes: Address space to reserve for each shard.
 
         Raises:
@@ -70,7 +72,7 @@ class SparseTable:
         self._num_servers = num_servers
         self.shards: Sequence[int] = shards_of_server(spec.num_shards, server_index, num_servers)
         self.declare(spec)
-        self.layout = RowLayout(spec.dim, self.state_width)
+        self.layout = RowLayout(spec.dim, self.state_width, has_base)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
         self._slab = Arena(
             np.float32,
@@ -150,17 +152,19 @@ class SparseTable:
         out = np.empty((keys.size, self.spec.dim), np.float32)
         reads_initial = missing is Missing.INITIAL
         with self._locked_for(keys):
-            gather_rows(self._arrays, self._initializer, _frozen(keys), reads_initial, out)
+            gather_rows(self._arrays, self._initializer, frozen(keys), reads_initial, out)
         return out
 
-    def push(self, grad: SparseGrad) -> None:
+    def push(self, grad: SparseGrad, source: int = NOBODY) -> None:
         """Applies the mean gradient to each key's row, creating rows that are missing.
 
-        The caller has had `check` accept the gradient.
+        Args:
+            grad: What to apply; the caller has had `check` accept it.
+            source: The observer who sent it, for whom the rows do not count as changed.
         """
         if not grad.keys.size:
             return
-        keys, values = _frozen(grad.keys), _frozen(grad.values)
+        keys, values = frozen(grad.keys), frozen(grad.values)
         scale = np.float32(1.0 / grad.examples)
 
         def apply(start: int) -> int:
@@ -172,6 +176,7 @@ class SparseTable:
                 keys,
                 values,
                 scale,
+                source,
                 start,
             )
 
@@ -179,11 +184,11 @@ class SparseTable:
 
     def write(self, rows: Rows) -> None:
         """Writes whole rows of this server's shards, as from a checkpoint."""
-        keys, weights, state = _frozen(rows.keys), _frozen(rows.weights), _frozen(rows.state)
+        keys, weights, state = frozen(rows.keys), frozen(rows.weights), frozen(rows.state)
         self._with_room(keys, lambda start: write_rows(self._arrays, keys, weights, state, start))
 
     def take_changed(self, observer: int, max_rows: int) -> tuple[Keys, Values]:
-        """Returns rows that changed since the observer last took them: by a push or a write, of whomever.
+        """Returns rows that changed since the observer last took them: by a write, or a push of another.
 
         They no longer count as changed for this observer; what changes meanwhile comes again. Each call
         goes on where the last one stopped.
@@ -245,6 +250,7 @@ class SparseTable:
             region_rows=self._slab.region_rows,
             change_words=self._changes.words,
             change_rows=self._changes.region_rows,
+            base_column=self.layout.base_column,
             num_shards=self.spec.num_shards,
         )
 
@@ -284,7 +290,7 @@ class SparseTable:
 
     def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
         return count_by_shard(
-            _frozen(keys), self.spec.num_shards, self._server_index, self._num_servers
+            frozen(keys), self.spec.num_shards, self._server_index, self._num_servers
         )
 
     @contextmanager
@@ -304,7 +310,7 @@ class SparseTable:
                 lock.release()
 
 
-def _frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
+def frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
     """Returns a read-only view: kernels are compiled once, for arrays as they come off the wire."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False

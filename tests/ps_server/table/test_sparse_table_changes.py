@@ -179,3 +179,25 @@ def test_no_change_is_lost_where_only_the_rows_grow_in_place(
 
     assert take(table, 999).keys() == set(keys)
     assert take(table, 999) == {}
+
+
+@pytest.mark.parametrize("source", [0, 1, 63, 64, 69])
+def test_sender_of_a_push_does_not_hear_of_it(source: int) -> None:
+    table = new_table(num_observers=70)
+    grad = SparseGrad(np.arange(5, dtype=np.uint64), np.ones((5, table.spec.dim), np.float32), 1)
+
+    table.push(grad, source)
+
+    heard = [table.take_changed(observer, 10)[0].size for observer in range(70)]
+    assert heard == [0 if observer == source else 5 for observer in range(70)]
+
+
+def test_own_push_does_not_hide_what_others_changed_before() -> None:
+    table = new_table(num_observers=2)
+    grad = SparseGrad(np.arange(5, dtype=np.uint64), np.ones((5, table.spec.dim), np.float32), 1)
+
+    table.push(grad, 1)
+    table.push(grad, 0)
+
+    assert table.take_changed(0, 10)[0].size == 5
+    assert table.take_changed(1, 10)[0].size == 5
