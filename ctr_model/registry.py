@@ -91,11 +91,14 @@ def _checked_options(
     name: str, model_class: ModelClass, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the options as the types that the class annotates."""
-    known = [
-        key
+    known = {
+        key: parameter
         for key, parameter in inspect.signature(model_class).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    }
+    for option, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and option not in options:
+            raise ValueError(f"model {name!r} needs the option {option!r}")
     types = get_type_hints(model_class.__init__)
     checked = {}
     for option, value in options.items():

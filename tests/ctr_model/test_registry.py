@@ -39,6 +39,10 @@ class MyModel(CtrDnn):
     def __init__(self, schema, *, dim: int = 4):
         super().__init__(schema, dim=dim, hidden=(8,))
 
+class Demanding(CtrDnn):
+    def __init__(self, schema, *, dim: int = 4, hidden: list[int]):
+        super().__init__(schema, dim=dim, hidden=hidden)
+
 class Half:
     def __init__(self, schema):
         self.tables = ()
@@ -64,7 +68,8 @@ def test_model_of_ones_own_is_a_class_in_a_file(own_file: str) -> None:
     [
         ("{}:MyModel", {"dimm": 5}, "unknown option of model '.*:MyModel': 'dimm'.*'dim'"),
         ("{}:MyModel", {"dim": "ten"}, "dim is 'ten'"),
-        ("{}:MyModell", {}, "no class 'MyModell', only .*'MyModel', 'Half'"),
+        ("{}:MyModell", {}, "no class 'MyModell', only .*'MyModel', 'Demanding', 'Half'"),
+        ("{}:Demanding", {"dim": 4}, "'.*:Demanding' needs the option 'hidden'"),
         ("{}:Half", {}, "has no segments, num_params"),
         ("{}", {}, 'expected "path/of/file.py:ClassName"'),
         ("{}x:MyModel", {}, 'expected "path/of/file.py:ClassName"'),
