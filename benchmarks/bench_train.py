@@ -1,12 +1,12 @@
 """Training throughput: examples/s beside the ceiling, in one run.
 
     python -m benchmarks.bench_train                 # all cases, one JSON line each, then the ratios
-    python -m benchmarks.bench_train --peer          # PaddlePaddle's async mode too (CTR_PEER_DIR, set up)
-    python -m benchmarks.bench_train --batch-size 512
+    python -m benchmarks.bench_train --peer          # PaddlePaddle too (CTR_PEER_DIR, set up)
+    python -m benchmarks.bench_train --batch-size 512 --case geo_2x2 --case sync_2x2
 
-Cases: the ceiling (benchmarks.ceiling), embedded with 1 and 2 threads, and 2 servers x 2 workers sync and
-async as processes over loopback. Batches lie in memory before the clock starts; it stops when all gradients
-are applied. The rounds of a case alternate with the ceiling's, and medians are compared: machines drift.
+Cases: the ceiling (benchmarks.ceiling), embedded with 1 and 2 threads, and 2 servers x 2 workers in each mode
+as processes over loopback. Batches lie in memory before the clock starts; it stops when all gradients are
+applied. The rounds of a case alternate with the ceiling's, and medians are compared: machines drift.
 """
 
 import argparse
@@ -17,7 +17,8 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,30 @@ WARMUP_STEPS = {100: 100, 512: 30, 4096: 6}
 
 # Merge lengths of the async cluster: how many batches are averaged before a push (docs/consistency.md).
 MERGES = {100: (4, 40), 512: (2, 16), 4096: (1, 4)}
+
+SGD = (
+    "optimizer.sparse={name='sgd', learning_rate=1.0}",
+    "optimizer.dense={name='sgd', learning_rate=0.1}",
+)
+
+
+def settings_of(mode: str, batch_size: int) -> list[str]:
+    """Returns what a job would say to train in a mode; GEO with SGD, as in the original."""
+    sparse_merge, dense_merge = MERGES[batch_size]
+    merging = [
+        f"strategy.max_merge_var_num={sparse_merge}",
+        f"strategy.max_merge_dense_num={dense_merge}",
+    ]
+    more = {
+        "async": merging,
+        "bounded_staleness": [*merging, f"strategy.max_staleness={2 * dense_merge}"],
+        "geo": ["strategy.k_steps=100", *SGD],
+    }
+    return [f"strategy.mode={mode}", *more.get(mode, [])]
+
+
+MODES = ("sync", "half_async", "async", "bounded_staleness", "geo")
+PEER_READERS = {"async": "inmemory", "geo": "feed"}
 
 ROOT = Path(__file__).parent.parent
 
@@ -117,20 +142,17 @@ def servers_at(ports: list[int], common: dict[str, str]) -> Iterator[None]:
 
 def worker_arguments(mode: str, batch_size: int) -> list[str]:
     """Returns the arguments of benchmarks.train_worker for one case."""
-    sparse_merge, dense_merge = MERGES[batch_size]
     values = {
-        "mode": mode,
         "batch-size": batch_size,
         "steps": STEPS[batch_size],
         "warmup": WARMUP_STEPS[batch_size],
-        "sparse-merge": sparse_merge,
-        "dense-merge": dense_merge,
     }
-    return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+    arguments = [part for name, value in values.items() for part in (f"--{name}", str(value))]
+    return arguments + [f"--set={setting}" for setting in settings_of(mode, batch_size)]
 
 
-def peer(batch_size: int) -> dict[str, Any]:
-    """Runs PaddlePaddle's asynchronous mode with its fastest reader, 2 servers x 2 workers."""
+def peer(mode: str, batch_size: int) -> dict[str, Any]:
+    """Runs PaddlePaddle in one of its modes with the fastest reader it has there, 2 servers x 2 workers."""
     folder = os.environ.get("CTR_PEER_DIR")
     if folder is None:
         raise SystemExit("--peer needs CTR_PEER_DIR, the folder of run_peer.py")
@@ -138,12 +160,20 @@ def peer(batch_size: int) -> dict[str, Any]:
     home = os.environ.get("PEER_HOME")
     if home:
         python = Path(home) / "venv/bin/python"
-    arguments = f"--servers 2 --workers 2 --mode async --optimizer sgd --reader inmemory --batch {batch_size}"
+    arguments = f"--servers 2 --workers 2 --mode {mode} --optimizer sgd --batch {batch_size}"
     command = [str(python), f"{folder}/run_peer.py", *arguments.split()]
-    command += ["--steps", str(min(STEPS[batch_size], 300))]
+    command += ["--reader", PEER_READERS[mode], "--steps", str(min(STEPS[batch_size], 300))]
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
     result: dict[str, Any] = json.loads(output.splitlines()[-1])
     return {"examples_per_s": result["examples_per_s"], "auc": result["auc"]}
+
+
+CASES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "embedded_1": lambda size: embedded(size, 1),
+    "embedded_2": lambda size: embedded(size, 2),
+    **{f"{mode}_2x2": partial(cluster, mode) for mode in MODES},
+}
+PEER_CASES = {f"peer_{mode}_2x2": partial(peer, mode) for mode in PEER_READERS}
 
 
 def main() -> None:
@@ -151,23 +181,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, action="append", choices=BATCH_SIZES)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer", action="store_true", help="PaddlePaddle's async mode too")
+    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
+    parser.add_argument("--peer", action="store_true", help="PaddlePaddle's async and geo too")
     options = parser.parse_args()
+    names = [name for name in CASES if name in (options.case or CASES)]
+    if options.peer:
+        names += PEER_CASES
     for batch_size in options.batch_size or BATCH_SIZES:
-        cases = {
-            "embedded_1": lambda size=batch_size: embedded(size, 1),
-            "embedded_2": lambda size=batch_size: embedded(size, 2),
-            "sync_2x2": lambda size=batch_size: cluster("sync", size),
-            "async_2x2": lambda size=batch_size: cluster("async", size),
-        }
-        if options.peer:
-            cases["peer_async_2x2"] = lambda size=batch_size: peer(size)
+        cases = {name: {**CASES, **PEER_CASES}[name] for name in names}
         speeds: dict[str, list[float]] = {name: [] for name in ("ceiling", *cases)}
         details: dict[str, dict[str, Any]] = {}
         for _ in range(options.rounds):
             for name, run in cases.items():
                 speeds["ceiling"].append(ceiling.measure(batch_size, 2.0))
-                result = run()
+                result = run(batch_size)
                 details[name] = result
                 speeds[name].append(result["examples_per_s"])
         report(batch_size, speeds, details)

@@ -27,8 +27,12 @@ TRAIN_CASES = {
     "embedded_1": "embedded, 1 thread",
     "embedded_2": "embedded, 2 threads",
     "sync_2x2": "2 servers x 2 workers, sync",
+    "half_async_2x2": "2 servers x 2 workers, half_async",
     "async_2x2": "2 servers x 2 workers, async",
+    "bounded_staleness_2x2": "2 servers x 2 workers, bounded_staleness",
+    "geo_2x2": "2 servers x 2 workers, geo, k = 100, SGD",
     "peer_async_2x2": "PaddlePaddle 3.0, 2 x 2, async",
+    "peer_geo_2x2": "PaddlePaddle 3.0, 2 x 2, geo, k = 100",
 }
 
 

@@ -56,10 +56,6 @@ def run(
 ) -> dict[str, float | None]:
     """Warms up, meets the others, trains with the clock running; worker 0 evaluates."""
     model = build_model("ctr_dnn", criteo_schema(), {})
-    merging = [
-        f"strategy.max_merge_var_num={options.sparse_merge}",
-        f"strategy.max_merge_dense_num={options.dense_merge}",
-    ]
     job = override_job({}, [*OPTIMIZERS, *options.set], source="bench")
     size = options.batch_size
     keep_freed_memory()  # as the commands do
