@@ -1,0 +1,229 @@
+"""Batches from samples that a user's own Python yields.
+
+    a sample:  (label, dense, slots)
+               label  0 or 1; None where there is none
+               dense  the numbers, as they stand in the data: the schema scales them; None or nan is missing
+               slots  for each slot one value, or a list of any number of values
+
+A value that is text or bytes is hashed with its slot's number, as a reader of files does it; a whole number
+is a key already. One kernel hashes the values of a batch, as a call for each would cost more than all else.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.features import hash_bytes
+from ctr_model.jit import kernel
+from ctr_model.schema import Schema
+from protos.errors import DataError, UsageError
+
+Value = str | bytes | int
+Sample = tuple[float | None, Sequence[float | None], Sequence[Value | Sequence[Value]]]
+
+_NUMBERS = (int, float)  # told without asking an abstract class, which takes ten times as long
+_LISTS = (list, tuple, np.ndarray)
+_MAX_SHOWN = 60
+
+
+class SampleLoader:
+    """Batches of the samples of a function; each iteration calls it anew.
+
+    Attributes:
+        schema: Of the samples.
+        batch_size: B.
+    """
+
+    def __init__(
+        self,
+        samples: Callable[[], Iterable[Sample]] | Sequence[Sample],
+        schema: Schema,
+        *,
+        batch_size: int,
+    ) -> None:
+        """Calls nothing yet.
+
+        Args:
+            samples: A function that returns samples, as a generator function does, or a sequence of them.
+            schema: Their columns.
+            batch_size: B, at least 1.
+
+        Raises:
+            UsageError: If `batch_size` is too small, or `samples` is an iterator, which would be empty after
+                one pass.
+        """
+        if batch_size < 1:
+            raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
+        if isinstance(samples, Iterator):
+            raise UsageError(
+                f"samples is {samples!r}, which can be gone through once only: give the function that "
+                f"makes it"
+            )
+        self._samples = samples
+        self.schema = schema
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        samples = self._samples() if callable(self._samples) else self._samples
+        return batches_of_samples(samples, self.schema, batch_size=self.batch_size)
+
+
+def batches_of_samples(
+    samples: Iterable[Sample], schema: Schema, *, batch_size: int
+) -> Iterator[Batch]:
+    """Yields samples in batches of `batch_size`, the last one of what is left.
+
+    Raises:
+        DataError: Says which sample, which slot or number, and which value is wrong.
+    """
+    columns = _Columns(schema)
+    for number, sample in enumerate(samples, start=1):
+        try:
+            columns.add(sample)
+        except DataError as error:
+            raise DataError(f"sample {number}: {error}") from error
+        if columns.size == batch_size:
+            yield columns.batch()
+            columns = _Columns(schema)
+    if columns.size:
+        yield columns.batch()
+
+
+@dataclass
+class _Hashed:
+    """Values of a batch that are still to be hashed, and where their keys belong."""
+
+    data: list[bytes] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+
+class _Columns:
+    """The columns of a batch under construction; a sample that is refused leaves it unusable."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._labels: list[float | None] = []
+        self._dense: list[list[float]] = []
+        self._keys: list[int] = []  # 0 where a value is to be hashed
+        self._hashed = _Hashed()
+        self._offsets = [0]
+
+    @property
+    def size(self) -> int:
+        """Samples so far."""
+        return len(self._labels)
+
+    def add(self, sample: Sample) -> None:
+        """Appends a sample; `DataError` says what is wrong with it."""
+        try:
+            label, dense, slots = sample
+        except (TypeError, ValueError) as error:
+            raise DataError(f"it is {_shown(sample)}, expected (label, dense, slots)") from error
+        self._add_label(label)
+        self._add_dense(_list("dense numbers", dense, len(self._schema.dense)))
+        values = _list("slots", slots, len(self._schema.slots))
+        for slot, value in enumerate(values, start=1):
+            self._add_slot(slot, value)
+
+    def batch(self) -> Batch:
+        """Returns the samples as a batch."""
+        keys = np.array(self._keys, np.uint64)
+        _hash_values(
+            np.frombuffer(b"".join(self._hashed.data), np.uint8),
+            np.cumsum([0, *map(len, self._hashed.data)], dtype=np.int64),
+            np.array(self._hashed.slots, np.int64),
+            np.array(self._hashed.positions, np.int64),
+            keys,
+        )
+        has_labels = self._labels[0] is not None
+        dense = np.array(self._dense, np.float64).reshape(self.size, len(self._schema.dense))
+        return Batch(
+            labels=np.array(self._labels, np.float32) if has_labels else None,
+            dense=self._schema.scale_dense(dense),
+            keys=keys,
+            offsets=np.array(self._offsets, np.int32),
+            num_slots=len(self._schema.slots),
+        )
+
+    def _add_label(self, label: Any) -> None:
+        if label is not None and not (isinstance(label, Real | np.bool_) and label in (0, 1)):
+            raise DataError(f"the label is {_shown(label)}, expected 0, 1 or None")
+        if self._labels and (label is None) != (self._labels[0] is None):
+            raise DataError(
+                f"the label is {_shown(label)}, but that of the sample before is "
+                f"{self._labels[-1]!r}: either all samples have a label or none has"
+            )
+        self._labels.append(None if label is None else float(label))
+
+    def _add_dense(self, numbers: Iterable[Any]) -> None:
+        row = []
+        for column, number in zip(self._schema.dense, numbers, strict=True):
+            if type(number) in _NUMBERS or _is_number(number):
+                row.append(float(number))
+            elif number is None:
+                row.append(math.nan)
+            else:
+                raise DataError(
+                    f"dense column {column.name!r} is {_shown(number)}, expected a number"
+                )
+        self._dense.append(row)
+
+    def _add_slot(self, slot: int, value: Any) -> None:
+        hashed, keys = self._hashed, self._keys
+        for each in value if isinstance(value, _LISTS) else (value,):
+            if isinstance(each, str | bytes):
+                hashed.data.append(each.encode() if isinstance(each, str) else each)
+                hashed.slots.append(slot)
+                hashed.positions.append(len(keys))
+                keys.append(0)
+            elif _is_key(each):
+                keys.append(int(each))
+            else:
+                name = self._schema.slots[slot - 1]
+                raise DataError(
+                    f"slot {slot} ({name!r}) has {_shown(each)}, expected text, bytes or a key from 0 to "
+                    f"2**64 - 1; a missing value is '', no values are []"
+                )
+        self._offsets.append(len(keys))
+
+
+def _list(what: str, values: Any, length: int) -> Iterable[Any]:
+    if not isinstance(values, _LISTS):
+        raise DataError(f"its {what} are {_shown(values)}, expected a list of {length}")
+    if len(values) != length:
+        raise DataError(f"it has {len(values)} {what}, expected {length} as in the schema")
+    return values
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_key(value: object) -> bool:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_whole and 0 <= int(value) < 2**64  # type: ignore[call-overload]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+@kernel
+def _hash_values(
+    data: NDArray[np.uint8],
+    bounds: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+) -> None:
+    """Writes the key of each value `data[bounds[i] : bounds[i + 1]]` to `keys[positions[i]]`."""
+    for i in range(slots.size):
+        keys[positions[i]] = hash_bytes(data, bounds[i], bounds[i + 1], slots[i])
