@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,23 @@ from numpy.typing import NDArray
 from ctr_model.metrics import ClickMetrics, SlidingMetrics
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What was counted up to some moment.
+
+    Attributes:
+        examples: Trained on.
+        loss: Summed over them.
+        metrics: Of their predictions, as `ClickMetrics.to_vector`.
+        at_s: The moment, by the clock.
+    """
+
+    examples: int
+    loss: float
+    metrics: NDArray[np.float64]
+    at_s: float
 
 
 class Progress:
@@ -55,6 +73,16 @@ class Progress:
         with self._lock:
             if self._window_examples:
                 self._log()
+
+    def counts(self) -> Counts:
+        """Returns what was counted so far."""
+        with self._lock:
+            return Counts(
+                examples=self.examples,
+                loss=self._loss,
+                metrics=self._metrics.to_vector(),
+                at_s=self._clock(),
+            )
 
     @property
     def mean_loss(self) -> float:
