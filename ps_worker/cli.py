@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protos.errors import CtrPsError, JobError, RoleError
+from protos.errors import CtrPsError, RoleError
 from protos.memory import keep_freed_memory
 from protos.role import ServerRole, role_from_environment
 from ps_worker.job import Job, load_job
@@ -81,7 +81,9 @@ def _train(job: Job) -> Mapping[str, Any]:
     if isinstance(role, ServerRole):
         raise RoleError("TRAINING_ROLE is PSERVER, but this is ps-worker: start ps-server")
     if not job.data.train:
-        raise JobError("[data] train is empty: name files, as by --set data.train='train/part-*'")
+        raise job.error(
+            "data.train", "data.train is empty: name files, as by --set data.train='train/part-*'"
+        )
     keep_freed_memory()
     plan = plan_of(job)
     warm(plan)

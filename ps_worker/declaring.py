@@ -16,17 +16,17 @@ def table_specs(model: Model, job: Job) -> list[TableSpec]:
             name=table.name,
             dim=table.dim,
             initializer=InitializerSpec(kind="uniform", scale=table.init_range),
-            optimizer=table_optimizer(table, job),
+            optimizer=job.optimizer.of_table(table.name, asked_optimizer(table)),
             seed=job.train.seed,
         )
         for table in model.tables
     ]
 
 
-def table_optimizer(table: EmbeddingTable, job: Job) -> OptimizerSpec:
-    """Returns the optimizer of a table: the job's for it, else the model's, else the job's for all."""
+def asked_optimizer(table: EmbeddingTable) -> OptimizerSpec | None:
+    """Returns the optimizer that the model asks for; None: it leaves that to the job."""
     if table.optimizer is None:
-        return job.optimizer.sparse.spec()
+        return None
     params = {key: float(value) for key, value in table.optimizer.items() if key != "name"}
     return OptimizerSpec(name=str(table.optimizer["name"]), params=params)
 

@@ -58,6 +58,7 @@ class OptimizerSection(Section):
             return self.tables[name].spec()
         return default or self.sparse.spec()
 
-    def key_of_table(self, name: str) -> str:
-        """Returns the key of the job that stands for a table's optimizer, or that would change it."""
-        return f"optimizer.tables.{name}" if name in self.tables else "optimizer.sparse"
+    def key_of_table(self, name: str, default: OptimizerSpec | None) -> str:
+        """Returns the key of the job that `of_table` reads, or the one that would overrule the model."""
+        is_of_all = name not in self.tables and default is None
+        return "optimizer.sparse" if is_of_all else f"optimizer.tables.{name}"

@@ -137,13 +137,29 @@ def test_damaged_checkpoint_is_refused_by_name(
 @pytest.mark.parametrize(
     ("overrides", "code", "message"),
     [
-        (["train.batchsize=3"], 2, "did you mean 'train.batch_size'"),
-        (["model.name=ctr_dn"], 2, "did you mean 'ctr_dnn'"),
-        (["optimizer.sparse=adgrad"], 2, "did you mean 'adagrad'"),
-        (["optimizer.dense=adagrad_row"], 2, "for rows only"),
-        (["data.schema=none.toml"], 2, "none.toml"),
-        (["data.train=[]"], 2, "[data] train is empty"),
-        (["data.train=nowhere/*"], 6, "nowhere/*"),
+        (["train.batchsize=3"], 2, "--set train.batchsize=3: unknown key 'train.batchsize'"),
+        (
+            ["model.name=ctr_dn"],
+            2,
+            "--set model.name=ctr_dn: unknown model 'ctr_dn', did you mean 'ctr_dnn'",
+        ),
+        (
+            ["optimizer.sparse=adgrad"],
+            2,
+            "--set optimizer.sparse=adgrad: optimizer.sparse: unknown",
+        ),
+        (
+            ["optimizer.dense=adagrad_row"],
+            2,
+            "--set optimizer.dense=adagrad_row: optimizer.dense: 'adagrad_row' is for rows only",
+        ),
+        (["data.schema=none.toml"], 2, "--set data.schema=none.toml: data.schema: "),
+        (["data.train=[]"], 2, "--set data.train=[]: data.train is empty"),
+        (
+            ["data.train=nowhere/*"],
+            6,
+            "--set data.train=nowhere/*: data.train: no file matches 'nowhere/*'",
+        ),
         (["checkpoint.load=nowhere"], 5, "nowhere"),
         (["checkpoint.dir=/proc/none"], 5, "/proc/none"),
     ],

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from ctr_model.schema import Schema
+from protos.errors import DataError, JobError
+from protos.spec import OptimizerSpec
 from ps_server.store import ParameterStore
 from ps_worker.data.generate import generate
-from ps_worker.job import override_job
-from ps_worker.session import Session, plan_of
+from ps_worker.declaring import table_specs
+from ps_worker.job import load_job, override_job
+from ps_worker.session import Session, model_of, plan_of
 
 
 @pytest.fixture
@@ -36,3 +40,121 @@ def test_limit_of_bad_rows_is_of_an_epoch(rows: Path) -> None:
 
     assert summary.bad_rows == 2
     assert summary.examples == 3 * 48
+
+
+JOB = """\
+[model]
+name = "ctr_dnn"
+dim = 4
+[data]
+schema = "criteo"
+test = "none-*"
+
+[optimizer.sparse]
+name = "adagrad"
+learning_rate = 0.1
+
+[optimizer.dense]
+name = "adam"
+"""
+
+
+OWN_MODEL = """\
+from ctr_model.models.model import EmbeddingTable
+
+class Own:
+    tables = (EmbeddingTable(name="wide", dim=1, optimizer={"name": "ftlr"}),)
+    segments = ()
+    num_params = 0
+    workspace = predict = gradient = None
+
+    def __init__(self, schema):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('"criteo"', '"criteos"', ":5: data.schema: no schema 'criteos'"),
+        (
+            "dim = 4",
+            "dims = 4",
+            ":3: unknown option of model 'ctr_dnn': 'dims', did you mean 'dim'",
+        ),
+        ("dim = 4", "dim = [4]", ":3: model 'ctr_dnn': dim is [4]"),
+        ("ctr_dnn", "ctr_dn", ":2: unknown model 'ctr_dn', did you mean 'ctr_dnn'"),
+        ("0.1", "-1", ":10: optimizer.sparse: learning_rate of optimizer 'adagrad' is -1.0"),
+        (
+            "learning_rate",
+            "rate",
+            ":10: optimizer.sparse: unknown parameter of optimizer 'adagrad': 'rate'",
+        ),
+        ('"adagrad"', '"adgrad"', ":8: optimizer.sparse: unknown optimizer 'adgrad'"),
+        ('"adam"', '"adagrad_row"', ":12: optimizer.dense: 'adagrad_row' is for rows only"),
+        ('"adam"', '"adam"\nbeta1 = 3', ":14: optimizer.dense: beta1 of optimizer 'adam' is 3.0"),
+        (
+            "[optimizer.dense]",
+            "[optimizer.tables.embedding]\nname = 'ftlr'\n[optimizer.dense]",
+            ":12: optimizer.tables.embedding: unknown optimizer 'ftlr'",
+        ),
+        (
+            "[optimizer.dense]",
+            "[optimizer.tables]\nembeding = 'sgd'\n[optimizer.dense]",
+            ":13: model 'ctr_dnn' has no table 'embeding', only embedding",
+        ),
+    ],
+)
+def test_job_that_does_not_fit_names_the_line(
+    old: str, new: str, fault: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace(old, new, 1))
+
+    with pytest.raises(JobError) as caught:
+        plan_of(load_job(path))
+
+    assert str(caught.value).startswith(f"{path}{fault}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        ([], "job.toml:6: data.test: no file matches 'none-*'"),
+        (["data.train=other-*"], "--set data.train=other-*: data.train: no file matches 'other-*'"),
+    ],
+)
+def test_pattern_without_a_file_names_the_line(
+    overrides: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(JOB)
+
+    with pytest.raises(DataError) as caught:
+        plan_of(load_job(Path("job.toml"), overrides))
+
+    assert str(caught.value) == fault
+
+
+def test_wish_of_a_model_is_refused_where_the_job_can_overrule_it(tmp_path: Path) -> None:
+    source, path = tmp_path / "own.py", tmp_path / "job.toml"
+    source.write_text(OWN_MODEL)
+    path.write_text(JOB.replace("ctr_dnn", f"{source}:Own").replace("dim = 4", ""))
+
+    with pytest.raises(JobError) as caught:
+        plan_of(load_job(path))
+
+    assert str(caught.value).startswith(
+        f"{path}:8: optimizer.tables.wide: unknown optimizer 'ftlr'"
+    )
+
+
+def test_table_is_declared_with_its_own_optimizer() -> None:
+    job = override_job(
+        {}, ["optimizer.tables.embedding={name='sgd', learning_rate=1}"], source="test"
+    )
+    model = model_of(job, Schema.load("criteo"))
+
+    (spec,) = table_specs(model, job)
+
+    assert spec.optimizer == OptimizerSpec(name="sgd", params={"learning_rate": 1.0})

@@ -92,7 +92,8 @@ def test_wrong_optimizer_of_a_table_is_refused_by_name(override: str, message: s
 
 
 def test_key_of_a_table_is_the_one_that_changes_it() -> None:
-    job = override_job({}, ["optimizer.tables.wide=ftrl"], source="job")
+    optimizers = override_job({}, ["optimizer.tables.wide=ftrl"], source="job").optimizer
 
-    assert job.optimizer.key_of_table("wide") == "optimizer.tables.wide"
-    assert job.optimizer.key_of_table("deep") == "optimizer.sparse"
+    assert optimizers.key_of_table("wide", None) == "optimizer.tables.wide"
+    assert optimizers.key_of_table("deep", None) == "optimizer.sparse"
+    assert optimizers.key_of_table("deep", OptimizerSpec(name="sgd")) == "optimizer.tables.deep"
