@@ -7,7 +7,7 @@ from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.partition import Keys
 from protos.parts import PushPart
-from protos.store import Missing, Pulled, Stamp
+from protos.store import Changed, Missing, Pulled, Stamp
 from protos.v1 import data_plane_pb2
 
 _MISSING_TO_MESSAGE = {
@@ -85,6 +85,36 @@ def pulled_rows(response: data_plane_pb2.PullSparseResponse, num_keys: Mapping[s
         for column in response.columns
     }
     return Pulled(rows, response.version)
+
+
+def pull_changed_request(
+    tables: Iterable[str], worker: int, max_rows: int
+) -> data_plane_pb2.PullChangedRequest:
+    """Returns the request for rows that changed."""
+    return data_plane_pb2.PullChangedRequest(tables=tables, worker=worker, max_rows=max_rows)
+
+
+def changed_to_message(changed: Changed) -> data_plane_pb2.PullChangedResponse:
+    """Returns the response with rows that changed."""
+    return data_plane_pb2.PullChangedResponse(
+        columns=[
+            data_plane_pb2.ChangedColumn(
+                table=table, keys=encode_keys(keys), values=encode_values(values)
+            )
+            for table, (keys, values) in changed.rows.items()
+        ],
+        version=changed.version,
+        has_more=changed.has_more,
+    )
+
+
+def changed_from_message(response: data_plane_pb2.PullChangedResponse) -> Changed:
+    """Returns the rows that changed, read-only; D is 0 where there are none."""
+    rows: dict[str, tuple[Keys, Values]] = {}
+    for column in response.columns:
+        keys = decode_keys(column.keys)
+        rows[column.table] = keys, decode_rows(column.values, keys.size)
+    return Changed(rows, response.version, response.has_more)
 
 
 def pull_dense_request(blocks: Iterable[str], at: int | None) -> data_plane_pb2.PullDenseRequest:

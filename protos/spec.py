@@ -45,6 +45,9 @@ class TableSpec:
         optimizer: Applied to the rows by the server that holds them.
         seed: Of the initial values.
         num_shards: A power of two; fixed for the life of the table.
+        records_changes: Servers remember for each worker which rows changed since it last asked for them
+            (`Store.pull_changed`). Of a job, not of a model: it stands in no digest, and a checkpoint of
+            either kind of table loads into the other.
     """
 
     name: str
@@ -53,6 +56,7 @@ class TableSpec:
     optimizer: OptimizerSpec
     seed: int = 0
     num_shards: int = DEFAULT_NUM_SHARDS
+    records_changes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

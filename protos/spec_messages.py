@@ -43,6 +43,7 @@ def table_spec_to_message(spec: TableSpec) -> spec_pb2.TableSpec:
         optimizer=optimizer_to_message(spec.optimizer),
         seed=spec.seed,
         num_shards=spec.num_shards,
+        records_changes=spec.records_changes,
     )
 
 
@@ -55,6 +56,7 @@ def table_spec_from_message(message: spec_pb2.TableSpec) -> TableSpec:
         optimizer=optimizer_from_message(message.optimizer),
         seed=message.seed,
         num_shards=message.num_shards,
+        records_changes=message.records_changes,
     )
 
 

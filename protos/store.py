@@ -8,7 +8,7 @@ one never lasts longer than the store's time limits, then it raises.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -39,6 +39,22 @@ class Missing(enum.Enum):
     """The row's seeded initial value: training."""
     ZEROS = "zeros"
     """Zeros: evaluation and inference, where an untrained embedding would be noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Rows that changed since a worker last asked.
+
+    Attributes:
+        rows: For each table asked for uint64[N] and float32[N, D]: keys and weights.
+        version: The rows have all that was applied up to this version, and perhaps more; of several
+            servers the smallest.
+        has_more: There may be more: ask again.
+    """
+
+    rows: Mapping[str, tuple[Keys, Values]]
+    version: Version
+    has_more: bool
 
 
 class ReduceOp(enum.Enum):
@@ -173,6 +189,25 @@ class Store(Protocol):
         """Reads dense blocks into float32 vectors of their full length, and returns the version read.
 
         The vectors hold the answer once the future has one. Errors as for `pull_sparse`.
+        """
+        ...
+
+    def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
+        """Takes rows that changed since this worker last took them: by a push or a load, of whomever.
+
+        What was taken counts as known to the worker, also if the answer is lost on its way: after an error
+        it cannot go on. What changes meanwhile comes again.
+
+        Args:
+            tables: Which to take from; they record changes.
+            worker: Who asks.
+            max_rows: At most so many rows from each server, at least 1; fewer come where more would not fit a
+                message.
+
+        Raises:
+            UnknownTableError: If a table does not exist.
+            ProtocolError: If one does not record changes, if `max_rows` is less than 1, or if the worker is
+                not of this job.
         """
         ...
 

@@ -128,6 +128,15 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
             values = await self._answer(num_keys * _VALUES_A_KEY, pull)
             return data_messages.pull_sparse_response(values)
 
+    async def PullChanged(
+        self, request: data_plane_pb2.PullChangedRequest, context: grpc.aio.ServicerContext
+    ) -> data_plane_pb2.PullChangedResponse:
+        async with self._answering(context, "PullChanged"):
+            tables, worker, max_rows = list(request.tables), request.worker, request.max_rows
+            pull = partial(self._store.pull_changed, tables, worker, max_rows=max_rows)
+            # In a thread, however little changed: it looks at all rows.
+            return data_messages.changed_to_message(await _settled(await asyncio.to_thread(pull)))
+
     async def PullDense(
         self, request: data_plane_pb2.PullDenseRequest, context: grpc.aio.ServicerContext
     ) -> data_plane_pb2.PullDenseResponse:

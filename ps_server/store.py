@@ -8,7 +8,8 @@ what it knows of the workers; the store's lock guards only which tables and bloc
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,17 @@ from protos.gradients import Gradients, Values, require_finite
 from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, StoreStatus, Version
+from protos.store import (
+    Changed,
+    Future,
+    Missing,
+    Pulled,
+    Reduced,
+    ReduceOp,
+    Stamp,
+    StoreStatus,
+    Version,
+)
 from ps_server.checkpoint.digest import model_digest, shard_digest
 from ps_server.checkpoint.manifest import Entry
 from ps_server.checkpoint.reader import Checkpoint
@@ -71,6 +82,9 @@ class ParameterStore:
         self._workers = Workers(
             self.num_workers, wait_limit_s=self._wait_limit_s, apply=self._apply
         )
+        for table in self._tables.values():
+            if table.spec.records_changes:  # the next job's workers know nothing yet
+                _copy_rows(table, table)
 
     # Declaring
 
@@ -81,8 +95,12 @@ class ParameterStore:
             if table is None:
                 self._refuse_taken_name(spec.name)
                 self._tables[spec.name] = self._new_table(spec)
-            else:
-                self._declare(table, spec)
+                return
+            is_loaded = spec.name in self._undeclared
+            self._declare(table, spec)
+            if is_loaded and spec.records_changes:
+                self._tables[spec.name] = recording = self._new_table(spec)
+                _copy_rows(table, recording)
 
     def create_dense(self, spec: DenseSpec) -> None:
         """See `protos.store.Store`."""
@@ -95,7 +113,12 @@ class ParameterStore:
                 self._declare(block, spec)
 
     def _new_table(self, spec: TableSpec) -> SparseTable:
-        return SparseTable(spec, server_index=self.server_index, num_servers=self.num_servers)
+        return SparseTable(
+            spec,
+            server_index=self.server_index,
+            num_servers=self.num_servers,
+            num_observers=self.num_workers if spec.records_changes else 0,
+        )
 
     def _new_block(self, spec: DenseSpec) -> DenseTable:
         return DenseTable(spec, server_index=self.server_index, num_servers=self.num_servers)
@@ -153,6 +176,20 @@ class ParameterStore:
 
         return workers.at_version(at, answer)
 
+    def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
+        """See `protos.store.Store`; done when returned."""
+        workers = self._workers
+        workers.require_member(worker)
+        if max_rows < 1:
+            raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
+        recording = {name: self._recording_table(name) for name in tables}
+        version, room = workers.version, max_rows
+        rows: dict[str, tuple[Keys, Values]] = {}
+        for name, table in recording.items():
+            rows[name] = keys, _ = table.take_changed(worker, room) if room else _no_rows(table)
+            room -= keys.size
+        return Answered(Changed(rows, version, has_more=not room))
+
     def piece_length(self, block: str) -> int:
         """Returns the length of this process's piece of a dense block."""
         return self._block(block).length
@@ -171,6 +208,14 @@ class ParameterStore:
         if name not in self._tables:
             raise UnknownTableError(f"no table {name!r}, there are: {sorted(self._tables)}")
         return self._tables[name]
+
+    def _recording_table(self, name: str) -> SparseTable:
+        table = self._table(name)
+        if not table.spec.records_changes:
+            raise ProtocolError(
+                f"table {name!r} does not record changes: declare it with records_changes=True"
+            )
+        return table
 
     def _block(self, name: str) -> DenseTable:
         if name not in self._blocks:
@@ -253,7 +298,9 @@ class ParameterStore:
 
     def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
         saved = checkpoint.tables[name]
-        spec = self._tables[name].spec if name in self._tables else saved
+        # Who loads to read has no use for a record; a job that wants one declares so.
+        unclaimed = replace(saved, records_changes=False)
+        spec = self._tables[name].spec if name in self._tables else unclaimed
         _require_loadable(saved, spec)
         table = self._new_table(spec)
         for _, rows in checkpoint.read_shards(name, table.shards):
@@ -293,6 +340,16 @@ class ParameterStore:
         with self._lock:
             tables = {name: table.status for name, table in self._tables.items()}
         return self._workers.status(tables)
+
+
+def _copy_rows(source: SparseTable, target: SparseTable) -> None:
+    """Writes all rows of one table to one of the same shape; there they have changed, for all workers."""
+    for shard in source.shards:
+        target.write(source.export_shard(shard))
+
+
+def _no_rows(table: SparseTable) -> tuple[Keys, Values]:
+    return np.empty(0, np.uint64), np.empty((0, table.spec.dim), np.float32)
 
 
 def _difference(first: Any, second: Any) -> str:

@@ -25,7 +25,17 @@ from protos.numbers import Numbers, require_numbers
 from protos.partition import Keys, piece_of_server, route
 from protos.parts import KEY_BYTES, VALUE_BYTES, cut_columns, cut_push
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, StoreStatus, Version
+from protos.store import (
+    Changed,
+    Future,
+    Missing,
+    Pulled,
+    Reduced,
+    ReduceOp,
+    Stamp,
+    StoreStatus,
+    Version,
+)
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.manifest import Entry, entries_from_json
 from ps_server.checkpoint.reader import Checkpoint
@@ -70,12 +80,8 @@ class _RowsOnTheirWay:
         pulled = self.answer.result()
         rows = pulled.rows
         for table, positions in self.positions.items():
-            expected = (positions.size, out[table].shape[1])
-            if positions.size and rows[table].shape != expected:
-                raise ProtocolError(
-                    f"a server answered a pull from table {table!r} with shape {rows[table].shape}, "
-                    f"expected {expected}: it has a table of another dim"
-                )
+            if positions.size:
+                _require_rows(table, rows[table], (positions.size, out[table].shape[1]))
             scatter_rows(rows[table], positions, out[table])
         return pulled.version
 
@@ -195,6 +201,31 @@ class ClusterClient:
                     into[block][self._piece(block, server)] = piece
                 versions.append(version)
             return min(versions)
+
+        return _Together(combine)
+
+    def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
+        """See `protos.store.Store`."""
+        dims = {table: self._table(table).dim for table in tables}
+        if max_rows < 1:
+            raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
+        widest = KEY_BYTES + VALUE_BYTES * max(dims.values(), default=0)
+        fitting = min(max_rows, max(1, self._part_bytes // widest))
+        calls = [
+            self._transport.pull_changed(server, tables, worker, fitting)
+            for server in self._servers
+        ]
+
+        def combine() -> Changed:
+            parts = _results(calls)
+            return Changed(
+                rows={
+                    table: _joined(table, dim, [part.rows[table] for part in parts])
+                    for table, dim in dims.items()
+                },
+                version=min(part.version for part in parts),
+                has_more=any(part.has_more for part in parts),
+            )
 
         return _Together(combine)
 
@@ -350,6 +381,24 @@ class ClusterClient:
 
 def _results(calls: Sequence[Future[T]]) -> list[T]:
     return [call.result() for call in calls]
+
+
+def _joined(table: str, dim: int, parts: Sequence[tuple[Keys, Values]]) -> tuple[Keys, Values]:
+    """Returns the keys and rows of all parts."""
+    rows = [np.empty((0, dim), np.float32)]
+    for keys, values in parts:
+        if keys.size:  # a part without keys has no width
+            _require_rows(table, values, (keys.size, dim))
+            rows.append(values)
+    return np.concatenate([keys for keys, _ in parts]), np.concatenate(rows)
+
+
+def _require_rows(table: str, rows: Values, expected: tuple[int, int]) -> None:
+    if rows.shape != expected:
+        raise ProtocolError(
+            f"a server answered a pull from table {table!r} with shape {rows.shape}, expected "
+            f"{expected}: it has a table of another dim"
+        )
 
 
 def _same_version(barrier: str, versions: Sequence[Version]) -> Version:

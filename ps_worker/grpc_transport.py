@@ -19,7 +19,7 @@ from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
 from protos.status import error_of
-from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, Version
+from protos.store import Changed, Future, Missing, Pulled, Reduced, ReduceOp, Stamp, Version
 from protos.v1 import control_plane_pb2, parameter_server_pb2, parameter_server_pb2_grpc
 from ps_worker.transport import ServerStatus
 
@@ -145,6 +145,13 @@ class GrpcTransport:
             lambda response: (data_messages.pulled_pieces(response), response.version),
             wait_s=self._wait_s(at),
         )
+
+    def pull_changed(
+        self, server: int, tables: Sequence[str], worker: int, max_rows: int
+    ) -> Future[Changed]:
+        """See `Transport`."""
+        request = data_messages.pull_changed_request(tables, worker, max_rows)
+        return self._call(server, "PullChanged", request, data_messages.changed_from_message)
 
     def push_grad(
         self, server: int, part: PushPart, stamp: Stamp, at: Version | None

@@ -12,7 +12,17 @@ from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, StoreStatus, Version
+from protos.store import (
+    Changed,
+    Future,
+    Missing,
+    Pulled,
+    Reduced,
+    ReduceOp,
+    Stamp,
+    StoreStatus,
+    Version,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,12 @@ class Transport(Protocol):
         self, server: int, blocks: Sequence[str], at: Version | None
     ) -> Future[tuple[Mapping[str, Values], Version]]:
         """Reads the server's pieces of dense blocks: for each float32[p]; and the version read."""
+        ...
+
+    def pull_changed(
+        self, server: int, tables: Sequence[str], worker: int, max_rows: int
+    ) -> Future[Changed]:
+        """Takes rows of the server that changed; where there are none, their D means nothing."""
         ...
 
     def push_grad(

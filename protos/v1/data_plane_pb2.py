@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/v1/data_plane.proto\x12\tctr_ps.v1\"\x7f\n\x05Stamp\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\x04\x12\x0e\n\x06pulled\x18\x07 \x01(\x04\"(\n\tKeyColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\",\n\x0bValueColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"w\n\x11PullSparseRequest\x12%\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.KeyColumn\x12#\n\x07missing\x18\x02 \x01(\x0e\x32\x12.ctr_ps.v1.Missing\x12\x0f\n\x02\x61t\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x05\n\x03_at\"N\n\x12PullSparseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ValueColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"Q\n\x10SparseGradColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\"Q\n\x0f\x44\x65nseGradColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x03 \x01(\x04\x12\r\n\x05start\x18\x04 \x01(\x04\"\xc3\x01\n\x0fPushGradRequest\x12\x1f\n\x05stamp\x18\x01 \x01(\x0b\x32\x10.ctr_ps.v1.Stamp\x12+\n\x06sparse\x18\x02 \x03(\x0b\x32\x1b.ctr_ps.v1.SparseGradColumn\x12)\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x1a.ctr_ps.v1.DenseGradColumn\x12\x0f\n\x02\x61t\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\x11\n\tnum_parts\x18\x06 \x01(\rB\x05\n\x03_at\"#\n\x10PushGradResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\":\n\x10PullDenseRequest\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0f\n\x02\x61t\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x05\n\x03_at\",\n\x0b\x44\x65nseColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"M\n\x11PullDenseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.DenseColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04*J\n\x07Missing\x12\x17\n\x13MISSING_UNSPECIFIED\x10\x00\x12\x13\n\x0fMISSING_INITIAL\x10\x01\x12\x11\n\rMISSING_ZEROS\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/v1/data_plane.proto\x12\tctr_ps.v1\"\x7f\n\x05Stamp\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\x04\x12\x0e\n\x06pulled\x18\x07 \x01(\x04\"(\n\tKeyColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\",\n\x0bValueColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"w\n\x11PullSparseRequest\x12%\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.KeyColumn\x12#\n\x07missing\x18\x02 \x01(\x0e\x32\x12.ctr_ps.v1.Missing\x12\x0f\n\x02\x61t\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x05\n\x03_at\"N\n\x12PullSparseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ValueColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"F\n\x12PullChangedRequest\x12\x0e\n\x06tables\x18\x01 \x03(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08max_rows\x18\x03 \x01(\x04\"<\n\rChangedColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"c\n\x13PullChangedResponse\x12)\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x18.ctr_ps.v1.ChangedColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08has_more\x18\x03 \x01(\x08\"Q\n\x10SparseGradColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\"Q\n\x0f\x44\x65nseGradColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x03 \x01(\x04\x12\r\n\x05start\x18\x04 \x01(\x04\"\xc3\x01\n\x0fPushGradRequest\x12\x1f\n\x05stamp\x18\x01 \x01(\x0b\x32\x10.ctr_ps.v1.Stamp\x12+\n\x06sparse\x18\x02 \x03(\x0b\x32\x1b.ctr_ps.v1.SparseGradColumn\x12)\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x1a.ctr_ps.v1.DenseGradColumn\x12\x0f\n\x02\x61t\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\x11\n\tnum_parts\x18\x06 \x01(\rB\x05\n\x03_at\"#\n\x10PushGradResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\":\n\x10PullDenseRequest\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0f\n\x02\x61t\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x05\n\x03_at\",\n\x0b\x44\x65nseColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"M\n\x11PullDenseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.DenseColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04*J\n\x07Missing\x12\x17\n\x13MISSING_UNSPECIFIED\x10\x00\x12\x13\n\x0fMISSING_INITIAL\x10\x01\x12\x11\n\rMISSING_ZEROS\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.data_plane_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MISSING']._serialized_start=1045
-  _globals['_MISSING']._serialized_end=1119
+  _globals['_MISSING']._serialized_start=1280
+  _globals['_MISSING']._serialized_end=1354
   _globals['_STAMP']._serialized_start=41
   _globals['_STAMP']._serialized_end=168
   _globals['_KEYCOLUMN']._serialized_start=170
@@ -43,18 +43,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PULLSPARSEREQUEST']._serialized_end=377
   _globals['_PULLSPARSERESPONSE']._serialized_start=379
   _globals['_PULLSPARSERESPONSE']._serialized_end=457
-  _globals['_SPARSEGRADCOLUMN']._serialized_start=459
-  _globals['_SPARSEGRADCOLUMN']._serialized_end=540
-  _globals['_DENSEGRADCOLUMN']._serialized_start=542
-  _globals['_DENSEGRADCOLUMN']._serialized_end=623
-  _globals['_PUSHGRADREQUEST']._serialized_start=626
-  _globals['_PUSHGRADREQUEST']._serialized_end=821
-  _globals['_PUSHGRADRESPONSE']._serialized_start=823
-  _globals['_PUSHGRADRESPONSE']._serialized_end=858
-  _globals['_PULLDENSEREQUEST']._serialized_start=860
-  _globals['_PULLDENSEREQUEST']._serialized_end=918
-  _globals['_DENSECOLUMN']._serialized_start=920
-  _globals['_DENSECOLUMN']._serialized_end=964
-  _globals['_PULLDENSERESPONSE']._serialized_start=966
-  _globals['_PULLDENSERESPONSE']._serialized_end=1043
+  _globals['_PULLCHANGEDREQUEST']._serialized_start=459
+  _globals['_PULLCHANGEDREQUEST']._serialized_end=529
+  _globals['_CHANGEDCOLUMN']._serialized_start=531
+  _globals['_CHANGEDCOLUMN']._serialized_end=591
+  _globals['_PULLCHANGEDRESPONSE']._serialized_start=593
+  _globals['_PULLCHANGEDRESPONSE']._serialized_end=692
+  _globals['_SPARSEGRADCOLUMN']._serialized_start=694
+  _globals['_SPARSEGRADCOLUMN']._serialized_end=775
+  _globals['_DENSEGRADCOLUMN']._serialized_start=777
+  _globals['_DENSEGRADCOLUMN']._serialized_end=858
+  _globals['_PUSHGRADREQUEST']._serialized_start=861
+  _globals['_PUSHGRADREQUEST']._serialized_end=1056
+  _globals['_PUSHGRADRESPONSE']._serialized_start=1058
+  _globals['_PUSHGRADRESPONSE']._serialized_end=1093
+  _globals['_PULLDENSEREQUEST']._serialized_start=1095
+  _globals['_PULLDENSEREQUEST']._serialized_end=1153
+  _globals['_DENSECOLUMN']._serialized_start=1155
+  _globals['_DENSECOLUMN']._serialized_end=1199
+  _globals['_PULLDENSERESPONSE']._serialized_start=1201
+  _globals['_PULLDENSERESPONSE']._serialized_end=1278
 # @@protoc_insertion_point(module_scope)

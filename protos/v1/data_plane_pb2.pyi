@@ -68,6 +68,36 @@ class PullSparseResponse(_message.Message):
     version: int
     def __init__(self, columns: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
+class PullChangedRequest(_message.Message):
+    __slots__ = ("tables", "worker", "max_rows")
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    worker: int
+    max_rows: int
+    def __init__(self, tables: _Optional[_Iterable[str]] = ..., worker: _Optional[int] = ..., max_rows: _Optional[int] = ...) -> None: ...
+
+class ChangedColumn(_message.Message):
+    __slots__ = ("table", "keys", "values")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    keys: bytes
+    values: bytes
+    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
+
+class PullChangedResponse(_message.Message):
+    __slots__ = ("columns", "version", "has_more")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedCompositeFieldContainer[ChangedColumn]
+    version: int
+    has_more: bool
+    def __init__(self, columns: _Optional[_Iterable[_Union[ChangedColumn, _Mapping]]] = ..., version: _Optional[int] = ..., has_more: bool = ...) -> None: ...
+
 class SparseGradColumn(_message.Message):
     __slots__ = ("table", "keys", "values", "examples")
     TABLE_FIELD_NUMBER: _ClassVar[int]

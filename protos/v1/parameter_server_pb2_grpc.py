@@ -54,6 +54,11 @@ class ParameterServerStub(object):
                 request_serializer=protos_dot_v1_dot_data__plane__pb2.PullSparseRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_data__plane__pb2.PullSparseResponse.FromString,
                 _registered_method=True)
+        self.PullChanged = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/PullChanged',
+                request_serializer=protos_dot_v1_dot_data__plane__pb2.PullChangedRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_data__plane__pb2.PullChangedResponse.FromString,
+                _registered_method=True)
         self.PushGrad = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/PushGrad',
                 request_serializer=protos_dot_v1_dot_data__plane__pb2.PushGradRequest.SerializeToString,
@@ -125,6 +130,15 @@ class ParameterServerServicer(object):
     def PullSparse(self, request, context):
         """Reads embeddings; creates nothing. Idempotent, may be retried. NOT_FOUND: no such table;
         FAILED_PRECONDITION: a key of another server; DEADLINE_EXCEEDED: `at` was not reached in time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullChanged(self, request, context):
+        """Takes rows that changed since the worker last took them. Not idempotent, not retried: what an answer
+        carries counts as known to the worker. NOT_FOUND: no such table; FAILED_PRECONDITION: it does not record
+        changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,6 +233,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.PullSparse,
                     request_deserializer=protos_dot_v1_dot_data__plane__pb2.PullSparseRequest.FromString,
                     response_serializer=protos_dot_v1_dot_data__plane__pb2.PullSparseResponse.SerializeToString,
+            ),
+            'PullChanged': grpc.unary_unary_rpc_method_handler(
+                    servicer.PullChanged,
+                    request_deserializer=protos_dot_v1_dot_data__plane__pb2.PullChangedRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_data__plane__pb2.PullChangedResponse.SerializeToString,
             ),
             'PushGrad': grpc.unary_unary_rpc_method_handler(
                     servicer.PushGrad,
@@ -351,6 +370,33 @@ class ParameterServer(object):
             '/ctr_ps.v1.ParameterServer/PullSparse',
             protos_dot_v1_dot_data__plane__pb2.PullSparseRequest.SerializeToString,
             protos_dot_v1_dot_data__plane__pb2.PullSparseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullChanged(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ctr_ps.v1.ParameterServer/PullChanged',
+            protos_dot_v1_dot_data__plane__pb2.PullChangedRequest.SerializeToString,
+            protos_dot_v1_dot_data__plane__pb2.PullChangedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/v1/spec.proto\x12\tctr_ps.v1\"H\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06params\x18\x02 \x03(\x0b\x32\x19.ctr_ps.v1.HyperParameter\"-\n\x0eHyperParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\".\n\x0fInitializerSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\"\xa6\x01\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12/\n\x0binitializer\x18\x03 \x01(\x0b\x32\x1a.ctr_ps.v1.InitializerSpec\x12+\n\toptimizer\x18\x04 \x01(\x0b\x32\x18.ctr_ps.v1.OptimizerSpec\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nnum_shards\x18\x06 \x01(\r\"O\n\x0c\x44\x65nseSegment\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12/\n\x0binitializer\x18\x02 \x01(\x0b\x32\x1a.ctr_ps.v1.InitializerSpec\"\x7f\n\tDenseSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x08segments\x18\x02 \x03(\x0b\x32\x17.ctr_ps.v1.DenseSegment\x12+\n\toptimizer\x18\x03 \x01(\x0b\x32\x18.ctr_ps.v1.OptimizerSpec\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/v1/spec.proto\x12\tctr_ps.v1\"H\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06params\x18\x02 \x03(\x0b\x32\x19.ctr_ps.v1.HyperParameter\"-\n\x0eHyperParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\".\n\x0fInitializerSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\"\xbf\x01\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12/\n\x0binitializer\x18\x03 \x01(\x0b\x32\x1a.ctr_ps.v1.InitializerSpec\x12+\n\toptimizer\x18\x04 \x01(\x0b\x32\x18.ctr_ps.v1.OptimizerSpec\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nnum_shards\x18\x06 \x01(\r\x12\x17\n\x0frecords_changes\x18\x07 \x01(\x08\"O\n\x0c\x44\x65nseSegment\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12/\n\x0binitializer\x18\x02 \x01(\x0b\x32\x1a.ctr_ps.v1.InitializerSpec\"\x7f\n\tDenseSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x08segments\x18\x02 \x03(\x0b\x32\x17.ctr_ps.v1.DenseSegment\x12+\n\toptimizer\x18\x03 \x01(\x0b\x32\x18.ctr_ps.v1.OptimizerSpec\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,9 +38,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INITIALIZERSPEC']._serialized_start=156
   _globals['_INITIALIZERSPEC']._serialized_end=202
   _globals['_TABLESPEC']._serialized_start=205
-  _globals['_TABLESPEC']._serialized_end=371
-  _globals['_DENSESEGMENT']._serialized_start=373
-  _globals['_DENSESEGMENT']._serialized_end=452
-  _globals['_DENSESPEC']._serialized_start=454
-  _globals['_DENSESPEC']._serialized_end=581
+  _globals['_TABLESPEC']._serialized_end=396
+  _globals['_DENSESEGMENT']._serialized_start=398
+  _globals['_DENSESEGMENT']._serialized_end=477
+  _globals['_DENSESPEC']._serialized_start=479
+  _globals['_DENSESPEC']._serialized_end=606
 # @@protoc_insertion_point(module_scope)

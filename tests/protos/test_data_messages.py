@@ -9,7 +9,7 @@ from protos import data_messages
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
 from protos.parts import PushPart
-from protos.store import Missing, Pulled, Stamp
+from protos.store import Changed, Missing, Pulled, Stamp
 from protos.v1 import data_plane_pb2
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -68,6 +68,33 @@ def test_pulled_rows_have_the_shape_that_was_asked_for() -> None:
         "deep": (2, 8),
     }
     assert pulled.version == 7
+
+
+@given(
+    columns=st.dictionaries(
+        NAMES, st.lists(st.tuples(UINT64, st.floats(width=32)), max_size=5), max_size=3
+    ),
+    version=UINT64,
+    has_more=st.booleans(),
+)
+def test_changed_rows_survive_the_wire(
+    columns: dict[str, list[tuple[int, float]]], version: int, has_more: bool
+) -> None:
+    rows = {
+        name: (
+            np.array([key for key, _ in column], np.uint64),
+            np.array([[value, 1.0] for _, value in column], np.float32).reshape(-1, 2),
+        )
+        for name, column in columns.items()
+    }
+
+    data = data_messages.changed_to_message(Changed(rows, version, has_more)).SerializeToString()
+
+    found = data_messages.changed_from_message(data_plane_pb2.PullChangedResponse.FromString(data))
+    assert (found.version, found.has_more) == (version, has_more)
+    assert {
+        name: (keys.tolist(), values.tobytes()) for name, (keys, values) in found.rows.items()
+    } == {name: (keys.tolist(), values.tobytes()) for name, (keys, values) in rows.items()}
 
 
 def test_pulled_pieces_survive_the_wire() -> None:

@@ -21,6 +21,7 @@ TABLE_SPECS = st.builds(
     optimizer=OPTIMIZERS,
     seed=UINT64,
     num_shards=UINT32,
+    records_changes=st.booleans(),
 )
 DENSE_SPECS = st.builds(
     DenseSpec,

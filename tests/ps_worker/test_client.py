@@ -17,7 +17,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.partition import route
 from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Pulled, ReduceOp, Stamp
+from protos.store import Changed, Missing, Pulled, ReduceOp, Stamp
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from tests.support.local_transport import Answer, LocalTransport
@@ -66,6 +66,49 @@ def test_pull_is_one_call_to_each_server_that_has_a_key():
     assert [server for server, *_ in transport.calls] == [0, 1, 2, 3]
     asked = np.concatenate([keys["t"] for _, _, keys in transport.calls])
     np.testing.assert_array_equal(np.sort(asked), KEYS)
+
+
+@pytest.mark.parametrize(("part_bytes", "fitting"), [(10, 1), (200, 10), (1_000_000, 500)])
+def test_changed_rows_are_asked_for_as_many_as_fit_a_message(part_bytes, fitting):
+    """A key and its row have 8 + 3 * 4 bytes."""
+    transport = transport_to(2)
+    client = client_of(transport, part_bytes=part_bytes)
+    recording = client_spec("recording", dim=3)
+    narrow = client_spec("narrow", dim=1)
+    client.create_table(recording)
+    client.create_table(narrow)
+
+    client.pull_changed(["narrow", "recording"], 0, max_rows=500).result()
+
+    assert transport.calls == [(0, "pull_changed", fitting), (1, "pull_changed", fitting)]
+
+
+def test_changed_rows_of_another_dim_are_refused():
+    transport = transport_to(1)
+    client = client_of(transport)
+    client.create_table(client_spec("recording", dim=3))
+    wide = Changed({"recording": (KEYS, np.zeros((KEYS.size, 4), np.float32))}, 0, False)
+    transport.pull_changed = lambda *_: Answer(lambda: wide)
+
+    with pytest.raises(
+        ProtocolError, match=r"'recording' with shape \(1000, 4\), expected \(1000, 3\)"
+    ):
+        client.pull_changed(["recording"], 0, max_rows=5).result()
+
+
+def test_pull_of_changes_is_as_old_as_the_oldest_server():
+    transport = transport_to(2)
+    client = client_of(transport)
+    client.create_table(client_spec("recording", dim=3))
+    transport.stores[0].push_grad(Gradients(), STAMP)
+
+    assert client.pull_changed(["recording"], 0, max_rows=5).result().version == 0
+
+
+def client_spec(name: str, dim: int) -> TableSpec:
+    return TableSpec(
+        name=name, dim=dim, initializer=InitializerSpec(), optimizer=SGD, records_changes=True
+    )
 
 
 def test_pull_of_no_keys_asks_one_server_for_the_version():

@@ -44,6 +44,9 @@ class FailingServicer(parameter_server_pb2_grpc.ParameterServerServicer):
     def PullSparse(self, request, context):
         return self._answer("PullSparse", context, data_plane_pb2.PullSparseResponse())
 
+    def PullChanged(self, request, context):
+        return self._answer("PullChanged", context, data_plane_pb2.PullChangedResponse())
+
     def PushGrad(self, request, context):
         return self._answer("PushGrad", context, data_plane_pb2.PushGradResponse())
 
@@ -93,14 +96,16 @@ def test_large_pull_is_tried_again_too():
     assert servicer.calls == {"PullSparse": 2}
 
 
-def test_push_and_done_are_never_tried_again():
+def test_calls_that_change_something_are_never_tried_again():
     with failing_server(1) as (servicer, endpoint), transport_to(endpoint) as transport:
         with pytest.raises(TransportError, match=rf"PushGrad to server {endpoint} failed: UNAVAIL"):
             transport.push_grad(0, PushPart([], []), STAMP, None).result()
+        with pytest.raises(TransportError, match="PullChanged to server"):
+            transport.pull_changed(0, ["t"], 0, 1).result()
         with pytest.raises(TransportError, match="Done to server"):
             transport.done(0, 0, 0).result()
 
-    assert servicer.calls == {"PushGrad": 1, "Done": 1}
+    assert servicer.calls == {"PushGrad": 1, "PullChanged": 1, "Done": 1}
 
 
 def test_call_that_is_not_answered_ends_at_its_deadline():

@@ -11,7 +11,7 @@ from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.parts import PushPart, join_push
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Missing, Pulled, Reduced, ReduceOp, Stamp, Version
+from protos.store import Changed, Future, Missing, Pulled, Reduced, ReduceOp, Stamp, Version
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.transport import ServerStatus
@@ -61,6 +61,12 @@ class LocalTransport:
         store = self.stores[server]
         into = {block: np.empty(store.piece_length(block), np.float32) for block in blocks}
         return Answer(lambda: (into, store.pull_dense(into, at=at).result()))
+
+    def pull_changed(
+        self, server: int, tables: Sequence[str], worker: int, max_rows: int
+    ) -> Future[Changed]:
+        self.calls.append((server, "pull_changed", max_rows))
+        return self.stores[server].pull_changed(tables, worker, max_rows=max_rows)
 
     def push_grad(
         self, server: int, part: PushPart, stamp: Stamp, at: Version | None
