@@ -37,6 +37,15 @@ from ctr_model.schema import Schema
 
 WIDE, DEEP = "wide", "embedding"
 
+# Gradients are means over a batch, so `beta` stands for 1 of the formula with sums when a batch has some 30
+# examples; larger batches want less of it, and of `l1`.
+_WIDE_OPTIMIZER: Mapping[str, str | float] = {
+    "name": "ftrl",
+    "learning_rate": 0.1,
+    "beta": 0.03,
+    "l1": 0.01,
+}
+
 
 class WideDeep:
     """The model of the module's docstring."""
@@ -69,7 +78,7 @@ class WideDeep:
         self._mlp = Mlp((self._num_dense + len(schema.slots) * dim, *hidden, 1))
         pairs = tuple((schema.slot_index(a), schema.slot_index(b)) for a, b in crosses)
         self.tables = (
-            EmbeddingTable(name=WIDE, dim=1, crosses=pairs, optimizer={"name": "ftrl"}),
+            EmbeddingTable(name=WIDE, dim=1, crosses=pairs, optimizer=_WIDE_OPTIMIZER),
             EmbeddingTable(name=DEEP, dim=dim, init_range=init_range),
         )
         self.segments = (*first_order_segments(self._num_dense, name=WIDE), *self._mlp.segments)
