@@ -1,12 +1,12 @@
 """`[strategy]` in the words of PaddlePaddle's Fleet.
 
     a_sync   k_steps    mode
-    false    any        sync
+    false    <= 0       sync
     true     <= 0       async
     true     > 0        geo
 
-The settings of `a_sync_configs` keep their names. Translation comes before all other checks, so that a job
-that was read has one form only, whatever words it was written in.
+No `k_steps` counts as 0. The settings of `a_sync_configs` keep their names. Translation comes before all
+other checks, so that a job that was read has one form only, whatever words it was written in.
 """
 
 import difflib
@@ -48,12 +48,10 @@ class FleetWordError(JobError):
 
     Attributes:
         key: Where it stands, from the section on: ("strategy", "a_sync").
-        fault: What is wrong with it.
     """
 
     def __init__(self, path: tuple[str, ...], fault: str) -> None:
         self.key = ("strategy", *path)
-        self.fault = fault
         super().__init__(f"{'.'.join(self.key)} {fault}")
 
 
