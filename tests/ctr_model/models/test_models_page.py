@@ -1,0 +1,61 @@
+"""docs/models.md leaves nothing out."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ctr_model.registry import MODELS
+from tests.support.model_cases import small_model
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/models.md").read_text()
+MODEL_ROWS, OPTION_ROWS = 0, 1
+
+
+def rows(part: int) -> dict[str, list[str]]:
+    """Returns the cells of each row of a part's table, by its first cell."""
+    lines = [
+        line.strip("|").split(" | ")
+        for line in PAGE.split("\n## ")[part].splitlines()
+        if line.startswith("| `") and not line.startswith("| `model.name`")
+    ]
+    return {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def options_of(model: str) -> dict[str, object]:
+    """Returns the defaults of a model's options."""
+    return {
+        name: list(parameter.default) if type(parameter.default) is tuple else parameter.default
+        for name, parameter in inspect.signature(MODELS[model]).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def test_every_model_is_listed_with_its_tables() -> None:
+    listed = {model: names(cells[1]) for model, cells in rows(MODEL_ROWS).items()}
+
+    tables = {model: [table.name for table in small_model(model).tables] for model in MODELS}
+    assert list(listed.items()) == list(tables.items())
+
+
+def test_every_option_is_listed_with_its_models_and_its_default() -> None:
+    listed: dict[str, dict[str, object]] = {model: {} for model in MODELS}
+    for option, (models, default, _) in rows(OPTION_ROWS).items():
+        named = names(models)
+        having = [m for m in MODELS if m not in named] if models.startswith("all but") else named
+        for model in having:
+            listed[model][option] = None if default == "none" else json.loads(default.strip("`"))
+
+    assert listed == {model: options_of(model) for model in MODELS}
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PAGE))
+def test_links_lead_somewhere(link: str) -> None:
+    assert (ROOT / "docs" / link).exists()
