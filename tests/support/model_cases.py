@@ -1,6 +1,6 @@
 """Random cases for any model, and checks against an oracle: the model in float64, slow and obvious.
 
-A model of the registry gets all tests of tests/ctr_model/models/test_models.py by one line in `SMALL`.
+A model gets all tests of tests/ctr_model/models/test_models.py by one line in `SMALL`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from ctr_model.parameters import FlatLayout
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from ctr_model.slots import select_slots
-from tests.reference import ctr_dnn, dcn_v2, deepfm, fm, lr, wide_deep
+from tests.reference import ctr_dnn, dcn_v2, deepfm, fm, lr, my_model, wide_deep
 
 Array = NDArray[np.float64]
 
@@ -32,11 +32,14 @@ SCHEMA = Schema.numbered(num_dense=3, num_slots=4)
 
 @dataclass(frozen=True)
 class Small:
-    """A model of the registry, small enough for finite differences."""
+    """A model with options that make it small enough for finite differences."""
 
     oracle: Oracle
     options: dict[str, Any] = field(default_factory=dict)
 
+
+# A model of one's own is under the same contract.
+MY_MODEL = "examples/my_model.py:MyModel"
 
 SMALL: dict[str, Small] = {
     "lr": Small(lr.probability),
@@ -47,6 +50,7 @@ SMALL: dict[str, Small] = {
     ),
     "deepfm": Small(deepfm.probability, {"dim": 2, "hidden": [7, 6]}),
     "dcn_v2": Small(dcn_v2.probability, {"dim": 2, "hidden": [7, 6]}),
+    MY_MODEL: Small(my_model.probability, {"slots": ["C4", "C2"], "dim": 2}),
 }
 
 

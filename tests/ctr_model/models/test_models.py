@@ -1,4 +1,4 @@
-"""What holds for every model of the registry."""
+"""What holds for every model of the registry, and for the example of one's own."""
 
 import dataclasses
 import threading
@@ -12,6 +12,7 @@ from ctr_model.models.model import EmbeddingTable
 from ctr_model.parameters import ModelInputError
 from ctr_model.registry import MODELS
 from tests.support.model_cases import (
+    MY_MODEL,
     SMALL,
     ModelCase,
     assert_gradients_agree,
@@ -41,7 +42,7 @@ def assert_refused(case: ModelCase, message: str) -> None:
 
 
 def test_every_model_of_the_registry_has_an_oracle() -> None:
-    assert list(SMALL) == list(MODELS)
+    assert list(SMALL) == [*MODELS, MY_MODEL]
 
 
 @every_model
@@ -81,7 +82,7 @@ def test_gradient_does_not_depend_on_the_workspace(name: str) -> None:
     assert used.as_bytes() == case.gradient().as_bytes()
 
 
-@every_model
+@pytest.mark.parametrize("name", MODELS)
 def test_step_allocates_nothing_as_long_as_the_batch(name: str) -> None:
     case = small_case(name, 1, batch_size=4096)
     workspace, out = case.model.workspace(4096), case.outputs()
