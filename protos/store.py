@@ -193,7 +193,10 @@ class Store(Protocol):
         ...
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
-        """Takes rows that changed since this worker last took them: by a push or a load, of whomever.
+        """Takes rows that changed since this worker last took them: by a load, or by a push of another.
+
+        What it pushes itself to be applied on arrival does not count: it knows what comes of it, and if
+        another changed the row, too, then that counts.
 
         What was taken counts as known to the worker, also if the answer is lost on its way: after an error
         it cannot go on. What changes meanwhile comes again.

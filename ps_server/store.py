@@ -229,9 +229,9 @@ class ParameterStore:
             self._block(name).check(dense)
         require_finite(gradients)
 
-    def _apply(self, gradients: Gradients) -> None:
+    def _apply(self, gradients: Gradients, source: int) -> None:
         for name, grad in gradients.sparse.items():
-            self._tables[name].push(grad)
+            self._tables[name].push(grad, source)
         for name, dense in gradients.dense.items():
             self._blocks[name].push(dense)
 

@@ -24,6 +24,7 @@ from ps_server.aggregation import StepAggregator
 from ps_server.barrier import BarrierBook
 from ps_server.pace import PaceBook
 from ps_server.reduction import Contribution, Given, ReductionBook, reduce_numbers
+from ps_server.table.change_bits import NOBODY
 from ps_server.waiting import Answered, WaitingFuture
 
 T = TypeVar("T")
@@ -41,14 +42,14 @@ class Workers:
     """The workers of one job, as one store sees them. Thread-safe."""
 
     def __init__(
-        self, num_workers: int, *, wait_limit_s: float, apply: Callable[[Gradients], None]
+        self, num_workers: int, *, wait_limit_s: float, apply: Callable[[Gradients, int], None]
     ) -> None:
         """Expects all workers at version 0.
 
         Args:
             num_workers: Workers of the job.
             wait_limit_s: How long a call waits for other workers, in seconds.
-            apply: Applies gradients that were checked; thread-safe.
+            apply: Applies gradients that were checked, of a worker or NOBODY alone; thread-safe.
         """
         self._num_workers = num_workers
         self._wait_limit_s = wait_limit_s
@@ -96,7 +97,7 @@ class Workers:
         with self._lock:
             self._steps.begin_arrival(stamp.worker)
         try:
-            self._apply(gradients)
+            self._apply(gradients, stamp.worker)
         except BaseException:
             with self._lock:
                 self._steps.end_arrival(0)
@@ -253,7 +254,7 @@ class Workers:
         while (parts := self._steps.take_complete_step()) is not None:
             examples = self._step_examples.pop(self._steps.version - 1)
             if examples:
-                self._apply(_over_all_examples(sum_gradients(parts), examples))
+                self._apply(_over_all_examples(sum_gradients(parts), examples), NOBODY)
         # In this order: who waits for slower workers goes on as soon as these are in a barrier, before it is
         # released and they count from 0 again.
         return [*self._take_ready(), *self._take_released()]

@@ -1,12 +1,18 @@
-"""What a run declares to its store: the model's tables and its dense block, with their optimizers."""
+"""What a run declares to its store: the model's tables and its dense block, with their optimizers.
+
+In GEO training workers hold the optimizers and servers add up deltas, so what servers are told differs from
+what replicas are made of.
+"""
 
 import math
+from dataclasses import replace
 
 from ctr_model.models.model import EmbeddingTable, Model
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Store
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.job import Job
+from ps_worker.replica import DELTA_OPTIMIZER
 
 
 def table_specs(model: Model, job: Job) -> list[TableSpec]:
@@ -49,6 +55,10 @@ def dense_spec(model: Model, job: Job) -> DenseSpec:
 
 def declare(store: Store, model: Model, job: Job) -> None:
     """Declares the model's tables and its dense block."""
-    for spec in table_specs(model, job):
+    tables, dense = table_specs(model, job), dense_spec(model, job)
+    if job.strategy.mode == "geo":
+        tables = [replace(spec, optimizer=DELTA_OPTIMIZER, records_changes=True) for spec in tables]
+        dense = replace(dense, optimizer=DELTA_OPTIMIZER)
+    for spec in tables:
         store.create_table(spec)
-    store.create_dense(dense_spec(model, job))
+    store.create_dense(dense)

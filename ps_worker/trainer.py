@@ -266,4 +266,6 @@ class _SharedIterator:
 
     def stop(self) -> None:
         """Lets the other threads find no more."""
-        self._is_stopped = True  # without the lock, which busy threads may keep from this one for long
+        self._is_stopped = (
+            True  # without the lock, which busy threads may keep from this one for long
+        )

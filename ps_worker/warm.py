@@ -17,7 +17,7 @@ from protos.gradients import SparseGrad, sum_sparse
 from protos.partition import route
 from ps_server.store import ParameterStore
 from ps_worker.client import scatter_rows
-from ps_worker.communicators.direct import DirectCommunicator
+from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.criteo import CriteoReader
 from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
@@ -33,9 +33,10 @@ def warm(plan: Plan) -> None:
     with compile_lock():
         declare(store, model, plan.job)
         batches = _two_batches(plan.schema)
-        communicator = DirectCommunicator(store, worker=0, num_params=model.num_params)
+        communicator = communicator_of(plan.job, store, model, worker=0, is_embedded=True)
         progress = Progress(every_s=math.inf)
         Trainer(model, communicator, batch_size=1, progress=progress).train(batches)
+        communicator.close()
         evaluate(store, model, batches, batch_size=1)
         _move_rows()
 

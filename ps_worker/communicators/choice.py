@@ -8,8 +8,10 @@ from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicator
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
+from ps_worker.communicators.geo import GeoCommunicator
 from ps_worker.communicators.half_async import HalfAsyncCommunicator
 from ps_worker.communicators.synchronous import SyncCommunicator
+from ps_worker.declaring import dense_spec, table_specs
 from ps_worker.job import Job
 
 
@@ -49,6 +51,17 @@ def communicator_of(
                 max_staleness=strategy.max_staleness,
                 thread_num=job.train.thread_num,
                 **_sending(job),
+            )
+        case "geo":
+            return GeoCommunicator(
+                store,
+                worker=worker,
+                num_workers=num_workers,
+                tables=table_specs(model, job),
+                dense=dense_spec(model, job),
+                k_steps=strategy.k_steps,
+                max_replica_bytes=strategy.max_replica_mb * 2**20,
+                stall_limit_s=job.cluster.wait_timeout_s,
             )
         case _:
             return AsyncCommunicator(store, worker=worker, num_params=num_params, **_sending(job))

@@ -87,7 +87,7 @@ def run(settings: Job, most_ahead: int | None) -> Race:
     return race
 
 
-@pytest.mark.parametrize("mode", ["half_async", "async"])
+@pytest.mark.parametrize("mode", ["half_async", "async", "geo"])
 def test_fast_worker_does_not_wait(mode: str) -> None:
     settings = {"geo": ["strategy.k_steps=5"]}
     race = run(job(mode, *settings.get(mode, [])), None)

@@ -1,0 +1,181 @@
+"""GEO training: every worker trains its own copy, and what it learnt is exchanged every `k_steps` batches.
+
+    training threads: pull, compute, push on the replica
+    exchanger thread: take delta -> servers add it -> dense, rows that anyone changed -> merge into replica
+
+As PaddlePaddle's GEO-SGD: a delta is divided by the number of workers, servers add up. Training goes on while
+an exchange is under way, at most `k_steps` batches past the next one.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from protos.errors import JobError
+from protos.gradients import Gradients, Values
+from protos.partition import Keys
+from protos.spec import DenseSpec, TableSpec
+from protos.store import Future, Pulled, Store, Version
+from ps_server.waiting import Answered
+from ps_worker.communicators.background import Background
+from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.communicators.stamps import StampBook
+from ps_worker.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+MAX_ROWS_A_CALL = 1 << 20
+"""Rows to ask each server for at once; messages have smaller parts."""
+
+
+class GeoCommunicator:
+    """The worker's side of GEO training. Thread-safe."""
+
+    is_lockstep = False
+    is_overlapped = False
+    version = 0
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        worker: int,
+        num_workers: int,
+        tables: Sequence[TableSpec],
+        dense: DenseSpec,
+        k_steps: int,
+        max_replica_bytes: int,
+        stall_limit_s: float = 600.0,
+    ) -> None:
+        """Fetches what the servers have, and starts the exchanger.
+
+        Args:
+            store: The servers; their tables add what is pushed, and record changes.
+            worker: Index of this worker.
+            num_workers: Workers of the job.
+            tables: With the optimizers of the local rows.
+            dense: The dense block, likewise.
+            k_steps: Batches between two exchanges.
+            max_replica_bytes: How large the replica's tables may become.
+            stall_limit_s: Longest that `push` and `flush` wait for an exchange.
+
+        Raises:
+            CtrPsError: If the servers do not answer, or hold more than fits.
+        """
+        self._store = store
+        self._worker = worker
+        self._tables = [spec.name for spec in tables]
+        self._replica = Replica(tables, dense, num_workers=num_workers)
+        self._k_steps = k_steps
+        self._max_replica_bytes = max_replica_bytes
+        self._stamps = StampBook(worker)
+        self._local = threading.local()
+        self._server_dense = np.empty(dense.length, np.float32)
+        self._background = Background(stall_limit_s=stall_limit_s)
+        self._changed = self._background.changed
+        self._steps = 0
+        self._pending_steps = 0  # since the last delta was taken
+        self._pending_examples = 0
+        self._is_flushing = False
+        self._pulled: Version = 0
+        self._receive()
+        self._background.start("exchanger", self._exchange_forever)
+
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
+        """Reads embeddings of the replica."""
+        return Answered(Pulled(self._replica.pull(keys), self._pulled))
+
+    @contextmanager
+    def params(self) -> Iterator[Values]:
+        """Lends this thread's own copy of the replica's parameters."""
+        if not hasattr(self._local, "params"):
+            self._local.params = np.empty_like(self._server_dense)
+        self._replica.pull_dense(self._local.params)
+        yield self._local.params
+
+    def push(
+        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+    ) -> None:
+        """Applies gradients to the replica; waits only while an exchange is a whole round late."""
+        self._replica.push(gradients)
+        with self._changed:
+            self._background.require_health()
+            self._steps += batches
+            self._pending_steps += batches
+            self._pending_examples += examples
+            if self._pending_steps >= self._k_steps:
+                self._changed.notify_all()
+                self._background.wait_until(lambda: self._pending_steps < 2 * self._k_steps)
+
+    def flush(self) -> None:
+        """Exchanges what is left, and returns when the servers have all of it."""
+        with self._changed:
+            self._is_flushing = True
+            self._changed.notify_all()
+            self._background.wait_until(lambda: not self._is_flushing)
+        logger.info(
+            "replica rows=%d size_mb=%.1f", self._replica.rows, self._replica.size_bytes / 2**20
+        )
+
+    def rejoin(self, version: Version) -> None:
+        """Has nothing to do: what others changed comes with the next exchange."""
+
+    def close(self) -> None:
+        """Ends the exchanger; what was not exchanged is lost."""
+        self._background.close()
+
+    def _is_due(self) -> bool:
+        is_full = self._pending_steps >= self._k_steps
+        return is_full or self._is_flushing or self._background.is_closed
+
+    def _exchange_forever(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._is_due)
+                if self._background.is_closed:
+                    return
+                is_flushing = self._is_flushing
+            self._exchange()
+            if is_flushing:
+                with self._changed:
+                    self._is_flushing = False
+                    self._changed.notify_all()
+
+    def _exchange(self) -> None:
+        with self._changed:
+            batches, examples = self._pending_steps, self._pending_examples
+            self._pending_steps = self._pending_examples = 0
+            steps = self._steps
+            self._changed.notify_all()
+        stamp = self._stamps.next(
+            step=steps, examples=examples, batches=batches, pulled=self._pulled
+        )
+        self._store.push_grad(self._replica.take_delta(), stamp).result()
+        self._receive()
+
+    def _receive(self) -> None:
+        """Merges what the servers have and this worker does not."""
+        version = self._store.pull_dense({DENSE_BLOCK: self._server_dense}).result()
+        self._replica.merge_dense(self._server_dense)
+        has_more = True
+        while has_more:
+            changed = self._store.pull_changed(
+                self._tables, self._worker, max_rows=MAX_ROWS_A_CALL
+            ).result()
+            self._replica.merge_rows(changed.rows)
+            self._require_room()
+            has_more = changed.has_more
+        self._pulled = version
+
+    def _require_room(self) -> None:
+        size_bytes = self._replica.size_bytes
+        if size_bytes > self._max_replica_bytes:
+            raise JobError(
+                f"the replica of worker {self._worker} has {self._replica.rows} rows and takes "
+                f"{size_bytes / 2**20:.0f} MB, more than strategy.max_replica_mb allows "
+                f'({self._max_replica_bytes / 2**20:.0f}): raise it, or use mode = "async", which keeps '
+                f"no rows in workers"
+            )

@@ -1,0 +1,253 @@
+"""GEO training: what a worker learns on its own copy, and when the servers hear of it."""
+
+import math
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ctr_model.batch import Batch
+from protos.errors import JobError, TransportError, WaitTimeoutError
+from protos.store import Missing, Store
+from ps_server.store import ParameterStore
+from ps_worker.communicators.communicator import Communicator
+from ps_worker.communicators.direct import DirectCommunicator
+from ps_worker.communicators.geo import GeoCommunicator
+from ps_worker.declaring import declare, dense_spec, table_specs
+from ps_worker.job import Job
+from ps_worker.progress import Progress
+from ps_worker.trainer import Trainer
+from tests.support.training import job, random_batches, small_model
+
+NUM_PARAMS = small_model().num_params
+BATCHES = random_batches(30, 16, seed=4)
+SGD = (
+    "optimizer.sparse={name='sgd', learning_rate=0.5}",
+    "optimizer.dense={name='sgd', learning_rate=0.1}",
+)
+ALL_KEYS = {"embedding": np.unique(np.concatenate([batch.keys for batch in BATCHES]))}
+
+
+def geo_job(k_steps: int, *overrides: str) -> Job:
+    return job("geo", f"strategy.k_steps={k_steps}", *SGD, *overrides)
+
+
+def new_store(settings: Job, num_workers: int = 1) -> ParameterStore:
+    store = ParameterStore(num_workers=num_workers)
+    declare(store, small_model(), settings)
+    return store
+
+
+def new_geo(
+    store: Store,
+    settings: Job,
+    *,
+    worker: int = 0,
+    num_workers: int = 1,
+    max_replica_bytes: int = 2**30,
+    stall_limit_s: float = 10.0,
+) -> GeoCommunicator:
+    return GeoCommunicator(
+        store,
+        worker=worker,
+        num_workers=num_workers,
+        tables=table_specs(small_model(), settings),
+        dense=dense_spec(small_model(), settings),
+        k_steps=settings.strategy.k_steps,
+        max_replica_bytes=max_replica_bytes,
+        stall_limit_s=stall_limit_s,
+    )
+
+
+def train(communicator: Communicator, batches: Sequence[Batch] = BATCHES) -> None:
+    try:
+        trainer_of(communicator).train(batches)
+    finally:
+        communicator.close()
+
+
+def trainer_of(communicator: Communicator, thread_num: int = 1) -> Trainer:
+    return Trainer(
+        small_model(),
+        communicator,
+        batch_size=16,
+        thread_num=thread_num,
+        progress=Progress(every_s=math.inf),
+    )
+
+
+def parameters(store: Store) -> tuple[np.ndarray, np.ndarray]:
+    dense = np.empty(NUM_PARAMS, np.float32)
+    store.pull_dense({"dense": dense}).result()
+    rows = store.pull_sparse(ALL_KEYS, missing=Missing.INITIAL).result().rows
+    return dense, rows["embedding"]
+
+
+@pytest.mark.parametrize("k_steps", [1, 7, 100])
+def test_one_worker_with_sgd_learns_what_local_sgd_learns(k_steps: int) -> None:
+    settings = geo_job(k_steps)
+    servers, local = new_store(settings), new_store(job("async", *SGD))
+
+    train(new_geo(servers, settings))
+    train(DirectCommunicator(local, worker=0, num_params=NUM_PARAMS))
+
+    for exchanged, trained in zip(parameters(servers), parameters(local), strict=True):
+        np.testing.assert_allclose(exchanged, trained, rtol=1e-4, atol=1e-6)
+    assert servers.status().examples == local.status().examples
+    assert servers.status().tables["embedding"].rows == local.status().tables["embedding"].rows
+
+
+def test_exchange_comes_after_every_k_steps_and_at_the_end() -> None:
+    settings = geo_job(8)
+    store = new_store(settings)
+    stamps = []
+
+    def push_grad(gradients, stamp, *, at=None, push=store.push_grad):
+        stamps.append(stamp)
+        return push(gradients, stamp, at=at)
+
+    store.push_grad = push_grad
+    train(new_geo(store, settings))
+
+    assert sum(stamp.batches for stamp in stamps) == len(BATCHES)
+    assert sum(stamp.examples for stamp in stamps) == 16 * len(BATCHES)
+    assert all(8 <= stamp.batches <= 16 for stamp in stamps[:-1])
+    assert [stamp.sequence for stamp in stamps] == list(range(len(stamps)))
+
+
+def test_servers_have_the_mean_of_what_two_workers_learnt() -> None:
+    settings = geo_job(1000)
+    store = new_store(settings, num_workers=2)
+    before = parameters(store)
+    first = new_geo(store, settings, worker=0, num_workers=2)
+    second = new_geo(store, settings, worker=1, num_workers=2)
+    train(first, BATCHES[:10])
+    train(second, BATCHES[10:20])
+
+    alone = []
+    for batches in (BATCHES[:10], BATCHES[10:20]):
+        local = new_store(job("async", *SGD))
+        train(DirectCommunicator(local, worker=0, num_params=NUM_PARAMS), batches)
+        alone.append(parameters(local))
+
+    for i, exchanged in enumerate(parameters(store)):
+        mean = before[i] + ((alone[0][i] - before[i]) + (alone[1][i] - before[i])) / 2
+        np.testing.assert_allclose(exchanged, mean, rtol=1e-4, atol=1e-5)
+
+
+def test_worker_trains_on_what_others_sent_before() -> None:
+    settings = geo_job(1)
+    store = new_store(settings, num_workers=2)
+    train(new_geo(store, settings, worker=1, num_workers=2))
+
+    late = new_geo(store, settings, worker=0, num_workers=2)
+
+    rows = late.pull(ALL_KEYS).result().rows["embedding"]
+    with late.params() as params:
+        np.testing.assert_allclose(params, parameters(store)[0], rtol=1e-6)
+    np.testing.assert_allclose(rows, parameters(store)[1], rtol=1e-5, atol=1e-7)
+    late.close()
+
+
+def test_rows_of_a_checkpoint_reach_the_replica(tmp_path) -> None:
+    settings = geo_job(5)
+    store = new_store(settings)
+    train(new_geo(store, settings))
+    store.save(str(tmp_path / "model"), {})
+    loaded = new_store(settings)
+    loaded.load(str(tmp_path / "model"))
+
+    communicator = new_geo(loaded, settings)
+
+    rows = communicator.pull(ALL_KEYS).result().rows["embedding"]
+    communicator.close()
+    np.testing.assert_allclose(rows, parameters(store)[1], rtol=1e-5, atol=1e-7)
+
+
+def test_training_goes_on_during_an_exchange_for_another_k_steps() -> None:
+    settings = geo_job(5)
+    store = new_store(settings)
+    may_answer = threading.Event()
+    taken = []
+
+    def push_grad(gradients, stamp, *, at=None, push=store.push_grad):
+        assert may_answer.wait(10)
+        return push(gradients, stamp, at=at)
+
+    store.push_grad = push_grad
+
+    def batches():
+        for batch in BATCHES:
+            taken.append(batch)
+            if len(taken) == 11:  # the first 5 are being exchanged, the next 5 wait
+                may_answer.set()
+            yield batch
+
+    communicator = new_geo(store, settings, stall_limit_s=10)
+    trainer_of(communicator).train(batches())
+    communicator.close()
+
+    assert len(taken) == len(BATCHES)
+
+
+def test_training_stops_when_an_exchange_is_a_whole_round_late() -> None:
+    settings = geo_job(5)
+    store = new_store(settings)
+    may_answer, taken = threading.Event(), []
+
+    def push_grad(gradients, stamp, *, at=None, push=store.push_grad):
+        may_answer.wait(10)
+        return push(gradients, stamp, at=at)
+
+    store.push_grad = push_grad
+    communicator = new_geo(store, settings, stall_limit_s=0.2)
+
+    with pytest.raises(WaitTimeoutError, match=r"0\.2 s"):
+        trainer_of(communicator).train(taken.append(batch) or batch for batch in BATCHES)
+
+    assert 10 <= len(taken) <= 20
+    may_answer.set()
+    communicator.close()
+
+
+def test_error_of_an_exchange_ends_training() -> None:
+    settings = geo_job(2)
+    store = new_store(settings)
+    communicator = new_geo(store, settings)
+
+    def push_grad(*_: object, **__: object):
+        raise TransportError("server 1 is gone")
+
+    store.push_grad = push_grad
+    with pytest.raises(TransportError, match="server 1 is gone"):
+        train(communicator)
+
+
+def test_replica_beyond_its_limit_ends_training_with_what_to_do() -> None:
+    settings = geo_job(1)
+
+    with pytest.raises(JobError, match=r"max_replica_mb .*mode = \"async\""):
+        train(new_geo(new_store(settings), settings, max_replica_bytes=2**10))
+
+
+def test_gradients_are_stale_by_what_others_sent_since_the_last_exchange() -> None:
+    settings = geo_job(10)
+    store = new_store(settings, num_workers=2)
+    first = new_geo(store, settings, worker=0, num_workers=2)
+    train(new_geo(store, settings, worker=1, num_workers=2), BATCHES[:10])
+
+    train(first, BATCHES[:10])
+
+    assert store.status().staleness.largest == 10
+
+
+def test_threads_share_one_replica() -> None:
+    settings = geo_job(4)
+    store = new_store(settings)
+    communicator = new_geo(store, settings)
+
+    trainer_of(communicator, thread_num=2).train(BATCHES)
+    communicator.close()
+
+    assert store.status().examples == {0: 16 * len(BATCHES)}
