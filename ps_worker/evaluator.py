@@ -33,7 +33,7 @@ def evaluate(
         store: The parameters.
         model: What to predict with.
         batches: Examples.
-        batch_size: Size of the largest batch.
+        batch_size: Size of most batches; a larger one costs more memory from then on.
         on_predictions: Gets each batch's click probabilities, float32[B], in order; a view, valid only
             during the call.
 
@@ -46,6 +46,8 @@ def evaluate(
     metrics = ClickMetrics()
     for batch in batches:
         keys = keys_of_batch(batch, model.tables)
+        if batch.size > workspace.max_batch_size:
+            workspace = model.workspace(batch.size)
         rows = store.pull_sparse(keys.unique, missing=Missing.ZEROS).result().rows
         predictions = model.predict(params, batch, keys.lookups(rows), workspace)
         if on_predictions is not None:

@@ -84,6 +84,8 @@ class _Thread:
         pulled = step.rows.result()
         grads = {name: np.empty_like(values) for name, values in pulled.rows.items()}
         lookups = step.keys.lookups(pulled.rows)
+        if step.batch.size > self._workspace.max_batch_size:
+            self._workspace = self._model.workspace(step.batch.size)
         with communicator.params() as params:
             result = self._model.gradient(
                 params, step.batch, lookups, self._workspace, self._dense_grad, grads
@@ -116,7 +118,7 @@ class Trainer:
         Args:
             model: What to train.
             communicator: How gradients leave and parameters arrive.
-            batch_size: Size of the largest batch.
+            batch_size: Size of most batches; a larger one costs a thread more memory from then on.
             thread_num: Training threads.
             progress: Counts what happens.
         """

@@ -69,13 +69,6 @@ class Worker:
             job, store, model, worker=index, num_workers=num_workers, is_embedded=is_embedded
         )
         self._communicator.rejoin(version)
-        self._trainer = Trainer(
-            model,
-            self._communicator,
-            batch_size=job.train.batch_size,
-            thread_num=job.train.thread_num,
-            progress=self.progress,
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -93,13 +86,13 @@ class Worker:
         """Whether this is worker 0, which does what one has to do for all."""
         return self.index == 0
 
-    def train(self, batches: Iterable[Batch]) -> None:
-        """Trains on each batch once; see `Trainer.train`."""
-        self._trainer.train(batches)
+    def train(self, batches: Iterable[Batch], *, thread_num: int | None = None) -> None:
+        """Trains on each batch once; `thread_num` overrides the job's. See `Trainer.train`."""
+        self._trainer(thread_num or self._job.train.thread_num).train(batches)
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[TrainedStep]:
         """Trains on each batch once, and yields after each; see `Trainer.steps`."""
-        return self._trainer.steps(batches)
+        return self._trainer(thread_num=1).steps(batches)
 
     def evaluate(
         self, batches: Iterable[Batch], *, on_predictions: OnPredictions | None = None
@@ -112,6 +105,10 @@ class Worker:
             batch_size=self._job.train.batch_size,
             on_predictions=on_predictions,
         )
+
+    def flush(self) -> None:
+        """Returns when the store has all that this worker has learnt."""
+        self._communicator.flush()
 
     def meet(self, name: str) -> None:
         """Waits at the barrier `name` until every worker has come; what each has learnt is on the servers."""
@@ -141,3 +138,12 @@ class Worker:
     def close(self) -> None:
         """Stops what runs in the background; what was not sent is lost."""
         self._communicator.close()
+
+    def _trainer(self, thread_num: int) -> Trainer:
+        return Trainer(
+            self._model,
+            self._communicator,
+            batch_size=self._job.train.batch_size,
+            thread_num=thread_num,
+            progress=self.progress,
+        )

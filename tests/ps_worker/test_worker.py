@@ -1,6 +1,7 @@
 """One worker of a run: what it does alone, and where it meets the others."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from protos.store import ReduceOp
 from ps_server.store import ParameterStore
 from ps_worker.job import Job
 from ps_worker.worker import Worker
-from tests.support.training import job, random_batches, small_model, together
+from tests.support.training import job, joined, random_batches, small_model, together
 
 BATCHES = random_batches(6, 8, seed=1)
 JOB = job("async")
@@ -98,3 +99,47 @@ def test_evaluation_sees_what_was_trained() -> None:
         after = worker.evaluate(BATCHES).log_loss()
 
     assert after < before - 0.05
+
+
+@pytest.mark.parametrize("thread_num", [1, 2])
+def test_batches_may_be_larger_than_the_job_says(thread_num: int) -> None:
+    large, unlike = joined(BATCHES), job("async", "train.batch_size=1")
+    as_told = job("async", f"train.batch_size={large.size}")
+    log_losses = []
+
+    for settings in (unlike, as_told):
+        with worker_of(ParameterStore(), 0, settings) as worker:
+            worker.train([BATCHES[0], large], thread_num=thread_num)
+            worker.train([large])
+            assert worker.store.status().examples == {0: 8 + 2 * large.size}
+            log_losses.append(worker.evaluate([BATCHES[0], large]).log_loss())
+
+    assert log_losses[0] == pytest.approx(log_losses[1], rel=0.1)
+
+
+def test_a_pass_may_have_more_threads_than_the_job() -> None:
+    names = set()
+
+    class Named:
+        def __iter__(self):
+            for batch in BATCHES:
+                names.add(threading.current_thread())
+                yield batch
+
+    with worker_of(ParameterStore(), 0, job("async")) as worker:
+        worker.train(Named())
+        assert names == {threading.main_thread()}
+        worker.train(Named(), thread_num=2)
+
+    assert len(names) > 1
+
+
+def test_flush_brings_all_that_was_learnt_to_the_store() -> None:
+    patient = job("async", "strategy.max_merge_var_num=100", "strategy.max_delay_ms=100000")
+    with worker_of(ParameterStore(), 0, patient) as worker:
+        next(worker.steps(BATCHES))
+        assert worker.store.status().examples == {}
+
+        worker.flush()
+
+        assert worker.store.status().examples == {0: 8}
