@@ -1,4 +1,4 @@
-"""The example job on real clicks: parts 0 to 4 of the sample, one epoch, tested on part 5."""
+"""The example jobs on real clicks: parts 0 to 4 of the sample, one epoch, tested on part 5."""
 
 from pathlib import Path
 
@@ -8,7 +8,6 @@ from tests.support.commands import ROOT, result_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-JOB = ROOT / "examples/ctr_dnn.toml"
 MIN_AUC = 0.70
 MAX_LOG_LOSS = 0.134  # the base rate alone gives 0.1396
 
@@ -20,14 +19,29 @@ def data_of(sample: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("how", ["embedded", "async", "sync"])
-def test_example_learns_and_infer_agrees(how: str, criteo_sample: Path, tmp_path: Path) -> None:
-    arguments = [JOB, *data_of(criteo_sample), f"--set=checkpoint.dir={tmp_path}/model"]
+@pytest.mark.parametrize(
+    ("example", "how"),
+    [
+        ("ctr_dnn", "embedded"),
+        ("ctr_dnn", "async"),
+        ("ctr_dnn", "sync"),
+        ("ctr_dnn", "half_async"),
+        ("ctr_dnn", "bounded_staleness"),
+        ("ctr_dnn", "geo"),
+        ("wide_deep", "embedded"),
+    ],
+)
+def test_example_learns_and_infer_agrees(
+    example: str, how: str, criteo_sample: Path, tmp_path: Path
+) -> None:
+    job = ROOT / f"examples/{example}.toml"
+    arguments = [job, *data_of(criteo_sample), f"--set=checkpoint.dir={tmp_path}/model"]
     if how == "embedded":
         trained = result_of("ps-worker", "train", *arguments)
     else:
         cluster = ["--server-num", 2, "--worker-num", 2, "--log-dir", tmp_path / "log"]
-        mode = [] if how == "async" else [f"--set=strategy={{mode='{how}'}}"]
+        more = ", k_steps=10" if how == "geo" else ""
+        mode = [] if how == "async" else [f"--set=strategy={{mode='{how}'{more}}}"]
         trained = result_of("ps-launch", *cluster, *arguments, *mode, cwd=tmp_path)
 
     inferred = result_of(
@@ -39,7 +53,7 @@ def test_example_learns_and_infer_agrees(how: str, criteo_sample: Path, tmp_path
         criteo_sample / "part-5.tsv.gz",
     )
 
-    print(f"{how}: auc={trained['auc']:.4f} log_loss={trained['log_loss']:.4f}")
+    print(f"{example} {how}: auc={trained['auc']:.4f} log_loss={trained['log_loss']:.4f}")
     assert trained["examples"] == 50_000
     assert trained["auc"] >= MIN_AUC
     assert trained["log_loss"] < MAX_LOG_LOSS
