@@ -9,9 +9,8 @@ worker and a store in this process.
 import json
 import logging
 import math
-import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,14 @@ from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
-from protos.errors import DataError, SpecConflictError
-from protos.spec import OptimizerSpec
+from protos.errors import DataError
 from protos.store import Store
 from ps_server.checkpoint.publish import require_writable, write_latest
-from ps_server.optimizers.registry import hyper_of, optimizer_of
 from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.files import files_of_worker, matching_files
-from ps_worker.declaring import asked_optimizer
 from ps_worker.job import Job
+from ps_worker.job.faults import first_named
+from ps_worker.optimizer_checks import require_optimizers
 from ps_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -106,7 +104,7 @@ def plan_of(job: Job) -> Plan:
     """
     schema = _schema_of(job)
     model = model_of(job, schema)
-    _check_optimizers(job, model)
+    require_optimizers(job, model)
     return Plan(
         job=job,
         schema=schema,
@@ -139,38 +137,8 @@ def model_of(job: Job, schema: Schema) -> Model:
     try:
         return build_model(job.model.name, schema, job.model.options)
     except ValueError as error:
-        option = _first_named(job.model.options, error) or "name"
+        option = first_named(job.model.options, error) or "name"
         raise job.error(f"model.{option}", str(error)) from error
-
-
-def _check_optimizers(job: Job, model: Model) -> None:
-    tables = {table.name: asked_optimizer(table) for table in model.tables}
-    for name in job.optimizer.tables:
-        if name not in tables:
-            fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(tables)}"
-            raise job.error(f"optimizer.tables.{name}", fault)
-    for name, asked in tables.items():
-        key = job.optimizer.key_of_table(name, asked)
-        _check_optimizer(job, key, job.optimizer.of_table(name, asked))
-    dense = job.optimizer.dense.spec()
-    _check_optimizer(job, "optimizer.dense", dense)
-    if not optimizer_of(dense).is_elementwise:
-        raise job.error("optimizer.dense", f"optimizer.dense: {dense.name!r} is for rows only")
-
-
-def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
-    try:
-        hyper_of(spec)
-    except SpecConflictError as error:
-        parameter = _first_named(spec.params, error)
-        place = f"{key}.{parameter}" if parameter else key
-        raise job.error(place, f"{key}: {error}") from error
-
-
-def _first_named(names: Collection[str], error: Exception) -> str | None:
-    """Returns the first of `names` in an error's message, which begins with what is wrong."""
-    words = re.findall(r"\w+", str(error))
-    return next((word for word in words if word in names), None)
 
 
 class Session:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -22,6 +22,12 @@ def explain(detail: ErrorDetails, origin: Origin) -> str:
     """
     path = origin.as_written([str(part) for part in detail["loc"]])
     return f"{origin.of(path)}: {_fault(detail, path)}{_way_out(detail, origin)}"
+
+
+def first_named(names: Collection[str], error: Exception) -> str | None:
+    """Returns the first of `names` in an error's message, which begins with what is wrong."""
+    words = re.findall(r"\w+", str(error))
+    return next((word for word in words if word in names), None)
 
 
 def _fault(detail: ErrorDetails, path: KeyPath) -> str:
