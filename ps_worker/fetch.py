@@ -37,6 +37,12 @@ class Fetched:
     auc: float
     staleness: Staleness
 
+    def __str__(self) -> str:
+        return (
+            f"examples={self.examples} examples/s={self.examples_per_s:.0f} loss={self.loss:.5f} "
+            f"auc={self.auc:.4f} staleness={self.staleness.mean:.1f}"
+        )
+
 
 FetchHandler = Callable[[Fetched], object]
 
