@@ -1,11 +1,11 @@
-"""DCN-v2: cross layers, which multiply inputs, beside or below a multilayer perceptron.
+"""DCN-v2: cross layers, which multiply inputs, below or beside a multilayer perceptron.
 
     X0     = [ dense | sum-pooled embedding of slot 1 | ... | of slot S ]     [B, n = num_dense + S * D]
     X(l+1) = X0 * (Xl Wl + bl) + Xl     for l = 0, ..., L - 1                 [B, n]
     M(X)   = relu(... relu(X U1 + c1) ... Un + cn) u + c                      [B], the perceptron
 
-    parallel   sigmoid(XL w + M(X0))
     stacked    sigmoid(M(XL))
+    parallel   sigmoid(XL w + M(X0))
 
 XL w + M(X0) is the layer on [ XL | An ] of the paper, An the perceptron's last hidden layer. W is [n, n], or
 of low rank.
@@ -50,7 +50,7 @@ class DcnV2:
         *,
         dim: int = 10,
         hidden: Sequence[int] = (400, 400, 400),
-        structure: Literal["parallel", "stacked"] = "parallel",
+        structure: Literal["stacked", "parallel"] = "stacked",
         num_cross_layers: int = 2,
         cross_rank: int | None = None,
         init_range: float = 0.01,
@@ -61,7 +61,7 @@ class DcnV2:
             schema: The columns of a batch.
             dim: D, width of the embeddings.
             hidden: Widths of the perceptron's hidden layers.
-            structure: Whether the perceptron sees X0 or XL.
+            structure: Whether the perceptron sees XL or X0.
             num_cross_layers: L.
             cross_rank: Of the cross layers' W; None: full.
             init_range: Embeddings start uniform in [-init_range, init_range).

@@ -46,14 +46,14 @@ def test_sizes_are_those_of_the_paper() -> None:
     perceptron = 273 * 400 + 400 + 2 * (400 * 400 + 400) + 400 + 1
     crosses = 2 * (273 * 273 + 273)
 
-    assert DcnV2(criteo_schema()).num_params == crosses + perceptron + 273
-    assert DcnV2(criteo_schema(), structure="stacked").num_params == crosses + perceptron
+    assert DcnV2(criteo_schema()).num_params == crosses + perceptron
+    assert DcnV2(criteo_schema(), structure="parallel").num_params == crosses + perceptron + 273
 
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("structure", "side by side", "structure is 'side by side': .*'parallel' or 'stacked'"),
+        ("structure", "side by side", "structure is 'side by side': .*'stacked' or 'parallel'"),
         ("num_cross_layers", 0, "num_cross_layers is 0"),
         ("cross_rank", 0, "cross_rank is 0"),
         ("dim", 0, "dim is 0"),
