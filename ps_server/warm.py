@@ -60,6 +60,7 @@ def _exercise(optimizer: str) -> None:
     loaded.push(grad)
     loaded.write(loaded.export_shard(0))
     loaded.take_changed(0, _NUM_KEYS)
+    loaded.evict(0.0)
 
 
 def _table_spec(optimizer: str) -> TableSpec:

@@ -67,6 +67,12 @@ class ChangeBits:
         if self._arena is not None:
             self._arena.reserve(rows)
 
+    def release(self, shard: int, start: int, stop: int) -> None:
+        """Zeroes the words of some rows, and gives their memory back where that is possible."""
+        if self._arena is not None:
+            first = shard * self._arena.region_rows
+            self._arena.release(first + start, first + stop)
+
     def stretches(
         self, observer: int, num_rows: NDArray[np.int64]
     ) -> Iterator[tuple[int, int, int]]:

@@ -29,6 +29,15 @@ MAX_LOAD_PERCENT = 75
 
 INITIAL_SLOTS = 64
 
+
+def slots_for(rows: int) -> int:
+    """Returns the fewest slots that an index of so many rows may have."""
+    slots = INITIAL_SLOTS
+    while 100 * rows > MAX_LOAD_PERCENT * slots:
+        slots *= 2
+    return slots
+
+
 _LINE = 16  # float32 in a cache line
 
 

@@ -1,5 +1,6 @@
 """What is done with rows: read them, or give them gradients. One call serves all shards of a request."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -177,7 +178,7 @@ def take_changed_rows(
         table: The table, whose change words are updated in place.
         shard: The shard to look at.
         start: First row of the shard to look at.
-        stop: After the last row; may be more than there are.
+        stop: After the last row; where there are no more rows, words are zero.
         observer: Who takes.
         keys: uint64[N], overwritten from the front.
         weights: float32[N, D], overwritten from the front.
@@ -187,7 +188,7 @@ def take_changed_rows(
     """
     count, dim = 0, weights.shape[1]
     word, bit = observer // WORD_BITS, np.uint64(1) << np.uint64(observer % WORD_BITS)
-    for row_in_shard in range(start, min(stop, table.num_rows[shard])):
+    for row_in_shard in range(start, stop):
         position = shard * table.change_rows + row_in_shard
         if table.change_words[position, word] & bit:
             if count == keys.size:
@@ -199,3 +200,30 @@ def take_changed_rows(
                 weights[count, j] = table.slab[row, KEY_COLUMNS + j]
             count += 1
     return count, stop
+
+
+@kernel
+def drop_rows(table: TableArrays, shard: Int, dim: int, max_norm: float) -> int:
+    """Takes rows with an L2 norm of their weights of at most `max_norm` out of a shard's region.
+
+    The others move up in their order, change words with them; the index still has the old rows.
+
+    Returns:
+        How many rows are left.
+    """
+    kept = 0
+    for row_in_shard in range(table.num_rows[shard]):
+        row = shard * table.region_rows + row_in_shard
+        squares = 0.0
+        for j in range(dim):
+            weight = np.float64(table.slab[row, KEY_COLUMNS + j])
+            squares += weight * weight
+        if math.sqrt(squares) <= max_norm:
+            continue
+        if kept < row_in_shard:
+            table.slab[shard * table.region_rows + kept] = table.slab[row]
+            words = shard * table.change_rows
+            table.change_words[words + kept] = table.change_words[words + row_in_shard]
+        kept += 1
+    table.num_rows[shard] = kept
+    return kept

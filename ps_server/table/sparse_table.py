@@ -29,10 +29,17 @@ from ps_server.table.hash_index import (
     TableArrays,
     has_room,
     rebuild_index,
+    slots_for,
 )
 from ps_server.table.initializers import build_initializer
 from ps_server.table.names import check_name
-from ps_server.table.row_kernels import apply_rows, gather_rows, take_changed_rows, write_rows
+from ps_server.table.row_kernels import (
+    apply_rows,
+    drop_rows,
+    gather_rows,
+    take_changed_rows,
+    write_rows,
+)
 from ps_server.table.row_layout import RowLayout
 
 MAX_DIM = 4096
@@ -225,6 +232,22 @@ class SparseTable:
             self._changes.stop_at(observer, shard, row)
         return keys[:count], weights[:count]
 
+    def evict(self, max_norm: float) -> int:
+        """Removes the rows whose weights have an L2 norm of at most `max_norm`; returns how many.
+
+        One shard after the other, so that others push and pull meanwhile. A removed key is like one that
+        was never pushed. Observers are not told: a removed row is no change.
+        """
+        removed = 0
+        for shard in self.shards:
+            with self._locks[shard]:
+                num_rows = int(self._num_rows[shard])
+                kept = drop_rows(self._arrays, shard, self.spec.dim, max_norm)
+                if kept < num_rows:
+                    self._free_rows(shard, kept, num_rows)
+            removed += num_rows - kept
+        return removed
+
     def export_shard(self, shard: int) -> Rows:
         """Returns a copy of one shard's rows, ascending by key."""
         with self._locks[shard]:
@@ -287,6 +310,16 @@ class SparseTable:
         rebuild_index(self._view(), shard)
         old_start = old_region * self._index.region_rows
         self._index.release(old_start, old_start + old_slots)
+
+    def _free_rows(self, shard: int, start: int, stop: int) -> None:
+        """Gives back the memory of rows that the index still has, and builds it anew without them."""
+        first = shard * self._slab.region_rows
+        self._slab.release(first + start, first + stop)
+        self._changes.release(shard, start, stop)
+        first_slot = int(self._arrays.slot_starts[shard])
+        self._index.release(first_slot, first_slot + int(self._num_slots[shard]))
+        self._num_slots[shard] = slots_for(start)
+        rebuild_index(self._arrays, shard)
 
     def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
         return count_by_shard(

@@ -58,6 +58,7 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     watched = SparseTable(table_spec, num_observers=2)
     watched.push(grad)
     watched.take_changed(1, 100)
+    watched.evict(100.0)
 
 
 def test_job_after_the_warm_up_compiles_nothing(tmp_path):

@@ -44,6 +44,15 @@ class ReferenceTable:
         self.weights[key] = weights
         self.mark(key)
 
+    def evict(self, max_norm: float) -> int:
+        small = [key for key, row in self.weights.items() if np.linalg.norm(row) <= max_norm]
+        for key in small:
+            del self.weights[key]
+            self.memories.pop(key, None)
+            for changed in self.changed:
+                changed.discard(key)
+        return len(small)
+
     def mark(self, key: int) -> None:
         for changed in self.changed:
             changed.add(key)

@@ -109,6 +109,10 @@ class TableMachine(RuleBasedStateMachine):
         np.testing.assert_allclose(weights, expected, atol=1e-4)
         changed.difference_update(keys.tolist())
 
+    @rule(max_norm=st.sampled_from([0.0, 0.33, 2.2, 7.7, 1e9]))
+    def evict(self, max_norm: float) -> None:
+        assert self.table.evict(max_norm) == self.reference.evict(max_norm)
+
     @rule()
     def export(self) -> None:
         keys: list[int] = []

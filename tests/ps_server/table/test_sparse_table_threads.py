@@ -145,3 +145,21 @@ def test_observer_that_takes_while_others_push_misses_no_change(region_bytes: in
         pass
 
     assert seen == {int(ALL_KEYS[i]): -float(counts[i]) for i in np.flatnonzero(counts)}
+
+
+@pytest.mark.parametrize("region_bytes", [1000, 2**30], ids=["copied", "reserved"])
+def test_evicting_while_others_push_removes_small_rows_alone(region_bytes: int) -> None:
+    """Rows of zeros come and go between those that are pushed."""
+    table = new_table(region_bytes, num_observers=1)
+    zeros = SparseGrad(~ALL_KEYS, np.zeros((NUM_KEYS, DIM), np.float32), 1)
+
+    def push_and_evict() -> None:
+        table.push(zeros)
+        assert table.evict(0.0) == NUM_KEYS
+        assert not table.pull(~ALL_KEYS, Missing.ZEROS).any()
+
+    counts = while_pushing(table, push_and_evict, num_threads=2)
+
+    assert table.pull(ALL_KEYS, Missing.ZEROS)[:, 0].tolist() == (-counts).tolist()
+    assert table.status.rows == np.count_nonzero(counts)
+    assert table.take_changed(0, NUM_KEYS)[0].size == np.count_nonzero(counts)

@@ -1,0 +1,153 @@
+"""Rows taken out of a table: which ones, and that nothing is left of them."""
+
+import numpy as np
+import pytest
+
+from protos.gradients import SparseGrad
+from protos.partition import Keys, route
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing
+from ps_server.checkpoint.digest import shard_digest
+from ps_server.checkpoint.rows import Rows
+from ps_server.optimizers.registry import OPTIMIZERS
+from ps_server.table.sparse_table import SparseTable
+
+SMALL = np.arange(0, 6000, 2, dtype=np.uint64)
+LARGE = np.arange(1, 6000, 2, dtype=np.uint64)
+
+
+def spec_of(optimizer: str = "adagrad", dim: int = 2) -> TableSpec:
+    return TableSpec(
+        name="t",
+        dim=dim,
+        initializer=InitializerSpec(kind="uniform", scale=0.5),
+        optimizer=OptimizerSpec(name=optimizer),
+        num_shards=4,
+    )
+
+
+def write(table: SparseTable, keys: Keys, weights: np.ndarray) -> None:
+    """Writes rows with a state of 2."""
+    state = np.full((keys.size, table.state_width), 2, np.float32)
+    table.write(Rows(keys, weights.astype(np.float32), state))
+
+
+def fill(table: SparseTable, keys: Keys) -> None:
+    """Writes rows with norms of 1 for even keys, and of 10 for odd ones."""
+    norms = np.where(keys % 2 == 0, 1, 10)
+    write(table, keys, norms[:, None] * [0.6, 0.8])
+
+
+def everything(table: SparseTable) -> list[bytes]:
+    return [shard_digest(table.export_shard(shard)) for shard in table.shards]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_table_is_as_if_it_had_never_had_the_rows(seed: int) -> None:
+    table, other = SparseTable(spec_of()), SparseTable(spec_of())
+    order = np.random.default_rng(seed).permutation(6000).astype(np.uint64)
+    fill(table, order)
+    fill(other, LARGE)
+
+    assert table.evict(2.0) == SMALL.size
+
+    assert table.status == other.status
+    assert everything(table) == everything(other)
+    for copy in (table, other):  # rows that were there, rows that were taken out, and new ones
+        keys = np.arange(5000, 9000, dtype=np.uint64)
+        copy.push(SparseGrad(keys, np.ones((keys.size, 2), np.float32), 1))
+    assert table.status == other.status
+    assert everything(table) == everything(other)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_evicted_key_starts_anew(name: str) -> None:
+    """With its initial weights and state."""
+    table, fresh = SparseTable(spec_of(name)), SparseTable(spec_of(name))
+    gradient = SparseGrad(SMALL[:9], np.ones((9, 2), np.float32), 1)
+    for _ in range(5):
+        table.push(gradient)
+
+    assert table.evict(1e9) == 9
+
+    initial = table.pull(SMALL[:9], Missing.INITIAL)
+    assert initial.tolist() == fresh.pull(SMALL[:9], Missing.INITIAL).tolist()
+    assert not table.pull(SMALL[:9], Missing.ZEROS).any()
+    table.push(gradient)
+    fresh.push(gradient)
+    assert everything(table) == everything(fresh)
+
+
+@pytest.mark.parametrize(("max_norm", "left"), [(0.0, 3), (4.9, 3), (5.0, 2), (12.9, 2), (13.0, 1)])
+def test_rows_up_to_the_norm_are_removed(max_norm: float, left: int) -> None:
+    """The norm of the weights alone: states are larger."""
+    table = SparseTable(spec_of(dim=3))
+    write(table, SMALL[:3], np.array([[3, 0, -4], [3, 12, 4], [100, 0, 0]]))
+
+    assert table.evict(max_norm) == 3 - left
+
+    assert table.status.rows == left
+
+
+def test_norm_0_removes_rows_of_zeros() -> None:
+    table = SparseTable(spec_of(dim=3))
+    write(table, SMALL[:4], np.array([[0, 0, 0], [1e-45, 0, 0], [0, -0.0, 0], [1e-30, 0, 0]]))
+
+    assert table.evict(0.0) == 2
+    assert table.evict(0.0) == 0
+
+
+def test_norm_of_the_largest_weights_is_no_smaller_than_any_limit() -> None:
+    """Their squares are infinite in float32."""
+    table = SparseTable(spec_of(dim=3))
+    write(table, SMALL[:1], np.array([[3e38, 3e38, 3e38]]))
+
+    assert table.evict(5e38) == 0
+    assert table.evict(6e38) == 1
+
+
+def test_evicting_from_an_empty_table_removes_nothing() -> None:
+    table = SparseTable(spec_of())
+    before = table.status
+
+    assert table.evict(1e9) == 0
+
+    assert table.status == before
+
+
+def test_server_evicts_from_its_shards_only() -> None:
+    table = SparseTable(spec_of(), server_index=1, num_servers=2)
+    keys = SMALL[route(SMALL, 4, 2)[1]]
+    fill(table, keys)
+
+    assert table.evict(2.0) == keys.size
+    assert table.status == SparseTable(spec_of(), server_index=1, num_servers=2).status
+
+
+@pytest.mark.parametrize("num_observers", [1, 100])
+def test_changes_that_were_not_taken_stay_with_their_rows(num_observers: int) -> None:
+    """Those of rows that moved; evicted rows are no change."""
+    observer = num_observers - 1
+    table = SparseTable(spec_of(), num_observers=num_observers)
+    fill(table, np.arange(6000, dtype=np.uint64))
+    table.take_changed(observer, 6000)
+    fill(table, np.arange(3000, 6000, dtype=np.uint64))
+
+    table.evict(2.0)
+
+    keys, weights = table.take_changed(observer, 6000)
+    assert sorted(keys.tolist()) == LARGE[1500:].tolist()
+    assert (weights == [6, 8]).all()
+
+
+def test_observer_in_the_middle_of_its_round_misses_no_change() -> None:
+    """Even when the row that it stopped at is no longer there."""
+    table = SparseTable(spec_of(), num_observers=1)
+    fill(table, np.arange(6000, dtype=np.uint64))
+    taken = set(table.take_changed(0, 5990)[0].tolist())
+
+    table.evict(2.0)
+
+    taken |= set(table.take_changed(0, 6000)[0].tolist())
+    assert taken.issuperset(LARGE.tolist())
+    assert table.take_changed(0, 1)[0].size == 0
