@@ -68,14 +68,18 @@ def _table_spec(optimizer: str) -> TableSpec:
         name="table",
         dim=_DIM,
         initializer=InitializerSpec(kind="normal", scale=1.0),
-        optimizer=OptimizerSpec(name=optimizer),
+        optimizer=_optimizer_spec(optimizer),
         num_shards=1,
     )
 
 
 def _dense_spec(optimizer: str) -> DenseSpec:
     segment = DenseSegment(length=_DIM, initializer=InitializerSpec(kind="normal", scale=1.0))
-    return DenseSpec(name="block", segments=(segment,), optimizer=OptimizerSpec(name=optimizer))
+    return DenseSpec(name="block", segments=(segment,), optimizer=_optimizer_spec(optimizer))
+
+
+def _optimizer_spec(optimizer: str) -> OptimizerSpec:
+    return OptimizerSpec(name=optimizer, params=dict.fromkeys(OPTIMIZERS[optimizer].required, 0.1))
 
 
 def _read_only(array: NDArray[ScalarT]) -> NDArray[ScalarT]:

@@ -43,6 +43,6 @@ ADAGRAD_ROW = Optimizer(
     hyper=AdagradRow,
     ranges={"learning_rate": (0.0, 1e6), "initial_g2sum": (1e-30, 1e6)},
     num_slots=0,
-    num_scalars=1,
+    initial_scalars=(0.0,),
     is_elementwise=False,
 )

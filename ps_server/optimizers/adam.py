@@ -56,6 +56,5 @@ ADAM = Optimizer(
         "epsilon": (1e-20, 1.0),
     },
     num_slots=2,
-    num_scalars=2,
-    initial_scalar=1.0,
+    initial_scalars=(1.0, 1.0),
 )

@@ -10,11 +10,17 @@ from protos.spec import OptimizerSpec
 from ps_server.optimizers.adagrad import ADAGRAD
 from ps_server.optimizers.adagrad_row import ADAGRAD_ROW
 from ps_server.optimizers.adam import ADAM
+from ps_server.optimizers.adam_row import ADAM_ROW
+from ps_server.optimizers.ftrl import FTRL
+from ps_server.optimizers.momentum import MOMENTUM
 from ps_server.optimizers.row_update import Optimizer
 from ps_server.optimizers.sgd import SGD
 from ps_server.optimizers.sum import SUM
 
-OPTIMIZERS = {optimizer.name: optimizer for optimizer in (SGD, ADAGRAD, ADAGRAD_ROW, ADAM, SUM)}
+OPTIMIZERS = {
+    optimizer.name: optimizer
+    for optimizer in (SGD, MOMENTUM, ADAGRAD, ADAGRAD_ROW, ADAM, ADAM_ROW, FTRL, SUM)
+}
 
 
 def _unknown(what: str, name: str, known: list[str]) -> SpecConflictError:
@@ -39,7 +45,7 @@ def hyper_of(spec: OptimizerSpec) -> Any:
     """Returns the named tuple of hyper-parameters, as float32, defaults filled in.
 
     Raises:
-        SpecConflictError: If a parameter is unknown or out of its range.
+        SpecConflictError: If a parameter is unknown, out of its range, or missing though it has no default.
     """
     optimizer = optimizer_of(spec)
     for name, value in spec.params.items():
@@ -55,6 +61,12 @@ def hyper_of(spec: OptimizerSpec) -> Any:
             raise SpecConflictError(
                 f"{name} of optimizer {spec.name!r} is {value!r}, expected {low:g} to {high:g}"
             )
+    for name in optimizer.required:
+        if name not in spec.params:
+            raise SpecConflictError(
+                f"optimizer {spec.name!r} needs {name}, which has no default: write "
+                f'{{ name = "{spec.name}", {name} = 0.1 }}'
+            )
     values = optimizer.hyper(**spec.params)
     return optimizer.hyper(*(np.float32(value) for value in values))
 
@@ -66,5 +78,5 @@ def initial_state(spec: OptimizerSpec, dim: int) -> np.ndarray[Any, np.dtype[np.
     slots = optimizer.num_slots * dim
     if optimizer.initial_slot is not None:
         state[:slots] = getattr(hyper_of(spec), optimizer.initial_slot)
-    state[slots:] = optimizer.initial_scalar
+    state[slots:] = optimizer.initial_scalars
     return state

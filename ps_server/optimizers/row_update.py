@@ -23,17 +23,15 @@ _ROW_FUNCTIONS: dict[type[NamedTuple], RowFunction] = {}
 class Optimizer:
     """What an optimizer is, apart from the values of its hyper-parameters.
 
-    A row of `dim` weights has a state of `num_slots * dim + num_scalars` columns: first the slots, each
-    `dim` wide, then the scalars.
+    A row of `dim` weights has a state of first the slots, each `dim` wide, then the scalars.
 
     Attributes:
         name: As jobs and specs name it.
-        hyper: Named tuple of hyper-parameters with defaults.
+        hyper: Named tuple of hyper-parameters; those without a default must be given.
         ranges: For each hyper-parameter the closed interval it must lie in.
         num_slots: States kept for each weight.
-        num_scalars: States kept once a row.
         initial_slot: Hyper-parameter that slots start at; None starts them at 0.
-        initial_scalar: Value that scalars start at.
+        initial_scalars: For each state kept once a row, the value that it starts at.
         is_elementwise: Whether each weight is updated by its own gradient and state alone. Only such
             an optimizer may be used for dense blocks, whose cut over servers must not show.
     """
@@ -42,14 +40,18 @@ class Optimizer:
     hyper: type[Any]
     ranges: dict[str, tuple[float, float]]
     num_slots: int
-    num_scalars: int = 0
     initial_slot: str | None = None
-    initial_scalar: float = 0.0
+    initial_scalars: tuple[float, ...] = ()
     is_elementwise: bool = True
 
     def state_width(self, dim: int) -> int:
         """Returns the columns of state of a row with `dim` weights."""
-        return self.num_slots * dim + self.num_scalars
+        return self.num_slots * dim + len(self.initial_scalars)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The hyper-parameters without a default."""
+        return tuple(name for name in self.ranges if name not in self.hyper._field_defaults)
 
 
 def row_function(hyper: type[Any]) -> Callable[[RowFunction], RowFunction]:

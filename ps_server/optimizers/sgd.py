@@ -14,9 +14,9 @@ from ps_server.optimizers.row_update import Optimizer, row_function
 
 
 class Sgd(NamedTuple):
-    """Hyper-parameters."""
+    """Hyper-parameters; the rate depends on the scale of the model, so it has no default."""
 
-    learning_rate: float = 0.1
+    learning_rate: float
 
 
 @row_function(Sgd)

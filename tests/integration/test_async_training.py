@@ -48,7 +48,11 @@ def test_cluster_learns_and_counts_every_example(merges: tuple[int, int]) -> Non
 
 def test_flushed_parameters_are_read_back() -> None:
     model, store = small_model(), ParameterStore()
-    settings = job("async", "optimizer.sparse=sgd", "optimizer.dense=sgd")
+    settings = job(
+        "async",
+        "optimizer.sparse={name='sgd', learning_rate=0.1}",
+        "optimizer.dense={name='sgd', learning_rate=0.1}",
+    )
     declare(store, model, settings)
     communicator = communicator_on(store)
     try:

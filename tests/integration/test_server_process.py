@@ -14,7 +14,10 @@ from ps_worker.connect import connect
 from tests.support.processes import environment_of, free_port, server_process
 
 TABLE = TableSpec(
-    name="t", dim=2, initializer=InitializerSpec(scale=0.1), optimizer=OptimizerSpec(name="sgd")
+    name="t",
+    dim=2,
+    initializer=InitializerSpec(scale=0.1),
+    optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.1}),
 )
 
 

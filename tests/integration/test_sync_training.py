@@ -23,7 +23,10 @@ from tests.support.training import (
 )
 
 OPTIMIZERS = ("optimizer.sparse=adagrad", "optimizer.dense=adam")
-SGD = ("optimizer.sparse={name='sgd', learning_rate=0.5}", "optimizer.dense={name='sgd'}")
+SGD = (
+    "optimizer.sparse={name='sgd', learning_rate=0.5}",
+    "optimizer.dense={name='sgd', learning_rate=0.1}",
+)
 
 
 def train_cluster(num_servers: int, data: Sequence[Sequence[Batch]], settings: Job) -> str:

@@ -12,7 +12,8 @@ from protos.status import METADATA_KEY, details_of, error_of, metadata_of, statu
 def tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:
     yield base
     for subclass in base.__subclasses__():
-        yield from tree(subclass)
+        if subclass.__module__ == errors.__name__:  # others stay inside their process
+            yield from tree(subclass)
 
 
 class Failure(grpc.RpcError):

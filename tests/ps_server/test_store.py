@@ -272,9 +272,13 @@ def pulled(store: ParameterStore) -> np.ndarray:
 MISFITS = {
     "dim": {"deep": replace(DEEP, dim=4)},
     "shards": {"deep": replace(DEEP, num_shards=8)},
-    "optimizer": {"deep": replace(DEEP, optimizer=OptimizerSpec(name="sgd"))},
+    "optimizer": {
+        "deep": replace(DEEP, optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.1}))
+    },
     "length": {"tower": replace(TOWER, segments=TOWER.segments[:1])},
-    "dense-optimizer": {"tower": replace(TOWER, optimizer=OptimizerSpec(name="sgd"))},
+    "dense-optimizer": {
+        "tower": replace(TOWER, optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.1}))
+    },
     "missing": {"deep": None},
 }
 
@@ -383,7 +387,7 @@ def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
 def test_push_that_could_not_be_applied_leaves_steps_as_they_were(monkeypatch) -> None:
     store = new_store(num_workers=1)
 
-    def no_memory(_: SparseGrad) -> None:
+    def no_memory(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(store._tables["deep"], "push", no_memory)

@@ -8,12 +8,13 @@ import numpy as np
 from protos import data_messages
 from protos.gradients import DenseGrad, SparseGrad
 from protos.parts import PushPart, join_push
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, TableSpec
 from protos.store import Missing, Stamp
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
 from ps_server.warm import warm_kernels
+from tests.support.optimizers import plain_optimizer
 
 
 def compiled_kernels() -> Counter[str]:
@@ -29,7 +30,7 @@ def compiled_kernels() -> Counter[str]:
 
 def serve_a_job(optimizer: str, folder: str) -> None:
     """Does what two workers ask of a server, with arrays as they come off the wire."""
-    spec = OptimizerSpec(name=optimizer)
+    spec = plain_optimizer(optimizer)
     store = ParameterStore(num_workers=2)
     initializer = InitializerSpec(kind="uniform", scale=0.1)
     table_spec = TableSpec(name="t", dim=10, initializer=initializer, optimizer=spec)

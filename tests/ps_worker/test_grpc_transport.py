@@ -134,7 +134,10 @@ def test_server_that_is_not_there_is_waited_for_as_long_as_asked():
 def test_server_raises_its_own_errors_in_the_worker():
     """The second of two servers is asked for keys of the first."""
     spec = TableSpec(
-        name="t", dim=2, initializer=InitializerSpec(), optimizer=OptimizerSpec(name="sgd")
+        name="t",
+        dim=2,
+        initializer=InitializerSpec(),
+        optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.1}),
     )
     grad = SparseGrad(KEYS, np.ones((10, 2), np.float32), 1)
     with cluster(num_servers=0) as servers:

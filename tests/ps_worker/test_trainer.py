@@ -35,7 +35,7 @@ class Interrupted(BaseException):
 @pytest.fixture
 def store() -> ParameterStore:
     store = ParameterStore()
-    declare(store, small_model(), job("sync", "optimizer.dense=sgd"))
+    declare(store, small_model(), job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}"))
     return store
 
 
@@ -199,7 +199,9 @@ def test_steps_and_train_learn_the_same() -> None:
     digests = []
     for run in ("steps", "train"):
         store = ParameterStore()
-        declare(store, small_model(), job("sync", "optimizer.dense=sgd"))
+        declare(
+            store, small_model(), job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}")
+        )
         communicator = SyncCommunicator(store, worker=0, num_params=small_model().num_params)
         batches = random_batches(5, 4, seed=2)
         if run == "steps":

@@ -13,7 +13,7 @@ Memory = dict[str, Vector]
 Update = Callable[..., Vector]
 
 
-def sgd(w: Vector, memory: Memory, g: Vector, learning_rate: float = 0.1) -> Vector:
+def sgd(w: Vector, memory: Memory, g: Vector, learning_rate: float) -> Vector:
     return w - learning_rate * g
 
 
@@ -53,6 +53,48 @@ def adam(
     return w - learning_rate * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + epsilon)
 
 
+def momentum(
+    w: Vector, memory: Memory, g: Vector, learning_rate: float, momentum: float = 0.9
+) -> Vector:
+    memory["v"] = momentum * memory.get("v", np.zeros(w.size)) + g
+    return w - learning_rate * memory["v"]
+
+
+def adam_row(
+    w: Vector,
+    memory: Memory,
+    g: Vector,
+    learning_rate: float = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> Vector:
+    t = memory.get("t", np.zeros(1)) + 1
+    m = beta1 * memory.get("m", np.zeros(w.size)) + (1 - beta1) * g
+    v = beta2 * memory.get("v", np.zeros(1)) + (1 - beta2) * np.mean(g**2)
+    memory.update(t=t, m=m, v=v, beta1_power=beta1**t, beta2_power=beta2**t)
+    return w - learning_rate * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + epsilon)
+
+
+def ftrl(
+    w: Vector,
+    memory: Memory,
+    g: Vector,
+    learning_rate: float = 0.05,
+    beta: float = 1.0,
+    l1: float = 0.0,
+    l2: float = 0.0,
+) -> Vector:
+    n = memory.get("n", np.zeros(w.size))
+    unseen = -w * (beta / learning_rate + l2) - np.sign(w) * l1
+    z = np.where(n == 0, unseen, memory.get("z", np.zeros(w.size)))
+    sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / learning_rate
+    z, n = z + g - sigma * w, n + g**2
+    memory.update(z=z, n=n)
+    solution = -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / learning_rate + l2)
+    return np.where(np.abs(z) <= l1, 0.0, solution)
+
+
 def add(w: Vector, memory: Memory, g: Vector) -> Vector:
     return w + g
 
@@ -62,6 +104,9 @@ UPDATES: dict[str, Update] = {
     "adagrad": adagrad,
     "adagrad_row": adagrad_row,
     "adam": adam,
+    "momentum": momentum,
+    "adam_row": adam_row,
+    "ftrl": ftrl,
     "sum": add,
 }
 
@@ -70,6 +115,9 @@ STATE_COLUMNS = {
     "adagrad": ("n",),
     "adagrad_row": ("n",),
     "adam": ("m", "v", "beta1_power", "beta2_power"),
+    "momentum": ("v",),
+    "adam_row": ("m", "v", "beta1_power", "beta2_power"),
+    "ftrl": ("z", "n"),
     "sum": (),
 }
 

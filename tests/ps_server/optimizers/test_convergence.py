@@ -11,7 +11,26 @@ from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 
 ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]
-LEARNING_RATES = {"sgd": 0.5, "adagrad": 0.5, "adagrad_row": 0.5, "adam": 0.05, "sum": 0.5}
+LEARNING_RATES = {
+    "sgd": 0.5,
+    "momentum": 0.05,
+    "adagrad": 0.5,
+    "adagrad_row": 0.5,
+    "adam": 0.05,
+    "adam_row": 0.05,
+    "ftrl": 5.0,
+    "sum": 0.5,
+}
+CLICK_RATES = {
+    "sgd": 10.0,
+    "momentum": 1.0,
+    "adagrad": 0.2,
+    "adagrad_row": 10.0,
+    "adam": 0.05,
+    "adam_row": 0.05,
+    "ftrl": 1.0,
+    "sum": 10.0,
+}
 UNIFORM = InitializerSpec(kind="uniform", scale=1.0)
 
 
@@ -71,7 +90,7 @@ def test_logistic_regression_on_sparse_rows_beats_the_weights_that_made_the_clic
     features = np.array([rng.choice(40, 5, replace=False) for _ in range(400)])  # [B, S]
     clicks = rng.random(400) < 1 / (1 + np.exp(-planted[features].sum(axis=1)))
     keys = np.arange(40, dtype=np.uint64)
-    rate = {"sgd": 10.0, "adagrad": 0.2, "adagrad_row": 10.0, "adam": 0.05, "sum": 10.0}[name]
+    rate = CLICK_RATES[name]
     spec = TableSpec(name="t", dim=1, initializer=InitializerSpec(), optimizer=spec_of(name, rate))
     table = SparseTable(spec)
 

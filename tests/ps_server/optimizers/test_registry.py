@@ -46,19 +46,21 @@ def test_parameter_of_an_optimizer_without_any_is_refused() -> None:
 def test_parameter_outside_its_range_is_refused(
     name: str, parameter: str, low: float, high: float
 ) -> None:
+    required = dict.fromkeys(OPTIMIZERS[name].required, 0.1)
     outside = [math.nextafter(low, -math.inf), math.nextafter(high, math.inf)]
 
     for value in [*outside, math.nan, math.inf, -math.inf]:
         with pytest.raises(
             SpecConflictError, match=f"{parameter} of optimizer '{name}' is {value!r}"
         ):
-            hyper_of(OptimizerSpec(name=name, params={parameter: value}))
+            hyper_of(OptimizerSpec(name=name, params={**required, parameter: value}))
 
 
 @pytest.mark.parametrize(("name", "parameter", "low", "high"), LIMITS)
 def test_limits_of_a_range_are_in_it(name: str, parameter: str, low: float, high: float) -> None:
+    required = dict.fromkeys(OPTIMIZERS[name].required, 0.1)
     for value in (low, high):
-        hyper = hyper_of(OptimizerSpec(name=name, params={parameter: value}))
+        hyper = hyper_of(OptimizerSpec(name=name, params={**required, parameter: value}))
 
         assert getattr(hyper, parameter) == np.float32(value)
 
@@ -66,25 +68,43 @@ def test_limits_of_a_range_are_in_it(name: str, parameter: str, low: float, high
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_hyper_parameter_has_a_range_that_holds_its_default(name: str) -> None:
     optimizer = OPTIMIZERS[name]
-    defaults = optimizer.hyper()
+    required = dict.fromkeys(optimizer.required, 0.1)
+    defaults = optimizer.hyper(**required)
 
     assert optimizer.name == name
     assert tuple(optimizer.ranges) == defaults._fields
     assert hyper_of(OptimizerSpec(name=name, params=defaults._asdict())) == hyper_of(
-        OptimizerSpec(name=name)
+        OptimizerSpec(name=name, params=required)
     )
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum"])
+def test_optimizer_without_its_rate_is_refused_with_an_example(name: str) -> None:
+    message = f"'{name}' needs learning_rate.*{{ name = \"{name}\", learning_rate = 0.1 }}"
+    with pytest.raises(SpecConflictError, match=message):
+        hyper_of(OptimizerSpec(name=name))
+
+
+def test_only_plain_rates_must_be_given() -> None:
+    required = {name: optimizer.required for name, optimizer in OPTIMIZERS.items()}
+
+    assert {name for name, parameters in required.items() if parameters} == {"sgd", "momentum"}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_kernels_get_float32(name: str) -> None:
     """A float64 among them would double the width of every product."""
-    assert all(type(value) is np.float32 for value in hyper_of(OptimizerSpec(name=name)))
+    required = dict.fromkeys(OPTIMIZERS[name].required, 0.1)
+    hyper = hyper_of(OptimizerSpec(name=name, params=required))
+
+    assert all(type(value) is np.float32 for value in hyper)
 
 
 def test_state_starts_where_the_optimizer_says() -> None:
     adagrad = OptimizerSpec(name="adagrad", params={"initial_accumulator": 0.5})
 
-    assert initial_state(OptimizerSpec(name="sgd"), 3).tolist() == []
+    assert initial_state(OptimizerSpec(name="sgd", params={"learning_rate": 0.1}), 3).tolist() == []
     assert initial_state(adagrad, 3).tolist() == [0.5, 0.5, 0.5]
     assert initial_state(OptimizerSpec(name="adagrad_row"), 3).tolist() == [0.0]
     assert initial_state(OptimizerSpec(name="adam"), 2).tolist() == [0.0] * 4 + [1.0, 1.0]
+    assert initial_state(OptimizerSpec(name="adam_row"), 2).tolist() == [0.0] * 3 + [1.0, 1.0]

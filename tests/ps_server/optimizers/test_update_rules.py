@@ -11,6 +11,7 @@ from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 from tests.reference.optimizers import STATE_COLUMNS, UPDATES, Memory, Vector, state_of
 from tests.reference.table import ReferenceTable
+from tests.support.optimizers import plain_optimizer
 
 ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]
 UNIFORM = InitializerSpec(kind="uniform", scale=0.5)
@@ -21,6 +22,9 @@ CUSTOM_PARAMS: dict[str, dict[str, float]] = {
     "adagrad": {"learning_rate": 0.3, "initial_accumulator": 0.25, "epsilon": 0.125},
     "adagrad_row": {"learning_rate": 0.3, "initial_g2sum": 0.5},
     "adam": {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.96875, "epsilon": 0.0625},
+    "momentum": {"learning_rate": 0.7, "momentum": 0.75},
+    "adam_row": {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.96875, "epsilon": 0.0625},
+    "ftrl": {"learning_rate": 0.25, "beta": 0.5, "l1": 0.125, "l2": 0.0625},
     "sum": {},
 }
 """Every hyper-parameter away from its default, most of them exact in float32."""
@@ -29,7 +33,9 @@ both_params = pytest.mark.parametrize("params", ["default", "custom"])
 
 
 def optimizer_spec(name: str, params: str) -> OptimizerSpec:
-    return OptimizerSpec(name=name, params=CUSTOM_PARAMS[name] if params == "custom" else {})
+    if params == "custom":
+        return OptimizerSpec(name=name, params=CUSTOM_PARAMS[name])
+    return plain_optimizer(name)
 
 
 def random_gradient(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -148,7 +154,9 @@ def test_cut_over_servers_does_not_show(name: str, num_servers: int) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_sum_over_examples_acts_as_their_mean(name: str) -> None:
     """Powers of two, so that dividing is exact."""
-    spec = TableSpec(name="t", dim=3, initializer=UNIFORM, optimizer=OptimizerSpec(name=name))
+    spec = TableSpec(
+        name="t", dim=3, initializer=UNIFORM, optimizer=optimizer_spec(name, "default")
+    )
     summed, mean = SparseTable(spec), SparseTable(spec)
     keys = np.array([1, 2], np.uint64)
     values = random_gradient(np.random.default_rng(5), 2, 3)
@@ -166,7 +174,9 @@ def everything(table: SparseTable, keys: Keys) -> list[object]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_zero_gradient_moves_no_new_row(name: str) -> None:
-    spec = TableSpec(name="t", dim=3, initializer=UNIFORM, optimizer=OptimizerSpec(name=name))
+    spec = TableSpec(
+        name="t", dim=3, initializer=UNIFORM, optimizer=optimizer_spec(name, "default")
+    )
     table, keys = SparseTable(spec), np.array([4], np.uint64)
 
     table.push(SparseGrad(keys, np.zeros((1, 3), np.float32), 1))
@@ -201,6 +211,25 @@ def test_state_is_laid_out_as_declared(name: str) -> None:
     optimizer = OPTIMIZERS[name]
 
     for dim in (1, 10):
-        spec = TableSpec(name="t", dim=dim, initializer=UNIFORM, optimizer=OptimizerSpec(name=name))
+        spec = TableSpec(
+            name="t", dim=dim, initializer=UNIFORM, optimizer=optimizer_spec(name, "default")
+        )
         assert SparseTable(spec).state_width == optimizer.state_width(dim)
-    assert optimizer.num_slots + optimizer.num_scalars == len(STATE_COLUMNS[name])
+    assert optimizer.num_slots + len(optimizer.initial_scalars) == len(STATE_COLUMNS[name])
+
+
+def test_ftrl_makes_zeros_of_weights_with_little_evidence() -> None:
+    spec = TableSpec(
+        name="t",
+        dim=2,
+        initializer=InitializerSpec(),
+        optimizer=OptimizerSpec(name="ftrl", params={"l1": 1.0, "beta": 1e-6}),
+    )
+    table, keys = SparseTable(spec), np.array([4], np.uint64)
+
+    for _ in range(20):
+        table.push(SparseGrad(keys, np.array([[0.01, 3.0]], np.float32), 1))
+
+    weights, _ = rows_by_key(table)[4]
+    assert weights[0] == 0.0
+    assert weights[1] < 0.0

@@ -10,6 +10,7 @@ from protos.gradients import DenseGrad
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.dense_table import DenseTable
+from tests.support.optimizers import plain_optimizer
 
 ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]
 ZEROS = InitializerSpec()
@@ -70,7 +71,7 @@ def test_block_without_elements_is_a_block() -> None:
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_restored_block_goes_on_as_the_exported_one(name: str) -> None:
-    spec = spec_of(optimizer=OptimizerSpec(name=name))
+    spec = spec_of(optimizer=plain_optimizer(name))
     trained, copy = DenseTable(spec), DenseTable(spec)
     gradient = DenseGrad(np.arange(7, dtype=np.float32), 2)
     for _ in range(3):

@@ -20,6 +20,7 @@ from ps_server.table.hash_index import BLOCK, INITIAL_SLOTS, MAX_LOAD_PERCENT
 from ps_server.table.sparse_table import MAX_DIM, MAX_SHARDS, SparseTable
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
+from tests.support.optimizers import plain_optimizer
 
 EDGE_KEYS = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
 
@@ -187,7 +188,7 @@ def test_tables_of_other_names_and_seeds_start_elsewhere() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_key_twice_in_one_push_acts_as_two_pushes(name: str, distance: int, known: bool) -> None:
     """In one block of the kernel and across blocks."""
-    spec = spec_of(optimizer=OptimizerSpec(name=name))
+    spec = spec_of(optimizer=plain_optimizer(name))
     once, twice = SparseTable(spec), SparseTable(spec)
     keys = random_keys(3 * BLOCK)
     keys[5 + distance] = keys[5]
@@ -291,7 +292,7 @@ def test_names_of_letters_digits_and_some_marks_are_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_written_rows_are_exported_as_they_were(name: str) -> None:
-    spec = spec_of(dim=3, num_shards=4, optimizer=OptimizerSpec(name=name))
+    spec = spec_of(dim=3, num_shards=4, optimizer=plain_optimizer(name))
     trained, copy = SparseTable(spec), SparseTable(spec)
     for seed in range(3):
         trained.push(ones(random_keys(500, seed // 2), dim=3))

@@ -19,7 +19,7 @@ def resident_bytes():
 def new_table():
     return SparseTable(TableSpec(
         name="t", dim=10, initializer=InitializerSpec(scale=0.01),
-        optimizer=OptimizerSpec(name=sys.argv[1]),
+        optimizer=OptimizerSpec(name=sys.argv[1], params={"learning_rate": 1.0}),
     ), num_observers=int(sys.argv[3]))
 
 def fill(table, num_rows):

@@ -21,7 +21,15 @@ EXAMPLES = 10
 @pytest.fixture
 def store() -> ParameterStore:
     store = ParameterStore()
-    declare(store, small_model(), job("async", "optimizer.sparse=sgd", "optimizer.dense=sgd"))
+    declare(
+        store,
+        small_model(),
+        job(
+            "async",
+            "optimizer.sparse={name='sgd', learning_rate=0.1}",
+            "optimizer.dense={name='sgd', learning_rate=0.1}",
+        ),
+    )
     return store
 
 

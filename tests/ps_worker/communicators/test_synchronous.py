@@ -105,7 +105,15 @@ def workers(number: int) -> list[SyncCommunicator]:
 
 
 def declared(store: ParameterStore) -> ParameterStore:
-    declare(store, small_model(), job("sync", "optimizer.sparse=sgd", "optimizer.dense=sgd"))
+    declare(
+        store,
+        small_model(),
+        job(
+            "sync",
+            "optimizer.sparse={name='sgd', learning_rate=0.1}",
+            "optimizer.dense={name='sgd', learning_rate=0.1}",
+        ),
+    )
     return store
 
 

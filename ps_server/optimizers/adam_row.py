@@ -1,0 +1,65 @@
+"""Adam with one second moment a row: half the state of Adam.
+
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * mean_j(g_j^2)
+    w -= learning_rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
+
+Adam (Kingma, Ba, ICLR 2015) with a second moment for a block of weights instead of each, as in Zhang et al.,
+"Adam-mini: use fewer learning rates to gain more", ICLR 2025; an embedding is a block. First moments stay,
+unlike in PaddlePaddle's "shared_adam", which has one a row. t counts the updates of this row.
+State: m[D], v, beta1^t, beta2^t.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from protos.gradients import Values
+from ps_server.optimizers.row_update import Optimizer, row_function
+
+
+class AdamRow(NamedTuple):
+    """Hyper-parameters."""
+
+    learning_rate: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+@row_function(AdamRow)
+def update(hyper: AdamRow, weights: Values, state: Values, grad: Values, scale: np.float32) -> None:
+    """Updates one row."""
+    one = np.float32(1.0)
+    dim = weights.size
+    squares = np.float32(0.0)
+    for j in range(dim):
+        g = grad[j] * scale
+        state[j] = hyper.beta1 * state[j] + (one - hyper.beta1) * g
+        squares += g * g
+    v = hyper.beta2 * state[dim] + (one - hyper.beta2) * squares / np.float32(dim)
+    beta1_power = state[dim + 1] * hyper.beta1
+    beta2_power = state[dim + 2] * hyper.beta2
+    state[dim] = v
+    state[dim + 1] = beta1_power
+    state[dim + 2] = beta2_power
+    rate = hyper.learning_rate / (one - beta1_power)
+    step = rate / (math.sqrt(v / (one - beta2_power)) + hyper.epsilon)
+    for j in range(dim):
+        weights[j] -= step * state[j]
+
+
+ADAM_ROW = Optimizer(
+    name="adam_row",
+    hyper=AdamRow,
+    ranges={
+        "learning_rate": (0.0, 1e6),
+        "beta1": (0.0, 0.9999),
+        "beta2": (0.0, 0.99999),
+        "epsilon": (1e-20, 1.0),
+    },
+    num_slots=1,
+    initial_scalars=(0.0, 1.0, 1.0),
+    is_elementwise=False,
+)
