@@ -29,6 +29,7 @@ def data_of(sample: Path) -> list[str]:
         ("ctr_dnn", "bounded_staleness"),
         ("ctr_dnn", "geo"),
         ("wide_deep", "embedded"),
+        ("deepfm", "embedded"),
     ],
 )
 def test_example_learns_and_infer_agrees(
