@@ -1,12 +1,12 @@
 """Barriers, digests and states <-> messages of the control plane, both ways, once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from protos.codec import decode_numbers, encode_numbers
 from protos.errors import ProtocolError
 from protos.numbers import Numbers
 from protos.staleness import Staleness, merge_staleness
-from protos.store import Reduced, ReduceOp, StoreStatus, TableStatus
+from protos.store import Reduced, ReduceOp, Shrunk, StoreStatus, TableStatus
 from protos.v1 import control_plane_pb2
 
 _OP_TO_MESSAGE = {
@@ -120,6 +120,35 @@ def merge_status(parts: list[StoreStatus]) -> StoreStatus:
         done=frozenset.intersection(*(part.done for part in parts)),
         staleness=merge_staleness(part.staleness for part in parts),
     )
+
+
+def shrunk_to_message(shrunk: Mapping[str, Shrunk]) -> control_plane_pb2.ShrinkResponse:
+    """Returns the message of what was removed from one server's tables."""
+    return control_plane_pb2.ShrinkResponse(
+        tables=[
+            control_plane_pb2.ShrunkTable(table=name, rows=each.rows, size_bytes=each.size_bytes)
+            for name, each in shrunk.items()
+        ]
+    )
+
+
+def shrunk_from_message(message: control_plane_pb2.ShrinkResponse) -> dict[str, Shrunk]:
+    """Returns what was removed from one server's tables."""
+    return {
+        table.table: Shrunk(rows=table.rows, size_bytes=table.size_bytes)
+        for table in message.tables
+    }
+
+
+def merge_shrunk(parts: Sequence[Mapping[str, Shrunk]]) -> dict[str, Shrunk]:
+    """Returns what was removed from the tables of a cluster, by table."""
+    return {
+        name: Shrunk(
+            rows=sum(part[name].rows for part in parts if name in part),
+            size_bytes=sum(part[name].size_bytes for part in parts if name in part),
+        )
+        for name in sorted({name for part in parts for name in part})
+    }
 
 
 def digests_to_message(

@@ -125,6 +125,19 @@ class TableStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shrunk:
+    """What was removed from one table, or from one server's part of it.
+
+    Attributes:
+        rows: How many.
+        size_bytes: By how much the table is smaller; what others pushed meanwhile counts against it.
+    """
+
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatus:
     """What a store holds and has seen.
 
@@ -314,6 +327,20 @@ class Store(Protocol):
 
         Raises:
             CheckpointError: If it is not whole, was altered or does not fit; nothing was replaced.
+        """
+        ...
+
+    def shrink(self, *, max_norm: float) -> Mapping[str, Shrunk]:
+        """Removes the rows of all tables whose weights have an L2 norm of at most `max_norm`.
+
+        A removed key is one without a row, as if it had never been pushed. Others may push and pull
+        meanwhile; while they wait in a barrier, the same rows go on any number of servers.
+
+        Returns:
+            What was removed, by table.
+
+        Raises:
+            ProtocolError: If `max_norm` is negative or not finite; nothing was removed.
         """
         ...
 

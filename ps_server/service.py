@@ -207,6 +207,16 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
             logger.info("loaded folder=%s", request.folder)
             return control_plane_pb2.LoadResponse()
 
+    async def Shrink(
+        self, request: control_plane_pb2.ShrinkRequest, context: grpc.aio.ServicerContext
+    ) -> control_plane_pb2.ShrinkResponse:
+        async with self._answering(context, "Shrink"):
+            shrink = partial(self._store.shrink, max_norm=request.max_norm)
+            shrunk = await asyncio.to_thread(shrink)
+            rows = sum(table.rows for table in shrunk.values())
+            logger.info("shrunk max_norm=%g rows=%d", request.max_norm, rows)
+            return control_messages.shrunk_to_message(shrunk)
+
     async def GetDigest(
         self, request: control_plane_pb2.GetDigestRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.GetDigestResponse:

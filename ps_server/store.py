@@ -7,6 +7,7 @@ A push is checked as a whole before any part of it is applied. Tables lock their
 what it knows of the workers; the store's lock guards only which tables and blocks there are.
 """
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from protos.store import (
     Pulled,
     Reduced,
     ReduceOp,
+    Shrunk,
     Stamp,
     StoreStatus,
     Version,
@@ -315,6 +317,14 @@ class ParameterStore:
         block.restore(checkpoint.read_dense(name, block.piece))
         return block
 
+    def shrink(self, *, max_norm: float) -> Mapping[str, Shrunk]:
+        """See `protos.store.Store`; of this process's shards."""
+        if not 0 <= max_norm < math.inf:
+            raise ProtocolError(f"max_norm is {max_norm}, expected a finite number of at least 0")
+        with self._lock:
+            tables = dict(self._tables)
+        return {name: _shrink(table, max_norm) for name, table in tables.items()}
+
     def shard_digests(self) -> dict[tuple[str, int], bytes]:
         """Returns the digest of each shard that this process holds, by table and shard."""
         return {
@@ -340,6 +350,12 @@ class ParameterStore:
         with self._lock:
             tables = {name: table.status for name, table in self._tables.items()}
         return self._workers.status(tables)
+
+
+def _shrink(table: SparseTable, max_norm: float) -> Shrunk:
+    before = table.status.size_bytes
+    rows = table.evict(max_norm)
+    return Shrunk(rows=rows, size_bytes=max(0, before - table.status.size_bytes))
 
 
 def _copy_rows(source: SparseTable, target: SparseTable) -> None:

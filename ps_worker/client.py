@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.channel import MAX_MESSAGE_BYTES, PART_BYTES
-from protos.control_messages import merge_status
+from protos.control_messages import merge_shrunk, merge_status
 from protos.errors import GradientError, ProtocolError, SpecConflictError, UnknownTableError
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, require_finite
 from protos.jit import kernel
@@ -32,6 +32,7 @@ from protos.store import (
     Pulled,
     Reduced,
     ReduceOp,
+    Shrunk,
     Stamp,
     StoreStatus,
     Version,
@@ -360,6 +361,12 @@ class ClusterClient:
         checkpoint.verify()
         folder = str(checkpoint.folder)
         _results([self._transport.load(server, folder) for server in self._servers])
+
+    def shrink(self, *, max_norm: float) -> Mapping[str, Shrunk]:
+        """See `protos.store.Store`."""
+        return merge_shrunk(
+            _results([self._transport.shrink(server, max_norm) for server in self._servers])
+        )
 
     def digest(self) -> str:
         """See `protos.store.Store`."""

@@ -19,7 +19,7 @@ from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
 from protos.status import error_of
-from protos.store import Changed, Future, Missing, Pulled, Reduced, ReduceOp, Stamp, Version
+from protos.store import Changed, Future, Missing, Pulled, Reduced, ReduceOp, Shrunk, Stamp, Version
 from protos.v1 import control_plane_pb2, parameter_server_pb2, parameter_server_pb2_grpc
 from ps_worker.transport import ServerStatus
 
@@ -65,7 +65,7 @@ class Deadlines:
         rpc_s: An ordinary call.
         wait_s: What a call may take longer if it waits for other workers. A server has such a limit of
             its own (`ps-server --wait-limit`), whose error names who is missing: let it come first.
-        checkpoint_s: Saving or loading one server's part, or hashing it.
+        checkpoint_s: Saving, loading, hashing or shrinking one server's part.
     """
 
     rpc_s: float = 60.0
@@ -202,6 +202,14 @@ class GrpcTransport:
         request = control_plane_pb2.LoadRequest(folder=folder)
         wait_s = self._deadlines.checkpoint_s
         return self._call(server, "Load", request, _nothing, wait_s=wait_s)
+
+    def shrink(self, server: int, max_norm: float) -> Future[Mapping[str, Shrunk]]:
+        """See `Transport`."""
+        request = control_plane_pb2.ShrinkRequest(max_norm=max_norm)
+        wait_s = self._deadlines.checkpoint_s
+        return self._call(
+            server, "Shrink", request, control_messages.shrunk_from_message, wait_s=wait_s
+        )
 
     def digest(self, server: int) -> Future[Mapping[tuple[str, int], bytes]]:
         """See `Transport`."""

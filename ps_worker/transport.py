@@ -19,6 +19,7 @@ from protos.store import (
     Pulled,
     Reduced,
     ReduceOp,
+    Shrunk,
     Stamp,
     StoreStatus,
     Version,
@@ -99,6 +100,10 @@ class Transport(Protocol):
 
     def load(self, server: int, folder: str) -> Future[None]:
         """Reads the server's part of a checkpoint."""
+        ...
+
+    def shrink(self, server: int, max_norm: float) -> Future[Mapping[str, Shrunk]]:
+        """Removes small rows of the server's tables."""
         ...
 
     def digest(self, server: int) -> Future[Mapping[tuple[str, int], bytes]]:

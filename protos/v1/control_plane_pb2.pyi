@@ -113,6 +113,28 @@ class LoadResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ShrinkRequest(_message.Message):
+    __slots__ = ("max_norm",)
+    MAX_NORM_FIELD_NUMBER: _ClassVar[int]
+    max_norm: float
+    def __init__(self, max_norm: _Optional[float] = ...) -> None: ...
+
+class ShrunkTable(_message.Message):
+    __slots__ = ("table", "rows", "size_bytes")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    rows: int
+    size_bytes: int
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class ShrinkResponse(_message.Message):
+    __slots__ = ("tables",)
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[ShrunkTable]
+    def __init__(self, tables: _Optional[_Iterable[_Union[ShrunkTable, _Mapping]]] = ...) -> None: ...
+
 class GetDigestRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

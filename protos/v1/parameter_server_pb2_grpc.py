@@ -94,6 +94,11 @@ class ParameterServerStub(object):
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.LoadRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_control__plane__pb2.LoadResponse.FromString,
                 _registered_method=True)
+        self.Shrink = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/Shrink',
+                request_serializer=protos_dot_v1_dot_control__plane__pb2.ShrinkRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_control__plane__pb2.ShrinkResponse.FromString,
+                _registered_method=True)
         self.GetDigest = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/GetDigest',
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.GetDigestRequest.SerializeToString,
@@ -202,6 +207,14 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Shrink(self, request, context):
+        """Removes small rows of all of this server's tables. Idempotent. FAILED_PRECONDITION: max_norm is negative or
+        not finite.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetDigest(self, request, context):
         """Hashes this server's shards. Idempotent.
         """
@@ -273,6 +286,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=protos_dot_v1_dot_control__plane__pb2.LoadRequest.FromString,
                     response_serializer=protos_dot_v1_dot_control__plane__pb2.LoadResponse.SerializeToString,
+            ),
+            'Shrink': grpc.unary_unary_rpc_method_handler(
+                    servicer.Shrink,
+                    request_deserializer=protos_dot_v1_dot_control__plane__pb2.ShrinkRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_control__plane__pb2.ShrinkResponse.SerializeToString,
             ),
             'GetDigest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDigest,
@@ -586,6 +604,33 @@ class ParameterServer(object):
             '/ctr_ps.v1.ParameterServer/Load',
             protos_dot_v1_dot_control__plane__pb2.LoadRequest.SerializeToString,
             protos_dot_v1_dot_control__plane__pb2.LoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Shrink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ctr_ps.v1.ParameterServer/Shrink',
+            protos_dot_v1_dot_control__plane__pb2.ShrinkRequest.SerializeToString,
+            protos_dot_v1_dot_control__plane__pb2.ShrinkResponse.FromString,
             options,
             channel_credentials,
             insecure,

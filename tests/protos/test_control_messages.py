@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protos import control_messages
 from protos.errors import ProtocolError
 from protos.staleness import Staleness
-from protos.store import Reduced, ReduceOp, StoreStatus, TableStatus
+from protos.store import Reduced, ReduceOp, Shrunk, StoreStatus, TableStatus
 from protos.v1 import control_plane_pb2
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -86,6 +86,27 @@ def test_reduced_numbers_survive_the_wire(numbers: list[float], version: int) ->
         control_plane_pb2.BarrierResponse.FromString(data)
     )
     assert (found.values.tobytes(), found.version) == (values.tobytes(), version)
+
+
+SHRUNK = st.dictionaries(NAMES, st.builds(Shrunk, rows=UINT64, size_bytes=UINT64), max_size=4)
+
+
+@given(shrunk=SHRUNK)
+def test_what_was_removed_survives_the_wire(shrunk: dict[str, Shrunk]) -> None:
+    data = control_messages.shrunk_to_message(shrunk).SerializeToString()
+
+    message = control_plane_pb2.ShrinkResponse.FromString(data)
+    assert control_messages.shrunk_from_message(message) == shrunk
+
+
+def test_what_was_removed_from_servers_adds_up() -> None:
+    first = {"wide": Shrunk(rows=1, size_bytes=10), "deep": Shrunk(rows=5, size_bytes=6)}
+    second = {"wide": Shrunk(rows=2, size_bytes=20)}
+
+    assert control_messages.merge_shrunk([first, second]) == {
+        "deep": Shrunk(rows=5, size_bytes=6),
+        "wide": Shrunk(rows=3, size_bytes=30),
+    }
 
 
 @given(digests=st.dictionaries(st.tuples(NAMES, UINT32), st.binary(max_size=32)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,11 +16,12 @@ from protos.gradients import SparseGrad
 from protos.parts import PushPart
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.status import METADATA_KEY
-from protos.store import Missing, Stamp
-from protos.v1 import control_plane_pb2
+from protos.store import Changed, Missing, Stamp
+from protos.v1 import control_plane_pb2, data_plane_pb2
 from ps_server.activity import Activity
 from ps_server.service import ParameterServerServicer, abort_with
 from ps_server.store import ParameterStore
+from ps_server.waiting import Answered
 
 KEYS = np.arange(4, dtype=np.uint64)
 
@@ -210,6 +212,34 @@ def test_large_call_has_the_answer_of_a_small_one():
         await service.push()
         response = await service.pull()
         np.testing.assert_array_equal(data_messages.pulled_rows(response, {"t": 4}).rows["t"], -1.0)
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("call", "request_of"),
+    [
+        ("shrink", control_plane_pb2.ShrinkRequest),
+        ("pull_changed", data_plane_pb2.PullChangedRequest),
+    ],
+    ids=["Shrink", "PullChanged"],
+)
+def test_call_that_looks_at_all_rows_does_not_hold_the_loop(call, request_of):
+    service = Service()
+    answers = {"shrink": {}, "pull_changed": Answered(Changed({}, 0, False))}
+    loop_runs = threading.Event()
+
+    def look(*_: object, **__: object) -> object:
+        assert loop_runs.wait(5), "the loop was held"
+        return answers[call]
+
+    setattr(service.store, call, look)
+    method = service.servicer.Shrink if call == "shrink" else service.servicer.PullChanged
+
+    async def body() -> None:
+        task = asyncio.create_task(method(request_of(), Context()))
+        asyncio.get_running_loop().call_later(0.01, loop_runs.set)
+        await task
 
     run(body)
 

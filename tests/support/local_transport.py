@@ -11,7 +11,7 @@ from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.parts import PushPart, join_push
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Changed, Future, Missing, Pulled, Reduced, ReduceOp, Stamp, Version
+from protos.store import Changed, Future, Missing, Pulled, Reduced, ReduceOp, Shrunk, Stamp, Version
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.transport import ServerStatus
@@ -99,6 +99,9 @@ class LocalTransport:
 
     def load(self, server: int, folder: str) -> Future[None]:
         return Answer(lambda: self.stores[server].load(folder))
+
+    def shrink(self, server: int, max_norm: float) -> Future[Mapping[str, Shrunk]]:
+        return Answer(lambda: self.stores[server].shrink(max_norm=max_norm))
 
     def digest(self, server: int) -> Future[Mapping[tuple[str, int], bytes]]:
         return Answer(self.stores[server].shard_digests)
