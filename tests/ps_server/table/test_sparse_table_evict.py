@@ -5,7 +5,7 @@ import pytest
 
 from protos.gradients import SparseGrad
 from protos.partition import Keys, route
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.spec import InitializerSpec, TableSpec
 from protos.store import Missing
 from ps_server.checkpoint.digest import shard_digest
 from ps_server.checkpoint.rows import Rows
@@ -14,6 +14,7 @@ from ps_server.table.sparse_table import SparseTable
 
 SMALL = np.arange(0, 6000, 2, dtype=np.uint64)
 LARGE = np.arange(1, 6000, 2, dtype=np.uint64)
+from tests.support.optimizers import plain_optimizer
 
 
 def spec_of(optimizer: str = "adagrad", dim: int = 2) -> TableSpec:
@@ -21,7 +22,7 @@ def spec_of(optimizer: str = "adagrad", dim: int = 2) -> TableSpec:
         name="t",
         dim=dim,
         initializer=InitializerSpec(kind="uniform", scale=0.5),
-        optimizer=OptimizerSpec(name=optimizer),
+        optimizer=plain_optimizer(optimizer),
         num_shards=4,
     )
 
