@@ -194,6 +194,15 @@ def test_lookup_of_other_keys_is_refused(name: str, table: EmbeddingTable) -> No
 
 
 @every_table
+def test_prediction_refuses_what_a_step_refuses(name: str, table: EmbeddingTable) -> None:
+    case = small_case(name, 3)
+    case.change_lookup(table.name, inverse=case.lookups[table.name].inverse[1:])
+
+    with pytest.raises(ModelInputError, match="length of inverse"):
+        case.predict()
+
+
+@every_table
 def test_gradient_of_other_rows_is_refused(name: str, table: EmbeddingTable) -> None:
     case = small_case(name, 3)
     out = case.outputs()
