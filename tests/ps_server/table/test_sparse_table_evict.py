@@ -11,10 +11,10 @@ from ps_server.checkpoint.digest import shard_digest
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.sparse_table import SparseTable
+from tests.support.optimizers import plain_optimizer
 
 SMALL = np.arange(0, 6000, 2, dtype=np.uint64)
 LARGE = np.arange(1, 6000, 2, dtype=np.uint64)
-from tests.support.optimizers import plain_optimizer
 
 
 def spec_of(optimizer: str = "adagrad", dim: int = 2) -> TableSpec:
