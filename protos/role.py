@@ -10,7 +10,7 @@ its order decides where shards live, so it must be the same for every process of
     POD_IP, PADDLE_PORT            of a server: which of the list it is
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protos.errors import RoleError
@@ -127,15 +127,29 @@ def _decimal(text: str) -> int:
 
 def _endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
     text = _required(environ, SERVERS, "the servers as host:port,host:port")
-    endpoints = tuple(part.strip() for part in text.split(","))
+    return require_endpoints([part.strip() for part in text.split(",")], SERVERS)
+
+
+def require_endpoints(endpoints: Sequence[str], source: str) -> tuple[str, ...]:
+    """Returns the endpoints of all servers of a job, in their order.
+
+    Args:
+        endpoints: Each "host:port".
+        source: Where they were written, for errors.
+
+    Raises:
+        RoleError: If there is none, or one is no endpoint or named twice.
+    """
+    if not endpoints:
+        raise RoleError(f"{source} names no server, expected host:port of each")
     for endpoint in endpoints:
         if not _is_endpoint(endpoint):
             raise RoleError(
-                f"{SERVERS} has {endpoint!r}, expected host:port, an IPv6 address in brackets"
+                f"{source} has {endpoint!r}, expected host:port, an IPv6 address in brackets"
             )
     if repeated := sorted({end for end in endpoints if endpoints.count(end) > 1}):
-        raise RoleError(f"{SERVERS} names {', '.join(repeated)} more than once")
-    return endpoints
+        raise RoleError(f"{source} names {', '.join(repeated)} more than once")
+    return tuple(endpoints)
 
 
 def _is_endpoint(text: str) -> bool:
