@@ -1,0 +1,79 @@
+"""One script for servers and workers, as in PaddlePaddle's Fleet (docs/fleet.md).
+
+    fleet.init()
+    trainer = fleet.distributed_optimizer(fleet.optimizer.Adagrad(learning_rate=0.02)).minimize(model)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+    else:
+        fleet.init_worker()
+        trainer.train_from_dataset(dataset)
+        fleet.stop_worker()
+
+`ps-launch --server-num 1 --worker-num 2 script.py` runs it as a cluster on this machine, `python script.py`
+alone in one process.
+"""
+
+from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.samples import SampleLoader
+from ps_worker.fetch import Fetched
+from ps_worker.fleet import metrics, optimizer, util
+from ps_worker.fleet.distributed import DistributedOptimizer, distributed_optimizer
+from ps_worker.fleet.roles import PaddleCloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
+from ps_worker.fleet.running import FLEET
+from ps_worker.fleet.strategy import DistributedStrategy
+from ps_worker.fleet.trainer import Trainer
+
+__all__ = [
+    "DistributedOptimizer",
+    "DistributedStrategy",
+    "Fetched",
+    "PaddleCloudRoleMaker",
+    "QueueDataset",
+    "Role",
+    "RoleMaker",
+    "SampleLoader",
+    "Trainer",
+    "UserDefinedRoleMaker",
+    "barrier_worker",
+    "distributed_optimizer",
+    "init",
+    "init_server",
+    "init_worker",
+    "is_first_worker",
+    "is_server",
+    "is_worker",
+    "load_model",
+    "metrics",
+    "optimizer",
+    "run_server",
+    "save_persistables",
+    "server_endpoints",
+    "server_index",
+    "server_num",
+    "shrink",
+    "split_files",
+    "stop_worker",
+    "util",
+    "worker_index",
+    "worker_num",
+]
+
+barrier_worker = FLEET.barrier_worker
+init = FLEET.init
+init_server = FLEET.init_server
+init_worker = FLEET.init_worker
+is_first_worker = FLEET.is_first_worker
+is_server = FLEET.is_server
+is_worker = FLEET.is_worker
+load_model = FLEET.load_model
+run_server = FLEET.run_server
+save_persistables = FLEET.save_persistables
+server_endpoints = FLEET.server_endpoints
+server_index = FLEET.server_index
+server_num = FLEET.server_num
+shrink = FLEET.shrink
+split_files = FLEET.split_files
+stop_worker = FLEET.stop_worker
+worker_index = FLEET.worker_index
+worker_num = FLEET.worker_num

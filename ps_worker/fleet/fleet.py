@@ -1,0 +1,319 @@
+"""Which process this is, and what it may do next: the state behind the functions of `ps_worker.fleet`.
+
+    a server:  init -> minimize -> init_server -> run_server
+    a worker:  init -> minimize -> init_worker -> train, infer, meet, save in any order -> stop_worker
+
+Without a role everything is in this process: it is worker 0 of 1, and has the parameters, too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ctr_model.models.model import Model
+from protos.errors import RoleError, UsageError
+from protos.numbers import Numbers
+from protos.role import ServerRole, WorkerRole
+from protos.store import ReduceOp, Shrunk
+from ps_worker.data.files import files_of_worker
+from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
+from ps_worker.fleet.worker_run import Task, WorkerRun
+
+LOCAL = WorkerRole(endpoints=(), worker_index=0, num_workers=1)
+"""The role of a process that has none."""
+
+
+class Fleet:
+    """One process's part of a run. For one thread."""
+
+    def __init__(self, *, on_role: Callable[["Fleet"], object] | None = None) -> None:
+        """Knows no role yet; `on_role` is called when it does."""
+        self._on_role = on_role
+        self._role: ServerRole | WorkerRole | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._limits: Mapping[str, float] = {}
+        self._task: Task | None = None
+        self._is_server_ready = False
+        self._server_load: str | None = None
+        self._run: WorkerRun | None = None
+        self._is_over = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this worker takes part in a run, and the others count on it."""
+        return self._run is not None
+
+    @property
+    def has_served(self) -> bool:
+        """Whether this server has begun to serve, and with it ended."""
+        return self._is_over
+
+    def init(
+        self,
+        role_maker: RoleMaker | None = None,
+        *,
+        is_collective: bool = False,
+        connect_timeout_s: float = 120.0,
+        rpc_timeout_s: float = 60.0,
+        wait_timeout_s: float = 600.0,
+    ) -> None:
+        """Finds out which process this is.
+
+        Args:
+            role_maker: Knows the role; None: the environment does.
+            is_collective: As in Paddle; there is no collective training here.
+            connect_timeout_s: How long a worker waits for servers that are not up yet.
+            rpc_timeout_s: How long it waits for an answer to a pull or a push.
+            wait_timeout_s: How long it waits for other workers.
+
+        Raises:
+            UsageError: If this process is a worker of a run already.
+            RoleError: If there is a role, but it is not described whole.
+        """
+        if self._run is not None:
+            raise UsageError("fleet.stop_worker() before another fleet.init()")
+        role = (role_maker or PaddleCloudRoleMaker(is_collective)).role()
+        self._forget()
+        self._role = role or LOCAL
+        self._limits = {
+            "connect_timeout_s": connect_timeout_s,
+            "rpc_timeout_s": rpc_timeout_s,
+            "wait_timeout_s": wait_timeout_s,
+        }
+        if self._on_role is not None:
+            self._on_role(self)
+
+    # Who this process is.
+
+    def is_server(self) -> bool:
+        """Whether this process holds parameters."""
+        return isinstance(self._known_role("fleet.is_server()"), ServerRole)
+
+    def is_worker(self) -> bool:
+        """Whether this process trains."""
+        return isinstance(self._known_role("fleet.is_worker()"), WorkerRole)
+
+    def is_first_worker(self) -> bool:
+        """Whether this process is worker 0, which does what one has to do for all."""
+        role = self._known_role("fleet.is_first_worker()")
+        return isinstance(role, WorkerRole) and role.worker_index == 0
+
+    def worker_index(self) -> int:
+        """Index of this worker, from 0."""
+        return self._worker_role("fleet.worker_index()").worker_index
+
+    def worker_num(self) -> int:
+        """Number of workers."""
+        return self._known_role("fleet.worker_num()").num_workers
+
+    def server_index(self) -> int:
+        """Index of this server, from 0."""
+        return self._server_role("fleet.server_index()").server_index
+
+    def server_num(self) -> int:
+        """Number of servers; 0 without a cluster."""
+        return len(self._known_role("fleet.server_num()").endpoints)
+
+    def server_endpoints(self) -> list[str]:
+        """Where workers reach each server, as host:port; none without a cluster."""
+        return list(self._known_role("fleet.server_endpoints()").endpoints)
+
+    def split_files(self, files: Sequence[str | Path]) -> list[Path]:
+        """Returns those of `files` that this worker reads; each goes to one worker, by size.
+
+        Raises:
+            DataError: If one is not there.
+        """
+        role = self._worker_role("fleet.split_files()")
+        paths = [Path(file) for file in files]
+        return files_of_worker(paths, role.worker_index, role.num_workers)
+
+    # What it does.
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """What `init` was given, as a job's [cluster]."""
+        self._known_role("minimize()")
+        return self._limits
+
+    def minimize(self, task: Task) -> None:
+        """Keeps what is to be trained.
+
+        Raises:
+            UsageError: If the run has begun.
+        """
+        self._known_role("minimize()")
+        if self._run is not None or self._is_over:
+            raise UsageError("minimize() comes before fleet.init_worker(), not after it")
+        self._task = task
+
+    def require_task(self, model: Model) -> None:
+        """Refuses a model that is not what is to be trained.
+
+        Raises:
+            UsageError: If there is none, or another.
+        """
+        if self._task is None or self._task.model is not model:
+            raise UsageError(
+                "fleet.distributed_optimizer(...).minimize(model) with the same model before training it"
+            )
+
+    def init_server(self, model_dir: str | Path | None = None) -> None:
+        """Prepares a server.
+
+        Args:
+            model_dir: Checkpoint to begin with; None: fresh parameters.
+        """
+        self._server_role("fleet.init_server()")
+        self._server_load = None if model_dir is None else str(model_dir)
+        self._is_server_ready = True
+
+    def run_server(
+        self,
+        *,
+        bind: str | None = None,
+        stay: bool = False,
+        idle_limit_s: float | None = 600.0,
+        wait_limit_s: float = 600.0,
+    ) -> None:
+        """Serves until all workers are done, as `ps-server` does; ends the process if that goes wrong.
+
+        Args:
+            bind: Address to bind; None: loopback if workers reach this server there, else all interfaces.
+            stay: Whether to go on for the next job when all workers are done.
+            idle_limit_s: Seconds without a call after which to end with exit code 9; None: never.
+            wait_limit_s: Seconds that a worker may wait for the others.
+        """
+        role = self._server_role("fleet.run_server()")
+        if not self._is_server_ready:
+            raise UsageError("fleet.init_server() before fleet.run_server()")
+        # Late, so that workers do not load the server's shell.
+        from ps_worker.fleet.serving import serve
+
+        self._is_over = True
+        serve(
+            role,
+            load=self._server_load,
+            bind=bind,
+            stay=stay,
+            idle_limit_s=idle_limit_s,
+            wait_limit_s=wait_limit_s,
+        )
+
+    def init_worker(self) -> None:
+        """Waits for the servers, and declares the model to them.
+
+        Raises:
+            UsageError: If there is nothing to train yet, or this process is no worker.
+            CtrPsError: If servers do not answer, or hold another model.
+        """
+        role = self._worker_role("fleet.init_worker()")
+        if self._task is None:
+            raise UsageError(
+                "fleet.distributed_optimizer(...).minimize(model) before fleet.init_worker()"
+            )
+        if self._run is not None or self._is_over:
+            raise UsageError("fleet.init_worker() was called before; once a run is enough")
+        self._run = WorkerRun(role, self._task)
+
+    def run_of(self, call: str) -> WorkerRun:
+        """Returns this worker's part in the run.
+
+        Args:
+            call: What needs it, for errors.
+
+        Raises:
+            RoleError: If this process is a server.
+            UsageError: If the run has not begun, or is over; says which call is missing before `call`.
+        """
+        self._worker_role(call)
+        if self._is_over:
+            raise UsageError(f"fleet.stop_worker() was called: {call} comes before it")
+        if self._run is None:
+            raise UsageError(f"fleet.init_worker() before {call}")
+        return self._run
+
+    def barrier_worker(self) -> None:
+        """Waits until all workers have come here; each has then learnt from what the others pushed."""
+        self.run_of("fleet.barrier_worker()").meet()
+
+    def all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
+        """Returns the sum, largest or smallest of all workers' `values` float64[N]; all of them call it."""
+        return self.run_of("fleet.all_reduce()").all_reduce(values, op)
+
+    def save_persistables(self, dirname: str | Path) -> None:
+        """Saves all parameters and optimizer states to a folder; worker 0 alone, the others go on.
+
+        Raises:
+            RoleError: On another worker.
+            CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+        """
+        self._first_run("fleet.save_persistables()").save(str(dirname))
+
+    def load_model(self, dirname: str | Path) -> None:
+        """Replaces all parameters by saved ones; worker 0 alone, before anybody trains.
+
+        Others train, or leave their first barrier, with what was loaded.
+
+        Raises:
+            RoleError: On another worker.
+            UsageError: If training has begun.
+            CheckpointError: If it is none, or does not fit; nothing was replaced.
+        """
+        self._first_run("fleet.load_model()").load(str(dirname))
+
+    def shrink(self, threshold: float) -> Mapping[str, Shrunk]:
+        """Removes rows whose weights have an L2 norm of at most `threshold`; worker 0 alone.
+
+        Returns:
+            What was removed, by table.
+
+        Raises:
+            RoleError: On another worker.
+        """
+        return self._first_run("fleet.shrink()").shrink(threshold)
+
+    def stop_worker(self) -> None:
+        """Says that this worker is done; the servers end when all are."""
+        run = self.run_of("fleet.stop_worker()")
+        self._run, self._is_over = None, True
+        run.leave()
+
+    def abandon(self) -> None:
+        """Ends this worker's part after an error, of which the others are told nothing."""
+        if self._run is not None:
+            self._run.close()
+            self._run, self._is_over = None, True
+
+    def _known_role(self, call: str) -> ServerRole | WorkerRole:
+        if self._role is None:
+            raise UsageError(f"fleet.init() before {call}")
+        return self._role
+
+    def _worker_role(self, call: str) -> WorkerRole:
+        role = self._known_role(call)
+        if isinstance(role, ServerRole):
+            raise RoleError(
+                f"{call} is for workers, and this process is server {role.server_index}: call it where not "
+                f"fleet.is_server()"
+            )
+        return role
+
+    def _server_role(self, call: str) -> ServerRole:
+        role = self._known_role(call)
+        if isinstance(role, WorkerRole):
+            own = f"worker {role.worker_index}" if role.endpoints else "a worker without servers"
+            raise RoleError(
+                f"{call} is for servers, and this process is {own}: call it where fleet.is_server()"
+            )
+        return role
+
+    def _first_run(self, call: str) -> WorkerRun:
+        role = self._worker_role(call)
+        if role.worker_index != 0:
+            raise RoleError(
+                f"{call} is for worker 0, and this process is worker {role.worker_index}: call it where "
+                f"fleet.is_first_worker()"
+            )
+        return self.run_of(call)

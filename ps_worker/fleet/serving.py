@@ -1,0 +1,30 @@
+"""A server in the process of a script: the one module of a worker's package that knows the server's shell."""
+
+import sys
+
+from protos.errors import CtrPsError
+from protos.role import ServerRole
+from ps_server.run import RunSettings, log_to_stderr, run_server
+
+
+def serve(
+    role: ServerRole,
+    *,
+    load: str | None,
+    bind: str | None,
+    stay: bool,
+    idle_limit_s: float | None,
+    wait_limit_s: float,
+) -> None:
+    """Serves to the end; where `ps-server` would end with an exit code, this process does."""
+    log_to_stderr()
+    settings = RunSettings(
+        load=load, bind=bind, stay=stay, idle_limit_s=idle_limit_s, wait_limit_s=wait_limit_s
+    )
+    try:
+        exit_code = run_server(role, settings)
+    except CtrPsError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_code) from error
+    if exit_code:
+        raise SystemExit(exit_code)

@@ -1,0 +1,99 @@
+"""The trainer of a script: trains the model of this run, and predicts with it."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ctr_model.batch import Batch
+from ctr_model.metrics import ClickMetrics
+from ctr_model.models.model import Model
+from protos.errors import UsageError
+from ps_worker.evaluator import OnPredictions
+from ps_worker.fetch import FetchHandler
+from ps_worker.fleet.running import FLEET
+from ps_worker.trainer import TrainedStep
+
+FETCH_PERIOD_S = 5.0
+
+
+class Trainer:
+    """Trains what was minimized; all trainers of a process are of its one run."""
+
+    def train_from_dataset(
+        self,
+        dataset: Iterable[Batch],
+        fetch_handler: FetchHandler | None = None,
+        fetch_period: float = FETCH_PERIOD_S,
+    ) -> None:
+        """Goes once through a dataset, with as many threads as it has for this.
+
+        Args:
+            dataset: `fleet.QueueDataset`, `fleet.SampleLoader`, or any batches.
+            fetch_handler: Called every few seconds, and once more at the end, with `fleet.Fetched`; what it
+                raises ends training.
+            fetch_period: Seconds between two of its calls.
+
+        Raises:
+            CtrPsError: If something goes wrong; says what.
+        """
+        FLEET.run_of("training").train(
+            _batches(dataset),
+            thread_num=getattr(dataset, "thread_num", 1),
+            fetch_handler=fetch_handler,
+            fetch_period_s=fetch_period,
+        )
+
+    def steps(self, reader: Iterable[Batch]) -> Iterator[TrainedStep]:
+        """Trains on each batch once in this thread, and yields after each: the plain loop.
+
+        for step in trainer.steps(reader):
+            print(step.loss)
+        """
+        return FLEET.run_of("training").steps(_batches(reader))
+
+    def infer_from_dataset(
+        self, dataset: Iterable[Batch], *, on_predictions: OnPredictions | None = None
+    ) -> ClickMetrics:
+        """Returns the metrics of predictions for this worker's dataset; fleet.metrics has those of all.
+
+        Args:
+            dataset: As for training; examples without labels count in no metric.
+            on_predictions: Gets each batch's click probabilities, float32[B]; a view, valid only during the
+                call.
+        """
+        return FLEET.run_of("inference").evaluate(_batches(dataset), on_predictions)
+
+    def fit(self, model: Model, loader: Iterable[Batch], epoch: int = 1) -> None:
+        """Is the whole rest of a script: serves on a server, and trains `epoch` times on a worker.
+
+        Args:
+            model: What was minimized.
+            loader: This worker's batches, which can be gone through once an epoch.
+            epoch: Passes.
+
+        Raises:
+            UsageError: If another model was minimized, or `loader` can be gone through once only.
+        """
+        FLEET.require_task(model)
+        if epoch > 1 and isinstance(loader, Iterator):
+            raise UsageError(
+                f"loader is {loader!r}, which can be gone through once only, and epoch is {epoch}: "
+                f"give a list of batches, a dataset or a fleet.SampleLoader"
+            )
+        if FLEET.is_server():
+            FLEET.init_server()
+            FLEET.run_server()
+            return
+        FLEET.init_worker()
+        for _ in range(epoch):
+            self.train_from_dataset(loader)
+        FLEET.stop_worker()
+
+
+def _batches(source: Iterable[Any]) -> Iterator[Batch]:
+    for batch in source:
+        if not isinstance(batch, Batch):
+            raise UsageError(
+                f"the data yields {type(batch).__name__}, expected Batch: a function that yields samples is "
+                f"to be wrapped as fleet.SampleLoader(function, schema, batch_size=512)"
+            )
+        yield batch

@@ -1,0 +1,197 @@
+"""A worker's part in a run, from `fleet.init_worker()` to `fleet.stop_worker()`.
+
+Workers meet for the first time when they train. Until then worker 0 may load a model, and all train on from
+that one; later it could not, since in some modes each worker keeps parameters of its own.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ctr_model.batch import Batch
+from ctr_model.metrics import ClickMetrics
+from ctr_model.models.model import Model
+from protos.errors import UsageError
+from protos.numbers import Numbers
+from protos.role import WorkerRole
+from protos.staleness import Staleness
+from protos.store import ReduceOp, Shrunk, Store
+from ps_server.store import ParameterStore
+from ps_worker.client import ClusterClient
+from ps_worker.connect import connect
+from ps_worker.declaring import declare
+from ps_worker.evaluator import OnPredictions, evaluate
+from ps_worker.fetch import FetchHandler, Fetching
+from ps_worker.grpc_transport import Deadlines
+from ps_worker.job import Job
+from ps_worker.trainer import TrainedStep
+from ps_worker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is trained, and how.
+
+    Attributes:
+        model: What to train.
+        job: How; its sections [train], [optimizer], [strategy] and [cluster] count.
+    """
+
+    model: Model
+    job: Job
+
+
+class WorkerRun:
+    """One worker on its store. For one thread."""
+
+    def __init__(self, role: WorkerRole, task: Task) -> None:
+        """Waits for the servers and declares the model; without servers, makes a store in this process.
+
+        Raises:
+            CtrPsError: If servers do not answer, or hold something else.
+        """
+        self._role = role
+        self._task = task
+        self._worker: Worker | None = None
+        self._meetings = 0
+        self._store = _store_of(role, task.job)
+        try:
+            declare(self._store, task.model, task.job)
+        except BaseException:
+            self._close_store()
+            raise
+
+    def train(
+        self,
+        batches: Iterable[Batch],
+        *,
+        thread_num: int = 1,
+        fetch_handler: FetchHandler | None = None,
+        fetch_period_s: float,
+    ) -> None:
+        """Trains on each batch once; a handler hears how it goes."""
+        worker = self._training()
+        if fetch_handler is None:
+            worker.train(batches, thread_num=thread_num)
+        else:
+            with Fetching(
+                fetch_handler,
+                period_s=fetch_period_s,
+                progress=worker.progress,
+                staleness=self._staleness,
+            ) as fetching:
+                worker.train(fetching.watch(batches), thread_num=thread_num)
+        worker.progress.log()
+
+    def steps(self, batches: Iterable[Batch]) -> Iterator[TrainedStep]:
+        """Trains on each batch once, and yields after each."""
+        return self._training().steps(batches)
+
+    def evaluate(
+        self, batches: Iterable[Batch], on_predictions: OnPredictions | None
+    ) -> ClickMetrics:
+        """Predicts with what all workers have learnt so far; see `ps_worker.evaluator.evaluate`."""
+        self._flush()
+        return evaluate(
+            self._store, self._task.model, batches, batch_size=1, on_predictions=on_predictions
+        )
+
+    def meet(self) -> None:
+        """Waits until every worker has come as often as this one."""
+        name = self._next_meeting()
+        if self._worker is not None:
+            self._worker.meet(name)
+        else:
+            self._store.barrier(name, self._role.worker_index, step=0).result()
+
+    def all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
+        """Returns the sum, largest or smallest of all workers' `values` float64[N]."""
+        name = self._next_meeting()
+        if self._worker is not None:
+            return self._worker.all_reduce(name, values, op)
+        return (
+            self._store.all_reduce(name, self._role.worker_index, values, op, step=0)
+            .result()
+            .values
+        )
+
+    def save(self, url: str) -> None:
+        """Saves all that the servers hold; no other worker takes part."""
+        self._flush()
+        self._store.save(url, {})
+
+    def shrink(self, threshold: float) -> Mapping[str, Shrunk]:
+        """Removes rows whose weights have a norm of at most `threshold`; see `Store.shrink`."""
+        self._flush()
+        return self._store.shrink(max_norm=threshold)
+
+    def load(self, url: str) -> None:
+        """Replaces what the servers hold.
+
+        Raises:
+            UsageError: If training has begun.
+            CheckpointError: If there is none, or it does not fit.
+        """
+        if self._worker is not None:
+            raise UsageError(
+                "fleet.load_model() comes before training: workers have parameters of their own by now"
+            )
+        self._store.load(url)
+
+    def leave(self) -> None:
+        """Says that this worker has nothing more to do, when the servers have all that it has learnt."""
+        try:
+            if self._worker is not None:
+                self._worker.done()
+            else:
+                self._store.done(self._role.worker_index, step=0)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends what runs in the background, and the connection; the others are told nothing."""
+        if self._worker is not None:
+            self._worker.close()
+        self._close_store()
+
+    def _training(self) -> Worker:
+        """Returns what trains; the first call waits until all workers have come so far."""
+        if self._worker is None:
+            self._worker = Worker(
+                self._store,
+                self._task.model,
+                self._task.job,
+                index=self._role.worker_index,
+                num_workers=self._role.num_workers,
+                is_embedded=_is_embedded(self._role),
+            )
+        return self._worker
+
+    def _flush(self) -> None:
+        if self._worker is not None:
+            self._worker.flush()
+
+    def _next_meeting(self) -> str:
+        self._meetings += 1
+        return f"meeting-{self._meetings}"
+
+    def _staleness(self) -> Staleness:
+        return self._store.status().staleness
+
+    def _close_store(self) -> None:
+        if isinstance(self._store, ClusterClient):
+            self._store.close()
+
+
+def _is_embedded(role: WorkerRole) -> bool:
+    return not role.endpoints
+
+
+def _store_of(role: WorkerRole, job: Job) -> Store:
+    limits = job.cluster
+    if _is_embedded(role):
+        return ParameterStore(wait_limit_s=limits.wait_timeout_s)
+    return connect(
+        role.endpoints,
+        connect_timeout_s=limits.connect_timeout_s,
+        deadlines=Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s),
+    )

@@ -1,0 +1,210 @@
+"""Who a process is, and in which order it may do what; without a cluster, or without reaching it."""
+
+import re
+
+import pytest
+
+from protos.errors import RoleError, UsageError
+from ps_worker.fleet.fleet import Fleet
+from ps_worker.fleet.roles import Role, UserDefinedRoleMaker
+from ps_worker.fleet.worker_run import Task
+from tests.support.training import job, small_model
+
+ENDPOINTS = ["127.0.0.1:1", "127.0.0.1:2"]
+TASK = Task(model=small_model(), job=job("sync"))
+
+
+def role_maker(role: Role, index: int = 0) -> UserDefinedRoleMaker:
+    return UserDefinedRoleMaker(
+        current_id=index, role=role, worker_num=3, server_endpoints=ENDPOINTS
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAINING_ROLE", raising=False)
+
+
+@pytest.fixture
+def local() -> Fleet:
+    fleet = Fleet()
+    fleet.init()
+    return fleet
+
+
+@pytest.fixture
+def worker() -> Fleet:
+    fleet = Fleet()
+    fleet.init(role_maker(Role.WORKER, 1))
+    return fleet
+
+
+@pytest.fixture
+def server() -> Fleet:
+    fleet = Fleet()
+    fleet.init(role_maker(Role.SERVER, 1))
+    return fleet
+
+
+def test_process_without_a_role_is_the_only_worker(local: Fleet) -> None:
+    assert (local.is_worker(), local.is_first_worker(), local.is_server()) == (True, True, False)
+    assert (local.worker_index(), local.worker_num()) == (0, 1)
+    assert (local.server_num(), local.server_endpoints()) == (0, [])
+
+
+def test_worker_knows_its_place(worker: Fleet) -> None:
+    assert (worker.is_worker(), worker.is_first_worker(), worker.is_server()) == (
+        True,
+        False,
+        False,
+    )
+    assert (worker.worker_index(), worker.worker_num()) == (1, 3)
+    assert (worker.server_num(), worker.server_endpoints()) == (2, ENDPOINTS)
+
+
+def test_server_knows_its_place(server: Fleet) -> None:
+    assert (server.is_worker(), server.is_first_worker(), server.is_server()) == (
+        False,
+        False,
+        True,
+    )
+    assert (server.server_index(), server.worker_num()) == (1, 3)
+
+
+def test_role_is_told_to_who_asked_for_it() -> None:
+    told = []
+
+    Fleet(on_role=lambda fleet: told.append(fleet.server_num())).init(role_maker(Role.WORKER))
+
+    assert told == [2]
+
+
+def test_files_are_split_over_workers(worker: Fleet, tmp_path) -> None:
+    files = [tmp_path / str(number) for number in range(3)]
+    for file in files:
+        file.write_bytes(b"x")
+
+    assert worker.split_files([str(file) for file in files]) == files[1:2]
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["is_server", "is_first_worker", "worker_num", "init_server", "init_worker", "stop_worker"],
+)
+def test_nothing_comes_before_init(call: str) -> None:
+    with pytest.raises(UsageError, match=rf"^fleet\.init\(\) before fleet\.{call}\(\)$"):
+        getattr(Fleet(), call)()
+
+
+def test_minimize_comes_after_init() -> None:
+    with pytest.raises(UsageError, match=r"^fleet\.init\(\) before minimize\(\)"):
+        Fleet().minimize(TASK)
+
+
+def test_worker_needs_something_to_train(local: Fleet) -> None:
+    missing = re.escape(
+        "fleet.distributed_optimizer(...).minimize(model) before fleet.init_worker()"
+    )
+    with pytest.raises(UsageError, match=missing):
+        local.init_worker()
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("barrier_worker", ()),
+        ("save_persistables", ("model",)),
+        ("load_model", ("model",)),
+        ("shrink", (0.1,)),
+        ("stop_worker", ()),
+    ],
+)
+def test_missing_init_worker_is_named(local: Fleet, call: str, arguments: tuple) -> None:
+    local.minimize(TASK)
+
+    with pytest.raises(UsageError, match=rf"^fleet\.init_worker\(\) before fleet\.{call}\(\)$"):
+        getattr(local, call)(*arguments)
+    with pytest.raises(UsageError, match=r"^fleet\.init_worker\(\) before training$"):
+        local.run_of("training")
+
+
+def test_run_is_over_after_stop_worker(local: Fleet) -> None:
+    local.minimize(TASK)
+    local.init_worker()
+    assert local.is_running
+    local.stop_worker()
+    assert not local.is_running
+
+    with pytest.raises(UsageError, match=r"stop_worker.* was called: fleet.barrier_worker"):
+        local.barrier_worker()
+    with pytest.raises(UsageError, match="once a run is enough"):
+        local.init_worker()
+    with pytest.raises(UsageError, match=r"minimize.* comes before"):
+        local.minimize(TASK)
+
+
+def test_another_run_may_begin_when_one_is_over(local: Fleet) -> None:
+    for _ in range(2):
+        local.init()
+        local.minimize(TASK)
+        local.init_worker()
+        with pytest.raises(UsageError, match=r"^fleet\.stop_worker\(\) before another"):
+            local.init()
+        with pytest.raises(UsageError, match="once a run is enough"):
+            local.init_worker()
+        local.stop_worker()
+
+
+def test_servers_calls_are_refused_on_workers(worker: Fleet, local: Fleet) -> None:
+    for call in ("init_server", "run_server", "server_index"):
+        with pytest.raises(RoleError, match=f"{call}.* for servers, and this process is worker 1"):
+            getattr(worker, call)()
+        with pytest.raises(RoleError, match="is a worker without servers"):
+            getattr(local, call)()
+
+
+def test_workers_calls_are_refused_on_servers(server: Fleet) -> None:
+    for call in ("init_worker", "worker_index", "barrier_worker", "stop_worker"):
+        with pytest.raises(RoleError, match=f"{call}.* for workers, and this process is server 1"):
+            getattr(server, call)()
+
+
+def test_run_server_needs_init_server(server: Fleet) -> None:
+    with pytest.raises(UsageError, match=r"fleet\.init_server\(\) before fleet\.run_server"):
+        server.run_server()
+
+
+def test_what_one_does_for_all_is_refused_on_the_others(worker: Fleet) -> None:
+    for call, argument in (("save_persistables", "m"), ("load_model", "m"), ("shrink", 0.1)):
+        with pytest.raises(RoleError, match=f"{call}.* for worker 0, and this process is worker 1"):
+            getattr(worker, call)(argument)
+
+
+def test_limits_are_a_jobs_cluster(local: Fleet) -> None:
+    local.init(wait_timeout_s=5.0)
+
+    assert local.limits == {
+        "connect_timeout_s": 120.0,
+        "rpc_timeout_s": 60.0,
+        "wait_timeout_s": 5.0,
+    }
+
+
+def test_other_model_than_the_minimized_is_refused(local: Fleet) -> None:
+    with pytest.raises(UsageError, match="with the same model"):
+        local.require_task(TASK.model)
+    local.minimize(TASK)
+    local.require_task(TASK.model)
+
+    with pytest.raises(UsageError, match="with the same model"):
+        local.require_task(small_model())
+
+
+def test_abandoned_run_is_over(local: Fleet) -> None:
+    local.abandon()
+    local.minimize(TASK)
+    local.init_worker()
+
+    local.abandon()
+
+    assert not local.is_running

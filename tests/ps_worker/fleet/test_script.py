@@ -1,0 +1,265 @@
+"""Scripts in one process: what they train, save and load, and what they are told."""
+
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.schema import Schema
+from protos.errors import CheckpointError, JobError, UsageError
+from ps_worker import fleet
+from tests.support.training import NUM_DENSE, NUM_SLOTS, random_batches, small_model
+
+BATCHES = random_batches(6, 8, seed=1)
+SGD = fleet.optimizer.SGD(learning_rate=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("TRAINING_ROLE", raising=False)
+    fleet.init()
+    yield
+    fleet.running.FLEET.abandon()
+
+
+def trainer_of(*, optimizer=SGD, dense=None, **strategy) -> fleet.Trainer:
+    settings = fleet.DistributedStrategy(**strategy)
+    trainer = fleet.distributed_optimizer(optimizer, settings, dense=dense).minimize(small_model())
+    fleet.init_worker()
+    return trainer
+
+
+def log_loss(trainer: fleet.Trainer) -> float:
+    return trainer.infer_from_dataset(BATCHES).log_loss()
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo", "bounded_staleness"])
+def test_every_mode_learns(mode: str) -> None:
+    trainer = trainer_of(mode=mode)
+    before = log_loss(trainer)
+
+    for _ in range(20):
+        trainer.train_from_dataset(BATCHES)
+    fleet.barrier_worker()
+
+    assert log_loss(trainer) < before - 0.05
+    fleet.stop_worker()
+
+
+def test_one_process_sends_nothing_in_the_background() -> None:
+    trainer_of(mode="async").train_from_dataset(BATCHES)
+
+    assert not [thread for thread in threading.enumerate() if "communicator" in thread.name]
+
+
+def test_words_of_fleet_choose_the_mode() -> None:
+    settings = fleet.DistributedStrategy(a_sync=False)
+    fleet.distributed_optimizer(SGD, settings).minimize(small_model())
+
+    assert fleet.running.FLEET._task.job.strategy.mode == "sync"
+
+
+def test_steps_tell_the_loss_of_each_batch() -> None:
+    trainer = trainer_of(mode="sync")
+
+    steps = [(step.step, step.examples) for step in trainer.steps(BATCHES)]
+    losses = [step.loss for _ in range(20) for step in trainer.steps(BATCHES)]
+
+    assert steps == [(number, 8) for number in range(1, 7)]
+    assert np.mean(losses[-6:]) < np.mean(losses[:6]) - 0.05
+
+
+def test_dense_parameters_may_have_an_optimizer_of_their_own() -> None:
+    adam = fleet.optimizer.Adam(learning_rate=0.01)
+    trainer_of(optimizer=fleet.optimizer.AdagradRow(), dense=adam)
+
+    section = fleet.running.FLEET._task.job.optimizer
+    assert (section.sparse.spec().name, section.dense.spec().name) == ("adagrad_row", "adam")
+
+
+def test_optimizer_for_rows_only_is_refused_for_dense_parameters() -> None:
+    with pytest.raises(UsageError, match=r"optimizer\.dense: 'adagrad_row' is for rows only"):
+        trainer_of(optimizer=fleet.optimizer.AdagradRow())
+
+
+def test_hyper_parameter_out_of_range_is_refused_by_name() -> None:
+    with pytest.raises(
+        UsageError, match=r"optimizer\.sparse: learning_rate of optimizer 'sgd' is -1"
+    ):
+        trainer_of(optimizer=fleet.optimizer.SGD(learning_rate=-1.0))
+
+
+def test_setting_without_use_is_refused_by_its_key() -> None:
+    with pytest.raises(JobError, match=r"this script: strategy\.k_steps is 5, but mode is"):
+        trainer_of(mode="sync", k_steps=5)
+
+
+def test_dataset_says_how_many_threads_train(tmp_path: Path) -> None:
+    schema = Schema.numbered(1, 2)
+    (tmp_path / "rows").write_text("".join(f"{n % 2}\t1\ta{n % 2}\tb\n" for n in range(100)))
+    dataset = fleet.QueueDataset(schema, batch_size=10, thread_num=2)
+    dataset.set_filelist(fleet.split_files([tmp_path / "rows"]))
+    trainer = fleet.distributed_optimizer(SGD).minimize(CtrDnn(schema, dim=2, hidden=[4]))
+    fleet.init_worker()
+    threads = set()
+
+    def take() -> Iterator[None]:
+        for batch in dataset:
+            threads.add(threading.current_thread())
+            yield batch
+
+    class Watched:
+        thread_num = dataset.thread_num
+        __iter__ = staticmethod(take)
+
+    trainer.train_from_dataset(dataset)
+    trainer.train_from_dataset(Watched())
+
+    assert threading.main_thread() not in threads
+    assert trainer.infer_from_dataset(dataset).examples == 100
+
+
+def test_handler_hears_how_training_goes() -> None:
+    told: list[fleet.Fetched] = []
+
+    trainer_of(mode="async").train_from_dataset(BATCHES, told.append, fetch_period=3600)
+
+    assert [fetched.examples for fetched in told] == [48]
+    assert told[0].staleness.batches == 6
+    assert math.isfinite(told[0].loss)
+
+
+def test_error_of_the_handler_ends_training() -> None:
+    def wrong(fetched: fleet.Fetched) -> None:
+        raise ZeroDivisionError(fetched.examples)
+
+    trainer = trainer_of(mode="async")
+
+    with pytest.raises(ZeroDivisionError, match="48"):
+        trainer.train_from_dataset(BATCHES, fetch_handler=wrong, fetch_period=3600)
+
+
+def test_samples_are_trained_on_through_a_loader() -> None:
+    trainer = trainer_of(mode="sync")
+    schema = Schema.numbered(NUM_DENSE, NUM_SLOTS)
+    sample = (1, [0.0] * NUM_DENSE, ["x"] * NUM_SLOTS)
+    loader = fleet.SampleLoader([sample] * 10, schema, batch_size=4)
+
+    assert [step.examples for step in trainer.steps(loader)] == [4, 4, 2]
+    with pytest.raises(UsageError, match=r"yields tuple, expected Batch: .*SampleLoader"):
+        trainer.train_from_dataset([sample])
+
+
+def test_saved_model_is_what_another_run_goes_on_from(tmp_path: Path) -> None:
+    trainer = trainer_of(mode="sync")
+    trainer.train_from_dataset(BATCHES)
+    fleet.save_persistables(tmp_path / "model")
+    figures = trainer.infer_from_dataset(BATCHES).to_vector()
+    trainer.train_from_dataset(BATCHES)
+    trained_on = trainer.infer_from_dataset(BATCHES).to_vector()
+    fleet.stop_worker()
+
+    fleet.init()
+    trainer = trainer_of(mode="sync")
+    assert trainer.infer_from_dataset(BATCHES).to_vector().tobytes() != figures.tobytes()
+    fleet.load_model(tmp_path / "model")
+    assert trainer.infer_from_dataset(BATCHES).to_vector().tobytes() == figures.tobytes()
+    trainer.train_from_dataset(BATCHES)
+
+    assert trainer.infer_from_dataset(BATCHES).to_vector().tobytes() == trained_on.tobytes()
+
+
+def test_model_is_not_loaded_under_training(tmp_path: Path) -> None:
+    trainer = trainer_of(mode="async")
+    with pytest.raises(CheckpointError):
+        fleet.load_model(tmp_path)
+    fleet.save_persistables(tmp_path / "model")
+    trainer.train_from_dataset(BATCHES)
+
+    with pytest.raises(UsageError, match=r"load_model.* comes before training"):
+        fleet.load_model(tmp_path / "model")
+
+
+def test_shrink_removes_rows_of_small_weights() -> None:
+    trainer_of(mode="async").train_from_dataset(BATCHES)
+
+    kept = fleet.shrink(0.0)["embedding"]
+    removed = fleet.shrink(1e6)["embedding"]
+
+    assert (kept.rows, removed.rows > 0) == (0, True)
+
+
+def test_same_seed_is_the_same_model() -> None:
+    figures = []
+    for seed in (1, 1, 2):
+        fleet.init()
+        trainer = fleet.distributed_optimizer(SGD).minimize(small_model(), seed=seed)
+        fleet.init_worker()
+        trainer.train_from_dataset(BATCHES)
+        figures.append(log_loss(trainer))
+        fleet.stop_worker()
+
+    assert figures[0] == figures[1] != figures[2]
+
+
+def test_predictions_are_had_batch_by_batch() -> None:
+    trainer = trainer_of(mode="async")
+    sizes = []
+
+    trainer.infer_from_dataset(BATCHES, on_predictions=lambda each: sizes.append(each.size))
+
+    assert sizes == [8] * 6
+
+
+def test_one_worker_meets_itself() -> None:
+    trainer = trainer_of(mode="async")
+
+    for _ in range(2):
+        fleet.barrier_worker()
+        assert fleet.util.all_reduce([1, 2], "max").tolist() == [1.0, 2.0]
+        metrics = trainer.infer_from_dataset(BATCHES)
+        assert fleet.metrics.auc(metrics) == metrics.auc()
+        trainer.train_from_dataset(BATCHES)
+
+
+def test_rank_0_prints_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet.util.print_on_rank("mine", 0)
+    fleet.util.print_on_rank("theirs", 1)
+
+    assert capsys.readouterr().out == "mine\n"
+
+
+def test_fit_is_the_whole_script() -> None:
+    model = small_model()
+    fleet.distributed_optimizer(SGD).minimize(model)
+    passes = []
+
+    class Counted:
+        def __iter__(self):
+            passes.append(None)
+            return iter(BATCHES)
+
+    fleet.Trainer().fit(model, Counted(), epoch=3)
+
+    assert len(passes) == 3
+    with pytest.raises(UsageError, match=r"stop_worker.* was called"):
+        fleet.barrier_worker()
+
+
+def test_fit_refuses_what_it_cannot_go_through_again() -> None:
+    model = small_model()
+    trainer = fleet.distributed_optimizer(SGD).minimize(model)
+
+    with pytest.raises(UsageError, match="once only, and epoch is 2"):
+        trainer.fit(model, iter(BATCHES), epoch=2)
+    with pytest.raises(UsageError, match="with the same model"):
+        trainer.fit(small_model(), BATCHES)
+
+
+def test_everything_that_is_public_is_there() -> None:
+    for name in fleet.__all__:
+        assert getattr(fleet, name) is not None
