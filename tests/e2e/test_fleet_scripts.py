@@ -1,0 +1,159 @@
+"""Scripts as a cluster of real processes: how they train together, and how they end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import clean_environment, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import logging, sys, time
+import numpy as np
+from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.schema import Schema
+from ps_worker import fleet
+
+logging.basicConfig(level=logging.INFO)
+fleet.init(wait_timeout_s=60)
+schema = Schema.numbered(1, 2)
+strategy = fleet.DistributedStrategy(mode=sys.argv[1])
+optimizer = fleet.distributed_optimizer(fleet.optimizer.Adagrad(learning_rate=0.1), strategy)
+trainer = optimizer.minimize(CtrDnn(schema, dim=4, hidden=[8]))
+
+def samples():
+    rng = np.random.default_rng(fleet.worker_index())
+    for _ in range(500 + 100 * fleet.worker_index()):
+        user = int(rng.integers(20))
+        yield user % 2, [rng.normal()], [f"user {user}", ["a", "b"][: user % 3]]
+"""
+SERVE = """
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+    sys.exit()
+"""
+TRAIN = """
+fleet.init_worker()
+loader = fleet.SampleLoader(samples, schema, batch_size=20)
+for _ in range(3):
+    trainer.train_from_dataset(loader)
+"""
+ENDING = """
+fleet.barrier_worker()
+own = trainer.infer_from_dataset(loader)
+merged = fleet.metrics.merged(own)
+assert fleet.metrics.auc(own) == merged.auc()
+assert fleet.util.all_reduce([fleet.worker_index(), 1]).tolist() == [1, 2]
+assert fleet.metrics.max(fleet.worker_index()) == 1 and fleet.metrics.min(fleet.worker_index()) == 0
+print("examples", own.examples, merged.examples, "auc", merged.auc())
+if fleet.is_first_worker():
+    fleet.save_persistables(sys.argv[2])
+fleet.stop_worker()
+"""
+
+
+def launch(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    sizes = ["--server-num", 2, "--worker-num", 2, "--log-dir", folder / "log"]
+    return run("ps-launch", *sizes, folder / "script.py", *arguments, cwd=folder)
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo", "bounded_staleness"])
+def test_workers_train_together_and_merge_what_they_measure(mode: str, tmp_path: Path) -> None:
+    script = SCRIPT + SERVE + TRAIN + ENDING
+
+    done = launch(tmp_path, script, mode, str(tmp_path / "model"))
+
+    assert done.returncode == 0, done.stderr
+    logs = [(tmp_path / f"log/trainer.{index}.log").read_text() for index in range(2)]
+    words = [log.split("examples ")[-1].split() for log in logs]
+    assert [line[:2] for line in words] == [["500", "1100"], ["600", "1100"]]
+    assert words[0][3] == words[1][3]
+    assert float(words[0][3]) > 0.95
+    assert (tmp_path / "model/MANIFEST.json").is_file()
+    for index in range(2):
+        assert "all workers are done" in (tmp_path / f"log/pserver.{index}.log").read_text()
+
+
+def test_worker_that_forgets_to_stop_leaves_at_its_end(tmp_path: Path) -> None:
+    """Worker 1 waits for worker 0, which is never heard of again."""
+    forgets = (
+        "if fleet.is_first_worker():\n    sys.exit()\nfleet.barrier_worker()\nfleet.stop_worker()\n"
+    )
+
+    done = launch(tmp_path, SCRIPT + SERVE + TRAIN + forgets, "async")
+
+    assert done.returncode == 0, done.stderr
+    assert "without fleet.stop_worker(): this worker leaves now" in done.stderr
+
+
+def test_error_of_a_script_ends_all_with_its_trace(tmp_path: Path) -> None:
+    fails = "if fleet.is_first_worker():\n    1 / 0\nfleet.barrier_worker()\n"
+
+    done = launch(tmp_path, SCRIPT + SERVE + TRAIN + fails, "sync")
+
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "stop_worker" not in done.stderr
+
+
+def test_error_of_a_fetch_handler_ends_all_with_its_trace(tmp_path: Path) -> None:
+    fetches = """
+fleet.init_worker()
+def wrong_handler(fetched):
+    raise ZeroDivisionError(fetched.examples)
+import itertools
+batches = itertools.cycle(fleet.SampleLoader(samples, schema, batch_size=20))
+trainer.train_from_dataset(batches, fetch_handler=wrong_handler, fetch_period=0.1)
+"""
+    done = launch(tmp_path, SCRIPT + SERVE + fetches, "async")
+
+    assert done.returncode == 1
+    assert "wrong_handler" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_server_that_never_serves_ends_all_and_says_what_is_missing(tmp_path: Path) -> None:
+    done = launch(tmp_path, SCRIPT + "if fleet.is_server():\n    sys.exit()\n" + TRAIN, "async")
+
+    assert done.returncode == 2
+    assert "pserver." in done.stderr
+    assert "its script has ended without fleet.run_server()" in done.stderr
+
+
+def test_server_that_fails_to_start_ends_with_its_exit_code(tmp_path: Path) -> None:
+    loads = (
+        f"if fleet.is_server():\n    fleet.init_server({str(tmp_path)!r})\n    fleet.run_server()\n"
+    )
+
+    done = launch(tmp_path, SCRIPT + loads + TRAIN, "async")
+
+    assert done.returncode == 5
+    assert "not a checkpoint" in done.stderr
+
+
+def test_servers_begin_with_a_saved_model(tmp_path: Path) -> None:
+    first = launch(tmp_path, SCRIPT + SERVE + TRAIN + ENDING, "sync", str(tmp_path / "model"))
+    assert first.returncode == 0, first.stderr
+    loads = SERVE.replace("init_server()", f"init_server({str(tmp_path / 'model')!r})")
+    only_infers = TRAIN.split("for _", maxsplit=1)[0] + ENDING
+
+    again = launch(tmp_path, SCRIPT + loads + only_infers, "sync", str(tmp_path / "again"))
+
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+
+
+def test_workers_do_not_load_the_servers_shell() -> None:
+    program = """
+import sys
+from ps_worker import fleet
+fleet.init()
+shell = {"ps_server.run", "ps_server.server", "ps_server.service", "ps_server.cli"}
+assert not shell & sys.modules.keys(), shell & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", program], env=clean_environment(), check=True)
