@@ -1,10 +1,12 @@
 """Stochastic gradient descent with momentum: past gradients go on pushing.
 
     v = momentum * v + g
-    w -= learning_rate * v
+    w -= learning_rate * v                      nesterov = 0
+    w -= learning_rate * (g + momentum * v)     nesterov = 1
 
-Polyak, "Some methods of speeding up the convergence of iteration methods", 1964; in this form Sutskever,
-Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep learning", ICML 2013.
+Polyak, "Some methods of speeding up the convergence of iteration methods", 1964; both forms in Sutskever,
+Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep learning", ICML 2013. Their
+velocity is -learning_rate * v. With nesterov, w is where they take the gradient: a velocity ahead.
 State: v[D]. Of a row, only the updates that touched it count.
 """
 
@@ -21,6 +23,7 @@ class Momentum(NamedTuple):
 
     learning_rate: float
     momentum: float = 0.9
+    nesterov: float = 0.0
 
 
 @row_function(Momentum)
@@ -28,15 +31,19 @@ def update(
     hyper: Momentum, weights: Values, state: Values, grad: Values, scale: np.float32
 ) -> None:
     """Updates one row."""
+    looks_ahead = hyper.nesterov != np.float32(0.0)
     for j in range(weights.size):
-        velocity = hyper.momentum * state[j] + grad[j] * scale
+        g = grad[j] * scale
+        velocity = hyper.momentum * state[j] + g
         state[j] = velocity
-        weights[j] -= hyper.learning_rate * velocity
+        step = g + hyper.momentum * velocity if looks_ahead else velocity
+        weights[j] -= hyper.learning_rate * step
 
 
 MOMENTUM = Optimizer(
     name="momentum",
     hyper=Momentum,
-    ranges={"learning_rate": (0.0, 1e6), "momentum": (0.0, 0.9999)},
+    ranges={"learning_rate": (0.0, 1e6), "momentum": (0.0, 0.9999), "nesterov": (0.0, 1.0)},
+    switches=frozenset({"nesterov"}),
     num_slots=1,
 )

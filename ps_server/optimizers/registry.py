@@ -61,6 +61,10 @@ def hyper_of(spec: OptimizerSpec) -> Any:
             raise SpecConflictError(
                 f"{name} of optimizer {spec.name!r} is {value!r}, expected {low:g} to {high:g}"
             )
+        if name in optimizer.switches and value not in (0, 1):
+            raise SpecConflictError(
+                f"{name} of optimizer {spec.name!r} is {value!r}, expected 0 or 1"
+            )
     for name in optimizer.required:
         if name not in spec.params:
             raise SpecConflictError(

@@ -29,6 +29,7 @@ class Optimizer:
         name: As jobs and specs name it.
         hyper: Named tuple of hyper-parameters; those without a default must be given.
         ranges: For each hyper-parameter the closed interval it must lie in.
+        switches: Hyper-parameters that are 0 or 1.
         num_slots: States kept for each weight.
         initial_slot: Hyper-parameter that slots start at; None starts them at 0.
         initial_scalars: For each state kept once a row, the value that it starts at.
@@ -39,6 +40,7 @@ class Optimizer:
     name: str
     hyper: type[Any]
     ranges: dict[str, tuple[float, float]]
+    switches: frozenset[str] = frozenset()
     num_slots: int
     initial_slot: str | None = None
     initial_scalars: tuple[float, ...] = ()

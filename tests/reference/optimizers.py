@@ -54,10 +54,16 @@ def adam(
 
 
 def momentum(
-    w: Vector, memory: Memory, g: Vector, learning_rate: float, momentum: float = 0.9
+    w: Vector,
+    memory: Memory,
+    g: Vector,
+    learning_rate: float,
+    momentum: float = 0.9,
+    nesterov: float = 0.0,
 ) -> Vector:
-    memory["v"] = momentum * memory.get("v", np.zeros(w.size)) + g
-    return w - learning_rate * memory["v"]
+    v = momentum * memory.get("v", np.zeros(w.size)) + g
+    memory["v"] = v
+    return w - learning_rate * (g + momentum * v if nesterov else v)
 
 
 def adam_row(

@@ -56,6 +56,14 @@ def test_parameter_outside_its_range_is_refused(
             hyper_of(OptimizerSpec(name=name, params={**required, parameter: value}))
 
 
+@pytest.mark.parametrize("value", [0.5, 1e-30, 0.9999])
+def test_switch_that_is_neither_0_nor_1_is_refused(value: float) -> None:
+    spec = OptimizerSpec(name="momentum", params={"learning_rate": 0.1, "nesterov": value})
+
+    with pytest.raises(SpecConflictError, match=f"nesterov of .* is {value!r}, expected 0 or 1"):
+        hyper_of(spec)
+
+
 @pytest.mark.parametrize(("name", "parameter", "low", "high"), LIMITS)
 def test_limits_of_a_range_are_in_it(name: str, parameter: str, low: float, high: float) -> None:
     required = dict.fromkeys(OPTIMIZERS[name].required, 0.1)

@@ -22,7 +22,7 @@ CUSTOM_PARAMS: dict[str, dict[str, float]] = {
     "adagrad": {"learning_rate": 0.3, "initial_accumulator": 0.25, "epsilon": 0.125},
     "adagrad_row": {"learning_rate": 0.3, "initial_g2sum": 0.5},
     "adam": {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.96875, "epsilon": 0.0625},
-    "momentum": {"learning_rate": 0.7, "momentum": 0.75},
+    "momentum": {"learning_rate": 0.7, "momentum": 0.75, "nesterov": 1.0},
     "adam_row": {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.96875, "epsilon": 0.0625},
     "ftrl": {"learning_rate": 0.25, "beta": 0.5, "l1": 0.125, "l2": 0.0625},
     "sum": {},
@@ -216,6 +216,23 @@ def test_state_is_laid_out_as_declared(name: str) -> None:
         )
         assert SparseTable(spec).state_width == optimizer.state_width(dim)
     assert optimizer.num_slots + len(optimizer.initial_scalars) == len(STATE_COLUMNS[name])
+
+
+def test_nesterov_momentum_takes_its_gradients_a_velocity_ahead() -> None:
+    """As Sutskever et al. write it, on f(x) = x^2 / 2: v' = mu v - rate f'(x + mu v), x' = x + v'."""
+    rate, mu = 0.125, 0.75
+    spec = OptimizerSpec(
+        name="momentum", params={"learning_rate": rate, "momentum": mu, "nesterov": 1}
+    )
+    segments = (DenseSegment(length=1, initializer=InitializerSpec(kind="normal", scale=1.0)),)
+    block = DenseTable(DenseSpec(name="d", segments=segments, optimizer=spec))
+    x, v = float(pulled(block)[0]), 0.0
+
+    for _ in range(20):
+        block.push(DenseGrad(pulled(block), 1))
+        v = mu * v - rate * (x + mu * v)
+        x += v
+        assert pulled(block)[0] == pytest.approx(x + mu * v, rel=1e-4, abs=1e-6)
 
 
 def test_ftrl_makes_zeros_of_weights_with_little_evidence() -> None:
