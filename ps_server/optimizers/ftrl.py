@@ -7,8 +7,11 @@
 
 McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1. State: z[D], n[D].
 
-There weights are 0 before their first gradient. Here they may have other initial values: while n = 0, z is
-what gives the weight by the formula above, so the first gradient moves it from where it is.
+There w and z start at 0. A weight that starts elsewhere starts with z = -w * beta / learning_rate: the first
+proximal term has its centre at the start (McMahan, "Follow-the-regularized-leader and mirror descent",
+AISTATS 2011). Without penalties the formula gives that weight back, and each step is one of gradient descent
+with the rate learning_rate / (beta + sqrt(n)). Penalties draw to zero, also a weight that is only initial: so
+with l1 a key that was hardly seen becomes zeros, whatever it started from.
 """
 
 import math
@@ -32,30 +35,24 @@ class Ftrl(NamedTuple):
 @row_function(Ftrl)
 def update(hyper: Ftrl, weights: Values, state: Values, grad: Values, scale: np.float32) -> None:
     """Updates one row."""
+    zero = np.float32(0.0)
     dim = weights.size
     for j in range(dim):
         g = grad[j] * scale
-        w, n = weights[j], state[dim + j]
-        root = math.sqrt(n)
-        z = state[j]
-        if n == np.float32(0.0):
-            z = -w * (hyper.beta / hyper.learning_rate + hyper.l2)
-            z -= math.copysign(hyper.l1, w) if w != np.float32(0.0) else np.float32(0.0)
-        n += g * g
-        new_root = math.sqrt(n)
-        # (sqrt(n + g^2) - sqrt(n)) without the difference of two numbers that are nearly equal.
-        total = new_root + root
-        if total > np.float32(0.0):
-            z += g - g * g / total / hyper.learning_rate * w
-        else:
-            z += g
+        z, n = state[j], state[dim + j]
+        if z == zero and n == zero:
+            z = -weights[j] * hyper.beta / hyper.learning_rate
+        new_n = n + g * g
+        # Roots that nearly agree: their difference in float32 would be noise.
+        s = math.sqrt(np.float64(new_n)) - math.sqrt(np.float64(n))
+        z += g - np.float32(s) / hyper.learning_rate * weights[j]
         state[j] = z
-        state[dim + j] = n
+        state[dim + j] = new_n
         excess = abs(z) - hyper.l1
-        if excess <= np.float32(0.0):
-            weights[j] = np.float32(0.0)
+        if excess <= zero:
+            weights[j] = zero
         else:
-            curvature = (hyper.beta + new_root) / hyper.learning_rate + hyper.l2
+            curvature = (hyper.beta + math.sqrt(new_n)) / hyper.learning_rate + hyper.l2
             weights[j] = -math.copysign(excess, z) / curvature
 
 

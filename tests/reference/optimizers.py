@@ -92,8 +92,7 @@ def ftrl(
     l2: float = 0.0,
 ) -> Vector:
     n = memory.get("n", np.zeros(w.size))
-    unseen = -w * (beta / learning_rate + l2) - np.sign(w) * l1
-    z = np.where(n == 0, unseen, memory.get("z", np.zeros(w.size)))
+    z = memory.get("z", -w * beta / learning_rate)
     sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / learning_rate
     z, n = z + g - sigma * w, n + g**2
     memory.update(z=z, n=n)

@@ -6,6 +6,7 @@ import pytest
 from protos.gradients import DenseGrad, SparseGrad
 from protos.partition import Keys
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Missing
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
@@ -235,12 +236,33 @@ def test_nesterov_momentum_takes_its_gradients_a_velocity_ahead() -> None:
         assert pulled(block)[0] == pytest.approx(x + mu * v, rel=1e-4, abs=1e-6)
 
 
-def test_ftrl_makes_zeros_of_weights_with_little_evidence() -> None:
+def test_ftrl_without_penalties_is_gradient_descent_from_the_initial_weights() -> None:
+    """With the rate learning_rate / (beta + sqrt(n)): as McMahan shows, AISTATS 2011."""
+    rate, beta = 0.5, 0.25
+    optimizer = OptimizerSpec(name="ftrl", params={"learning_rate": rate, "beta": beta})
+    table = SparseTable(TableSpec(name="t", dim=5, initializer=UNIFORM, optimizer=optimizer))
+    keys = np.array([4], np.uint64)
+    rng = np.random.default_rng(0)
+    weights = table.pull(keys, Missing.INITIAL).astype(np.float64)
+    squares = np.zeros((1, 5))
+
+    for _ in range(STEPS):
+        gradient = random_gradient(rng, 1, 5)
+        table.push(SparseGrad(keys, gradient, 1))
+        squares += gradient.astype(np.float64) ** 2
+        weights -= rate / (beta + np.sqrt(squares)) * gradient
+
+    close(table.pull(keys, Missing.ZEROS), weights)
+
+
+@pytest.mark.parametrize("initializer", [InitializerSpec(), InitializerSpec(scale=0.04)])
+def test_ftrl_makes_zeros_of_weights_with_little_evidence(initializer: InitializerSpec) -> None:
+    """Also of those that did not start at zero."""
     spec = TableSpec(
         name="t",
         dim=2,
-        initializer=InitializerSpec(),
-        optimizer=OptimizerSpec(name="ftrl", params={"l1": 1.0, "beta": 1e-6}),
+        initializer=initializer,
+        optimizer=OptimizerSpec(name="ftrl", params={"l1": 1.0}),
     )
     table, keys = SparseTable(spec), np.array([4], np.uint64)
 
