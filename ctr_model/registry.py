@@ -59,6 +59,11 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any]) -> Model:
     return model
 
 
+def name_of(model: Model) -> str | None:
+    """Returns the name under which `build_model` builds models of this class; None for one's own."""
+    return next((name for name, known in MODELS.items() if type(model) is known), None)
+
+
 def _load_class(name: str) -> ModelClass:
     """Returns the class that "path/of/file.py:ClassName" names."""
     path, _, class_name = name.rpartition(":")

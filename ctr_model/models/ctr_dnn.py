@@ -26,12 +26,14 @@ from ctr_model.models.checks import (
     require_widths,
 )
 from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
+from ctr_model.models.origin import keeps_origin
 from ctr_model.parameters import FlatLayout, Floats
 from ctr_model.schema import Schema
 
 CLASSES = 2
 
 
+@keeps_origin
 class CtrDnn:
     """The model of the module's docstring."""
 

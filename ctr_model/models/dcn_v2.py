@@ -35,12 +35,14 @@ from ctr_model.models.checks import (
     require_widths,
 )
 from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
+from ctr_model.models.origin import keeps_origin
 from ctr_model.parameters import FlatLayout, Floats, Segment
 from ctr_model.schema import Schema
 
 EMBEDDING = "embedding"
 
 
+@keeps_origin
 class DcnV2:
     """The model of the module's docstring."""
 

@@ -32,12 +32,14 @@ from ctr_model.models.checks import (
     require_widths,
 )
 from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
+from ctr_model.models.origin import keeps_origin
 from ctr_model.parameters import FlatLayout, Floats
 from ctr_model.schema import Schema
 
 LINEAR, EMBEDDING = "linear", "embedding"
 
 
+@keeps_origin
 class DeepFm:
     """The model of the module's docstring."""
 

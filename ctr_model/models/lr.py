@@ -22,12 +22,14 @@ from ctr_model.models.checks import (
     require_grads,
 )
 from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
+from ctr_model.models.origin import keeps_origin
 from ctr_model.parameters import FlatLayout, Floats
 from ctr_model.schema import Schema
 
 LINEAR = "linear"
 
 
+@keeps_origin
 class LogisticRegression:
     """The model of the module's docstring."""
 

@@ -32,6 +32,7 @@ from ctr_model.models.checks import (
     require_widths,
 )
 from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
+from ctr_model.models.origin import keeps_origin
 from ctr_model.parameters import FlatLayout, Floats
 from ctr_model.schema import Schema
 
@@ -47,6 +48,7 @@ _WIDE_OPTIMIZER: Mapping[str, str | float] = {
 }
 
 
+@keeps_origin
 class WideDeep:
     """The model of the module's docstring."""
 

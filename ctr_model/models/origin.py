@@ -1,0 +1,38 @@
+"""What a model was built of, so that one built by a script can be saved by name and options."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ctr_model.models.model import Model
+from ctr_model.schema import Schema
+
+ModelClass = TypeVar("ModelClass", bound=type[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The arguments of a model's class."""
+
+    schema: Schema
+    options: Mapping[str, Any]
+
+
+def keeps_origin(model_class: ModelClass) -> ModelClass:
+    """Has each instance of a class keep the arguments it was built of; subclasses are left out."""
+    init = model_class.__init__
+
+    @functools.wraps(init)
+    def keeping_init(self: Any, schema: Schema, **options: Any) -> None:
+        if type(self) is model_class:
+            self._origin = Origin(schema, options)
+        init(self, schema, **options)
+
+    model_class.__init__ = keeping_init
+    return model_class
+
+
+def origin_of(model: Model) -> Origin | None:
+    """Returns what a model was built of; None if its class does not keep it."""
+    return getattr(model, "_origin", None)
