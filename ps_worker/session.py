@@ -218,11 +218,7 @@ class Session:
         if not (self.is_first and self._job.checkpoint.dir):
             return
         root = Path(self._job.checkpoint.dir)
-        attachments = {
-            JOB_ATTACHMENT: self._job.to_json().encode(),
-            SCHEMA_ATTACHMENT: json.dumps(self._plan.schema.to_dict(), indent=1).encode(),
-        }
-        self._store.save(str(root / name), attachments)
+        self._store.save(str(root / name), attachments_of(self._job, self._plan.schema))
         write_latest(root, name)
         self._checkpoint = str(root / name)
         logger.info("saved %s", self._checkpoint)
@@ -255,6 +251,14 @@ class Session:
             batch_size=self._job.train.batch_size,
             bad_row_limit=self._job.data.bad_row_limit,
         )
+
+
+def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:
+    """Returns what a checkpoint says of its model besides parameters, by name of the file."""
+    return {
+        JOB_ATTACHMENT: job.to_json().encode(),
+        SCHEMA_ATTACHMENT: json.dumps(schema.to_dict(), indent=1).encode(),
+    }
 
 
 def figures(metrics: ClickMetrics) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ctr_model.batch import Batch
+from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.compile_lock import compile_lock
 from protos.gradients import SparseGrad, sum_sparse
@@ -19,6 +20,7 @@ from ps_server.store import ParameterStore
 from ps_worker.client import scatter_rows
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.criteo import CriteoReader
+from ps_worker.data.samples import batches_of_samples
 from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job
@@ -29,15 +31,21 @@ from ps_worker.trainer import Trainer
 
 def warm(plan: Plan) -> None:
     """Compiles what a worker runs for this plan."""
-    model, store = plan.model, ParameterStore()
+    warm_model(plan.model, plan.schema, plan.job)
+
+
+def warm_model(model: Model, schema: Schema, job: Job) -> None:
+    """Compiles what a worker runs to train and evaluate a model."""
+    store = ParameterStore()
     with compile_lock():
-        declare(store, model, plan.job)
-        batches = _two_batches(plan.schema)
-        communicator = communicator_of(plan.job, store, model, worker=0, is_embedded=True)
+        declare(store, model, job)
+        batches = _two_batches(schema)
+        communicator = communicator_of(job, store, model, worker=0, is_embedded=True)
         progress = Progress(every_s=math.inf)
         Trainer(model, communicator, batch_size=1, progress=progress).train(batches)
         communicator.close()
         evaluate(store, model, batches, batch_size=1)
+        _hash_a_sample(schema)
         _move_rows()
 
 
@@ -47,6 +55,11 @@ def _two_batches(schema: Schema) -> list[Batch]:
         path = Path(folder, "rows.tsv")
         path.write_text(f"{row}\n{row}\n", encoding="ascii")
         return list(CriteoReader(schema, batch_size=1).batches([path]))
+
+
+def _hash_a_sample(schema: Schema) -> None:
+    sample = (1, [0.0] * len(schema.dense), ["a"] * len(schema.slots))
+    list(batches_of_samples([sample], schema, batch_size=1))
 
 
 def _move_rows() -> None:

@@ -33,7 +33,7 @@ class DistributedOptimizer:
         """
         job = override_job(
             {
-                "train": {"batch_size": 1, "seed": seed, "log_every_s": log_every_s},
+                "train": {"seed": seed, "log_every_s": log_every_s},
                 "optimizer": self._optimizer,
                 "strategy": self._strategy.section(),
                 "cluster": FLEET.limits,

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
+from ctr_model.models.origin import origin_of
+from ctr_model.registry import name_of
 from protos.errors import UsageError
 from protos.numbers import Numbers
 from protos.role import WorkerRole
@@ -23,7 +25,10 @@ from ps_worker.evaluator import OnPredictions, evaluate
 from ps_worker.fetch import FetchHandler, Fetching
 from ps_worker.grpc_transport import Deadlines
 from ps_worker.job import Job
+from ps_worker.job.sections import ModelSection
+from ps_worker.session import attachments_of
 from ps_worker.trainer import TrainedStep
+from ps_worker.warm import warm_model
 from ps_worker.worker import Worker
 
 
@@ -53,6 +58,9 @@ class WorkerRun:
         self._task = task
         self._worker: Worker | None = None
         self._meetings = 0
+        origin = origin_of(task.model)
+        if origin is not None:  # a class of one's own may not say for which columns it is
+            warm_model(task.model, origin.schema, task.job)
         self._store = _store_of(role, task.job)
         try:
             declare(self._store, task.model, task.job)
@@ -92,7 +100,11 @@ class WorkerRun:
         """Predicts with what all workers have learnt so far; see `ps_worker.evaluator.evaluate`."""
         self._flush()
         return evaluate(
-            self._store, self._task.model, batches, batch_size=1, on_predictions=on_predictions
+            self._store,
+            self._task.model,
+            batches,
+            batch_size=self._task.job.train.batch_size,
+            on_predictions=on_predictions,
         )
 
     def meet(self) -> None:
@@ -117,7 +129,7 @@ class WorkerRun:
     def save(self, url: str) -> None:
         """Saves all that the servers hold; no other worker takes part."""
         self._flush()
-        self._store.save(url, {})
+        self._store.save(url, _attachments(self._task))
 
     def shrink(self, threshold: float) -> Mapping[str, Shrunk]:
         """Removes rows whose weights have a norm of at most `threshold`; see `Store.shrink`."""
@@ -195,3 +207,12 @@ def _store_of(role: WorkerRole, job: Job) -> Store:
         connect_timeout_s=limits.connect_timeout_s,
         deadlines=Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s),
     )
+
+
+def _attachments(task: Task) -> dict[str, bytes]:
+    """Returns what `ps-worker infer` reads; nothing for a model that does not say what it was built of."""
+    origin, name = origin_of(task.model), name_of(task.model)
+    if origin is None or name is None:
+        return {}
+    section = ModelSection.model_validate({"name": name, **origin.options})
+    return attachments_of(task.job.model_copy(update={"model": section}), origin.schema)

@@ -11,7 +11,9 @@ import pytest
 from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.schema import Schema
 from protos.errors import CheckpointError, JobError, UsageError
+from ps_server.checkpoint.reader import Checkpoint
 from ps_worker import fleet
+from ps_worker.inference import infer
 from tests.support.training import NUM_DENSE, NUM_SLOTS, random_batches, small_model
 
 BATCHES = random_batches(6, 8, seed=1)
@@ -171,6 +173,37 @@ def test_saved_model_is_what_another_run_goes_on_from(tmp_path: Path) -> None:
     trainer.train_from_dataset(BATCHES)
 
     assert trainer.infer_from_dataset(BATCHES).to_vector().tobytes() == trained_on.tobytes()
+
+
+def test_saved_model_is_what_ps_worker_infers_with(tmp_path: Path) -> None:
+    schema = Schema.numbered(1, 2)
+    rows = tmp_path / "rows"
+    rows.write_text("".join(f"{n % 2}\t{n % 7}\ta{n % 2}\tb{n % 3}\n" for n in range(100)))
+    dataset = fleet.QueueDataset(schema, batch_size=10)
+    dataset.set_filelist([rows])
+    model = CtrDnn(schema, dim=2, hidden=(4,))
+    trainer = fleet.distributed_optimizer(SGD).minimize(model)
+    fleet.init_worker()
+    trainer.train_from_dataset(dataset)
+    fleet.save_persistables(tmp_path / "model")
+
+    inferred = infer(str(tmp_path / "model"), [str(rows)])
+
+    expected = trainer.infer_from_dataset(dataset)
+    assert (inferred["auc"], inferred["log_loss"]) == (expected.auc(), expected.log_loss())
+
+
+def test_model_of_an_unknown_class_is_saved_for_scripts_alone(tmp_path: Path) -> None:
+    class Own(CtrDnn):
+        pass
+
+    own = Own(Schema.numbered(NUM_DENSE, NUM_SLOTS), dim=2, hidden=(4,))
+    trainer = fleet.distributed_optimizer(SGD).minimize(own)
+    fleet.init_worker()
+    trainer.train_from_dataset(BATCHES)
+    fleet.save_persistables(tmp_path / "model")
+
+    assert Checkpoint.open(tmp_path / "model").attachments == []
 
 
 def test_model_is_not_loaded_under_training(tmp_path: Path) -> None:
