@@ -86,7 +86,7 @@ class ParameterStore:
         )
         for table in self._tables.values():
             if table.spec.records_changes:  # the next job's workers know nothing yet
-                _copy_rows(table, table)
+                table.record_changes(self.num_workers)
 
     # Declaring
 
@@ -101,8 +101,7 @@ class ParameterStore:
             is_loaded = spec.name in self._undeclared
             self._declare(table, spec)
             if is_loaded and spec.records_changes:
-                self._tables[spec.name] = recording = self._new_table(spec)
-                _copy_rows(table, recording)
+                table.record_changes(self.num_workers)
 
     def create_dense(self, spec: DenseSpec) -> None:
         """See `protos.store.Store`."""
@@ -356,12 +355,6 @@ def _shrink(table: SparseTable, max_norm: float) -> Shrunk:
     before = table.status.size_bytes
     rows = table.evict(max_norm)
     return Shrunk(rows=rows, size_bytes=max(0, before - table.status.size_bytes))
-
-
-def _copy_rows(source: SparseTable, target: SparseTable) -> None:
-    """Writes all rows of one table to one of the same shape; there they have changed, for all workers."""
-    for shard in source.shards:
-        target.write(source.export_shard(shard))
 
 
 def _no_rows(table: SparseTable) -> tuple[Keys, Values]:

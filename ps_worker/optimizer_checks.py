@@ -7,6 +7,7 @@ from ps_server.optimizers.registry import hyper_of, optimizer_of
 from ps_worker.declaring import asked_optimizer
 from ps_worker.job import Job
 from ps_worker.job.faults import first_named
+from ps_worker.replica import DELTA_OPTIMIZER
 
 
 def require_optimizers(job: Job, model: Model) -> None:
@@ -32,6 +33,8 @@ def require_optimizers(job: Job, model: Model) -> None:
 def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
     try:
         hyper_of(spec)
+        if spec == DELTA_OPTIMIZER:
+            raise SpecConflictError("'sum' adds gradients: it is what servers do in GEO training")
     except SpecConflictError as error:
         parameter = first_named(spec.params, error)
         place = f"{key}.{parameter}" if parameter else key

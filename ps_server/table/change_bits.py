@@ -67,6 +67,12 @@ class ChangeBits:
         if self._arena is not None:
             self._arena.reserve(rows)
 
+    def mark_all(self, num_rows: NDArray[np.int64]) -> None:
+        """Makes the first `num_rows` int64[num_shards] rows of each shard ones that changed for everyone."""
+        for shard in self._shards:
+            first = shard * self.region_rows
+            self.words[first : first + int(num_rows[shard])] = EVERY_OBSERVER
+
     def release(self, shard: int, start: int, stop: int) -> None:
         """Zeroes the words of some rows, and gives their memory back where that is possible."""
         if self._arena is not None:

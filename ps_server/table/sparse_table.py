@@ -87,12 +87,7 @@ class SparseTable:
             width=self.layout.stride,
             region_bytes=region_bytes,
         )
-        self._changes = ChangeBits(
-            num_observers,
-            shards=self.shards,
-            num_shards=spec.num_shards,
-            rows=self._slab.region_rows,
-        )
+        self._changes = self._change_bits(num_observers)
         # Two regions a shard: a growing index moves from one to the other.
         self._index = Arena(
             np.uint64, num_regions=2 * spec.num_shards, width=1, region_bytes=region_bytes // 4
@@ -117,6 +112,22 @@ class SparseTable:
         initializer = build_initializer(spec.initializer, spec.seed, spec.name)
         self.spec, self._hyper, self._initial_state = spec, hyper, state
         self._initializer = initializer
+
+    def record_changes(self, num_observers: int) -> None:
+        """From now on remembers changes for so many observers, for whom every row has changed."""
+        with self._locked(range(self.spec.num_shards)):
+            self._changes = self._change_bits(num_observers)
+            self._changes.reserve(int(self._num_rows.max()))
+            self._changes.mark_all(self._num_rows)
+            self._arrays = self._view()
+
+    def _change_bits(self, num_observers: int) -> ChangeBits:
+        return ChangeBits(
+            num_observers,
+            shards=self.shards,
+            num_shards=self.spec.num_shards,
+            rows=self._slab.region_rows,
+        )
 
     @property
     def state_width(self) -> int:

@@ -22,6 +22,7 @@ dense = {dense}
         ('"sgd"', '"adam"', r":2: .*'sgd' needs learning_rate.*name = \"sgd\", learning_rate ="),
         ('"adam"', '{ name = "momentum" }', r":3: .*'momentum' needs learning_rate"),
         ('{ name = "adam", rate = 0.1 }', '"adam"', r":2: .*did you mean"),
+        ('"sum"', '"adam"', r":2: .*'sum' adds gradients"),
         ('"adam"', '"adagrad_row"', r":3: .*'adagrad_row' is for rows only"),
         ('"adam"', '{ name = "ftrl", l1 = -1.0 }', r":3: .*l1 .* is -1\.0"),
     ],

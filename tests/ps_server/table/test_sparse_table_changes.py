@@ -201,3 +201,39 @@ def test_own_push_does_not_hide_what_others_changed_before() -> None:
 
     assert table.take_changed(0, 10)[0].size == 5
     assert table.take_changed(1, 10)[0].size == 5
+
+
+def test_table_begins_to_record_with_every_row_changed() -> None:
+    table = new_table(num_observers=0)
+    keys = np.arange(3000, dtype=np.uint64)
+    push(table, *keys.tolist())
+
+    table.record_changes(2)
+
+    push(table, 3000)
+    assert sorted(take(table, 0)) == list(range(3001))
+    assert take(table, 0) == {}
+    assert sorted(take(table, 1)) == list(range(3001))
+
+
+def test_recording_begins_anew_for_other_observers() -> None:
+    table = new_table(num_observers=1)
+    push(table, 1, 2)
+    take(table)
+
+    table.record_changes(70)
+
+    assert take(table, 69) == {1: [-1, -1], 2: [-1, -1]}
+    push(table, 2)
+    assert sorted(take(table, 69)) == [2]
+    assert sorted(take(table, 0)) == [1, 2]
+
+
+def test_empty_table_begins_to_record() -> None:
+    table = new_table(num_observers=0)
+
+    table.record_changes(1)
+
+    assert take(table) == {}
+    push(table, 5)
+    assert sorted(take(table)) == [5]
