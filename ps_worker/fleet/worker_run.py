@@ -4,8 +4,11 @@ Workers meet for the first time when they train. Until then worker 0 may load a 
 that one; later it could not, since in some modes each worker keeps parameters of its own.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
@@ -30,6 +33,8 @@ from ps_worker.session import attachments_of
 from ps_worker.trainer import TrainedStep
 from ps_worker.warm import warm_model
 from ps_worker.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +121,20 @@ class WorkerRun:
             self._store.barrier(name, self._role.worker_index, step=0).result()
 
     def all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
-        """Returns the sum, largest or smallest of all workers' `values` float64[N]."""
-        name = self._next_meeting()
-        if self._worker is not None:
-            return self._worker.all_reduce(name, values, op)
-        return (
-            self._store.all_reduce(name, self._role.worker_index, values, op, step=0)
-            .result()
-            .values
-        )
+        """Returns the sum, largest or smallest of all workers' `values` float64[N].
+
+        Workers that have left bring nothing; of a sum it is said if there are some.
+        """
+        if op is not ReduceOp.SUM:
+            return self._reduced(values, op)
+        *_, num_brought = reduced = self._reduced(np.append(values, 1.0), op)
+        if num_brought < self._role.num_workers:
+            logger.warning(
+                "a sum of numbers of %d workers only: the other %d have left",
+                num_brought,
+                self._role.num_workers - num_brought,
+            )
+        return reduced[:-1]
 
     def save(self, url: str) -> None:
         """Saves all that the servers hold; no other worker takes part."""
@@ -181,6 +191,13 @@ class WorkerRun:
     def _flush(self) -> None:
         if self._worker is not None:
             self._worker.flush()
+
+    def _reduced(self, values: Numbers, op: ReduceOp) -> Numbers:
+        name = self._next_meeting()
+        if self._worker is not None:
+            return self._worker.all_reduce(name, values, op).copy()  # writable
+        answer = self._store.all_reduce(name, self._role.worker_index, values, op, step=0)
+        return answer.result().values.copy()
 
     def _next_meeting(self) -> str:
         self._meetings += 1
