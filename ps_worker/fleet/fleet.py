@@ -175,7 +175,7 @@ class Fleet:
         bind: str | None = None,
         stay: bool = False,
         idle_limit_s: float | None = 600.0,
-        wait_limit_s: float = 600.0,
+        wait_limit_s: float | None = None,
     ) -> None:
         """Serves until all workers are done, as `ps-server` does; ends the process if that goes wrong.
 
@@ -183,7 +183,7 @@ class Fleet:
             bind: Address to bind; None: loopback if workers reach this server there, else all interfaces.
             stay: Whether to go on for the next job when all workers are done.
             idle_limit_s: Seconds without a call after which to end with exit code 9; None: never.
-            wait_limit_s: Seconds that a worker may wait for the others.
+            wait_limit_s: Seconds that a worker may wait for the others; None: `wait_timeout_s` of `init`.
         """
         role = self._server_role("fleet.run_server()")
         if not self._is_server_ready:
@@ -198,7 +198,7 @@ class Fleet:
             bind=bind,
             stay=stay,
             idle_limit_s=idle_limit_s,
-            wait_limit_s=wait_limit_s,
+            wait_limit_s=self._limits["wait_timeout_s"] if wait_limit_s is None else wait_limit_s,
         )
 
     def init_worker(self) -> None:

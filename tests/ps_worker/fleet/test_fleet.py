@@ -5,6 +5,7 @@ import re
 import pytest
 
 from protos.errors import RoleError, UsageError
+from ps_worker.fleet import serving
 from ps_worker.fleet.fleet import Fleet
 from ps_worker.fleet.roles import Role, UserDefinedRoleMaker
 from ps_worker.fleet.worker_run import Task
@@ -172,6 +173,29 @@ def test_workers_calls_are_refused_on_servers(server: Fleet) -> None:
 def test_run_server_needs_init_server(server: Fleet) -> None:
     with pytest.raises(UsageError, match=r"fleet\.init_server\(\) before fleet\.run_server"):
         server.run_server()
+
+
+def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(serving, "serve", lambda role, **options: told.append((role, options)))
+    server.init(role_maker(Role.SERVER, 1), wait_timeout_s=7.0)
+    server.init_server("model")
+    assert not server.has_served
+
+    server.run_server()
+    server.run_server(wait_limit_s=8.0, bind="::", stay=True, idle_limit_s=None)
+
+    of_init, own = (options for _, options in told)
+    assert told[0][0] == role_maker(Role.SERVER, 1).role()
+    assert of_init == {
+        "load": "model",
+        "bind": None,
+        "stay": False,
+        "idle_limit_s": 600.0,
+        "wait_limit_s": 7.0,
+    }
+    assert own == of_init | {"wait_limit_s": 8.0, "bind": "::", "stay": True, "idle_limit_s": None}
+    assert server.has_served
 
 
 def test_what_one_does_for_all_is_refused_on_the_others(worker: Fleet) -> None:
