@@ -79,6 +79,24 @@ def test_workers_train_together_and_merge_what_they_measure(mode: str, tmp_path:
         assert "all workers are done" in (tmp_path / f"log/pserver.{index}.log").read_text()
 
 
+def test_fit_is_the_rest_of_the_script_in_both_roles(tmp_path: Path) -> None:
+    fits = """
+batches = list(fleet.SampleLoader(samples, schema, batch_size=20)) if fleet.is_worker() else []
+fleet.Trainer().fit(trainer_model, batches, epoch=2)
+print("fitted", flush=True)
+"""
+    script = SCRIPT.replace(
+        "trainer = optimizer.minimize(CtrDnn(schema, dim=4, hidden=[8]))",
+        "trainer_model = CtrDnn(schema, dim=4, hidden=[8])\noptimizer.minimize(trainer_model)",
+    )
+
+    done = launch(tmp_path, script + fits, "sync")
+
+    assert done.returncode == 0, done.stderr
+    for name in ("pserver.0", "pserver.1", "trainer.0", "trainer.1"):
+        assert "fitted" in (tmp_path / f"log/{name}.log").read_text()
+
+
 def test_worker_that_forgets_to_stop_leaves_at_its_end(tmp_path: Path) -> None:
     """Worker 1 waits for worker 0, which is never heard of again."""
     forgets = (
