@@ -28,11 +28,9 @@ class BarrierBook:
             )
         self._waiting.setdefault(name, set()).add(worker)
 
-    def give_up(self, name: str, worker: int) -> list[int]:
-        """A worker stops waiting; returns those who had not come, ascending."""
-        missing = self.missing(name)
+    def give_up(self, name: str, worker: int) -> None:
+        """A worker stops waiting."""
         self._waiting.get(name, set()).discard(worker)
-        return missing
 
     def leave(self, worker: int) -> None:
         """A worker is done: no barrier waits for it any more."""
@@ -43,6 +41,17 @@ class BarrierBook:
     def missing(self, name: str) -> list[int]:
         """Returns the members that have not come to `name`, ascending."""
         return sorted(self._members - self._waiting.get(name, set()))
+
+    def take_stuck(self) -> dict[str, list[int]]:
+        """Returns who waits where if all wait for each other for ever, and forgets it; else nothing.
+
+        That is when every member waits, but not at the same barrier; after `take_released`.
+        """
+        waiting = {name: sorted(workers) for name, workers in self._waiting.items() if workers}
+        if not waiting or self._members - set().union(*waiting.values()):
+            return {}
+        self._waiting.clear()
+        return waiting
 
     def take_released(self) -> dict[str, list[int]]:
         """Returns the barriers to which all have come, with their workers, and forgets them."""

@@ -322,6 +322,12 @@ class ParameterStore:
             raise ProtocolError(f"max_norm is {max_norm}, expected a finite number of at least 0")
         with self._lock:
             tables = dict(self._tables)
+        for name, table in tables.items():
+            if table.spec.records_changes:
+                raise ProtocolError(
+                    f"table {name!r} has replicas, which would not hear of it: shrink the saved model in a "
+                    f"job of another mode"
+                )
         return {name: _shrink(table, max_norm) for name, table in tables.items()}
 
     def shard_digests(self) -> dict[tuple[str, int], bytes]:

@@ -9,11 +9,11 @@ wait. No call is answered under the lock.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients, sum_gradients
@@ -269,6 +269,17 @@ class Workers:
                 self._pace.restart(worker)
                 future = self._barrier_futures.pop((name, worker))
                 answers.append(partial(future.answer_with, answer))
+        return [*answers, *self._take_stuck()]
+
+    def _take_stuck(self) -> list[Callable[[], None]]:
+        """Ends barriers at which workers wait for each other, each at another one."""
+        stuck = self._barriers.take_stuck()
+        answers: list[Callable[[], None]] = []
+        for name, workers in stuck.items():
+            self._reductions.take(name, workers)
+            for worker in workers:
+                future = self._barrier_futures.pop((name, worker))
+                answers.append(partial(future.answer_with, partial(_refuse_stuck, stuck)))
         return answers
 
     def _take_ready(self) -> list[Callable[[], None]]:
@@ -281,6 +292,14 @@ class Workers:
                 waiting.append(waiter)
         self._waiters = waiting
         return answers
+
+
+def _refuse_stuck(stuck: Mapping[str, Sequence[int]]) -> NoReturn:
+    places = "; ".join(f"workers {list(workers)} at {name!r}" for name, workers in stuck.items())
+    raise ProtocolError(
+        f"workers wait for each other at different barriers, which never ends: {places}; each of them must "
+        f"come to the same barriers in the same order"
+    )
 
 
 def _outcome(name: str, given: Given, version: Version) -> Version | Reduced:

@@ -133,12 +133,13 @@ class Trainer:
         Raises:
             CtrPsError: The first error of any thread; the others stop.
         """
-        if len(self._threads) == 1:
-            for _ in self.steps(batches):
-                pass
-            return
+        self._communicator.begin(len(self._threads))
         with _one_blas_thread():
-            if self._communicator.is_lockstep:
+            if len(self._threads) == 1:
+                source = _SharedIterator(iter(batches))
+                for _ in self._run(self._threads[0], source, self._communicator.is_overlapped):
+                    pass
+            elif self._communicator.is_lockstep:
                 self._train_lockstep(iter(batches))
             else:
                 self._train_free(iter(batches))
@@ -148,14 +149,16 @@ class Trainer:
         """Trains on each batch once in the caller's thread, and yields after each.
 
         After the last batch the store has all gradients; who stops earlier has `Communicator.flush` to call.
-        A batch may be asked for one step before its turn.
+        Unlike in `train` nothing of the next batch is asked for ahead: between two steps, none is under way.
 
         Raises:
             CtrPsError: What went wrong with this step, or in the background with an earlier one.
         """
+        self._communicator.begin(thread_num=1)
         with _one_blas_thread():
             source = _SharedIterator(iter(batches))
-            for number, (step, result) in enumerate(self._run(self._threads[0], source), start=1):
+            trained = self._run(self._threads[0], source, is_overlapped=False)
+            for number, (step, result) in enumerate(trained, start=1):
                 size = step.batch.size
                 yield TrainedStep(number, size, result.loss / size, result.probabilities)
             self._communicator.flush()
@@ -188,7 +191,7 @@ class Trainer:
 
         def run(thread: _Thread) -> None:
             try:
-                for _ in self._run(thread, source):
+                for _ in self._run(thread, source, self._communicator.is_overlapped):
                     pass
             except BaseException:
                 source.stop()
@@ -202,10 +205,9 @@ class Trainer:
                 raise
 
     def _run(
-        self, thread: _Thread, source: "_SharedIterator"
+        self, thread: _Thread, source: "_SharedIterator", is_overlapped: bool
     ) -> Iterator[tuple[_Step, StepResult]]:
-        """Takes batches until there are no more, asking for the next one's rows ahead if allowed."""
-        is_overlapped = self._communicator.is_overlapped
+        """Takes batches until there are no more, asking for the next one's rows ahead if told to."""
         step = self._next_step(source)
         while step is not None:
             ahead = self._next_step(source) if is_overlapped else None

@@ -77,11 +77,16 @@ class AsyncCommunicator:
         self._is_flushing = False
         self._in_flight: deque[tuple[MergedPush, Future[Version]]] = deque()
         self._outstanding = 0
-        self._background = Background(stall_limit_s=stall_limit_s)
+        self._background = Background(
+            stall_limit_s=stall_limit_s, stalled="servers did not take the gradients that wait"
+        )
         self._changed = self._background.changed
         self._receive()
         self._background.start("sender", self._send_forever)
         self._background.start("receiver", self._receive_forever)
+
+    def begin(self, thread_num: int) -> None:
+        """Has nothing to do: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for embeddings as they are now."""

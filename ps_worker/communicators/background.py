@@ -14,11 +14,17 @@ class Background:
         is_closed: The threads are to end.
     """
 
-    def __init__(self, *, stall_limit_s: float) -> None:
-        """Starts nothing yet; a training thread waits at most `stall_limit_s` seconds for the others."""
+    def __init__(self, *, stall_limit_s: float, stalled: str) -> None:
+        """Starts nothing yet.
+
+        Args:
+            stall_limit_s: Longest that a training thread waits for the others.
+            stalled: What has not happened then, for the error.
+        """
         self.changed = threading.Condition()
         self.is_closed = False
         self._stall_limit_s = stall_limit_s
+        self._stalled = stalled
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
 
@@ -30,7 +36,7 @@ class Background:
                 work()
             except BaseException as error:
                 with self.changed:
-                    self._error = error
+                    self._error = self._error or error
                     self.changed.notify_all()
 
         thread = threading.Thread(target=run, name=f"communicator-{name}", daemon=True)
@@ -55,7 +61,7 @@ class Background:
         self.require_health()
         if not arrived:
             raise WaitTimeoutError(
-                f"the servers took no gradients for {self._stall_limit_s:g} s: see their logs"
+                f"{self._stalled} within {self._stall_limit_s:g} s; see the logs"
             )
 
     def close(self) -> None:

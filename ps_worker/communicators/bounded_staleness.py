@@ -30,7 +30,6 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         *,
         worker: int,
         max_staleness: int,
-        thread_num: int,
         max_merge_var_num: int,
         max_merge_dense_num: int,
         **settings: Any,
@@ -41,28 +40,34 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
             store: Where gradients go.
             worker: Index of this worker.
             max_staleness: Steps that this worker may run ahead of the slowest.
-            thread_num: Training threads of this worker.
-            max_merge_var_num: Batches to merge before a sparse push; no more than the bound.
-            max_merge_dense_num: Batches to merge before a dense push; no more than the bound.
+            max_merge_var_num: Batches to merge before a sparse push; no more than the bound allows.
+            max_merge_dense_num: Batches to merge before a dense push; no more than the bound allows.
             settings: Other arguments of `AsyncCommunicator`.
         """
         self._receiving = threading.Lock()
         self._restart()
-        # Batches that wait to be merged are unfinished: with more of them than the bound, this worker would
-        # wait for itself until they are due.
-        longest_merge = max(1, max_staleness)
         super().__init__(
             store,
             worker=worker,
-            max_merge_var_num=min(max_merge_var_num, longest_merge),
-            max_merge_dense_num=min(max_merge_dense_num, longest_merge),
+            max_merge_var_num=max_merge_var_num,
+            max_merge_dense_num=max_merge_dense_num,
             **settings,
         )
         self._worker = worker
         self._max_staleness = max_staleness
-        # A thread that asks ahead has two steps begun; if those of all threads are within the bound, asking
-        # ahead never waits for a step that the same thread has yet to compute.
-        self.is_overlapped = max_staleness >= 2 * thread_num
+        self._merges = (max_merge_var_num, max_merge_dense_num)
+        self.begin(thread_num=1)
+
+    def begin(self, thread_num: int) -> None:
+        """Sees to it that these threads never wait for a step of this worker that waits for them."""
+        with self._changed:
+            # A thread that asks ahead has two steps begun; those of all threads must be within the bound.
+            self.is_overlapped = self._max_staleness >= 2 * thread_num
+            # Batches that wait to be merged are unfinished, and so is one of each thread that asks ahead.
+            ahead = thread_num - 1 if self.is_overlapped else 0
+            longest = max(1, self._max_staleness - ahead)
+            self._merger.sparse_batches = min(self._merges[0], longest)
+            self._merger.dense_batches = min(self._merges[1], longest)
 
     def _restart(self) -> None:
         self._begun = 0

@@ -49,7 +49,6 @@ def communicator_of(
                 worker=worker,
                 num_params=num_params,
                 max_staleness=strategy.max_staleness,
-                thread_num=job.train.thread_num,
                 **_sending(job),
             )
         case "geo":

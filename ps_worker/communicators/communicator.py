@@ -24,7 +24,7 @@ class Communicator(Protocol):
 
     Attributes:
         is_lockstep: The threads of a worker take each step together, and their gradients are pushed as one.
-        is_overlapped: The next batch's pull may be asked for before this batch's push.
+        is_overlapped: The next batch's pull may be asked for before this batch's push; after `begin`.
         version: Steps of synchronous training done; 0 in the asynchronous modes.
     """
 
@@ -36,6 +36,10 @@ class Communicator(Protocol):
 
     @property
     def version(self) -> Version: ...  # noqa: D102
+
+    def begin(self, thread_num: int) -> None:
+        """Hears with how many threads the batches that come now are trained."""
+        ...
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for the embeddings of a batch's unique keys, by table."""

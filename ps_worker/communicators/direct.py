@@ -30,6 +30,9 @@ class DirectCommunicator:
         self._num_params = num_params
         self._local = threading.local()
 
+    def begin(self, thread_num: int) -> None:
+        """Has nothing to do: any number of threads may train."""
+
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Reads embeddings as they are."""
         return self._store.pull_sparse(keys, missing=Missing.INITIAL)

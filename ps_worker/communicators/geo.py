@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from protos.errors import JobError
-from protos.gradients import Gradients, Values
+from protos.gradients import Gradients, Values, require_finite
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import Future, Pulled, Store, Version
@@ -74,7 +74,9 @@ class GeoCommunicator:
         self._stamps = StampBook(worker)
         self._local = threading.local()
         self._server_dense = np.empty(dense.length, np.float32)
-        self._background = Background(stall_limit_s=stall_limit_s)
+        self._background = Background(
+            stall_limit_s=stall_limit_s, stalled="an exchange with the servers did not end"
+        )
         self._changed = self._background.changed
         self._steps = 0
         self._pending_steps = 0  # since the last delta was taken
@@ -83,6 +85,9 @@ class GeoCommunicator:
         self._pulled: Version = 0
         self._receive()
         self._background.start("exchanger", self._exchange_forever)
+
+    def begin(self, thread_num: int) -> None:
+        """Has nothing to do: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Reads embeddings of the replica."""
@@ -100,6 +105,7 @@ class GeoCommunicator:
         self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
     ) -> None:
         """Applies gradients to the replica; waits only while an exchange is a whole round late."""
+        require_finite(gradients)
         self._replica.push(gradients)
         with self._changed:
             self._background.require_health()
@@ -116,12 +122,13 @@ class GeoCommunicator:
             self._is_flushing = True
             self._changed.notify_all()
             self._background.wait_until(lambda: not self._is_flushing)
+
+    def rejoin(self, version: Version) -> None:
+        """Takes over what others have sent: all of them have met."""
+        self._receive()
         logger.info(
             "replica rows=%d size_mb=%.1f", self._replica.rows, self._replica.size_bytes / 2**20
         )
-
-    def rejoin(self, version: Version) -> None:
-        """Has nothing to do: what others changed comes with the next exchange."""
 
     def close(self) -> None:
         """Ends the exchanger; what was not exchanged is lost."""
@@ -137,8 +144,9 @@ class GeoCommunicator:
                 self._changed.wait_for(self._is_due)
                 if self._background.is_closed:
                     return
-                is_flushing = self._is_flushing
-            self._exchange()
+                is_flushing, has_steps = self._is_flushing, self._pending_steps > 0
+            if has_steps:
+                self._exchange()
             if is_flushing:
                 with self._changed:
                     self._is_flushing = False
@@ -153,6 +161,7 @@ class GeoCommunicator:
         stamp = self._stamps.next(
             step=steps, examples=examples, batches=batches, pulled=self._pulled
         )
+        self._require_room()
         self._store.push_grad(self._replica.take_delta(), stamp).result()
         self._receive()
 

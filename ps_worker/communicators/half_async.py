@@ -28,6 +28,9 @@ class HalfAsyncCommunicator:
         self._steps = 0
         self.version: Version = 0
 
+    def begin(self, thread_num: int) -> None:
+        """Has nothing to do: any number of threads may train."""
+
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for embeddings as they are now, and for the dense parameters with them."""
         self._params.ask()

@@ -7,6 +7,7 @@ dense gradients are merged over different numbers of batches: a dense push moves
 only what a batch touched.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +26,7 @@ class MergedPush:
         examples: Examples that it completes: those of its sparse part, which every batch has.
         batches: Batches that it completes, in the same sense.
         dense_batches: Batches of its dense part.
-        pulled: The oldest version that any of its gradients was computed from.
+        pulled: The oldest version that its sparse part was computed from, or without one its dense part.
     """
 
     sparse: dict[str, list[SparseGrad]]
@@ -42,15 +43,17 @@ class MergedPush:
 
 
 @dataclass(slots=True)
-class _Pending:
+class _Group:
+    """Gradients of batches that leave together; those of rows as they are, dense ones summed."""
+
+    since: float
+    pulled: Version
     batches: int = 0
     examples: int = 0
-    since: float = 0.0
-    pulled: Version = 0
+    sparse: dict[str, list[SparseGrad]] = field(default_factory=dict)
+    dense: dict[str, Values] = field(default_factory=dict)
 
-    def add(self, examples: int, now: float, pulled: Version, batches: int) -> None:
-        if not self.batches:
-            self.since, self.pulled = now, pulled
+    def count(self, batches: int, examples: int, pulled: Version) -> None:
         self.batches += batches
         self.examples += examples
         self.pulled = min(self.pulled, pulled)
@@ -61,24 +64,22 @@ class GradientMerger:
     """Merges the gradients of one worker. Not thread-safe.
 
     Attributes:
-        sparse_batches: Batches to merge before a sparse push.
-        dense_batches: Batches to merge before a dense push.
-        max_delay_s: Longest that a gradient waits, full or not.
+        sparse_batches: Batches to merge for a sparse push, never more.
+        dense_batches: Batches to merge for a dense push, never more.
+        max_delay_s: Longest that a gradient waits for others to merge with.
     """
 
     sparse_batches: int
     dense_batches: int
     max_delay_s: float
-    _sparse: _Pending = field(default_factory=_Pending)
-    _dense: _Pending = field(default_factory=_Pending)
-    _sparse_grads: dict[str, list[SparseGrad]] = field(default_factory=dict)
-    _dense_sums: dict[str, Values] = field(default_factory=dict)
-    _spare_sums: dict[str, Values] = field(default_factory=dict)
+    _sparse: deque[_Group] = field(default_factory=deque)
+    _dense: deque[_Group] = field(default_factory=deque)
+    _spare_sums: dict[str, list[Values]] = field(default_factory=dict)
 
     @property
     def pending_batches(self) -> int:
         """Batches whose sparse gradients have not been taken."""
-        return self._sparse.batches
+        return sum(group.batches for group in self._sparse)
 
     def add(
         self,
@@ -90,61 +91,63 @@ class GradientMerger:
         batches: int = 1,
     ) -> None:
         """Takes a step's gradients at time `now`, in seconds; dense arrays may be reused afterwards."""
-        for pending in (self._sparse, self._dense):
-            pending.add(examples, now, pulled, batches)
+        sparse = _open_group(self._sparse, self.sparse_batches, now, pulled)
+        sparse.count(batches, examples, pulled)
         for table, grad in gradients.sparse.items():
-            self._sparse_grads.setdefault(table, []).append(grad)
-        for block, dense in gradients.dense.items():
-            total = self._dense_sums.get(block)
-            if total is None:
-                total = self._spare_sums.pop(block, None)
-                self._dense_sums[block] = total = (
-                    np.empty_like(dense.values) if total is None else total
-                )
-                total[:] = dense.values
+            sparse.sparse.setdefault(table, []).append(grad)
+        dense = _open_group(self._dense, self.dense_batches, now, pulled)
+        dense.count(batches, examples, pulled)
+        for block, part in gradients.dense.items():
+            if block in dense.dense:
+                dense.dense[block] += part.values
             else:
-                total += dense.values
+                dense.dense[block] = self._copy(block, part.values)
+
+    def _copy(self, block: str, values: Values) -> Values:
+        spare = self._spare_sums.get(block)
+        total = spare.pop() if spare else np.empty_like(values)
+        total[:] = values
+        return total
 
     def due(self) -> float | None:
         """Returns the time at which the oldest gradient must leave; None if there is none."""
-        waits = [pending.since for pending in (self._sparse, self._dense) if pending.batches]
+        waits = [groups[0].since for groups in (self._sparse, self._dense) if groups]
         return min(waits) + self.max_delay_s if waits else None
 
     def take(self, now: float, *, everything: bool = False) -> MergedPush | None:
         """Returns what is full or due at time `now`, and forgets it; None if nothing is."""
-        sparse = self._is_ready(self._sparse, self.sparse_batches, now, everything)
-        dense = self._is_ready(self._dense, self.dense_batches, now, everything)
-        if not sparse and not dense:
+        sparse = self._take_group(self._sparse, self.sparse_batches, now, everything)
+        dense = self._take_group(self._dense, self.dense_batches, now, everything)
+        if sparse is None and dense is None:
             return None
-        push = MergedPush(
-            sparse=self._sparse_grads if sparse else {},
-            dense={
-                block: DenseGrad(total, self._dense.examples)
-                for block, total in self._dense_sums.items()
-                if dense
-            },
-            examples=self._sparse.examples if sparse else 0,
-            batches=self._sparse.batches if sparse else 0,
-            dense_batches=self._dense.batches if dense else 0,
-            pulled=min(
-                pending.pulled
-                for pending, is_taken in ((self._sparse, sparse), (self._dense, dense))
-                if is_taken
-            ),
+        return MergedPush(
+            sparse={} if sparse is None else sparse.sparse,
+            dense={}
+            if dense is None
+            else {block: DenseGrad(total, dense.examples) for block, total in dense.dense.items()},
+            examples=0 if sparse is None else sparse.examples,
+            batches=0 if sparse is None else sparse.batches,
+            dense_batches=0 if dense is None else dense.batches,
+            pulled=next(group.pulled for group in (sparse, dense) if group is not None),
         )
-        if sparse:
-            self._sparse, self._sparse_grads = _Pending(), {}
-        if dense:
-            self._dense, self._dense_sums = _Pending(), {}
-        return push
 
     def give_back(self, push: MergedPush) -> None:
-        """Takes the dense arrays of a push that was sent, to sum the next ones in."""
+        """Takes the dense arrays of a push that was sent, to sum other ones in."""
         for block, grad in push.dense.items():
-            self._spare_sums[block] = grad.values
+            self._spare_sums.setdefault(block, []).append(grad.values)
 
-    def _is_ready(self, pending: _Pending, batches: int, now: float, everything: bool) -> bool:
-        if not pending.batches:
-            return False
-        is_due = now >= pending.since + self.max_delay_s
-        return everything or is_due or pending.batches >= batches
+    def _take_group(
+        self, groups: deque[_Group], batches: int, now: float, everything: bool
+    ) -> _Group | None:
+        if not groups:
+            return None
+        first = groups[0]
+        is_due = now >= first.since + self.max_delay_s
+        return groups.popleft() if everything or is_due or first.batches >= batches else None
+
+
+def _open_group(groups: deque[_Group], batches: int, now: float, pulled: Version) -> _Group:
+    """Returns the group that another step belongs to."""
+    if not groups or groups[-1].batches >= batches:
+        groups.append(_Group(since=now, pulled=pulled))
+    return groups[-1]

@@ -28,6 +28,9 @@ class SyncCommunicator:
         self._params = StepParams(store, num_params)
         self.version: Version = 0
 
+    def begin(self, thread_num: int) -> None:
+        """Has nothing to do: any number of threads may train."""
+
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for embeddings as of this step, and for the dense parameters with them."""
         self._params.ask(at=self.version)

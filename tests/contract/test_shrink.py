@@ -1,14 +1,16 @@
 """One suite for every store: small rows that are removed."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from protos.errors import ProtocolError
 from protos.gradients import Gradients, SparseGrad
+from protos.spec import OptimizerSpec
 from protos.store import Missing, Shrunk, Store
-from tests.support.stores import KEYS, embedded, pull, random_gradients, stamp
+from tests.support.stores import DEEP, KEYS, embedded, pull, random_gradients, stamp
 
 NOTHING = Shrunk(rows=0, size_bytes=0)
 
@@ -79,3 +81,14 @@ def test_norm_that_makes_no_sense_removes_nothing(store: Store, max_norm: float)
         store.shrink(max_norm=max_norm)
 
     assert store.digest() == before
+
+
+def test_table_with_replicas_is_not_shrunk(store: Store) -> None:
+    adding = OptimizerSpec(name="sum")
+    store.create_table(replace(DEEP, name="copied", optimizer=adding, records_changes=True))
+    before = trained(store).status().tables
+
+    with pytest.raises(ProtocolError, match="'copied' has replicas"):
+        store.shrink(max_norm=1e9)
+
+    assert store.status().tables == before

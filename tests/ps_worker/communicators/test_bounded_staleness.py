@@ -119,15 +119,50 @@ def test_bound_of_zero_reads_all_that_workers_learnt_in_earlier_steps() -> None:
     assert store.status().staleness.largest <= 1
 
 
-@pytest.mark.parametrize("thread_num", [1, 2, 3])
-@pytest.mark.parametrize("max_staleness", [0, 1, 2, 5, 8])
-def test_threads_of_a_worker_never_wait_for_themselves(max_staleness: int, thread_num: int) -> None:
-    settings = bounded(max_staleness, f"train.thread_num={thread_num}", "strategy.max_delay_ms=1e6")
+@pytest.mark.parametrize("merges", [(1, 1), (1, 4), (4, 1), (3, 16)])
+@pytest.mark.parametrize("thread_num", [1, 2, 3, 5])
+@pytest.mark.parametrize("max_staleness", [0, 1, 2, 4, 5, 8])
+def test_threads_of_a_worker_never_wait_for_themselves(
+    max_staleness: int, thread_num: int, merges: tuple[int, int]
+) -> None:
+    """The job says one thread; how many there are is heard when training begins."""
+    settings = bounded(
+        max_staleness,
+        "strategy.max_delay_ms=1e6",
+        f"strategy.max_merge_var_num={merges[0]}",
+        f"strategy.max_merge_dense_num={merges[1]}",
+    )
     store = new_store()
 
-    run(store, settings, 0, DATA[0] * 3, num_workers=1)
+    with Worker(store, small_model(), settings, is_embedded=False) as one:
+        one.train(DATA[0], thread_num=thread_num)
 
-    assert store.status().examples == {0: 8 * 60}
+    assert store.status().examples == {0: 8 * 20}
+
+
+def test_loop_that_is_left_leaves_no_step_begun() -> None:
+    store = new_store()
+    with Worker(
+        store, small_model(), bounded(2, "strategy.max_delay_ms=1e6"), is_embedded=False
+    ) as one:
+        for _ in range(5):
+            for step in one.steps(DATA[0]):
+                if step.step == 2:
+                    break
+            one.flush()
+
+    assert store.status().examples == {0: 5 * 2 * 8}
+
+
+def test_meeting_in_the_middle_of_a_loop_keeps_the_bound() -> None:
+    store = new_store()
+    with Worker(store, small_model(), bounded(2), is_embedded=False) as one:
+        for step in one.steps(DATA[0]):
+            if step.step % 5 == 0:
+                one.meet(f"step {step.step}")
+        begun, finished = one._communicator._begun, one._communicator._finished
+
+    assert begun == finished
 
 
 def test_worker_without_data_holds_up_nobody() -> None:
@@ -194,8 +229,9 @@ def test_error_of_a_push_ends_training_that_would_wait_for_it() -> None:
 def test_next_batch_is_asked_for_ahead_within_the_bound(
     max_staleness: int, thread_num: int, asks_ahead: bool
 ) -> None:
-    settings = bounded(max_staleness, f"train.thread_num={thread_num}")
-    communicator = new_communicator(new_store(), settings)
+    communicator = new_communicator(new_store(), bounded(max_staleness))
+
+    communicator.begin(thread_num)
 
     assert communicator.is_overlapped is asks_ahead
     communicator.close()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ctr_model.batch import Batch
-from protos.errors import JobError, TransportError, WaitTimeoutError
+from protos.errors import GradientError, JobError, TransportError, WaitTimeoutError
+from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.store import Missing, Store
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import Communicator
@@ -18,7 +19,7 @@ from ps_worker.declaring import declare, dense_spec, table_specs
 from ps_worker.job import Job
 from ps_worker.progress import Progress
 from ps_worker.trainer import Trainer
-from tests.support.training import job, random_batches, small_model
+from tests.support.training import job, random_batches, small_model, together
 
 NUM_PARAMS = small_model().num_params
 BATCHES = random_batches(30, 16, seed=4)
@@ -251,3 +252,76 @@ def test_threads_share_one_replica() -> None:
     communicator.close()
 
     assert store.status().examples == {0: 16 * len(BATCHES)}
+
+
+def test_worker_has_what_others_sent_after_a_barrier() -> None:
+    settings = geo_job(1000)
+    store = new_store(settings, num_workers=2)
+    early = new_geo(store, settings, worker=0, num_workers=2)
+    trainer_of(early).train(BATCHES[:5])
+    train(new_geo(store, settings, worker=1, num_workers=2), BATCHES[5:15])
+
+    early.rejoin(0)
+
+    rows = early.pull(ALL_KEYS).result().rows["embedding"]
+    with early.params() as params:
+        np.testing.assert_allclose(params, parameters(store)[0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(rows, parameters(store)[1], rtol=1e-5, atol=1e-7)
+    early.close()
+
+
+def test_nothing_learnt_is_no_exchange() -> None:
+    settings = geo_job(10)
+    store = new_store(settings)
+    communicator = new_geo(store, settings)
+    trainer_of(communicator).train(BATCHES[:10])
+    version = store.status().version
+
+    communicator.flush()
+    communicator.close()
+
+    assert store.status().version == version == 10
+
+
+def test_gradient_that_is_not_finite_is_refused_before_the_replica_has_it() -> None:
+    settings = geo_job(10)
+    store = new_store(settings)
+    communicator = new_geo(store, settings)
+    with communicator.params() as params:
+        before = params.copy()
+    dense = np.full(NUM_PARAMS, np.nan, np.float32)
+
+    with pytest.raises(GradientError, match="not finite"):
+        communicator.push(Gradients({}, {"dense": DenseGrad(dense, 1)}), 1, pulled=0)
+
+    with communicator.params() as params:
+        np.testing.assert_array_equal(params, before)
+    communicator.close()
+
+
+@pytest.mark.parametrize("kind", ["geo", "direct"])
+def test_threads_lose_no_update(kind: str) -> None:
+    """Each of four threads pushes the same gradient fifty times: parameters go 200 steps."""
+    settings = geo_job(7)
+    store = new_store(settings if kind == "geo" else job("async", *SGD))
+    before = parameters(store)
+    communicator = (
+        new_geo(store, settings)
+        if kind == "geo"
+        else DirectCommunicator(store, worker=0, num_params=NUM_PARAMS)
+    )
+    keys = ALL_KEYS["embedding"]
+    sparse = SparseGrad(keys, np.full((keys.size, 4), 0.01, np.float32), 1)
+    dense = DenseGrad(np.full(NUM_PARAMS, 0.01, np.float32), 1)
+
+    def push() -> None:
+        for _ in range(50):
+            communicator.push(Gradients({"embedding": sparse}, {"dense": dense}), 1, pulled=0)
+
+    together(*[push] * 4)
+    communicator.flush()
+    communicator.close()
+
+    after = parameters(store)
+    np.testing.assert_allclose(after[0], before[0] - 200 * 0.1 * 0.01, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(after[1], before[1] - 200 * 0.5 * 0.01, rtol=1e-3, atol=1e-3)

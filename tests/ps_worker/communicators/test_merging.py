@@ -108,13 +108,29 @@ def test_array_given_back_is_summed_into_again_from_zero() -> None:
     assert second.dense["dense"].values.tolist() == [1.0, 1.0, 1.0]
 
 
+def test_backlog_leaves_in_pushes_of_no_more_than_the_merge() -> None:
+    pending = merger(sparse=2, dense=3)
+    for step in range(7):
+        pending.add(gradients(step, 1.0), 10, now=0.0, pulled=step)
+
+    pushes = []
+    while (push := pending.take(now=0.0)) is not None:
+        pushes.append((push.batches, push.dense_batches, push.pulled))
+    rest = pending.take(now=0.0, everything=True)
+
+    assert pushes == [(2, 3, 0), (2, 3, 2), (2, 0, 4)]
+    assert rest is not None
+    assert (rest.batches, rest.dense_batches, rest.examples) == (1, 1, 10)
+    assert pending.due() is None
+
+
 @pytest.mark.parametrize("everything", [False, True])
 def test_empty_merger_has_nothing(everything: bool) -> None:
     assert merger().take(now=1e9, everything=everything) is None
     assert merger().due() is None
 
 
-def test_merged_push_says_how_many_batches_and_the_oldest_version() -> None:
+def test_merged_push_says_how_many_batches_and_the_oldest_version_of_their_rows() -> None:
     """Sparse gradients of two batches; then those of two more, with the dense ones of all four."""
     pending = merger(sparse=2, dense=4)
     pushes = []
@@ -123,7 +139,7 @@ def test_merged_push_says_how_many_batches_and_the_oldest_version() -> None:
         if (push := pending.take(now=0.0)) is not None:
             pushes.append((push.batches, push.pulled))
 
-    assert pushes == [(2, 5), (2, 5)]
+    assert pushes == [(2, 5), (2, 8)]
 
 
 def test_dense_push_of_its_own_completes_no_batch() -> None:
