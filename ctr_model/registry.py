@@ -1,8 +1,10 @@
 """Models by name, those of this package and those in a user's own file."""
 
 import difflib
+import hashlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -50,13 +52,38 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any]) -> Model:
             f'{_unknown("model", name, list(MODELS))}; a model of your own is "my_model.py:MyModel"'
         )
     model = model_class(schema, **_checked_options(name, model_class, options))
+    _require_parts(name, model)
+    _require_tables(name, model, schema)
+    return model
+
+
+def _require_parts(name: str, model: Model) -> None:
     missing = [part for part in _PARTS if not hasattr(model, part)]
     if missing:
         raise ValueError(
             f"model {name!r} has no {', '.join(missing)}: ctr_model.models.model.Model says what a "
             f"model consists of"
         )
-    return model
+
+
+def _require_tables(name: str, model: Model, schema: Schema) -> None:
+    """Refuses tables that would be looked up outside a batch, or confused with each other."""
+    num_slots = len(schema.slots)
+    seen: set[str] = set()
+    for table in model.tables:
+        where = f"model {name!r}: table {table.name!r}"
+        if table.name in seen:
+            raise ValueError(f"{where} is there twice; names must be unique")
+        seen.add(table.name)
+        slots = range(num_slots) if table.slots is None else table.slots
+        asked = [*slots, *(slot for cross in table.crosses for slot in cross)]
+        if not asked:
+            raise ValueError(f"{where} has neither slots nor crosses")
+        for slot in asked:
+            if not 0 <= slot < num_slots:
+                raise ValueError(f"{where} asks for slot {slot}, slots are 0 to {num_slots - 1}")
+        if table.optimizer is not None and "name" not in table.optimizer:
+            raise ValueError(f"{where} asks for an optimizer without a name: {table.optimizer!r}")
 
 
 def name_of(model: Model) -> str | None:
@@ -70,11 +97,17 @@ def _load_class(name: str) -> ModelClass:
     if not path.endswith(".py") or not class_name.isidentifier():
         raise ValueError(f'model {name!r}: expected "path/of/file.py:ClassName"')
     if not Path(path).is_file():
-        raise ValueError(f"model {name!r}: there is no file {path!r} in {str(Path.cwd())!r}")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        raise ValueError(
+            f"model {name!r}: there is no file {path!r} in {str(Path.cwd())!r}; name it by its path from "
+            f"there, as by --set model.name=PATH.py:{class_name}"
+        )
+    # One module a file: kernels that numba has kept on disk, and dataclasses, look it up by its name.
+    module_name = f"own_model_{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"model {name!r}: {path!r} cannot be imported")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's file raises
@@ -104,7 +137,10 @@ def _checked_options(
     for option, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and option not in options:
             raise ValueError(f"model {name!r} needs the option {option!r}")
-    types = get_type_hints(model_class.__init__)
+    try:
+        types = get_type_hints(model_class.__init__)
+    except NameError:  # annotations that only a type checker sees
+        types = {}
     checked = {}
     for option, value in options.items():
         if option not in known:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,13 +12,22 @@ from numpy.typing import NDArray
 
 from ctr_model.schema import Schema
 from protos.errors import CheckpointError, JobError, UsageError
-from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.reader import ATTACHMENTS, Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.files import matching_files
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job, stored_job
-from ps_worker.session import JOB_ATTACHMENT, SCHEMA_ATTACHMENT, figures, model_of
+from ps_worker.session import (
+    JOB_ATTACHMENT,
+    MODEL_ATTACHMENT,
+    SCHEMA_ATTACHMENT,
+    figures,
+    model_of,
+    own_model_file,
+)
+
+logger = logging.getLogger(__name__)
 
 
 def infer(
@@ -43,6 +53,7 @@ def infer(
     """
     checkpoint = Checkpoint.open(model_dir)
     job = _job_of(checkpoint, overrides)
+    _warn_of_other_code(checkpoint, job)
     schema = Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
     files = matching_files(data or job.data.test)
     if not files:
@@ -74,6 +85,19 @@ def _job_of(checkpoint: Checkpoint, overrides: Sequence[str]) -> Job:
     except ValueError as error:
         raise CheckpointError(f"{source} is not JSON: {error}") from error
     return stored_job(data, overrides, source=source)
+
+
+def _warn_of_other_code(checkpoint: Checkpoint, job: Job) -> None:
+    """Says so if the user's own model is not the code that was trained."""
+    path = own_model_file(job)
+    if path is None or MODEL_ATTACHMENT not in checkpoint.attachments or not path.is_file():
+        return
+    if path.read_bytes() != checkpoint.attachment(MODEL_ATTACHMENT):
+        logger.warning(
+            "%s is not the code that was trained; that is in %s",
+            path,
+            checkpoint.folder / ATTACHMENTS,
+        )
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ def require_optimizers(job: Job, model: Model) -> None:
     for name, asked in tables.items():
         key = job.optimizer.key_of_table(name, asked)
         _check_optimizer(job, key, job.optimizer.of_table(name, asked))
+    _check_optimizer(job, "optimizer.sparse", job.optimizer.sparse.spec())
     dense = job.optimizer.dense.spec()
     _check_optimizer(job, "optimizer.dense", dense)
     if not optimizer_of(dense).is_elementwise:
@@ -35,6 +36,11 @@ def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
         hyper_of(spec)
         if spec == DELTA_OPTIMIZER:
             raise SpecConflictError("'sum' adds gradients: it is what servers do in GEO training")
+        if job.strategy.mode == "geo" and not optimizer_of(spec).is_movable:
+            raise SpecConflictError(
+                f"{spec.name!r} computes weights from its state alone, so what other workers learnt would "
+                f'be lost in mode "geo": take another optimizer, as "adagrad", or another mode'
+            )
     except SpecConflictError as error:
         parameter = first_named(spec.params, error)
         place = f"{key}.{parameter}" if parameter else key

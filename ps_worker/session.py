@@ -22,6 +22,7 @@ from ctr_model.schema import Schema
 from protos.errors import DataError
 from protos.store import Store
 from ps_server.checkpoint.publish import require_writable, write_latest
+from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.files import files_of_worker, matching_files
 from ps_worker.job import Job
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 JOB_ATTACHMENT = "job.json"
 SCHEMA_ATTACHMENT = "schema.json"
+MODEL_ATTACHMENT = "model.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +185,8 @@ class Session:
         logger.info("worker %d trains on %s", self._worker, _named(self._train_files))
         if self.is_first and self._job.checkpoint.dir:
             require_writable(self._job.checkpoint.dir)
+        if self.is_first and self._job.checkpoint.load:
+            self._require_schema(self._job.checkpoint.load)
         with Worker(
             self._store,
             self._plan.model,
@@ -191,11 +195,37 @@ class Session:
             num_workers=self._num_workers,
             is_embedded=self._is_embedded,
             load=self._job.checkpoint.load,
+            agreement=self._agreement(),
         ) as worker:
             seconds = self._train(worker)
             summary = self._summary(worker, seconds)
             worker.done()
         return summary
+
+    def _agreement(self) -> str:
+        """Returns what workers must have in common, as a text."""
+        return json.dumps(
+            {
+                "schema": self._plan.schema.fingerprint,
+                "model": self._job.model.model_dump(mode="json"),
+                "strategy": self._job.strategy.model_dump(mode="json"),
+                "epochs": self._job.train.epochs,
+            },
+            sort_keys=True,
+        )
+
+    def _require_schema(self, folder: str) -> None:
+        """Refuses a checkpoint under whose schema keys and numbers mean something else."""
+        checkpoint = Checkpoint.open(folder)
+        if SCHEMA_ATTACHMENT not in checkpoint.attachments:
+            return
+        saved = Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
+        if saved.fingerprint != self._plan.schema.fingerprint:
+            raise self._job.error(
+                "data.schema",
+                f"{str(checkpoint.folder)!r} was trained with another schema: name that one in data.schema, "
+                f"or start without checkpoint.load",
+            )
 
     def _train(self, worker: Worker) -> float:
         """Goes through the data `epochs` times; returns the seconds that all workers took for it."""
@@ -255,10 +285,20 @@ class Session:
 
 def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:
     """Returns what a checkpoint says of its model besides parameters, by name of the file."""
-    return {
+    attachments = {
         JOB_ATTACHMENT: job.to_json().encode(),
         SCHEMA_ATTACHMENT: json.dumps(schema.to_dict(), indent=1).encode(),
     }
+    own_file = own_model_file(job)
+    if own_file is not None:
+        attachments[MODEL_ATTACHMENT] = own_file.read_bytes()
+    return attachments
+
+
+def own_model_file(job: Job) -> Path | None:
+    """Returns the file of a model of the user's own; None for a model of this package."""
+    path, _, _ = job.model.name.rpartition(":")
+    return Path(path) if path.endswith(".py") else None
 
 
 def figures(metrics: ClickMetrics) -> dict[str, Any]:

@@ -6,16 +6,20 @@ What a job file (ps_worker/session.py) and a script (ps_worker/fleet) have in co
 wait for it; all else that workers do together, they do by calling `meet` or `all_reduce`.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
+from protos.errors import JobError
 from protos.numbers import Numbers
-from protos.store import ReduceOp, Store
+from protos.store import ReduceOp, Store, Version
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.declaring import declare
 from ps_worker.evaluator import OnPredictions, evaluate
@@ -39,6 +43,7 @@ class Worker:
         num_workers: int = 1,
         is_embedded: bool = True,
         load: str = "",
+        agreement: str = "",
     ) -> None:
         """Declares the model, has worker 0 load a checkpoint, and meets the other workers.
 
@@ -50,8 +55,10 @@ class Worker:
             num_workers: Workers of the run.
             is_embedded: The store is in this process.
             load: Checkpoint to start from; empty: from what the store holds.
+            agreement: A text that must be the same for all workers, besides the parameters' declarations.
 
         Raises:
+            JobError: If workers do not agree.
             CtrPsError: If store and job do not fit, the checkpoint is none, or others do not come.
         """
         self.store = store
@@ -64,11 +71,24 @@ class Worker:
         if self.is_first and load:
             store.load(load)
             logger.info("loaded %s", load)
-        version = store.barrier("start", index, step=0).result()
+        version = self._agree(agreement)
         self._communicator = communicator_of(
             job, store, model, worker=index, num_workers=num_workers, is_embedded=is_embedded
         )
         self._communicator.rejoin(version)
+
+    def _agree(self, agreement: str) -> Version:
+        """Meets the other workers, and returns the version at which all go on."""
+        digest = hashlib.sha256(agreement.encode()).digest()
+        number = float(int.from_bytes(digest[:6], "little"))  # exact in a float64
+        numbers = np.array([number, -number])
+        reduced = self.store.all_reduce("start", self.index, numbers, ReduceOp.MAX, step=0).result()
+        if not np.array_equal(reduced.values, numbers):
+            raise JobError(
+                f"worker {self.index} does not run the same job as others: [model], [strategy], "
+                f"train.epochs or the data's schema differ; give every worker the same job and --set"
+            )
+        return reduced.version
 
     def __enter__(self) -> Self:
         return self

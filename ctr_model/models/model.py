@@ -37,6 +37,14 @@ class EmbeddingTable:
     crosses: tuple[tuple[int, int], ...] = ()
     optimizer: Mapping[str, str | float] | None = None
 
+    def __post_init__(self) -> None:
+        """Takes lists for tuples: who writes a model need not think of it."""
+        if self.slots is not None:
+            object.__setattr__(self, "slots", tuple(self.slots))
+        object.__setattr__(
+            self, "crosses", tuple((first, second) for first, second in self.crosses)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Lookup:

@@ -5,7 +5,8 @@
     w = 0                                                        where |z| <= l1
     w = -(z - sign(z) * l1) / ((beta + sqrt(n)) / learning_rate + l2)   elsewhere
 
-McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1. State: z[D], n[D].
+McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
+State: learning_rate * z [D], n[D]: so a job that goes on with another rate begins with the same weights.
 
 There w and z start at 0. A weight that starts elsewhere starts with z = -w * beta / learning_rate: the first
 proximal term has its centre at the start (McMahan, "Follow-the-regularized-leader and mirror descent",
@@ -39,21 +40,21 @@ def update(hyper: Ftrl, weights: Values, state: Values, grad: Values, scale: np.
     dim = weights.size
     for j in range(dim):
         g = grad[j] * scale
-        z, n = state[j], state[dim + j]
-        if z == zero and n == zero:
-            z = -weights[j] * hyper.beta / hyper.learning_rate
+        rate_z, n = state[j], state[dim + j]
+        if rate_z == zero and n == zero:
+            rate_z = -weights[j] * hyper.beta
         new_n = n + g * g
         # Roots that nearly agree: their difference in float32 would be noise.
         s = math.sqrt(np.float64(new_n)) - math.sqrt(np.float64(n))
-        z += g - np.float32(s) / hyper.learning_rate * weights[j]
-        state[j] = z
+        rate_z += hyper.learning_rate * g - np.float32(s) * weights[j]
+        state[j] = rate_z
         state[dim + j] = new_n
-        excess = abs(z) - hyper.l1
+        excess = abs(rate_z) - hyper.learning_rate * hyper.l1
         if excess <= zero:
             weights[j] = zero
         else:
-            curvature = (hyper.beta + math.sqrt(new_n)) / hyper.learning_rate + hyper.l2
-            weights[j] = -math.copysign(excess, z) / curvature
+            curvature = hyper.beta + math.sqrt(new_n) + hyper.learning_rate * hyper.l2
+            weights[j] = -math.copysign(excess, rate_z) / curvature
 
 
 FTRL = Optimizer(
@@ -66,4 +67,5 @@ FTRL = Optimizer(
         "l2": (0.0, 1e6),
     },
     num_slots=2,
+    is_movable=False,
 )

@@ -33,6 +33,8 @@ class Optimizer:
         num_slots: States kept for each weight.
         initial_slot: Hyper-parameter that slots start at; None starts them at 0.
         initial_scalars: For each state kept once a row, the value that it starts at.
+        is_movable: Whether weights that were moved from outside stay where they are. Not where an update
+            computes them from the state alone: such rows cannot be merged with other workers'.
         is_elementwise: Whether each weight is updated by its own gradient and state alone. Only such
             an optimizer may be used for dense blocks, whose cut over servers must not show.
     """
@@ -44,6 +46,7 @@ class Optimizer:
     num_slots: int
     initial_slot: str | None = None
     initial_scalars: tuple[float, ...] = ()
+    is_movable: bool = True
     is_elementwise: bool = True
 
     def state_width(self, dim: int) -> int:

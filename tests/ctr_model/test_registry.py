@@ -89,3 +89,80 @@ def test_file_that_does_not_import_says_why(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"failed: ModuleNotFoundError: .*no_such_mod"):
         build_model(f"{path}:MyModel", Schema.numbered(2, 3), {})
+
+
+TABLES = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ctr_model.jit import kernel
+from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.models.model import EmbeddingTable
+
+if TYPE_CHECKING:
+    from ctr_model.schema import Schema
+
+
+@kernel
+def twice(x: float) -> float:
+    return 2.0 * x
+
+
+@dataclass
+class Part:
+    name: str = "t"
+
+
+class MyModel(CtrDnn):
+    def __init__(self, schema: Schema, *, slots=None, crosses=(), names=("t",), optimizer=None):
+        super().__init__(schema)
+        assert twice(2.0) == 4.0
+        self.tables = tuple(
+            EmbeddingTable(name=name, dim=1, slots=slots, crosses=crosses, optimizer=optimizer)
+            for name in names
+        )
+"""
+
+
+@pytest.fixture
+def own_tables(tmp_path: Path) -> str:
+    path = tmp_path / "my_tables.py"
+    path.write_text(TABLES)
+    return f"{path}:MyModel"
+
+
+def test_own_file_may_have_kernels_and_dataclasses_and_is_read_again(own_tables: str) -> None:
+    for _ in range(2):
+        model = build_model(
+            own_tables, Schema.numbered(1, 3), {"slots": [0, 2], "crosses": [[0, 1]]}
+        )
+
+    assert model.tables[0].slots == (0, 2)
+    assert model.tables[0].crosses == ((0, 1),)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": [3]}, "'t' asks for slot 3, slots are 0 to 2"),
+        ({"slots": [-1]}, "asks for slot -1"),
+        ({"slots": [0], "crosses": [[0, 3]]}, "asks for slot 3"),
+        ({"slots": []}, "neither slots nor crosses"),
+        ({"names": ["a", "a"]}, "table 'a' is there twice"),
+        ({"optimizer": {"learning_rate": 0.1}}, "optimizer without a name"),
+    ],
+)
+def test_tables_that_cannot_be_looked_up_are_refused(
+    own_tables: str, options: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_model(own_tables, Schema.numbered(1, 3), options)
+
+
+@pytest.mark.parametrize("name", ["fm", "ctr_dnn", "wide_deep", "deepfm", "dcn_v2"])
+def test_embeddings_start_in_the_range_that_is_asked_for(name: str) -> None:
+    model = build_model(name, Schema.numbered(1, 3), {"init_range": 0.25})
+
+    assert 0.25 in {table.init_range for table in model.tables}

@@ -37,6 +37,14 @@ def test_optimizer_that_does_not_fit_is_refused_with_its_line(
         require_optimizers(load_job(path), small_model())
 
 
+def test_optimizer_that_would_lose_what_others_learnt_is_refused_in_geo(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('[strategy]\nmode = "geo"\n[optimizer]\nsparse = "ftrl"\n')
+
+    with pytest.raises(JobError, match=r":4: .*'ftrl' computes weights .* mode \"geo\""):
+        require_optimizers(load_job(path), small_model())
+
+
 def test_table_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('[optimizer.tables]\nwide = "ftrl"\n')

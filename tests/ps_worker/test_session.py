@@ -158,3 +158,28 @@ def test_table_is_declared_with_its_own_optimizer() -> None:
     (spec,) = table_specs(model, job)
 
     assert spec.optimizer == OptimizerSpec(name="sgd", params={"learning_rate": 1.0})
+
+
+def test_checkpoint_of_another_schema_is_refused(rows: Path, tmp_path: Path) -> None:
+    schema = Schema.load("criteo").to_dict()
+    schema["slots"] = list(reversed(schema["slots"]))
+    other = tmp_path / "other.json"
+    settings = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]"]
+    saved = override_job({}, [*settings, f"checkpoint.dir={tmp_path}/model"], source="test")
+    Session(plan_of(saved), ParameterStore()).run()
+    other.with_suffix(".toml").write_text(
+        "hash_version = 1\nslots = " + str(schema["slots"]).replace("'", '"') + "\n"
+        "dense = [" + ", ".join(f'{{name = "I{i}"}}' for i in range(1, 14)) + "]\n"
+    )
+
+    job = override_job(
+        {},
+        [
+            *settings,
+            f"checkpoint.load={tmp_path}/model",
+            f"data.schema={other.with_suffix('.toml')}",
+        ],
+        source="test",
+    )
+    with pytest.raises(JobError, match="was trained with another schema"):
+        Session(plan_of(job), ParameterStore()).run()

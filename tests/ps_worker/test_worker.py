@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError
+from protos.errors import CheckpointError, JobError
 from protos.store import ReduceOp
 from ps_server.store import ParameterStore
 from ps_worker.job import Job
@@ -143,3 +143,20 @@ def test_flush_brings_all_that_was_learnt_to_the_store() -> None:
         worker.flush()
 
         assert worker.store.status().examples == {0: 8}
+
+
+def test_workers_that_do_not_agree_do_not_start() -> None:
+    store = ParameterStore(num_workers=2)
+
+    def run(index: int) -> None:
+        with pytest.raises(JobError, match=f"worker {index} does not run the same job"):
+            Worker(
+                store,
+                small_model(),
+                JOB,
+                index=index,
+                num_workers=2,
+                agreement=f"epochs {index}",
+            )
+
+    together(lambda: run(0), lambda: run(1))

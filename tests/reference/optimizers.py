@@ -95,7 +95,7 @@ def ftrl(
     z = memory.get("z", -w * beta / learning_rate)
     sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / learning_rate
     z, n = z + g - sigma * w, n + g**2
-    memory.update(z=z, n=n)
+    memory.update(z=z, n=n, rate_z=learning_rate * z)
     solution = -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / learning_rate + l2)
     return np.where(np.abs(z) <= l1, 0.0, solution)
 
@@ -122,7 +122,7 @@ STATE_COLUMNS = {
     "adam": ("m", "v", "beta1_power", "beta2_power"),
     "momentum": ("v",),
     "adam_row": ("m", "v", "beta1_power", "beta2_power"),
-    "ftrl": ("z", "n"),
+    "ftrl": ("rate_z", "n"),
     "sum": (),
 }
 

@@ -272,3 +272,22 @@ def test_ftrl_makes_zeros_of_weights_with_little_evidence(initializer: Initializ
     weights, _ = rows_by_key(table)[4]
     assert weights[0] == 0.0
     assert weights[1] < 0.0
+
+
+def test_ftrl_goes_on_with_another_rate_from_the_same_weights() -> None:
+    keys = np.array([4], np.uint64)
+    zeros = SparseGrad(keys, np.zeros((1, 2), np.float32), 1)
+
+    def spec(rate: float) -> TableSpec:
+        optimizer = OptimizerSpec(name="ftrl", params={"learning_rate": rate})
+        return TableSpec(name="t", dim=2, initializer=UNIFORM, optimizer=optimizer)
+
+    table = SparseTable(spec(0.1))
+    for _ in range(5):
+        table.push(SparseGrad(keys, np.array([[1.0, -2.0]], np.float32), 1))
+    before, _ = rows_by_key(table)[4]
+
+    table.declare(spec(0.01))
+    table.push(zeros)
+
+    np.testing.assert_allclose(rows_by_key(table)[4][0], before, rtol=1e-5)

@@ -197,7 +197,8 @@ def test_worker_that_stands_still_is_named() -> None:
     store = new_store(num_workers=2, wait_limit_s=0.2)
 
     def stand_still() -> None:
-        store.barrier("start", 1, step=0).result()
+        with Worker(store, small_model(), bounded(2), index=1, num_workers=2, is_embedded=False):
+            pass  # closed, but not done
 
     def train() -> None:
         with pytest.raises(WaitTimeoutError, match=r"workers? .*1"):
