@@ -42,6 +42,10 @@ class BarrierBook:
         """Returns the members that have not come to `name`, ascending."""
         return sorted(self._members - self._waiting.get(name, set()))
 
+    def place_of(self, worker: int) -> str | None:
+        """Returns the barrier at which a worker waits; None if it waits nowhere."""
+        return next((name for name, waiting in self._waiting.items() if worker in waiting), None)
+
     def take_stuck(self) -> dict[str, list[int]]:
         """Returns who waits where if all wait for each other for ever, and forgets it; else nothing.
 

@@ -16,11 +16,13 @@ import typer
 from protos.errors import CtrPsError, RoleError
 from protos.role import ROLE, ServerRole, role_from_environment
 from ps_server.run import (
-    DEFAULT_IDLE_LIMIT_S,
     DEFAULT_WAIT_LIMIT_S,
     RunSettings,
     log_to_stderr,
     run_server,
+)
+from ps_server.run import (
+    idle_limit as idle_limit_of,
 )
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -69,7 +71,7 @@ def run(
                 bind=bind,
                 load=load,
                 stay=stay,
-                idle_limit_s=_idle_limit_s(idle_limit, stay),
+                idle_limit_s=idle_limit_of(idle_limit, stay=stay),
                 wait_limit_s=wait_limit,
             )
             exit_code = run_server(role, settings)
@@ -84,12 +86,6 @@ def _server_role() -> ServerRole:
     if not isinstance(role, ServerRole):
         raise RoleError(f"{ROLE} is {os.environ.get(ROLE)!r}, a server needs PSERVER")
     return role
-
-
-def _idle_limit_s(option: float | None, stay: bool) -> float | None:
-    if option is None:
-        return None if stay else DEFAULT_IDLE_LIMIT_S
-    return option or None
 
 
 def _check(role: ServerRole) -> int:

@@ -44,6 +44,13 @@ class RunSettings:
     wait_limit_s: float = DEFAULT_WAIT_LIMIT_S
 
 
+def idle_limit(option: float | None, *, stay: bool) -> float | None:
+    """Returns the idle limit in seconds, None for never: of an option where 0 is never, None the default."""
+    if option is None:
+        return None if stay else DEFAULT_IDLE_LIMIT_S
+    return option or None
+
+
 def log_to_stderr() -> None:
     """Logs what happens, unless the process has a log of its own already."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -269,7 +269,6 @@ class ParameterStore:
             write_parts=self.save_part,
             tables={name: table.spec for name, table in self._tables.items()},
             blocks={name: block.spec for name, block in self._blocks.items()},
-            dense=self._dense_vectors(),
             attachments=attachments,
         )
 

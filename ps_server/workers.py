@@ -193,13 +193,17 @@ class Workers:
     def _barrier_timeout(self, name: str, worker: int, future: Future[Any]) -> WaitTimeoutError:
         with self._lock:
             missing = self._barriers.missing(name)
+            places = {other: self._barriers.place_of(other) for other in missing}
             # A worker that has come again waits on by its newer call.
             if self._barrier_futures.get((name, worker)) is future:
                 self._barriers.give_up(name, worker)
                 del self._barrier_futures[name, worker]
+        elsewhere = "".join(
+            f"; worker {other} waits at {place!r}" for other, place in places.items() if place
+        )
         return WaitTimeoutError(
             f"barrier {name!r}: workers {missing} did not come within {self._wait_limit_s:g} s; "
-            f"see their logs"
+            f"see their logs{elsewhere}"
         )
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:

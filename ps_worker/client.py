@@ -343,7 +343,6 @@ class ClusterClient:
             write_parts=self._write_parts,
             tables=dict(self._tables),
             blocks=dict(self._blocks),
-            dense=self._dense_vectors(),
             attachments=attachments,
         )
 

@@ -80,7 +80,9 @@ class _Thread:
         The next call overwrites the dense gradient and the probabilities.
         """
         if step.batch.labels is None:
-            raise DataError("training data has rows without labels: 39 columns, expected 40")
+            raise DataError(
+                "training data has rows without labels; only evaluation and inference do without"
+            )
         pulled = step.rows.result()
         grads = {name: np.empty_like(values) for name, values in pulled.rows.items()}
         lookups = step.keys.lookups(pulled.rows)

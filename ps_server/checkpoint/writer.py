@@ -3,15 +3,14 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from protos.errors import CheckpointError
-from protos.gradients import Values
 from protos.spec import DenseSpec, TableSpec
-from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.durable import sync, write_file
 from ps_server.checkpoint.format import require_name, write_dense_file, write_table_file
-from ps_server.checkpoint.manifest import Attachment, Entry, Manifest, shard_digests
+from ps_server.checkpoint.manifest import Attachment, Entry, Manifest
 from ps_server.checkpoint.publish import TOKEN, local_path, open_staging, publish
 from ps_server.checkpoint.reader import ATTACHMENTS, Checkpoint
 from ps_server.checkpoint.rows import DenseSource, TableSource
@@ -57,10 +56,11 @@ def save_checkpoint(
     write_parts: Callable[[Path, str], list[Entry]],
     tables: Mapping[str, TableSpec],
     blocks: Mapping[str, DenseSpec],
-    dense: Mapping[str, Values],
     attachments: Mapping[str, bytes],
 ) -> str:
     """Writes a whole checkpoint, publishes it, and returns the model's digest.
+
+    Others may train meanwhile: each shard and each dense piece is of one moment, not all of the same one.
 
     Args:
         target: A folder that does not exist, is empty, or holds a checkpoint, which is replaced.
@@ -68,7 +68,6 @@ def save_checkpoint(
             with the token it gets; returns the entries of all of them.
         tables: Every table, by name.
         blocks: Every dense block, by name.
-        dense: The weights of each dense block, float32[n].
         attachments: Files that travel with the parameters, by name.
 
     Raises:
@@ -81,17 +80,14 @@ def save_checkpoint(
     try:
         entries = write_parts(staging, token)
         manifest = Manifest(
-            model_digest=model_digest(dense, shard_digests(entries)),
+            model_digest="",  # of what the files hold, once they are all there
             tables=tuple(tables.values()),
             blocks=tuple(blocks.values()),
             entries=tuple(entries),
             attachments=_write_attachments(staging, attachments),
         )
-        if Checkpoint(staging, manifest).digest_of_files() != manifest.model_digest:
-            raise CheckpointError(
-                f"dense blocks {sorted(dense)} changed while they were saved to {folder}; save between "
-                f"steps, while all workers wait in a barrier"
-            )
+        digest = Checkpoint(staging, manifest).digest_of_files()
+        manifest = replace(manifest, model_digest=digest)
         publish(staging, folder, manifest)
     finally:
         # Published, it has another name; what is left is a save that failed.

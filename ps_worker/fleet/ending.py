@@ -58,7 +58,11 @@ def _watch_worker(fleet: Fleet) -> None:
         logger.warning(
             "the script has ended without fleet.stop_worker(): this worker leaves now, call it at the end"
         )
-        fleet.stop_worker()
+        try:
+            fleet.stop_worker()
+        except Exception:
+            logger.exception("this worker could not leave")
+            os._exit(1)  # an exception in a thread would not change the exit code
 
     # A thread instead of atexit: that comes after threads that wait for work, and may start none for a call.
     threading.Thread(target=leave_at_end, name="leave-at-end").start()

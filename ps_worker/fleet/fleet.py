@@ -146,6 +146,8 @@ class Fleet:
         self._known_role("minimize()")
         if self._run is not None or self._is_over:
             raise UsageError("minimize() comes before fleet.init_worker(), not after it")
+        if self._task is not None:
+            raise UsageError("minimize() was called before: a process trains one model, once")
         self._task = task
 
     def require_task(self, model: Model) -> None:
@@ -174,7 +176,7 @@ class Fleet:
         *,
         bind: str | None = None,
         stay: bool = False,
-        idle_limit_s: float | None = 600.0,
+        idle_limit_s: float | None = None,
         wait_limit_s: float | None = None,
     ) -> None:
         """Serves until all workers are done, as `ps-server` does; ends the process if that goes wrong.
@@ -182,14 +184,15 @@ class Fleet:
         Args:
             bind: Address to bind; None: loopback if workers reach this server there, else all interfaces.
             stay: Whether to go on for the next job when all workers are done.
-            idle_limit_s: Seconds without a call after which to end with exit code 9; None: never.
+            idle_limit_s: Seconds without a call after which to end with exit code 9, 0: never; None: 600, or
+                never if it stays.
             wait_limit_s: Seconds that a worker may wait for the others; None: `wait_timeout_s` of `init`.
         """
         role = self._server_role("fleet.run_server()")
         if not self._is_server_ready:
             raise UsageError("fleet.init_server() before fleet.run_server()")
         # Late, so that workers do not load the server's shell.
-        from ps_worker.fleet.serving import serve
+        from ps_worker.fleet.serving import idle_limit, serve
 
         self._is_over = True
         serve(
@@ -197,7 +200,7 @@ class Fleet:
             load=self._server_load,
             bind=bind,
             stay=stay,
-            idle_limit_s=idle_limit_s,
+            idle_limit_s=idle_limit(idle_limit_s, stay=stay),
             wait_limit_s=self._limits["wait_timeout_s"] if wait_limit_s is None else wait_limit_s,
         )
 
@@ -240,7 +243,7 @@ class Fleet:
 
     def all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
         """Returns the sum, largest or smallest of all workers' `values` float64[N]; all of them call it."""
-        return self.run_of("fleet.all_reduce()").all_reduce(values, op)
+        return self.run_of("fleet.util.all_reduce() and fleet.metrics").all_reduce(values, op)
 
     def save_persistables(self, dirname: str | Path) -> None:
         """Saves all parameters and optimizer states to a folder; worker 0 alone, the others go on.

@@ -72,6 +72,7 @@ class UserDefinedRoleMaker:
             RoleError: Names the argument that is wrong.
         """
         _refuse_collective(is_collective)
+        role = _known_role(role)
         endpoints = require_endpoints(list(server_endpoints), "server_endpoints")
         if worker_num < 1:
             raise RoleError(f"worker_num is {worker_num!r}, expected at least 1")
@@ -90,6 +91,16 @@ class UserDefinedRoleMaker:
     def role(self) -> ServerRole | WorkerRole:
         """See `RoleMaker`."""
         return self._role
+
+
+def _known_role(role: object) -> Role:
+    """Returns the role; Paddle's are plain numbers."""
+    try:
+        return Role(role)
+    except ValueError:
+        raise RoleError(
+            f"role is {role!r}, expected fleet.Role.WORKER or fleet.Role.SERVER"
+        ) from None
 
 
 def _refuse_collective(is_collective: bool) -> None:

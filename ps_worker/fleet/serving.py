@@ -4,7 +4,9 @@ import sys
 
 from protos.errors import CtrPsError
 from protos.role import ServerRole
-from ps_server.run import RunSettings, log_to_stderr, run_server
+from ps_server.run import RunSettings, idle_limit, log_to_stderr, run_server
+
+__all__ = ["idle_limit", "serve"]
 
 
 def serve(

@@ -86,7 +86,6 @@ class FakeModel:
             write_parts=write_parts,
             tables={name: table.spec for name, table in self.tables.items()},
             blocks={name: block.spec for name, block in self.blocks.items()},
-            dense=self.dense,
             attachments=ATTACHMENTS,
         )
 

@@ -119,7 +119,6 @@ def test_scalars_are_those_of_the_piece_that_the_part_begins_in(tmp_path: Path) 
         write_parts=write_parts,
         tables={},
         blocks={"mlp": block.spec},
-        dense={"mlp": block.piece.weights},
         attachments={},
     )
 
