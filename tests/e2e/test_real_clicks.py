@@ -9,6 +9,7 @@ from tests.support.commands import ROOT, result_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MIN_AUC = 0.70
+MIN_AUC_WITHOUT_LOCKSTEP = 0.695  # depends on timing: 0.705 to 0.711 were seen
 MAX_LOG_LOSS = 0.134  # the base rate alone gives 0.1396
 
 
@@ -56,7 +57,8 @@ def test_example_learns_and_infer_agrees(
 
     print(f"{example} {how}: auc={trained['auc']:.4f} log_loss={trained['log_loss']:.4f}")
     assert trained["examples"] == 50_000
-    assert trained["auc"] >= MIN_AUC
+    is_lockstep = how in ("embedded", "sync")
+    assert trained["auc"] >= (MIN_AUC if is_lockstep else MIN_AUC_WITHOUT_LOCKSTEP)
     assert trained["log_loss"] < MAX_LOG_LOSS
     for figure in ("auc", "log_loss", "accuracy", "calibration", "model_digest", "test_examples"):
         assert inferred[figure] == trained[figure]
