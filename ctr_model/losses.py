@@ -11,6 +11,8 @@ computed, which cannot overflow:
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,3 +97,22 @@ def cross_entropy(
         logit_grad[b, 0] = -error
         logit_grad[b, 1] = error
     return loss
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How the logits of a model become probabilities and a loss.
+
+    Attributes:
+        shape: Of an example's logits; () for a single one.
+        probabilities: `sigmoid_probabilities`, or the same for other logits.
+        with_gradient: `binary_cross_entropy`, or the same for other logits.
+    """
+
+    shape: tuple[int, ...]
+    probabilities: Callable[[Floats, Floats], None]
+    with_gradient: Callable[[Floats, Floats, Floats, Floats], float]
+
+
+SIGMOID = Loss((), sigmoid_probabilities, binary_cross_entropy)
+SOFTMAX = Loss((2,), click_probabilities, cross_entropy)

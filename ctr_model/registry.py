@@ -11,6 +11,7 @@ from typing import Any, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from ctr_model.models.click_model import ClickModel
 from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.models.dcn_v2 import DcnV2
 from ctr_model.models.deepfm import DeepFm
@@ -51,18 +52,18 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any]) -> Model:
         raise ValueError(
             f'{_unknown("model", name, list(MODELS))}; a model of your own is "my_model.py:MyModel"'
         )
+    _refuse_without(name, sorted(getattr(model_class, "__abstractmethods__", ())), ClickModel)
     model = model_class(schema, **_checked_options(name, model_class, options))
-    _require_parts(name, model)
+    _refuse_without(name, [part for part in _PARTS if not hasattr(model, part)], Model)
     _require_tables(name, model, schema)
     return model
 
 
-def _require_parts(name: str, model: Model) -> None:
-    missing = [part for part in _PARTS if not hasattr(model, part)]
+def _refuse_without(name: str, missing: list[str], contract: type) -> None:
     if missing:
         raise ValueError(
-            f"model {name!r} has no {', '.join(missing)}: ctr_model.models.model.Model says what a "
-            f"model consists of"
+            f"model {name!r} has no {', '.join(missing)}: {contract.__module__}.{contract.__name__} "
+            f"says what a model consists of"
         )
 
 

@@ -14,21 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
-from ctr_model.losses import binary_cross_entropy, sigmoid_probabilities
-from ctr_model.models.checks import (
-    OwnWorkspace,
-    labels_of,
-    own_workspace,
-    require_batch,
-    require_grads,
-    require_widths,
-)
-from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
-from ctr_model.parameters import FlatLayout, Floats, Segment
+from ctr_model.lookup import Lookup
+from ctr_model.models.checks import require_widths
+from ctr_model.models.click_model import ClickModel
+from ctr_model.models.model import EmbeddingTable
+from ctr_model.parameters import Floats, Segment
 from ctr_model.schema import Schema
 
 
-class MyModel:
+class MyModel(ClickModel):
     """The model of the module's docstring."""
 
     def __init__(self, schema: Schema, *, slots: Sequence[str], dim: int = 4) -> None:
@@ -36,78 +30,53 @@ class MyModel:
         if not slots:
             raise ValueError("slots is empty: choose at least one")
         require_widths(dim=dim)
-        self._schema = schema
-        self.tables = (
-            EmbeddingTable(
-                name="weight",
-                dim=1,
-                optimizer={"name": "ftrl", "learning_rate": 0.1, "beta": 0.03},
-            ),
-            EmbeddingTable(
-                name="embedding",
-                dim=dim,
-                init_range=0.1,
-                slots=tuple(schema.slot_index(slot) for slot in slots),
-            ),
+        weight = EmbeddingTable(
+            name="weight",
+            dim=1,
+            optimizer={"name": "ftrl", "learning_rate": 0.1, "beta": 0.03},
         )
-        self.segments = (
-            Segment(name="gate", shape=(len(schema.dense), dim), init_std=0.1),
-            Segment(name="bias", shape=(1,), init_std=0.0),
+        embedding = EmbeddingTable(
+            name="embedding",
+            dim=dim,
+            init_range=0.1,
+            slots=tuple(schema.slot_index(slot) for slot in slots),
         )
-        self._layout = FlatLayout(self.segments)
-        self.num_params = self._layout.length
+        gate = Segment(name="gate", shape=(len(schema.dense), dim), init_std=0.1)
+        bias = Segment(name="bias", shape=(1,), init_std=0.0)
+        super().__init__(schema, tables=[weight, embedding], segments=[gate, bias])
 
-    def workspace(self, max_batch_size: int) -> OwnWorkspace:
-        """Returns a workspace without buffers: this model makes new arrays in each step."""
-        return OwnWorkspace(self, max_batch_size)
-
-    def predict(
-        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
-    ) -> Floats:
-        """Returns click probabilities float32[B]."""
-        own_workspace(self, workspace, OwnWorkspace)
-        require_batch(self._schema, self.tables, batch, lookups, workspace)
-        gate, bias = self._layout.views(params)
-        probabilities = np.empty(batch.size, np.float32)
-        sigmoid_probabilities(
-            _logits(bias, lookups["weight"], _pool(lookups["embedding"]), batch.dense @ gate),
-            probabilities,
-        )
-        return probabilities
-
-    def gradient(
+    def forward(
         self,
-        params: Floats,
+        tensors: Sequence[Floats],
         batch: Batch,
         lookups: Mapping[str, Lookup],
-        workspace: Workspace,
-        dense_grad: Floats,
-        sparse_grads: Mapping[str, Floats],
-    ) -> StepResult:
-        """Fills the gradients of the loss summed over the examples, by the chain rule from that of z."""
-        own_workspace(self, workspace, OwnWorkspace)
-        labels = labels_of(batch)
-        require_batch(self._schema, self.tables, batch, lookups, workspace)
-        require_grads(lookups, sparse_grads)
-        gate, bias = self._layout.views(params)
-        gate_grad, bias_grad = self._layout.views(dense_grad)  # views: writing fills dense_grad
-
+        buffers: None,
+        logits: Floats,
+    ) -> None:
+        """Overwrites `logits` float32[B] with z."""
+        gate, bias = tensors
         pooled, gated = _pool(lookups["embedding"]), batch.dense @ gate  # [B, D]
-        logits = _logits(bias, lookups["weight"], pooled, gated)  # [B]
-        probabilities, grad = np.empty_like(logits), np.empty_like(logits)  # [B]
-        loss = binary_cross_entropy(logits, labels, probabilities, grad)
+        logits[:] = bias[0] + _pool(lookups["weight"])[:, 0] + (pooled * gated).sum(axis=1)
 
-        bias_grad[0] = grad.sum()
-        gate_grad[:] = batch.dense.T @ (grad[:, None] * pooled)  # [num_dense, D]
-        _scatter(grad[:, None], lookups["weight"], sparse_grads["weight"])
-        _scatter(grad[:, None] * gated, lookups["embedding"], sparse_grads["embedding"])
-        return StepResult(loss, probabilities)
-
-
-def _logits(bias: Floats, weight: Lookup, pooled: Floats, gated: Floats) -> Floats:
-    """Returns z float32[B]."""
-    logits: Floats = bias[0] + _pool(weight)[:, 0] + (pooled * gated).sum(axis=1)
-    return logits
+    def backward(
+        self,
+        tensors: Sequence[Floats],
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        buffers: None,
+        logit_grad: Floats,
+        tensor_grads: Sequence[Floats],
+        sparse_grads: Mapping[str, Floats],
+    ) -> None:
+        """Overwrites all gradients, by the chain rule from that of z."""
+        gate, _ = tensors
+        gate_grad, bias_grad = tensor_grads
+        pooled, gated = _pool(lookups["embedding"]), batch.dense @ gate  # [B, D]
+        grad = logit_grad[:, None]  # [B, 1]
+        bias_grad[0] = logit_grad.sum()
+        gate_grad[:] = batch.dense.T @ (grad * pooled)  # [num_dense, D]
+        _scatter(grad, lookups["weight"], sparse_grads["weight"])
+        _scatter(grad * gated, lookups["embedding"], sparse_grads["embedding"])
 
 
 def _pool(lookup: Lookup) -> Floats:

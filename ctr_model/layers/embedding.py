@@ -1,35 +1,44 @@
-"""Embedding with sum pooling: each slot of an example is the sum of its keys' embeddings.
+"""Embedding with sum pooling: numbers, then for each slot the sum of its keys' embeddings.
 
-    X[b, first + s * D + d] = sum of rows[inverse[i], d] over i from offsets[b * S + s]
-                              to offsets[b * S + s + 1], exclusive
+    X[b, j] = dense[b, j]
+    X[b, num_dense + s * D + d] = sum of rows[inverse[i], d] over i from offsets[b * S + s]
+                                  to offsets[b * S + s + 1], exclusive
 
 A slot without keys is zeros. Row and column numbers are unsigned in the kernels: for signed ones numba
 tests whether an index counts from the end, which makes both kernels half as fast.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctr_model.jit import kernel
+from ctr_model.lookup import Ints, Lookup
+from ctr_model.parameters import Floats
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
+
+def pool_slots(dense: Floats, lookup: Lookup, out: Floats) -> None:
+    """Overwrites `out` float32[B, num_dense + S * D] with X, of `dense` float32[B, num_dense]."""
+    first_column = dense.shape[1]
+    out[:, :first_column] = dense
+    _pool(lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, first_column, out)
+
+
+def scatter_slots(grad: Floats, lookup: Lookup, out: Floats) -> None:
+    """Sums the gradient of X over the occurrences of each unique key.
+
+    Args:
+        grad: float32[B, num_dense + S * D], of `pool_slots`' output.
+        lookup: What was pooled.
+        out: float32[N, D], overwritten.
+    """
+    first_column = grad.shape[1] - lookup.num_slots * out.shape[1]
+    _scatter(grad, lookup.inverse, lookup.offsets, lookup.num_slots, first_column, out)
 
 
 @kernel
-def pool_slots(
+def _pool(
     rows: Floats, inverse: Ints, offsets: Ints, num_slots: int, first_column: int, out: Floats
 ) -> None:
-    """Writes pooled embeddings into the columns of `out` from `first_column` on.
-
-    Args:
-        rows: float32[N, D].
-        inverse: int32[L].
-        offsets: int32[B * S + 1].
-        num_slots: S.
-        first_column: Where the embeddings begin.
-        out: float32[B, first_column + S * D], written in place.
-    """
+    """Overwrites the columns of `out` from `first_column` on with pooled embeddings."""
     dim = np.uintp(rows.shape[1])
     out[:, first_column:] = np.float32(0.0)
     for b in range(out.shape[0]):
@@ -42,19 +51,10 @@ def pool_slots(
 
 
 @kernel
-def scatter_slots(
+def _scatter(
     grad: Floats, inverse: Ints, offsets: Ints, num_slots: int, first_column: int, out: Floats
 ) -> None:
-    """Sums the gradient of `pool_slots`' output over the occurrences of each unique key.
-
-    Args:
-        grad: float32[B, first_column + S * D].
-        inverse: int32[L].
-        offsets: int32[B * S + 1].
-        num_slots: S.
-        first_column: Where the embeddings begin.
-        out: float32[N, D], overwritten.
-    """
+    """Overwrites `out` with the gradient of the rows, from that of the columns from `first_column` on."""
     dim = np.uintp(out.shape[1])
     out[:] = np.float32(0.0)
     for b in range(grad.shape[0]):

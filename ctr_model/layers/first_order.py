@@ -6,13 +6,10 @@ The weights of keys are the rows of a table of dim 1. A key that stands in an ex
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctr_model.jit import kernel
-from ctr_model.parameters import Segment
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
+from ctr_model.lookup import Ints, Lookup
+from ctr_model.parameters import Floats, Segment
 
 
 def first_order_segments(num_dense: int, *, name: str = "linear") -> tuple[Segment, Segment]:
@@ -23,8 +20,53 @@ def first_order_segments(num_dense: int, *, name: str = "linear") -> tuple[Segme
     )
 
 
+def first_order(dense: Floats, lookup: Lookup, weight: Floats, bias: Floats, out: Floats) -> None:
+    """Overwrites `out` with the z of the module's docstring.
+
+    Args:
+        dense: float32[B, num_dense].
+        lookup: Of a table of dim 1.
+        weight: float32[num_dense].
+        bias: float32[1].
+        out: float32[B].
+    """
+    _first_order(
+        dense, lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, weight, bias, out
+    )
+
+
+def first_order_backward(
+    grad: Floats,
+    dense: Floats,
+    lookup: Lookup,
+    rows_grad: Floats,
+    weight_grad: Floats,
+    bias_grad: Floats,
+) -> None:
+    """Overwrites the gradients of rows, weight and bias.
+
+    Args:
+        grad: float32[B], of z.
+        dense: float32[B, num_dense].
+        lookup: Of a table of dim 1.
+        rows_grad: float32[N, 1].
+        weight_grad: float32[num_dense].
+        bias_grad: float32[1].
+    """
+    _first_order_backward(
+        grad,
+        dense,
+        lookup.inverse,
+        lookup.offsets,
+        lookup.num_slots,
+        rows_grad,
+        weight_grad,
+        bias_grad,
+    )
+
+
 @kernel
-def first_order(
+def _first_order(
     dense: Floats,
     rows: Floats,
     inverse: Ints,
@@ -34,18 +76,7 @@ def first_order(
     bias: Floats,
     out: Floats,
 ) -> None:
-    """Overwrites `out` with the z of the module's docstring.
-
-    Args:
-        dense: float32[B, num_dense].
-        rows: float32[N, 1].
-        inverse: int32[L].
-        offsets: int32[B * S + 1].
-        num_slots: S.
-        weight: float32[num_dense].
-        bias: float32[1].
-        out: float32[B].
-    """
+    """Does what `first_order` says, on arrays."""
     for b in range(out.size):
         z = bias[0]
         for j in range(weight.size):
@@ -56,7 +87,7 @@ def first_order(
 
 
 @kernel
-def first_order_backward(
+def _first_order_backward(
     grad: Floats,
     dense: Floats,
     inverse: Ints,
@@ -66,18 +97,7 @@ def first_order_backward(
     weight_grad: Floats,
     bias_grad: Floats,
 ) -> None:
-    """Overwrites the gradients of rows, weight and bias.
-
-    Args:
-        grad: float32[B], of z.
-        dense: float32[B, num_dense].
-        inverse: int32[L].
-        offsets: int32[B * S + 1].
-        num_slots: S.
-        rows_grad: float32[N, 1].
-        weight_grad: float32[num_dense].
-        bias_grad: float32[1].
-    """
+    """Does what `first_order_backward` says, on arrays."""
     rows_grad[:] = np.float32(0.0)
     weight_grad[:] = np.float32(0.0)
     bias_grad[0] = np.float32(0.0)

@@ -10,28 +10,42 @@ subtracts no large numbers from each other.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctr_model.jit import kernel
+from ctr_model.lookup import Ints, Lookup
+from ctr_model.parameters import Floats
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
 
-
-@kernel
-def add_interactions(
-    rows: Floats, inverse: Ints, offsets: Ints, num_slots: int, sums: Floats, out: Floats
-) -> None:
+def add_interactions(lookup: Lookup, sums: Floats, out: Floats) -> None:
     """Adds the z of the module's docstring to `out`.
 
     Args:
-        rows: float32[N, D].
-        inverse: int32[L].
-        offsets: int32[B * S + 1].
-        num_slots: S.
+        lookup: Of the embeddings v.
         sums: float32[B, D], overwritten with the sum of an example's embeddings, for the way back.
         out: float32[B], added to.
     """
+    _add_interactions(lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, sums, out)
+
+
+def interactions_backward(grad: Floats, sums: Floats, lookup: Lookup, out: Floats) -> None:
+    """Adds the gradient of the rows to `out`.
+
+    Args:
+        grad: float32[B], of z.
+        sums: float32[B, D], as `add_interactions` left it.
+        lookup: Of the embeddings v.
+        out: float32[N, D], added to.
+    """
+    _interactions_backward(
+        grad, sums, lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, out
+    )
+
+
+@kernel
+def _add_interactions(
+    rows: Floats, inverse: Ints, offsets: Ints, num_slots: int, sums: Floats, out: Floats
+) -> None:
+    """Does what `add_interactions` says, on arrays."""
     dim = np.uintp(rows.shape[1])
     for b in range(out.size):
         z = np.float32(0.0)
@@ -45,7 +59,7 @@ def add_interactions(
 
 
 @kernel
-def interactions_backward(
+def _interactions_backward(
     grad: Floats,
     sums: Floats,
     rows: Floats,
@@ -54,17 +68,7 @@ def interactions_backward(
     num_slots: int,
     out: Floats,
 ) -> None:
-    """Adds the gradient of the rows to `out`.
-
-    Args:
-        grad: float32[B], of z.
-        sums: float32[B, D], as `add_interactions` left it.
-        rows: float32[N, D].
-        inverse: int32[L].
-        offsets: int32[B * S + 1].
-        num_slots: S.
-        out: float32[N, D], added to.
-    """
+    """Does what `interactions_backward` says, on arrays."""
     dim = np.uintp(rows.shape[1])
     for b in range(grad.size):
         for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):

@@ -15,18 +15,22 @@ from ctr_model.parameters import Floats, Segment
 
 
 class MlpBuffers:
-    """The matrices of one step: outputs of the layers, first the input X, and their gradients."""
+    """The matrices of one step: the input X, outputs of the layers, and gradients of all but the last."""
 
     def __init__(self, widths: Sequence[int], max_batch_size: int) -> None:
         self._outputs = [np.empty((max_batch_size, width), np.float32) for width in widths]
-        self._grads = [np.empty((max_batch_size, width), np.float32) for width in widths]
+        self._grads = [np.empty((max_batch_size, width), np.float32) for width in widths[:-1]]
+
+    def input(self, size: int) -> Floats:
+        """Returns X float32[B, H] of a batch of `size` examples, to be filled before `Mlp.forward`."""
+        return self._outputs[0][:size]
 
     def outputs(self, size: int) -> list[Floats]:
         """Returns float32[B, H] of each layer for a batch of `size` examples; the first is X."""
         return [output[:size] for output in self._outputs]
 
     def grads(self, size: int) -> list[Floats]:
-        """Returns the gradients of `outputs(size)`."""
+        """Returns the gradients of `outputs(size)[:-1]`."""
         return [grad[:size] for grad in self._grads]
 
 
@@ -49,8 +53,9 @@ class Mlp:
         """Returns buffers for batches of up to `max_batch_size` examples."""
         return MlpBuffers(self.widths, max_batch_size)
 
-    def forward(self, tensors: Sequence[Floats], outputs: Sequence[Floats]) -> Floats:
-        """Fills `outputs[1:]` from `outputs[0]` and the tensors of `segments`; returns the last."""
+    def forward(self, tensors: Sequence[Floats], buffers: MlpBuffers, size: int) -> Floats:
+        """Returns the output for the X of `size` examples and the tensors of `segments`."""
+        outputs = buffers.outputs(size)
         last = len(outputs) - 2
         for i, (x, out) in enumerate(pairwise(outputs)):
             weight, bias = tensors[2 * i], tensors[2 * i + 1]
@@ -64,22 +69,23 @@ class Mlp:
     def backward(
         self,
         tensors: Sequence[Floats],
-        outputs: Sequence[Floats],
-        grads: Sequence[Floats],
+        buffers: MlpBuffers,
+        grad: Floats,
         tensor_grads: Sequence[Floats],
     ) -> Floats:
-        """Fills `grads[:-1]` and the gradients of all tensors, from `grads[-1]`; returns that of X."""
-        last = len(outputs) - 2
-        for i in range(last, -1, -1):
-            weight_grad, bias_grad = tensor_grads[2 * i], tensor_grads[2 * i + 1]
-            grad = grads[i + 1]  # [B, H]: dA, or for the last layer dZ
+        """Fills the gradients of all tensors from `grad`, that of the output; returns that of X."""
+        outputs, grads = buffers.outputs(len(grad)), buffers.grads(len(grad))
+        last = len(grads) - 1
+        for i in range(last, -1, -1):  # grad: dA, or for the last layer dZ
+            weight, weight_grad, bias_grad = tensors[2 * i], *tensor_grads[2 * i : 2 * i + 2]
             if i < last:
                 relu_backward(outputs[i + 1], grad, bias_grad)
             else:
                 sum_rows(grad, bias_grad)
             np.matmul(outputs[i].T, grad, out=weight_grad)  # [fan_in, H]
             if grad.shape[1] == 1:
-                outer(grad.reshape(-1), tensors[2 * i].reshape(-1), grads[i])  # [B, fan_in]
+                outer(grad.reshape(-1), weight.reshape(-1), grads[i])  # [B, fan_in]
             else:
-                np.matmul(grad, tensors[2 * i].T, out=grads[i])  # [B, fan_in]
-        return grads[0]
+                np.matmul(grad, weight.T, out=grads[i])  # [B, fan_in]
+            grad = grads[i]
+        return grad

@@ -1,35 +1,12 @@
 """What a model checks before it computes: kernels test no bounds, so all shapes must fit."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 from ctr_model.batch import Batch
-from ctr_model.models.model import EmbeddingTable, Lookup, Model, Workspace
+from ctr_model.lookup import Lookup
+from ctr_model.models.model import EmbeddingTable, Workspace
 from ctr_model.parameters import Floats, ModelInputError
 from ctr_model.schema import Schema
-
-W = TypeVar("W", bound="OwnWorkspace")
-
-
-class OwnWorkspace:
-    """A workspace that knows its model; models derive theirs from it."""
-
-    def __init__(self, model: Model, max_batch_size: int) -> None:
-        self.model = model
-        self.max_batch_size = max_batch_size
-
-
-def own_workspace(model: Model, workspace: Workspace, kind: type[W]) -> W:
-    """Returns `workspace`; raises ModelInputError unless `model` made it, as a `kind`."""
-    if not isinstance(workspace, kind) or workspace.model is not model:
-        raise ModelInputError("the workspace is another model's: ask this one for a workspace")
-    return workspace
-
-
-def require_equal(what: str, actual: object, expected: object) -> None:
-    """Raises ModelInputError unless `actual` is `expected`."""
-    if actual != expected:
-        raise ModelInputError(f"{what} is {actual!r}, the model expects {expected!r}")
 
 
 def require_widths(**widths: int | Sequence[int]) -> None:
@@ -55,8 +32,8 @@ def require_batch(
     workspace: Workspace,
 ) -> None:
     """Raises ModelInputError unless batch, lookups and workspace fit the model."""
-    require_equal("number of dense columns", batch.dense.shape[1], len(schema.dense))
-    require_equal("number of slots", batch.num_slots, len(schema.slots))
+    _require_equal("number of dense columns", batch.dense.shape[1], len(schema.dense))
+    _require_equal("number of slots", batch.num_slots, len(schema.slots))
     for table in tables:
         _require_lookup(schema, table, batch, lookups[table.name])
     if batch.size > workspace.max_batch_size:
@@ -68,23 +45,29 @@ def require_batch(
 def _require_lookup(schema: Schema, table: EmbeddingTable, batch: Batch, lookup: Lookup) -> None:
     plain = len(schema.slots) if table.slots is None else len(table.slots)
     num_slots = plain + len(table.crosses)
-    require_equal(f"number of slots of table {table.name!r}", lookup.num_slots, num_slots)
-    require_equal("length of offsets", lookup.offsets.size, batch.size * num_slots + 1)
-    require_equal("length of inverse", lookup.inverse.size, int(lookup.offsets[-1]))
-    require_equal(f"width of the rows of table {table.name!r}", lookup.rows.shape[1], table.dim)
+    _require_equal(f"number of slots of table {table.name!r}", lookup.num_slots, num_slots)
+    _require_equal("length of offsets", lookup.offsets.size, batch.size * num_slots + 1)
+    _require_equal("length of inverse", lookup.inverse.size, int(lookup.offsets[-1]))
+    _require_equal(f"width of the rows of table {table.name!r}", lookup.rows.shape[1], table.dim)
 
 
 def labels_of(batch: Batch) -> Floats:
     """Returns the labels float32[B]; raises ModelInputError if they are missing or too few."""
     if batch.labels is None:
         raise ModelInputError("a gradient needs labels, and this batch has none")
-    require_equal("number of labels", batch.labels.size, batch.size)
+    _require_equal("number of labels", batch.labels.size, batch.size)
     return batch.labels
 
 
 def require_grads(lookups: Mapping[str, Lookup], sparse_grads: Mapping[str, Floats]) -> None:
     """Raises ModelInputError unless each table's gradient has the shape of its rows."""
     for name, lookup in lookups.items():
-        require_equal(
+        _require_equal(
             f"shape of the gradient of table {name!r}", sparse_grads[name].shape, lookup.rows.shape
         )
+
+
+def _require_equal(what: str, actual: object, expected: object) -> None:
+    """Raises ModelInputError unless `actual` is `expected`."""
+    if actual != expected:
+        raise ModelInputError(f"{what} is {actual!r}, the model expects {expected!r}")

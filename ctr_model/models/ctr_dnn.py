@@ -10,31 +10,23 @@ The network of PaddlePaddle's CTR tutorial: D = 10, H = 400, weights normal with
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ctr_model.batch import Batch
 from ctr_model.layers.embedding import pool_slots, scatter_slots
-from ctr_model.layers.mlp import Mlp
-from ctr_model.losses import click_probabilities, cross_entropy
-from ctr_model.models.checks import (
-    OwnWorkspace,
-    labels_of,
-    own_workspace,
-    require_batch,
-    require_grads,
-    require_range,
-    require_widths,
-)
-from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
+from ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_model.lookup import Lookup
+from ctr_model.losses import SOFTMAX
+from ctr_model.models.checks import require_range, require_widths
+from ctr_model.models.click_model import ClickModel
+from ctr_model.models.model import EmbeddingTable
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import FlatLayout, Floats
+from ctr_model.parameters import Floats
 from ctr_model.schema import Schema
 
 CLASSES = 2
 
 
 @keeps_origin
-class CtrDnn:
+class CtrDnn(ClickModel):
     """The model of the module's docstring."""
 
     def __init__(
@@ -60,77 +52,41 @@ class CtrDnn:
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
-        self._schema = schema
-        self._num_dense = len(schema.dense)
-        self._mlp = Mlp((self._num_dense + len(schema.slots) * dim, *hidden, CLASSES))
+        self._mlp = Mlp((len(schema.dense) + len(schema.slots) * dim, *hidden, CLASSES))
         self._table = table
-        self.tables = (EmbeddingTable(name=table, dim=dim, init_range=init_range),)
-        self.segments = self._mlp.segments
-        self._layout = FlatLayout(self.segments)
-        self.num_params = self._layout.length
+        super().__init__(
+            schema,
+            tables=[EmbeddingTable(name=table, dim=dim, init_range=init_range)],
+            segments=self._mlp.segments,
+            loss=SOFTMAX,
+        )
 
-    def workspace(self, max_batch_size: int) -> "_Workspace":
-        """Returns buffers for batches of up to `max_batch_size` examples."""
-        return _Workspace(self, self._mlp, max_batch_size)
-
-    def predict(
-        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
-    ) -> Floats:
-        """Returns click probabilities float32[B]; see `Model`."""
-        own = own_workspace(self, workspace, _Workspace)
-        require_batch(self._schema, self.tables, batch, lookups, own)
-        logits = self._forward(params, batch, lookups, own.layers.outputs(batch.size))
-        probabilities = own.probabilities[: batch.size]
-        click_probabilities(logits, probabilities)
-        return probabilities
-
-    def gradient(
+    def forward(
         self,
-        params: Floats,
+        tensors: Sequence[Floats],
         batch: Batch,
         lookups: Mapping[str, Lookup],
-        workspace: Workspace,
-        dense_grad: Floats,
+        buffers: MlpBuffers,
+        logits: Floats,
+    ) -> None:
+        """Overwrites `logits` float32[B, 2]."""
+        pool_slots(batch.dense, lookups[self._table], buffers.input(batch.size))
+        logits[:] = self._mlp.forward(tensors, buffers, batch.size)
+
+    def backward(
+        self,
+        tensors: Sequence[Floats],
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        buffers: MlpBuffers,
+        logit_grad: Floats,
+        tensor_grads: Sequence[Floats],
         sparse_grads: Mapping[str, Floats],
-    ) -> StepResult:
-        """Computes the gradients of the loss summed over the examples; see `Model`."""
-        own = own_workspace(self, workspace, _Workspace)
-        labels = labels_of(batch)
-        require_batch(self._schema, self.tables, batch, lookups, own)
-        require_grads(lookups, sparse_grads)
-        tensor_grads = self._layout.views(dense_grad)
+    ) -> None:
+        """Overwrites the gradients of all parameters and rows."""
+        input_grad = self._mlp.backward(tensors, buffers, logit_grad, tensor_grads)
+        scatter_slots(input_grad, lookups[self._table], sparse_grads[self._table])
 
-        outputs, grads = own.layers.outputs(batch.size), own.layers.grads(batch.size)
-        probabilities = own.probabilities[: batch.size]
-        logits = self._forward(params, batch, lookups, outputs)
-        loss = cross_entropy(logits, labels, probabilities, grads[-1])
-        input_grad = self._mlp.backward(self._layout.views(params), outputs, grads, tensor_grads)
-        lookup = lookups[self._table]
-        scatter_slots(
-            input_grad,
-            lookup.inverse,
-            lookup.offsets,
-            lookup.num_slots,
-            self._num_dense,
-            sparse_grads[self._table],
-        )
-        return StepResult(loss, probabilities)
-
-    def _forward(
-        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], outputs: list[Floats]
-    ) -> Floats:
-        lookup, x = lookups[self._table], outputs[0]
-        x[:, : self._num_dense] = batch.dense
-        pool_slots(
-            lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, self._num_dense, x
-        )
-        return self._mlp.forward(self._layout.views(params), outputs)
-
-
-class _Workspace(OwnWorkspace):
-    """The buffers of one thread's steps."""
-
-    def __init__(self, model: CtrDnn, mlp: Mlp, max_batch_size: int) -> None:
-        super().__init__(model, max_batch_size)
-        self.layers = mlp.buffers(max_batch_size)
-        self.probabilities = np.empty(max_batch_size, np.float32)
+    def buffers(self, max_batch_size: int) -> MlpBuffers:
+        """Returns those of the layers."""
+        return self._mlp.buffers(max_batch_size)

@@ -15,35 +15,29 @@ for web-scale learning to rank systems", WWW 2021.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from ctr_model.batch import Batch
-from ctr_model.layers.cross import Cross
+from ctr_model.layers.cross import Cross, CrossBuffers
 from ctr_model.layers.embedding import pool_slots, scatter_slots
 from ctr_model.layers.linear import outer
-from ctr_model.layers.mlp import Mlp
-from ctr_model.losses import binary_cross_entropy, sigmoid_probabilities
-from ctr_model.models.checks import (
-    OwnWorkspace,
-    labels_of,
-    own_workspace,
-    require_batch,
-    require_grads,
-    require_range,
-    require_widths,
-)
-from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
+from ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_model.lookup import Lookup
+from ctr_model.models.checks import require_range, require_widths
+from ctr_model.models.click_model import ClickModel
+from ctr_model.models.model import EmbeddingTable
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import FlatLayout, Floats, Segment
+from ctr_model.parameters import Floats, Segment
 from ctr_model.schema import Schema
 
 EMBEDDING = "embedding"
 
 
 @keeps_origin
-class DcnV2:
+class DcnV2(ClickModel):
     """The model of the module's docstring."""
 
     def __init__(
@@ -75,106 +69,61 @@ class DcnV2:
         require_range(init_range=init_range)
         if cross_rank is not None:
             require_widths(cross_rank=cross_rank)
-        self._schema = schema
+        self._width = width = len(schema.dense) + len(schema.slots) * dim
+        self._cross = Cross(width, num_cross_layers, rank=cross_rank)
+        self._mlp = Mlp((width, *hidden, 1))
         self._is_stacked = structure == "stacked"
-        self._num_dense = len(schema.dense)
-        self._width = self._num_dense + len(schema.slots) * dim
-        self._cross = Cross(self._width, num_cross_layers, rank=cross_rank)
-        self._mlp = Mlp((self._width, *hidden, 1))
-        self.tables = (EmbeddingTable(name=EMBEDDING, dim=dim, init_range=init_range),)
-        self.segments = (*self._cross.segments, *self._mlp.segments)
-        if not self._is_stacked:
-            head = Segment(name="head.weight", shape=(self._width,), init_std=self._width**-0.5)
-            self.segments += (head,)
-        self._layout = FlatLayout(self.segments)
-        self.num_params = self._layout.length
-
-    def workspace(self, max_batch_size: int) -> "_Workspace":
-        """Returns buffers for batches of up to `max_batch_size` examples."""
-        return _Workspace(self, self._cross, self._mlp, self._width, max_batch_size)
-
-    def predict(
-        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
-    ) -> Floats:
-        """Returns click probabilities float32[B]; see `Model`."""
-        own = own_workspace(self, workspace, _Workspace)
-        require_batch(self._schema, self.tables, batch, lookups, own)
-        tensors = self._layout.views(params)
-        logits = self._forward(tensors, batch, lookups[EMBEDDING], own)
-        probabilities = own.probabilities[: batch.size]
-        sigmoid_probabilities(logits, probabilities)
-        return probabilities
-
-    def gradient(
-        self,
-        params: Floats,
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        workspace: Workspace,
-        dense_grad: Floats,
-        sparse_grads: Mapping[str, Floats],
-    ) -> StepResult:
-        """Computes the gradients of the loss summed over the examples; see `Model`."""
-        own = own_workspace(self, workspace, _Workspace)
-        labels = labels_of(batch)
-        require_batch(self._schema, self.tables, batch, lookups, own)
-        require_grads(lookups, sparse_grads)
-        tensors, tensor_grads = self._layout.views(params), self._layout.views(dense_grad)
-
-        lookup, probabilities = lookups[EMBEDDING], own.probabilities[: batch.size]
-        logit_grad = own.layers.grads(batch.size)[-1].reshape(-1)  # [B]
-        logits = self._forward(tensors, batch, lookup, own)
-        loss = binary_cross_entropy(logits, labels, probabilities, logit_grad)
-        scatter_slots(
-            self._backward(tensors, batch.size, own, tensor_grads),
-            lookup.inverse,
-            lookup.offsets,
-            lookup.num_slots,
-            self._num_dense,
-            sparse_grads[EMBEDDING],
+        head = Segment(name="head.weight", shape=(width,), init_std=width**-0.5)
+        heads = () if self._is_stacked else (head,)
+        super().__init__(
+            schema,
+            tables=[EmbeddingTable(name=EMBEDDING, dim=dim, init_range=init_range)],
+            segments=[*self._cross.segments, *self._mlp.segments, *heads],
         )
-        return StepResult(loss, probabilities)
 
-    def _forward(
-        self, tensors: Sequence[Floats], batch: Batch, lookup: Lookup, own: "_Workspace"
-    ) -> Floats:
-        """Returns the logits float32[B]."""
-        of_cross, of_mlp, of_head = self._parts(tensors)
-        crossed = self._crossed(own, batch.size)
-        x0 = crossed[0]
-        x0[:, : self._num_dense] = batch.dense
-        pool_slots(
-            lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, self._num_dense, x0
-        )
-        last = self._cross.forward(of_cross, crossed, own.cross)  # [B, n]
-        logits = self._mlp.forward(of_mlp, own.layers.outputs(batch.size)).reshape(-1)
-        if not self._is_stacked:
-            head_logits = np.matmul(last, of_head[0], out=own.head_logits[: batch.size])
-            np.add(logits, head_logits, out=logits)
-        return logits
-
-    def _backward(
+    def forward(
         self,
         tensors: Sequence[Floats],
-        size: int,
-        own: "_Workspace",
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        buffers: "_Buffers",
+        logits: Floats,
+    ) -> None:
+        """Overwrites `logits` float32[B]."""
+        of_cross, of_mlp, of_head = self._parts(tensors)
+        crossed = self._crossed(buffers, batch.size)
+        pool_slots(batch.dense, lookups[EMBEDDING], crossed[0])
+        last = self._cross.forward(of_cross, crossed, buffers.cross)  # [B, n]
+        deep = self._mlp.forward(of_mlp, buffers.mlp, batch.size).reshape(-1)  # [B]
+        if self._is_stacked:
+            logits[:] = deep
+        else:
+            np.add(np.matmul(last, of_head[0], out=logits), deep, out=logits)
+
+    def backward(
+        self,
+        tensors: Sequence[Floats],
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        buffers: "_Buffers",
+        logit_grad: Floats,
         tensor_grads: Sequence[Floats],
-    ) -> Floats:
-        """Fills the gradients of all tensors from that of the logits, the MLP's last; returns that of X0."""
+        sparse_grads: Mapping[str, Floats],
+    ) -> None:
+        """Overwrites the gradients of all parameters and rows."""
         of_cross, of_mlp, of_head = self._parts(tensors)
         cross_grads, mlp_grads, head_grads = self._parts(tensor_grads)
-        outputs, grads = own.layers.outputs(size), own.layers.grads(size)
-        crossed = self._crossed(own, size)
-        input_grad = self._mlp.backward(of_mlp, outputs, grads, mlp_grads)  # [B, n]
+        crossed = self._crossed(buffers, batch.size)
+        grad = self._mlp.backward(of_mlp, buffers.mlp, logit_grad.reshape(-1, 1), mlp_grads)
         if self._is_stacked:
-            self._cross.backward(of_cross, crossed, own.cross, input_grad, cross_grads)
-            return input_grad
-        cross_grad = own.cross_grad[:size]  # [B, n]
-        logit_grad = grads[-1].reshape(-1)  # [B]
-        np.matmul(crossed[-1].T, logit_grad, out=head_grads[0])
-        outer(logit_grad, of_head[0], cross_grad)
-        self._cross.backward(of_cross, crossed, own.cross, cross_grad, cross_grads)
-        return np.add(input_grad, cross_grad, out=input_grad)
+            self._cross.backward(of_cross, crossed, buffers.cross, grad, cross_grads)
+        else:
+            cross_grad = buffers.cross_grad[: batch.size]  # [B, n]
+            np.matmul(crossed[-1].T, logit_grad, out=head_grads[0])
+            outer(logit_grad, of_head[0], cross_grad)
+            self._cross.backward(of_cross, crossed, buffers.cross, cross_grad, cross_grads)
+            grad += cross_grad
+        scatter_slots(grad, lookups[EMBEDDING], sparse_grads[EMBEDDING])
 
     def _parts(self, tensors: Sequence[Floats]) -> tuple[Sequence[Floats], ...]:
         """Returns the tensors of the cross layers, of the perceptron and of the head."""
@@ -182,21 +131,22 @@ class DcnV2:
         head = mlp + len(self._mlp.segments)
         return tensors[:mlp], tensors[mlp:head], tensors[head:]
 
-    def _crossed(self, own: "_Workspace", size: int) -> list[Floats]:
+    def _crossed(self, buffers: "_Buffers", size: int) -> list[Floats]:
         """Returns X0, ..., XL; the perceptron's input is the last if stacked, else the first."""
-        mlp_input, crossed = own.layers.outputs(size)[0], own.cross.outputs(size)
+        mlp_input, crossed = buffers.mlp.input(size), buffers.cross.outputs(size)
         return [*crossed, mlp_input] if self._is_stacked else [mlp_input, *crossed]
 
+    def buffers(self, max_batch_size: int) -> "_Buffers":
+        """Returns those of the layers, and of what the parallel ones add."""
+        return _Buffers(
+            cross=self._cross.buffers(max_batch_size),
+            mlp=self._mlp.buffers(max_batch_size),
+            cross_grad=np.empty((max_batch_size, self._width), np.float32),
+        )
 
-class _Workspace(OwnWorkspace):
-    """The buffers of one thread's steps."""
 
-    def __init__(
-        self, model: DcnV2, cross: Cross, mlp: Mlp, width: int, max_batch_size: int
-    ) -> None:
-        super().__init__(model, max_batch_size)
-        self.cross = cross.buffers(max_batch_size)
-        self.layers = mlp.buffers(max_batch_size)
-        self.cross_grad = np.empty((max_batch_size, width), np.float32)
-        self.head_logits = np.empty(max_batch_size, np.float32)
-        self.probabilities = np.empty(max_batch_size, np.float32)
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    cross: CrossBuffers
+    mlp: MlpBuffers
+    cross_grad: Floats  # [B, n]

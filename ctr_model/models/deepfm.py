@@ -13,6 +13,7 @@ IJCAI 2017.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,27 +21,20 @@ from ctr_model.batch import Batch
 from ctr_model.layers.embedding import pool_slots, scatter_slots
 from ctr_model.layers.first_order import first_order, first_order_backward, first_order_segments
 from ctr_model.layers.interactions import add_interactions, interactions_backward
-from ctr_model.layers.mlp import Mlp
-from ctr_model.losses import binary_cross_entropy, sigmoid_probabilities
-from ctr_model.models.checks import (
-    OwnWorkspace,
-    labels_of,
-    own_workspace,
-    require_batch,
-    require_grads,
-    require_range,
-    require_widths,
-)
-from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
+from ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_model.lookup import Lookup
+from ctr_model.models.checks import require_range, require_widths
+from ctr_model.models.click_model import ClickModel
+from ctr_model.models.model import EmbeddingTable
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import FlatLayout, Floats
+from ctr_model.parameters import Floats
 from ctr_model.schema import Schema
 
 LINEAR, EMBEDDING = "linear", "embedding"
 
 
 @keeps_origin
-class DeepFm:
+class DeepFm(ClickModel):
     """The model of the module's docstring."""
 
     def __init__(
@@ -64,126 +58,63 @@ class DeepFm:
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
-        self._schema = schema
+        num_dense = len(schema.dense)
         self._dim = dim
-        self._num_dense = len(schema.dense)
-        self._mlp = Mlp((self._num_dense + len(schema.slots) * dim, *hidden, 1))
-        self.tables = (
-            EmbeddingTable(name=LINEAR, dim=1),
-            EmbeddingTable(name=EMBEDDING, dim=dim, init_range=init_range),
+        self._mlp = Mlp((num_dense + len(schema.slots) * dim, *hidden, 1))
+        super().__init__(
+            schema,
+            tables=[
+                EmbeddingTable(name=LINEAR, dim=1),
+                EmbeddingTable(name=EMBEDDING, dim=dim, init_range=init_range),
+            ],
+            segments=[*first_order_segments(num_dense), *self._mlp.segments],
         )
-        self.segments = (*first_order_segments(self._num_dense), *self._mlp.segments)
-        self._layout = FlatLayout(self.segments)
-        self.num_params = self._layout.length
 
-    def workspace(self, max_batch_size: int) -> "_Workspace":
-        """Returns buffers for batches of up to `max_batch_size` examples."""
-        return _Workspace(self, self._mlp, self._dim, max_batch_size)
-
-    def predict(
-        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
-    ) -> Floats:
-        """Returns click probabilities float32[B]; see `Model`."""
-        own = own_workspace(self, workspace, _Workspace)
-        require_batch(self._schema, self.tables, batch, lookups, own)
-        logits = self._forward(self._layout.views(params), batch, lookups, own)
-        probabilities = own.probabilities[: batch.size]
-        sigmoid_probabilities(logits, probabilities)
-        return probabilities
-
-    def gradient(
-        self,
-        params: Floats,
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        workspace: Workspace,
-        dense_grad: Floats,
-        sparse_grads: Mapping[str, Floats],
-    ) -> StepResult:
-        """Computes the gradients of the loss summed over the examples; see `Model`."""
-        own = own_workspace(self, workspace, _Workspace)
-        labels = labels_of(batch)
-        require_batch(self._schema, self.tables, batch, lookups, own)
-        require_grads(lookups, sparse_grads)
-        tensors, tensor_grads = self._layout.views(params), self._layout.views(dense_grad)
-
-        grads = own.layers.grads(batch.size)
-        probabilities, logit_grad = own.probabilities[: batch.size], grads[-1].reshape(-1)
-        logits = self._forward(tensors, batch, lookups, own)
-        loss = binary_cross_entropy(logits, labels, probabilities, logit_grad)
-        self._backward(tensors, batch, lookups, own, tensor_grads, sparse_grads)
-        return StepResult(loss, probabilities)
-
-    def _forward(
+    def forward(
         self,
         tensors: Sequence[Floats],
         batch: Batch,
         lookups: Mapping[str, Lookup],
-        own: "_Workspace",
-    ) -> Floats:
-        """Returns the logits float32[B]."""
-        weight, bias, *mlp_tensors = tensors
-        linear, embedding = lookups[LINEAR], lookups[EMBEDDING]
-        occurrences = embedding.inverse, embedding.offsets, embedding.num_slots
-        logits, outputs = own.logits[: batch.size], own.layers.outputs(batch.size)
-        first_order(
-            batch.dense,
-            linear.rows,
-            linear.inverse,
-            linear.offsets,
-            linear.num_slots,
-            weight,
-            bias,
-            logits,
-        )
-        add_interactions(embedding.rows, *occurrences, own.sums[: batch.size], logits)
-        outputs[0][:, : self._num_dense] = batch.dense
-        pool_slots(embedding.rows, *occurrences, self._num_dense, outputs[0])
-        deep = self._mlp.forward(mlp_tensors, outputs)  # [B, 1]
-        return np.add(logits, deep.reshape(-1), out=logits)
+        buffers: "_Buffers",
+        logits: Floats,
+    ) -> None:
+        """Overwrites `logits` float32[B]."""
+        weight, bias, *of_mlp = tensors
+        embedding, sums = lookups[EMBEDDING], buffers.sums[: batch.size]
+        first_order(batch.dense, lookups[LINEAR], weight, bias, logits)
+        add_interactions(embedding, sums, logits)
+        pool_slots(batch.dense, embedding, buffers.mlp.input(batch.size))
+        logits += self._mlp.forward(of_mlp, buffers.mlp, batch.size).reshape(-1)
 
-    def _backward(
+    def backward(
         self,
         tensors: Sequence[Floats],
         batch: Batch,
         lookups: Mapping[str, Lookup],
-        own: "_Workspace",
+        buffers: "_Buffers",
+        logit_grad: Floats,
         tensor_grads: Sequence[Floats],
         sparse_grads: Mapping[str, Floats],
     ) -> None:
-        """Fills all gradients from that of the logits, which is the MLP's last."""
+        """Overwrites the gradients of all parameters and rows."""
         weight_grad, bias_grad, *mlp_grads = tensor_grads
-        linear, embedding = lookups[LINEAR], lookups[EMBEDDING]
-        occurrences = embedding.inverse, embedding.offsets, embedding.num_slots
-        outputs, grads = own.layers.outputs(batch.size), own.layers.grads(batch.size)
-        logit_grad = grads[-1].reshape(-1)  # [B]
+        embedding, sums = lookups[EMBEDDING], buffers.sums[: batch.size]
         first_order_backward(
-            logit_grad,
-            batch.dense,
-            linear.inverse,
-            linear.offsets,
-            linear.num_slots,
-            sparse_grads[LINEAR],
-            weight_grad,
-            bias_grad,
+            logit_grad, batch.dense, lookups[LINEAR], sparse_grads[LINEAR], weight_grad, bias_grad
         )
-        input_grad = self._mlp.backward(tensors[2:], outputs, grads, mlp_grads)
-        scatter_slots(input_grad, *occurrences, self._num_dense, sparse_grads[EMBEDDING])
-        interactions_backward(
-            logit_grad,
-            own.sums[: batch.size],
-            embedding.rows,
-            *occurrences,
-            sparse_grads[EMBEDDING],
+        input_grad = self._mlp.backward(
+            tensors[2:], buffers.mlp, logit_grad.reshape(-1, 1), mlp_grads
         )
+        scatter_slots(input_grad, embedding, sparse_grads[EMBEDDING])
+        interactions_backward(logit_grad, sums, embedding, sparse_grads[EMBEDDING])
+
+    def buffers(self, max_batch_size: int) -> "_Buffers":
+        """Returns those of both parts."""
+        sums = np.empty((max_batch_size, self._dim), np.float32)
+        return _Buffers(self._mlp.buffers(max_batch_size), sums)
 
 
-class _Workspace(OwnWorkspace):
-    """The buffers of one thread's steps."""
-
-    def __init__(self, model: DeepFm, mlp: Mlp, dim: int, max_batch_size: int) -> None:
-        super().__init__(model, max_batch_size)
-        self.layers = mlp.buffers(max_batch_size)
-        self.sums = np.empty((max_batch_size, dim), np.float32)
-        self.logits = np.empty(max_batch_size, np.float32)
-        self.probabilities = np.empty(max_batch_size, np.float32)
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    mlp: MlpBuffers
+    sums: Floats  # [B, D], of an example's embeddings

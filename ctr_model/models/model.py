@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ctr_model.batch import Batch
+from ctr_model.lookup import Lookup
 from ctr_model.parameters import Floats, Segment
+
+__all__ = ["EmbeddingTable", "Lookup", "Model", "StepResult", "Workspace"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,24 +44,6 @@ class EmbeddingTable:
         object.__setattr__(
             self, "crosses", tuple((first, second) for first, second in self.crosses)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """What a batch reads from one table.
-
-    Attributes:
-        rows: float32[N, D], the embeddings of the unique keys of the table's slots.
-        inverse: int32[L]; occurrence `i` is unique key `inverse[i]`.
-        offsets: int32[B * S + 1]; example `b`, slot `s` owns the occurrences
-            `offsets[b * S + s]` to `offsets[b * S + s + 1]`, exclusive.
-        num_slots: S, the table's slots and crosses.
-    """
-
-    rows: Floats
-    inverse: NDArray[np.int32]
-    offsets: NDArray[np.int32]
-    num_slots: int
 
 
 @dataclass(frozen=True, slots=True)

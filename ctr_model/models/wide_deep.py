@@ -15,25 +15,16 @@ categories and crosses; in examples for PaddlePaddle it is linear in the numbers
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ctr_model.batch import Batch
 from ctr_model.layers.embedding import pool_slots, scatter_slots
 from ctr_model.layers.first_order import first_order, first_order_backward, first_order_segments
-from ctr_model.layers.mlp import Mlp
-from ctr_model.losses import binary_cross_entropy, sigmoid_probabilities
-from ctr_model.models.checks import (
-    OwnWorkspace,
-    labels_of,
-    own_workspace,
-    require_batch,
-    require_grads,
-    require_range,
-    require_widths,
-)
-from ctr_model.models.model import EmbeddingTable, Lookup, StepResult, Workspace
+from ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_model.lookup import Lookup
+from ctr_model.models.checks import require_range, require_widths
+from ctr_model.models.click_model import ClickModel
+from ctr_model.models.model import EmbeddingTable
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import FlatLayout, Floats
+from ctr_model.parameters import Floats
 from ctr_model.schema import Schema
 
 WIDE, DEEP = "wide", "embedding"
@@ -49,7 +40,7 @@ _WIDE_OPTIMIZER: Mapping[str, str | float] = {
 
 
 @keeps_origin
-class WideDeep:
+class WideDeep(ClickModel):
     """The model of the module's docstring."""
 
     def __init__(
@@ -75,108 +66,50 @@ class WideDeep:
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
-        self._schema = schema
-        self._num_dense = len(schema.dense)
-        self._mlp = Mlp((self._num_dense + len(schema.slots) * dim, *hidden, 1))
+        num_dense = len(schema.dense)
+        self._mlp = Mlp((num_dense + len(schema.slots) * dim, *hidden, 1))
         pairs = tuple((schema.slot_index(a), schema.slot_index(b)) for a, b in crosses)
-        self.tables = (
-            EmbeddingTable(name=WIDE, dim=1, crosses=pairs, optimizer=_WIDE_OPTIMIZER),
-            EmbeddingTable(name=DEEP, dim=dim, init_range=init_range),
+        super().__init__(
+            schema,
+            tables=[
+                EmbeddingTable(name=WIDE, dim=1, crosses=pairs, optimizer=_WIDE_OPTIMIZER),
+                EmbeddingTable(name=DEEP, dim=dim, init_range=init_range),
+            ],
+            segments=[*first_order_segments(num_dense, name=WIDE), *self._mlp.segments],
         )
-        self.segments = (*first_order_segments(self._num_dense, name=WIDE), *self._mlp.segments)
-        self._layout = FlatLayout(self.segments)
-        self.num_params = self._layout.length
 
-    def workspace(self, max_batch_size: int) -> "_Workspace":
-        """Returns buffers for batches of up to `max_batch_size` examples."""
-        return _Workspace(self, self._mlp, max_batch_size)
-
-    def predict(
-        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
-    ) -> Floats:
-        """Returns click probabilities float32[B]; see `Model`."""
-        own = own_workspace(self, workspace, _Workspace)
-        require_batch(self._schema, self.tables, batch, lookups, own)
-        logits = self._forward(self._layout.views(params), batch, lookups, own)
-        probabilities = own.probabilities[: batch.size]
-        sigmoid_probabilities(logits, probabilities)
-        return probabilities
-
-    def gradient(
-        self,
-        params: Floats,
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        workspace: Workspace,
-        dense_grad: Floats,
-        sparse_grads: Mapping[str, Floats],
-    ) -> StepResult:
-        """Computes the gradients of the loss summed over the examples; see `Model`."""
-        own = own_workspace(self, workspace, _Workspace)
-        labels = labels_of(batch)
-        require_batch(self._schema, self.tables, batch, lookups, own)
-        require_grads(lookups, sparse_grads)
-        tensors, tensor_grads = self._layout.views(params), self._layout.views(dense_grad)
-
-        outputs, grads = own.layers.outputs(batch.size), own.layers.grads(batch.size)
-        probabilities, logit_grad = own.probabilities[: batch.size], grads[-1].reshape(-1)  # [B]
-        logits = self._forward(tensors, batch, lookups, own)
-        loss = binary_cross_entropy(logits, labels, probabilities, logit_grad)
-        wide, deep = lookups[WIDE], lookups[DEEP]
-        first_order_backward(
-            logit_grad,
-            batch.dense,
-            wide.inverse,
-            wide.offsets,
-            wide.num_slots,
-            sparse_grads[WIDE],
-            tensor_grads[0],
-            tensor_grads[1],
-        )
-        input_grad = self._mlp.backward(tensors[2:], outputs, grads, tensor_grads[2:])
-        scatter_slots(
-            input_grad,
-            deep.inverse,
-            deep.offsets,
-            deep.num_slots,
-            self._num_dense,
-            sparse_grads[DEEP],
-        )
-        return StepResult(loss, probabilities)
-
-    def _forward(
+    def forward(
         self,
         tensors: Sequence[Floats],
         batch: Batch,
         lookups: Mapping[str, Lookup],
-        own: "_Workspace",
-    ) -> Floats:
-        """Returns the logits float32[B]."""
-        weight, bias, *mlp_tensors = tensors
-        wide, deep = lookups[WIDE], lookups[DEEP]
-        logits, outputs = own.logits[: batch.size], own.layers.outputs(batch.size)
-        first_order(
-            batch.dense,
-            wide.rows,
-            wide.inverse,
-            wide.offsets,
-            wide.num_slots,
-            weight,
-            bias,
-            logits,
+        buffers: MlpBuffers,
+        logits: Floats,
+    ) -> None:
+        """Overwrites `logits` float32[B]."""
+        weight, bias, *of_mlp = tensors
+        first_order(batch.dense, lookups[WIDE], weight, bias, logits)
+        pool_slots(batch.dense, lookups[DEEP], buffers.input(batch.size))
+        logits += self._mlp.forward(of_mlp, buffers, batch.size).reshape(-1)
+
+    def backward(
+        self,
+        tensors: Sequence[Floats],
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        buffers: MlpBuffers,
+        logit_grad: Floats,
+        tensor_grads: Sequence[Floats],
+        sparse_grads: Mapping[str, Floats],
+    ) -> None:
+        """Overwrites the gradients of all parameters and rows."""
+        weight_grad, bias_grad, *mlp_grads = tensor_grads
+        first_order_backward(
+            logit_grad, batch.dense, lookups[WIDE], sparse_grads[WIDE], weight_grad, bias_grad
         )
-        x = outputs[0]  # [B, num_dense + S * D]
-        x[:, : self._num_dense] = batch.dense
-        pool_slots(deep.rows, deep.inverse, deep.offsets, deep.num_slots, self._num_dense, x)
-        logits += self._mlp.forward(mlp_tensors, outputs).reshape(-1)
-        return logits
+        input_grad = self._mlp.backward(tensors[2:], buffers, logit_grad.reshape(-1, 1), mlp_grads)
+        scatter_slots(input_grad, lookups[DEEP], sparse_grads[DEEP])
 
-
-class _Workspace(OwnWorkspace):
-    """The buffers of one thread's steps."""
-
-    def __init__(self, model: WideDeep, mlp: Mlp, max_batch_size: int) -> None:
-        super().__init__(model, max_batch_size)
-        self.layers = mlp.buffers(max_batch_size)
-        self.logits = np.empty(max_batch_size, np.float32)
-        self.probabilities = np.empty(max_batch_size, np.float32)
+    def buffers(self, max_batch_size: int) -> MlpBuffers:
+        """Returns those of the layers."""
+        return self._mlp.buffers(max_batch_size)

@@ -1,9 +1,11 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
+from tests.support.model_cases import SCHEMA, ModelCase, assert_gradients_agree
 
 
 def test_options_reach_the_model() -> None:
@@ -33,6 +35,7 @@ def test_what_is_unknown_or_wrong_is_refused(name: str, options: dict, message: 
 
 
 OWN_MODEL = """
+from ctr_model.models.click_model import ClickModel
 from ctr_model.models.ctr_dnn import CtrDnn
 
 class MyModel(CtrDnn):
@@ -46,6 +49,10 @@ class Demanding(CtrDnn):
 class Half:
     def __init__(self, schema):
         self.tables = ()
+
+class OneWay(ClickModel):
+    def forward(self, tensors, batch, lookups, buffers, logits):
+        pass
 """
 
 
@@ -68,9 +75,10 @@ def test_model_of_ones_own_is_a_class_in_a_file(own_file: str) -> None:
     [
         ("{}:MyModel", {"dimm": 5}, "unknown option of model '.*:MyModel': 'dimm'.*'dim'"),
         ("{}:MyModel", {"dim": "ten"}, "dim is 'ten'"),
-        ("{}:MyModell", {}, "no class 'MyModell', only .*'MyModel', 'Demanding', 'Half'"),
+        ("{}:MyModell", {}, "no class 'MyModell', only .*'MyModel', 'Demanding', 'Half', 'OneWay'"),
         ("{}:Demanding", {"dim": 4}, "'.*:Demanding' needs the option 'hidden'"),
-        ("{}:Half", {}, "has no segments, num_params"),
+        ("{}:Half", {}, "has no segments, num_params, .*Model says"),
+        ("{}:OneWay", {}, "has no backward: .*ClickModel says"),
         ("{}", {}, 'expected "path/of/file.py:ClassName"'),
         ("{}x:MyModel", {}, 'expected "path/of/file.py:ClassName"'),
         ("nowhere/my_model.py:MyModel", {}, "no file 'nowhere/my_model.py'"),
@@ -81,6 +89,51 @@ def test_faults_of_ones_own_model_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(name.format(own_file), Schema.numbered(2, 3), options)
+
+
+# z = the sum of an example's numbers times one weight.
+PLAIN_MODEL = """
+import numpy as np
+from ctr_model.losses import binary_cross_entropy, sigmoid_probabilities
+from ctr_model.models.model import EmbeddingTable, StepResult
+from ctr_model.parameters import Segment
+
+class Plain:
+    tables = (EmbeddingTable(name="unused", dim=1),)
+    segments = (Segment(name="weight", shape=(1,), init_std=0.0),)
+    num_params = 1
+
+    def __init__(self, schema):
+        pass
+
+    def workspace(self, max_batch_size):
+        return None
+
+    def predict(self, params, batch, lookups, workspace):
+        probabilities = np.empty(batch.size, np.float32)
+        sigmoid_probabilities(batch.dense.sum(axis=1) * params, probabilities)
+        return probabilities
+
+    def gradient(self, params, batch, lookups, workspace, dense_grad, sparse_grads):
+        numbers = batch.dense.sum(axis=1)
+        probabilities, grad = np.empty_like(numbers), np.empty_like(numbers)
+        loss = binary_cross_entropy(numbers * params, batch.labels, probabilities, grad)
+        dense_grad[:] = grad @ numbers
+        sparse_grads["unused"][:] = 0
+        return StepResult(loss, probabilities)
+"""
+
+
+def test_model_of_ones_own_needs_no_base_class(tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text(PLAIN_MODEL)
+
+    model = build_model(f"{path}:Plain", SCHEMA, {})
+
+    assert_gradients_agree(
+        ModelCase(model, SCHEMA, seed=1),
+        lambda dense, slots, tensors: 1 / (1 + np.exp(-dense.sum() * tensors["weight"][0])),
+    )
 
 
 def test_file_that_does_not_import_says_why(tmp_path: Path) -> None:

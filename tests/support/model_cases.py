@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
-from ctr_model.models.model import EmbeddingTable, Lookup, Model, Workspace
+from ctr_model.lookup import Lookup
+from ctr_model.models.model import EmbeddingTable, Model, Workspace
 from ctr_model.parameters import FlatLayout
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema

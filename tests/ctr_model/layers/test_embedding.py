@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_model.layers.embedding import pool_slots, scatter_slots
+from ctr_model.lookup import Lookup
 
 NUM_DENSE, NUM_SLOTS, DIM, NUM_UNIQUE = 2, 3, 2, 4
 
@@ -17,21 +18,19 @@ SLOTS = st.lists(
 )
 
 
-def columns(slots: Slots) -> tuple[np.ndarray, np.ndarray]:
-    lengths = [len(slot) for slot in slots]
+def lookup_of(rows: np.ndarray, slots: Slots, num_slots: int = NUM_SLOTS) -> Lookup:
     inverse = np.array([key for slot in slots for key in slot], np.int32)
-    return inverse, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
+    return Lookup(rows, inverse, offsets, num_slots)
 
 
 @given(SLOTS)
-def test_slots_are_sums_of_their_keys_and_dense_columns_stay(slots: Slots) -> None:
-    inverse, offsets = columns(slots)
+def test_numbers_come_first_and_slots_are_sums_of_their_keys(slots: Slots) -> None:
     dense = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
     rows = np.arange(NUM_UNIQUE * DIM, dtype=np.float32).reshape(NUM_UNIQUE, DIM)
     pooled = np.full((3, NUM_DENSE + NUM_SLOTS * DIM), np.nan, np.float32)
-    pooled[:, :NUM_DENSE] = dense
 
-    pool_slots(rows, inverse, offsets, NUM_SLOTS, NUM_DENSE, pooled)
+    pool_slots(dense, lookup_of(rows, slots), pooled)
 
     sums = [sum((rows[key] for key in slot), np.zeros(DIM)) for slot in slots]
     np.testing.assert_array_equal(pooled[:, :NUM_DENSE], dense)
@@ -40,11 +39,11 @@ def test_slots_are_sums_of_their_keys_and_dense_columns_stay(slots: Slots) -> No
 
 @given(SLOTS)
 def test_gradient_of_a_key_is_the_sum_over_its_occurrences(slots: Slots) -> None:
-    inverse, offsets = columns(slots)
+    lookup = lookup_of(np.zeros((NUM_UNIQUE, DIM), np.float32), slots)
     grad = np.arange(3 * (NUM_DENSE + NUM_SLOTS * DIM), dtype=np.float32).reshape(3, -1)
     scattered = np.full((NUM_UNIQUE, DIM), np.nan, np.float32)
 
-    scatter_slots(grad, inverse, offsets, NUM_SLOTS, NUM_DENSE, scattered)
+    scatter_slots(grad, lookup, scattered)
 
     expected = np.zeros((NUM_UNIQUE, DIM))
     of_slot = grad[:, NUM_DENSE:].reshape(-1, DIM)
@@ -57,9 +56,8 @@ def test_gradient_of_a_key_is_the_sum_over_its_occurrences(slots: Slots) -> None
 @pytest.mark.parametrize("dim", [1, 10, 17, 64])
 def test_every_width_is_pooled_whole(dim: int) -> None:
     rows = np.random.default_rng(1).random((5, dim), np.float32)
-    inverse, offsets = columns([[4], [2]])
     pooled = np.empty((1, 2 * dim), np.float32)
 
-    pool_slots(rows, inverse, offsets, 2, 0, pooled)
+    pool_slots(np.empty((1, 0), np.float32), lookup_of(rows, [[4], [2]], num_slots=2), pooled)
 
     np.testing.assert_array_equal(pooled[0], np.concatenate([rows[4], rows[2]]))

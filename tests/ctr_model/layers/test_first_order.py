@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_model.layers.first_order import first_order, first_order_backward
+from ctr_model.lookup import Lookup
 from tests.reference import fm as oracle
 
 NUM_DENSE, NUM_SLOTS, NUM_UNIQUE, BATCH = 2, 3, 4, 3
@@ -16,9 +17,10 @@ SLOTS = st.lists(
 )
 
 
-def columns(slots: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+def lookup_of(rows: np.ndarray, slots: list[list[int]]) -> Lookup:
     inverse = np.array([key for slot in slots for key in slot], np.int32)
-    return inverse, np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
+    return Lookup(rows, inverse, offsets, NUM_SLOTS)
 
 
 def features_of(slots: list[list[int]], b: int) -> list[int]:
@@ -32,12 +34,11 @@ def whole_numbers(*shape: int) -> np.ndarray:
 
 @given(SLOTS)
 def test_numbers_keys_and_bias_are_added(slots: list[list[int]]) -> None:
-    inverse, offsets = columns(slots)
     dense, rows = whole_numbers(BATCH, NUM_DENSE), whole_numbers(NUM_UNIQUE, 1)
     weight, bias = np.array([2, -3], np.float32), np.array([5], np.float32)
     out = np.full(BATCH, np.nan, np.float32)
 
-    first_order(dense, rows, inverse, offsets, NUM_SLOTS, weight, bias, out)
+    first_order(dense, lookup_of(rows, slots), weight, bias, out)
 
     expected = [
         oracle.first_order(dense[b], weight, bias, rows[features_of(slots, b)])
@@ -48,14 +49,12 @@ def test_numbers_keys_and_bias_are_added(slots: list[list[int]]) -> None:
 
 @given(SLOTS)
 def test_gradients_are_the_sums_over_examples_and_occurrences(slots: list[list[int]]) -> None:
-    inverse, offsets = columns(slots)
+    lookup = lookup_of(whole_numbers(NUM_UNIQUE, 1), slots)
     grad, dense = np.array([1, -2, 5], np.float32), whole_numbers(BATCH, NUM_DENSE)
     rows_grad = np.full((NUM_UNIQUE, 1), np.nan, np.float32)
     weight_grad, bias_grad = np.full(NUM_DENSE, np.nan, np.float32), np.full(1, np.nan, np.float32)
 
-    first_order_backward(
-        grad, dense, inverse, offsets, NUM_SLOTS, rows_grad, weight_grad, bias_grad
-    )
+    first_order_backward(grad, dense, lookup, rows_grad, weight_grad, bias_grad)
 
     expected = np.zeros(NUM_UNIQUE)
     for b in range(BATCH):
@@ -68,10 +67,10 @@ def test_gradients_are_the_sums_over_examples_and_occurrences(slots: list[list[i
 
 @pytest.mark.parametrize("num_dense", [0, 1, 40])
 def test_any_number_of_numbers_will_do(num_dense: int) -> None:
-    inverse, offsets = columns([[0], [], [1, 1]])
-    dense, rows = np.ones((1, num_dense), np.float32), np.array([[1], [10]], np.float32)
-    weight, out = np.ones(num_dense, np.float32), np.empty(1, np.float32)
+    lookup = lookup_of(np.array([[1], [10]], np.float32), [[0], [], [1, 1]])
+    dense, weight = np.ones((1, num_dense), np.float32), np.ones(num_dense, np.float32)
+    out = np.empty(1, np.float32)
 
-    first_order(dense, rows, inverse, offsets, NUM_SLOTS, weight, np.zeros(1, np.float32), out)
+    first_order(dense, lookup, weight, np.zeros(1, np.float32), out)
 
     assert out.tolist() == [21 + num_dense]

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_model.layers.interactions import add_interactions, interactions_backward
+from ctr_model.lookup import Lookup
 from tests.reference import fm as oracle
 
 NUM_SLOTS, DIM, NUM_UNIQUE, BATCH = 3, 2, 4, 3
@@ -19,9 +20,10 @@ SLOTS = st.lists(
 )
 
 
-def columns(slots: Slots) -> tuple[np.ndarray, np.ndarray]:
+def lookup_of(rows: np.ndarray, slots: Slots) -> Lookup:
     inverse = np.array([key for slot in slots for key in slot], np.int32)
-    return inverse, np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
+    return Lookup(rows, inverse, offsets, NUM_SLOTS)
 
 
 def features_of(slots: Slots, b: int) -> list[int]:
@@ -29,11 +31,10 @@ def features_of(slots: Slots, b: int) -> list[int]:
 
 
 def forward(rows: np.ndarray, slots: Slots) -> tuple[np.ndarray, np.ndarray]:
-    inverse, offsets = columns(slots)
     batch = len(slots) // NUM_SLOTS
     sums = np.full((batch, rows.shape[1]), np.nan, np.float32)
     out = np.full(batch, BEFORE, np.float32)
-    add_interactions(rows, inverse, offsets, NUM_SLOTS, sums, out)
+    add_interactions(lookup_of(rows, slots), sums, out)
     return sums, out
 
 
@@ -50,13 +51,12 @@ def test_each_pair_of_features_counts_once(slots: Slots) -> None:
 @given(SLOTS)
 def test_gradient_is_the_difference_quotient(slots: Slots) -> None:
     """Of a function of second degree the central difference quotient is exact, whatever the step."""
-    inverse, offsets = columns(slots)
     rows = np.arange(1, 1 + NUM_UNIQUE * DIM, dtype=np.float32).reshape(NUM_UNIQUE, DIM)
     grad = np.array([1, -2, 4], np.float32)
     sums, _ = forward(rows, slots)
     out = np.full_like(rows, BEFORE)
 
-    interactions_backward(grad, sums, rows, inverse, offsets, NUM_SLOTS, out)
+    interactions_backward(grad, sums, lookup_of(rows, slots), out)
 
     def loss(at: np.ndarray) -> float:
         return sum(grad[b] * oracle.interactions(at[features_of(slots, b)]) for b in range(BATCH))

@@ -1,0 +1,143 @@
+"""What all models here share: everything but their formulas.
+
+    predict     checks -> forward -> probabilities of the logits
+    gradient    checks -> forward -> loss, and its gradient by the logits -> backward
+
+A model derives from `ClickModel`, says in `__init__` which tables and segments it has, and writes `forward`
+and `backward`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ctr_model.batch import Batch
+from ctr_model.lookup import Lookup
+from ctr_model.losses import SIGMOID, Loss
+from ctr_model.models.checks import labels_of, require_batch, require_grads
+from ctr_model.models.model import EmbeddingTable, StepResult, Workspace
+from ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment
+from ctr_model.schema import Schema
+
+
+class ClickModel(ABC):
+    """A `Model`, but for `forward` and `backward`."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        tables: Sequence[EmbeddingTable],
+        segments: Sequence[Segment],
+        loss: Loss = SIGMOID,
+    ) -> None:
+        """Takes the columns of a batch, what to look up, the dense parameters, and how logits are read."""
+        self.tables = tuple(tables)
+        self.segments = tuple(segments)
+        self._schema = schema
+        self._layout = FlatLayout(segments)
+        self._loss = loss
+        self.num_params = self._layout.length
+
+    @abstractmethod
+    def forward(
+        self,
+        tensors: Sequence[Floats],
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        buffers: Any,
+        logits: Floats,
+    ) -> None:
+        """Overwrites the logits.
+
+        Args:
+            tensors: The dense parameters, one a segment.
+            batch: Its labels are not read.
+            lookups: By table.
+            buffers: What `buffers` returned, for batches of this size or larger.
+            logits: float32[B], or of as many as the loss takes float32[B, ...].
+        """
+
+    @abstractmethod
+    def backward(
+        self,
+        tensors: Sequence[Floats],
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        buffers: Any,
+        logit_grad: Floats,
+        tensor_grads: Sequence[Floats],
+        sparse_grads: Mapping[str, Floats],
+    ) -> None:
+        """Overwrites all gradients, by the chain rule from that of the logits.
+
+        Args:
+            tensors: As for `forward`, which has just run.
+            batch: As for `forward`.
+            lookups: As for `forward`.
+            buffers: As `forward` left them.
+            logit_grad: As the logits; may be overwritten.
+            tensor_grads: One a segment.
+            sparse_grads: By table float32[N, D].
+        """
+
+    def buffers(self, max_batch_size: int) -> Any:
+        """Returns one thread's arrays for what `forward` and `backward` compute on the way; here none."""
+        return None
+
+    def workspace(self, max_batch_size: int) -> "_Workspace":
+        """Returns buffers for batches of up to `max_batch_size` examples."""
+        return _Workspace(self, self._loss.shape, max_batch_size)
+
+    def predict(
+        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
+    ) -> Floats:
+        """Returns click probabilities float32[B]; see `Model`."""
+        own = self._own(workspace)
+        require_batch(self._schema, self.tables, batch, lookups, own)
+        logits, probabilities = own.logits[: batch.size], own.probabilities[: batch.size]
+        self.forward(self._layout.views(params), batch, lookups, own.buffers, logits)
+        self._loss.probabilities(logits, probabilities)
+        return probabilities
+
+    def gradient(
+        self,
+        params: Floats,
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        workspace: Workspace,
+        dense_grad: Floats,
+        sparse_grads: Mapping[str, Floats],
+    ) -> StepResult:
+        """Computes the gradients of the loss summed over the examples; see `Model`."""
+        own = self._own(workspace)
+        labels = labels_of(batch)
+        require_batch(self._schema, self.tables, batch, lookups, own)
+        require_grads(lookups, sparse_grads)
+        tensors, tensor_grads = self._layout.views(params), self._layout.views(dense_grad)
+
+        logits, logit_grad = own.logits[: batch.size], own.logit_grad[: batch.size]
+        probabilities = own.probabilities[: batch.size]
+        self.forward(tensors, batch, lookups, own.buffers, logits)
+        loss = self._loss.with_gradient(logits, labels, probabilities, logit_grad)
+        self.backward(tensors, batch, lookups, own.buffers, logit_grad, tensor_grads, sparse_grads)
+        return StepResult(loss, probabilities)
+
+    def _own(self, workspace: Workspace) -> "_Workspace":
+        if not isinstance(workspace, _Workspace) or workspace.model is not self:
+            raise ModelInputError("the workspace is another model's: ask this one for a workspace")
+        return workspace
+
+
+class _Workspace:
+    """The arrays of one thread's steps: those that every model needs, and the model's own."""
+
+    def __init__(self, model: ClickModel, shape: tuple[int, ...], max_batch_size: int) -> None:
+        self.model = model
+        self.max_batch_size = max_batch_size
+        self.buffers = model.buffers(max_batch_size)
+        self.logits = np.empty((max_batch_size, *shape), np.float32)
+        self.logit_grad = np.empty_like(self.logits)
+        self.probabilities = np.empty(max_batch_size, np.float32)
