@@ -13,6 +13,7 @@ before it changes.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -64,6 +65,10 @@ class Replica:
     def pull_dense(self, out: Values) -> None:
         """Copies the local dense parameters to `out` float32[P]."""
         self._dense.pull(out)
+
+    def lend_dense(self) -> AbstractContextManager[Values]:
+        """Lends the local dense parameters float32[P] to one thread; merging and pushing wait for it."""
+        return self._dense.lend()
 
     def push(self, gradients: Gradients) -> None:
         """Applies gradients to the local copy, with the job's optimizers."""

@@ -1,6 +1,8 @@
 """A server's piece of a dense block: a stretch of one flat vector, updated as one long row."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -84,6 +86,12 @@ class DenseTable:
         """Copies the weights to `out` float32[p]."""
         with self._lock:
             out[:] = self._weights
+
+    @contextmanager
+    def lend(self) -> Iterator[Values]:
+        """Lends the weights themselves, to be read; until they are back, whoever changes them waits."""
+        with self._lock:
+            yield self._weights
 
     def push(self, grad: DenseGrad) -> None:
         """Applies the mean gradient; the caller has had `check` accept it."""

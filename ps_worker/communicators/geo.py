@@ -73,6 +73,7 @@ class GeoCommunicator:
         self._max_replica_bytes = max_replica_bytes
         self._stamps = StampBook(worker)
         self._local = threading.local()
+        self._is_alone = False
         self._server_dense = np.empty(dense.length, np.float32)
         self._background = Background(
             stall_limit_s=stall_limit_s, stalled="an exchange with the servers did not end"
@@ -87,7 +88,8 @@ class GeoCommunicator:
         self._background.start("exchanger", self._exchange_forever)
 
     def begin(self, thread_num: int) -> None:
-        """Has nothing to do: any number of threads may train."""
+        """Takes note of how many threads train: any number may."""
+        self._is_alone = thread_num == 1
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Reads embeddings of the replica."""
@@ -95,7 +97,11 @@ class GeoCommunicator:
 
     @contextmanager
     def params(self) -> Iterator[Values]:
-        """Lends this thread's own copy of the replica's parameters."""
+        """Lends the replica's parameters, or a copy where other threads change them meanwhile."""
+        if self._is_alone:
+            with self._replica.lend_dense() as params:
+                yield params
+            return
         if not hasattr(self._local, "params"):
             self._local.params = np.empty_like(self._server_dense)
         self._replica.pull_dense(self._local.params)

@@ -1,6 +1,8 @@
 """A worker's copy of the parameters, against an oracle of dictionaries."""
 
 from collections.abc import Mapping
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -225,3 +227,19 @@ def test_replicas_and_servers_agree_with_an_oracle(num_workers: int, operations:
         exact += since[worker] / num_workers
         exchange(worker)
     np.testing.assert_allclose(server, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_lent_dense_parameters_do_not_change_before_they_are_back() -> None:
+    replica = new_replica()
+    server = np.full(LENGTH, 7.0, np.float32)
+    with ThreadPoolExecutor(1) as pool:
+        with replica.lend_dense() as params:
+            before = params.copy()
+            merge = pool.submit(replica.merge_dense, server)
+            _, unfinished = futures.wait([merge], timeout=0.02)
+            assert merge in unfinished
+            np.testing.assert_array_equal(params, before)
+        merge.result(timeout=10)
+
+    with replica.lend_dense() as params:
+        np.testing.assert_array_equal(params, server)
