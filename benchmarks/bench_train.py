@@ -4,20 +4,23 @@
     python -m benchmarks.bench_train --peer          # PaddlePaddle too (CTR_PEER_DIR, set up)
     python -m benchmarks.bench_train --batch-size 512 --case geo_2x2 --case sync_2x2
 
-Cases: the ceiling (benchmarks.ceiling), embedded with 1 and 2 threads, and 2 servers x 2 workers in each mode
-as processes over loopback. Batches lie in memory before the clock starts; it stops when all gradients are
-applied. The rounds of a case alternate with the ceiling's, and medians are compared: machines drift.
+Cases: the ceiling (benchmarks.ceiling), two of it at once, embedded with 1 and 2 threads, and 2 servers x 2
+workers in each mode as processes over loopback. Batches lie in memory before the clock starts; it stops
+when all gradients are applied. The rounds of a case alternate with the ceiling's, and medians are compared:
+machines drift.
 """
 
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import socket
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,14 @@ def result_of(worker: subprocess.Popen[str]) -> dict[str, Any]:
         raise SystemExit(f"a worker failed with exit code {worker.returncode}")
     result: dict[str, Any] = json.loads(output.splitlines()[-1])
     return result
+
+
+def two_ceilings(batch_size: int) -> dict[str, Any]:
+    """Measures the ceiling in two processes at once: what two cores give that share caches and memory."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        speeds = [pool.submit(ceiling.measure, batch_size, 5.0) for _ in range(2)]
+        return {"examples_per_s": sum(speed.result() for speed in speeds)}
 
 
 def embedded(batch_size: int, threads: int) -> dict[str, Any]:
@@ -169,12 +180,15 @@ def peer(mode: str, batch_size: int) -> dict[str, Any]:
     return {"examples_per_s": result["examples_per_s"], "auc": result["auc"]}
 
 
-CASES: dict[str, Callable[[int], dict[str, Any]]] = {
+Case = Callable[[int], dict[str, Any]]
+
+CASES: dict[str, Case] = {
+    "two_ceilings": two_ceilings,
     "embedded_1": lambda size: embedded(size, 1),
     "embedded_2": lambda size: embedded(size, 2),
     **{f"{mode}_2x2": partial(cluster, mode) for mode in MODES},
 }
-PEER_CASES = {f"peer_{mode}_2x2": partial(peer, mode) for mode in PEER_READERS}
+PEER_CASES: dict[str, Case] = {f"peer_{mode}_2x2": partial(peer, mode) for mode in PEER_READERS}
 
 
 def main() -> None:

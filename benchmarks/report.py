@@ -24,6 +24,7 @@ Line = dict[str, Any]
 
 TRAIN_CASES = {
     "ceiling": "the ceiling: bare numpy, one core, no embeddings",
+    "two_ceilings": "two of it at once, on both cores",
     "embedded_1": "embedded, 1 thread",
     "embedded_2": "embedded, 2 threads",
     "sync_2x2": "2 servers x 2 workers, sync",
