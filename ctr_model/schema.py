@@ -7,66 +7,30 @@ goes into checkpoints (`to_dict`), and two parties compare `fingerprint`s before
 import difflib
 import hashlib
 import json
-import math
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctr_model.dense_column import DenseColumn, Transform
+from ctr_model.dense_scaling import DenseScaling
 from ctr_model.features import HASH_VERSION
+from ctr_model.schema_entries import (
+    SchemaError,
+    list_entry,
+    refuse_duplicates,
+    refuse_unknown_keys,
+    text_entry,
+)
 
-Transform = Literal["none", "log1p"]
+__all__ = ["DenseColumn", "Schema", "SchemaError", "Transform", "criteo_schema"]
 
 _PACKAGED = resources.files("ctr_model") / "schemas"
-
-
-class SchemaError(ValueError):
-    """A schema contradicts itself, cannot be read, or needs another version of this package."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseColumn:
-    """A number x of an example, which the model sees as (f(x) - shift) / scale.
-
-    Attributes:
-        name: Unique among the dense columns.
-        transform: The function f; "none" is x, "log1p" is sign(x) * log(1 + |x|).
-        shift: Min-max scaling has the minimum of f(x) here, standardisation the mean.
-        scale: Min-max scaling has max - min of f(x) here, standardisation the deviation.
-        missing: What the model sees when the number is missing; not scaled.
-    """
-
-    name: str
-    transform: Transform = "none"
-    shift: float = 0.0
-    scale: float = 1.0
-    missing: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuses what could not be computed.
-
-        Raises:
-            SchemaError: Names the column and the value.
-        """
-        if self.transform not in get_args(Transform):
-            raise SchemaError(
-                f"dense column {self.name!r}: transform is {self.transform!r}, "
-                f"expected one of {', '.join(get_args(Transform))}"
-            )
-        for name in ("shift", "scale", "missing"):
-            if not math.isfinite(getattr(self, name)):
-                raise SchemaError(
-                    f"dense column {self.name!r}: {name} is {getattr(self, name)!r}, not finite"
-                )
-        if self.scale == 0:
-            raise SchemaError(
-                f"dense column {self.name!r}: scale is 0, and values are divided by it"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +38,7 @@ class Schema:
     """The columns of an example, in the order of the data: dense numbers first, then slots.
 
     Attributes:
-        dense: Numbers, num_dense of them.
+        dense: Numbers, as they stand in the data.
         slots: Names of the S slots; a slot's number in the feature hash is its position, from 1.
         hash_version: Of the feature hash under which the model's keys were made.
     """
@@ -82,6 +46,7 @@ class Schema:
     dense: tuple[DenseColumn, ...]
     slots: tuple[str, ...]
     hash_version: int = HASH_VERSION
+    _scaling: DenseScaling = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuses duplicate names, no slots, and keys of another hash.
@@ -96,8 +61,9 @@ class Schema:
             )
         if not self.slots:
             raise SchemaError("the schema has no slots: list at least one name under 'slots'")
-        _refuse_duplicates("dense column", (column.name for column in self.dense))
-        _refuse_duplicates("slot", self.slots)
+        refuse_duplicates("dense column", (column.name for column in self.dense))
+        refuse_duplicates("slot", self.slots)
+        object.__setattr__(self, "_scaling", DenseScaling(self.dense))  # frozen, else
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
@@ -145,13 +111,18 @@ class Schema:
         Raises:
             SchemaError: Names the entry, its value and, for an unknown key, the nearest known one.
         """
-        _refuse_unknown_keys("schema", data, cls)
+        refuse_unknown_keys("schema", data, ("dense", "slots", "hash_version"))
         hash_version = data.get("hash_version")
         if type(hash_version) is not int:  # True is an int, too
             raise SchemaError(f"schema: hash_version is {hash_version!r}, expected a whole number")
         return cls(
-            dense=tuple(_dense_column(entry) for entry in _list(data, "dense")),
-            slots=tuple(_text("slots", name) for name in _list(data, "slots")),
+            dense=tuple(
+                DenseColumn.from_dict(entry)
+                for entry in list_entry("schema: dense", data.get("dense"))
+            ),
+            slots=tuple(
+                text_entry("slots", name) for name in list_entry("schema: slots", data.get("slots"))
+            ),
             hash_version=hash_version,
         )
 
@@ -160,17 +131,23 @@ class Schema:
         return {
             "hash_version": self.hash_version,
             "slots": list(self.slots),
-            "dense": [
-                {
-                    "name": column.name,
-                    "transform": column.transform,
-                    "shift": float(column.shift),  # 1 and 1.0 are one fingerprint
-                    "scale": float(column.scale),
-                    "missing": float(column.missing),
-                }
-                for column in self.dense
-            ],
+            "dense": [column.to_dict() for column in self.dense],
         }
+
+    def to_toml(self) -> str:
+        """Returns the content of a schema file, a dense column a line, that `from_toml` reads back."""
+        lines = [f"hash_version = {self.hash_version}", "", "slots = ["]
+        lines += [f"    {_toml(name)}," for name in self.slots]
+        lines += ["]", "", "dense = ["]
+        for column in self.dense:
+            pairs = (f"{key} = {_toml(value)}" for key, value in column.to_dict().items())
+            lines.append(f"    {{ {', '.join(pairs)} }},")
+        return "\n".join([*lines, "]", ""])
+
+    @property
+    def num_dense(self) -> int:
+        """How many numbers the model sees of an example: the columns, then the missing indicators."""
+        return self._scaling.width
 
     @property
     def fingerprint(self) -> str:
@@ -190,21 +167,19 @@ class Schema:
         return self.slots.index(name)
 
     def scale_dense(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Returns what the model sees of the numbers of N examples.
+        """Returns what the model sees of the numbers of N examples. For any thread.
 
         Args:
-            values: float64[N, num_dense], as they stand in the data; nan is a missing number.
+            values: float64[N, len(dense)], as they stand in the data; nan is a missing number.
 
         Returns:
-            float32[N, num_dense]
+            float32[N, num_dense]: the columns in the order of the data, then an indicator for each
+            column that has one, in the same order.
+
+        Raises:
+            ValueError: If `values` has another number of columns.
         """
-        scaled = np.empty(values.shape, np.float32)
-        for index, column in enumerate(self.dense):
-            x = values[:, index]
-            fx = np.copysign(np.log1p(np.abs(x)), x) if column.transform == "log1p" else x
-            y = (fx - column.shift) / column.scale
-            scaled[:, index] = np.where(np.isnan(y), column.missing, y)
-        return scaled
+        return self._scaling.scale(values)
 
 
 def criteo_schema() -> Schema:
@@ -212,48 +187,7 @@ def criteo_schema() -> Schema:
     return Schema.load("criteo")
 
 
-def _dense_column(entry: object) -> DenseColumn:
-    if not isinstance(entry, Mapping):
-        raise SchemaError(f"schema: a dense column is {entry!r}, expected a table with a name")
-    _refuse_unknown_keys("dense column", entry, DenseColumn)
-    name = _text("dense column: name", entry.get("name"))
-    numbers = {key: entry[key] for key in ("shift", "scale", "missing") if key in entry}
-    for key, number in numbers.items():
-        if not isinstance(number, int | float) or isinstance(number, bool):
-            raise SchemaError(f"dense column {name!r}: {key} is {number!r}, expected a number")
-    return DenseColumn(
-        name=name,
-        transform=entry.get("transform", "none"),
-        **{key: float(number) for key, number in numbers.items()},
-    )
-
-
-def _list(data: Mapping[str, object], key: str) -> list[object]:
-    entries = data.get(key)
-    if not isinstance(entries, list | tuple):
-        raise SchemaError(f"schema: {key} is {entries!r}, expected a list")
-    return list(entries)
-
-
-def _text(where: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise SchemaError(f"{where} is {value!r}, expected a text that is not empty")
-    return value
-
-
-def _refuse_duplicates(kind: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise SchemaError(f"{kind} {name!r} is listed twice; names must be unique")
-        seen.add(name)
-
-
-def _refuse_unknown_keys(
-    where: str, data: Mapping[str, object], cls: type[Schema] | type[DenseColumn]
-) -> None:
-    known = [field.name for field in fields(cls)]
-    for key in data:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise SchemaError(f"{where}: unknown key {key!r}, did you mean {nearest!r}?")
+def _toml(value: object) -> str:
+    """Returns plain values as TOML."""
+    # JSON's texts, numbers and truth values are TOML's, but for one character that JSON does not escape.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

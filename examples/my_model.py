@@ -41,7 +41,7 @@ class MyModel(ClickModel):
             init_range=0.1,
             slots=tuple(schema.slot_index(slot) for slot in slots),
         )
-        gate = Segment(name="gate", shape=(len(schema.dense), dim), init_std=0.1)
+        gate = Segment(name="gate", shape=(schema.num_dense, dim), init_std=0.1)
         bias = Segment(name="bias", shape=(1,), init_std=0.0)
         super().__init__(schema, tables=[weight, embedding], segments=[gate, bias])
 

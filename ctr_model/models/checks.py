@@ -32,7 +32,7 @@ def require_batch(
     workspace: Workspace,
 ) -> None:
     """Raises ModelInputError unless batch, lookups and workspace fit the model."""
-    _require_equal("number of dense columns", batch.dense.shape[1], len(schema.dense))
+    _require_equal("number of dense columns", batch.dense.shape[1], schema.num_dense)
     _require_equal("number of slots", batch.num_slots, len(schema.slots))
     for table in tables:
         _require_lookup(schema, table, batch, lookups[table.name])

@@ -52,7 +52,7 @@ class CtrDnn(ClickModel):
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
-        self._mlp = Mlp((len(schema.dense) + len(schema.slots) * dim, *hidden, CLASSES))
+        self._mlp = Mlp((schema.num_dense + len(schema.slots) * dim, *hidden, CLASSES))
         self._table = table
         super().__init__(
             schema,

@@ -69,7 +69,7 @@ class DcnV2(ClickModel):
         require_range(init_range=init_range)
         if cross_rank is not None:
             require_widths(cross_rank=cross_rank)
-        self._width = width = len(schema.dense) + len(schema.slots) * dim
+        self._width = width = schema.num_dense + len(schema.slots) * dim
         self._cross = Cross(width, num_cross_layers, rank=cross_rank)
         self._mlp = Mlp((width, *hidden, 1))
         self._is_stacked = structure == "stacked"

@@ -58,7 +58,7 @@ class DeepFm(ClickModel):
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
-        num_dense = len(schema.dense)
+        num_dense = schema.num_dense
         self._dim = dim
         self._mlp = Mlp((num_dense + len(schema.slots) * dim, *hidden, 1))
         super().__init__(

@@ -51,7 +51,7 @@ class Fm(ClickModel):
                 EmbeddingTable(name=LINEAR, dim=1),
                 EmbeddingTable(name=EMBEDDING, dim=dim, init_range=init_range),
             ],
-            segments=first_order_segments(len(schema.dense)),
+            segments=first_order_segments(schema.num_dense),
         )
 
     def forward(

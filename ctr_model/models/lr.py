@@ -30,7 +30,7 @@ class LogisticRegression(ClickModel):
         super().__init__(
             schema,
             tables=[EmbeddingTable(name=LINEAR, dim=1)],
-            segments=first_order_segments(len(schema.dense)),
+            segments=first_order_segments(schema.num_dense),
         )
 
     def forward(

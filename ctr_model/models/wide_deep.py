@@ -66,7 +66,7 @@ class WideDeep(ClickModel):
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
-        num_dense = len(schema.dense)
+        num_dense = schema.num_dense
         self._mlp = Mlp((num_dense + len(schema.slots) * dim, *hidden, 1))
         pairs = tuple((schema.slot_index(a), schema.slot_index(b)) for a, b in crosses)
         super().__init__(

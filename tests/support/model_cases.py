@@ -187,7 +187,7 @@ def random_batch(schema: Schema, batch_size: int, rng: np.random.Generator) -> B
     keys[1] = keys[0]
     return Batch(
         labels=rng.integers(0, 2, batch_size).astype(np.float32),
-        dense=rng.normal(size=(batch_size, len(schema.dense))).astype(np.float32),
+        dense=rng.normal(size=(batch_size, schema.num_dense)).astype(np.float32),
         keys=keys,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         num_slots=num_slots,

@@ -10,9 +10,10 @@ import pytest
 
 from ctr_model.models.model import EmbeddingTable
 from ctr_model.parameters import ModelInputError
-from ctr_model.registry import MODELS
+from ctr_model.registry import MODELS, build_model
 from tests.support.model_cases import (
     MY_MODEL,
+    SCHEMA,
     SMALL,
     ModelCase,
     assert_gradients_agree,
@@ -55,6 +56,17 @@ def test_every_gradient_agrees_with_finite_differences(name: str, seed: int) -> 
 @pytest.mark.parametrize("seed", range(4))
 def test_loss_and_predictions_agree_with_the_oracle(name: str, seed: int) -> None:
     assert_predictions_agree(small_case(name, seed), SMALL[name].oracle)
+
+
+@every_model
+def test_missing_indicator_is_one_more_input(name: str) -> None:
+    columns = (dataclasses.replace(SCHEMA.dense[0], missing_indicator=True), *SCHEMA.dense[1:])
+    schema = dataclasses.replace(SCHEMA, dense=columns)
+    case = ModelCase(build_model(name, schema, SMALL[name].options), schema, seed=1)
+
+    assert case.batch.dense.shape[1] == 4
+    assert_gradients_agree(case, SMALL[name].oracle)
+    assert_predictions_agree(case, SMALL[name].oracle)
 
 
 @every_model

@@ -1,0 +1,172 @@
+"""A number of an example: its name, and how the model sees it.
+
+    transform    the model sees                     settings
+    none         (x - shift) / scale                shift, scale
+    log1p        (f(x) - shift) / scale             shift, scale; f(x) = sign(x) log(1 + |x|)
+    min_max      (x - min) / (max - min)            min, max
+    quantile     x's rank among the boundaries      boundaries
+
+The rank is linear between two boundaries: 0 below the first of n, i / (n - 1) at number i from 0, 1 above
+the last. At a boundary that is listed several times it is that of the last of them.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal, Self, get_args
+
+from ctr_model.schema_entries import (
+    SchemaError,
+    flag_entry,
+    list_entry,
+    number_entry,
+    refuse_unknown_keys,
+    text_entry,
+)
+
+Transform = Literal["none", "log1p", "min_max", "quantile"]
+
+_SETTINGS: Mapping[Transform, tuple[str, ...]] = {
+    "none": ("shift", "scale"),
+    "log1p": ("shift", "scale"),
+    "min_max": ("min", "max"),
+    "quantile": ("boundaries",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseColumn:
+    """A number x of an example, which the model sees as its transform says.
+
+    Attributes:
+        name: Unique among the dense columns.
+        transform: One of the table above.
+        shift: Of "none" and "log1p"; for standardisation the mean of f(x).
+        scale: Likewise; for standardisation the deviation of f(x).
+        min: Of "min_max": what reads 0. Nothing is cut off: smaller numbers are negative.
+        max: Of "min_max": what reads 1.
+        boundaries: Of "quantile": ascending, at least two different ones.
+        missing: What the model sees when the number is missing; not transformed.
+        missing_indicator: Whether the model gets one more input, 1 where the number is missing, else 0.
+    """
+
+    name: str
+    transform: Transform = "none"
+    shift: float = 0.0
+    scale: float = 1.0
+    min: float | None = None
+    max: float | None = None
+    boundaries: tuple[float, ...] = ()
+    missing: float = 0.0
+    missing_indicator: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what could not be computed, and settings that the transform does not have.
+
+        Raises:
+            SchemaError: Names the column and the value.
+        """
+        if self.transform not in get_args(Transform):
+            raise self._error(
+                f"transform is {self.transform!r}, expected one of {', '.join(get_args(Transform))}"
+            )
+        self._refuse_settings_of_others()
+        self._require_finite()
+        if self.scale == 0:
+            raise self._error("scale is 0, and values are divided by it")
+        if self.transform == "min_max":
+            self._require_span()
+        if self.transform == "quantile":
+            self._require_ascending()
+
+    @classmethod
+    def from_dict(cls, entry: object) -> Self:
+        """Returns the column of which `to_dict` gave `entry`; defaults may be left out.
+
+        Raises:
+            SchemaError: Names the column, the entry, its value and, for an unknown key, the nearest.
+        """
+        if not isinstance(entry, Mapping):
+            raise SchemaError(f"schema: a dense column is {entry!r}, expected a table with a name")
+        refuse_unknown_keys("dense column", entry, [field.name for field in fields(cls)])
+        name = text_entry("dense column: name", entry.get("name"))
+        where = f"dense column {name!r}"
+        numbers = {
+            key: number_entry(f"{where}: {key}", entry[key])
+            for key in ("shift", "scale", "min", "max", "missing")
+            if key in entry
+        }
+        boundaries = list_entry(f"{where}: boundaries", entry.get("boundaries", ()))
+        return cls(
+            name=name,
+            transform=entry.get("transform", "none"),
+            boundaries=tuple(number_entry(f"{where}: a boundary", each) for each in boundaries),
+            missing_indicator=flag_entry(
+                f"{where}: missing_indicator", entry.get("missing_indicator", False)
+            ),
+            **numbers,
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns plain values that `from_dict` reads back: the settings of the transform only."""
+        entry: dict[str, object] = {"name": self.name, "transform": self.transform}
+        for setting in _SETTINGS[self.transform]:
+            value = getattr(self, setting)
+            # 1 and 1.0 are one fingerprint.
+            entry[setting] = [float(v) for v in value] if setting == "boundaries" else float(value)
+        entry["missing"] = float(self.missing)
+        if (
+            self.missing_indicator
+        ):  # left out where false: schemas from before it keep their fingerprint
+            entry["missing_indicator"] = True
+        return entry
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """What f(x) is diminished by, and what it is divided by then; (0, 1) for "quantile"."""
+        if self.min is None or self.max is None:
+            return self.shift, self.scale
+        return self.min, self.max - self.min
+
+    def _refuse_settings_of_others(self) -> None:
+        own = _SETTINGS[self.transform]
+        for field in fields(self):
+            is_of_another = field.name not in own and field.name in _ALL_SETTINGS
+            if is_of_another and getattr(self, field.name) != field.default:
+                raise self._error(
+                    f"{field.name} is {getattr(self, field.name)!r}, but transform {self.transform!r} "
+                    f"takes {' and '.join(own)}"
+                )
+
+    def _require_finite(self) -> None:
+        for name in ("shift", "scale", "min", "max", "missing"):
+            number = getattr(self, name)
+            if number is not None and not math.isfinite(number):
+                raise self._error(f"{name} is {number!r}, not finite")
+
+    def _require_span(self) -> None:
+        for name in ("min", "max"):
+            if getattr(self, name) is None:
+                raise self._error(f"transform 'min_max' takes min and max, and {name} is not given")
+        if not 0 < self.span[1] < math.inf:
+            raise self._error(
+                f"min is {self.min!r} and max is {self.max!r}, expected a larger max, at a finite distance"
+            )
+
+    def _require_ascending(self) -> None:
+        if len(set(self.boundaries)) < 2:
+            raise self._error(
+                f"boundaries are {list(self.boundaries)!r}, expected at least two different ones"
+            )
+        for low, high in itertools.pairwise(self.boundaries):
+            if not -math.inf < low <= high < math.inf:
+                raise self._error(
+                    f"boundary {high!r} follows {low!r}, expected finite numbers in ascending order"
+                )
+
+    def _error(self, fault: str) -> SchemaError:
+        return SchemaError(f"dense column {self.name!r}: {fault}")
+
+
+_ALL_SETTINGS = frozenset(itertools.chain.from_iterable(_SETTINGS.values()))
