@@ -1,13 +1,13 @@
-"""Keys, rows, gradients and stamps <-> messages of the data plane, both ways, once."""
+"""Keys, rows, gradients, stamps and parcels <-> messages of the data plane, both ways, once."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from protos.codec import decode_keys, decode_rows, decode_values, encode_keys, encode_values
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.partition import Keys
 from protos.parts import PushPart
-from protos.store import Changed, Missing, Pulled, Stamp
+from protos.store import Changed, Missing, Parcel, Pulled, Stamp
 from protos.v1 import data_plane_pb2
 
 _MISSING_TO_MESSAGE = {
@@ -207,6 +207,49 @@ def push_grad_arguments(
         num_parts=request.num_parts,
     )
     return stamp_from_message(request.stamp), part, _at_of(request)
+
+
+def post_parcel_request(box: str, parcel: Parcel) -> data_plane_pb2.PostParcelRequest:
+    """Returns the request that hands over a parcel."""
+    return data_plane_pb2.PostParcelRequest(
+        box=box,
+        sender=parcel.sender,
+        receiver=parcel.receiver,
+        sequence=parcel.sequence,
+        content=parcel.content,
+    )
+
+
+def posted_parcel(request: data_plane_pb2.PostParcelRequest) -> Parcel:
+    """Returns the parcel that is handed over."""
+    return Parcel(
+        sender=request.sender,
+        receiver=request.receiver,
+        sequence=request.sequence,
+        content=request.content if request.HasField("content") else None,
+    )
+
+
+def parcels_to_message(parcels: Sequence[Parcel]) -> data_plane_pb2.TakeParcelsResponse:
+    """Returns the response with parcels, each with a content."""
+    return data_plane_pb2.TakeParcelsResponse(
+        parcels=[
+            data_plane_pb2.Parcel(
+                sender=parcel.sender, sequence=parcel.sequence, content=parcel.content
+            )
+            for parcel in parcels
+        ]
+    )
+
+
+def parcels_from_message(
+    response: data_plane_pb2.TakeParcelsResponse, receiver: int
+) -> list[Parcel]:
+    """Returns the parcels of a response."""
+    return [
+        Parcel(sender=each.sender, receiver=receiver, sequence=each.sequence, content=each.content)
+        for each in response.parcels
+    ]
 
 
 def _at_of(

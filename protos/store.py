@@ -158,6 +158,24 @@ class StoreStatus:
     staleness: Staleness
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """Bytes from one worker to another, which no store looks at.
+
+    Attributes:
+        sender: Index of the worker that posts it.
+        receiver: Index of the worker that takes it.
+        sequence: Number of the parcel among those from this sender to this receiver in one box: from 0,
+            without gaps.
+        content: What is inside; None: the sender has no more for this receiver.
+    """
+
+    sender: int
+    receiver: int
+    sequence: int
+    content: bytes | None
+
+
 class Store(Protocol):
     """All parameters of a job: tables of rows and dense blocks. Thread-safe."""
 
@@ -248,6 +266,42 @@ class Store(Protocol):
             GradientError: If lengths do not fit or a value is not finite; nothing was applied.
             ProtocolError: If the worker is not at step `at`, or if workers push for steps and on arrival at
                 the same time; nothing was applied.
+        """
+        ...
+
+    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+        """Hands over a parcel; done once it fits into what may wait for its receiver.
+
+        A sender waits for each answer before it posts the next to the same receiver, and so is never further
+        ahead of it than the bound. Posting again what was posted is no error and changes nothing.
+
+        Args:
+            box: Names an exchange between all workers of the job, in which each of them posts to others and,
+                at the same time, takes what is for it; a name of its own for each exchange.
+            parcel: The next to this receiver. The last has no content.
+
+        Raises:
+            ProtocolError: If it is not the next, or sender or receiver is done or not of this job.
+            WaitTimeoutError: If the receiver takes nothing; names it.
+        """
+        ...
+
+    def take_parcels(self, box: str, worker: int, *, received: int) -> Future[Sequence[Parcel]]:
+        """Waits for parcels to a worker, in the order in which they came; those of one sender in its order.
+
+        To take from the next box forgets what the one before still holds for this worker.
+
+        Args:
+            box: See `post_parcel`.
+            worker: The receiver.
+            received: How many parcels of this box it has: the next ones come, and these are forgotten.
+
+        Returns:
+            Some parcels; none if all workers have posted their last, also this one to itself.
+
+        Raises:
+            ProtocolError: If there are not so many, or a sender is done without having posted its last.
+            WaitTimeoutError: If none comes; names the workers that have not posted their last.
         """
         ...
 

@@ -161,6 +161,22 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
             version = await self._answer(len(parts) * request.ByteSize() // VALUE_BYTES, push)
             return data_plane_pb2.PushGradResponse(version=version)
 
+    async def PostParcel(
+        self, request: data_plane_pb2.PostParcelRequest, context: grpc.aio.ServicerContext
+    ) -> data_plane_pb2.PostParcelResponse:
+        async with self._answering(context, "PostParcel"):
+            parcel = data_messages.posted_parcel(request)
+            await _settled(self._store.post_parcel(request.box, parcel))
+            return data_plane_pb2.PostParcelResponse()
+
+    async def TakeParcels(
+        self, request: data_plane_pb2.TakeParcelsRequest, context: grpc.aio.ServicerContext
+    ) -> data_plane_pb2.TakeParcelsResponse:
+        async with self._answering(context, "TakeParcels"):
+            where = (request.box, request.worker)
+            parcels = self._store.take_parcels(*where, received=request.received)
+            return data_messages.parcels_to_message(await _settled(parcels))
+
     async def Barrier(
         self, request: control_plane_pb2.BarrierRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.BarrierResponse:

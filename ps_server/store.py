@@ -30,6 +30,7 @@ from protos.store import (
     Changed,
     Future,
     Missing,
+    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
@@ -42,6 +43,7 @@ from ps_server.checkpoint.digest import model_digest, shard_digest
 from ps_server.checkpoint.manifest import Entry
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import save_checkpoint, verify_token, write_part
+from ps_server.mailbox import INBOX_BYTES
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 from ps_server.waiting import Answered
@@ -60,6 +62,7 @@ class ParameterStore:
         server_index: int = 0,
         num_servers: int = 1,
         wait_limit_s: float = DEFAULT_WAIT_LIMIT_S,
+        inbox_bytes: int = INBOX_BYTES,
     ) -> None:
         """Makes an empty store.
 
@@ -67,12 +70,14 @@ class ParameterStore:
             num_workers: Workers of the job.
             server_index: Which server of the cluster this is.
             num_servers: Servers of the cluster; 1 holds everything.
-            wait_limit_s: How long a pull or a barrier waits for other workers, in seconds.
+            wait_limit_s: How long a pull, a barrier or a parcel waits for other workers, in seconds.
+            inbox_bytes: Limit of the parcels that wait for one worker.
         """
         self.server_index = server_index
         self.num_servers = num_servers
         self.num_workers = num_workers
         self._wait_limit_s = wait_limit_s
+        self._inbox_bytes = inbox_bytes
         self._tables: dict[str, SparseTable] = {}
         self._blocks: dict[str, DenseTable] = {}
         self._undeclared: set[str] = set()  # loaded, but not yet claimed by a job
@@ -82,7 +87,10 @@ class ParameterStore:
     def reset_membership(self) -> None:
         """Forgets the workers, their steps and what they pushed, as for the next job; keeps parameters."""
         self._workers = Workers(
-            self.num_workers, wait_limit_s=self._wait_limit_s, apply=self._apply
+            self.num_workers,
+            wait_limit_s=self._wait_limit_s,
+            inbox_bytes=self._inbox_bytes,
+            apply=self._apply,
         )
         for table in self._tables.values():
             if table.spec.records_changes:  # the next job's workers know nothing yet
@@ -236,7 +244,7 @@ class ParameterStore:
         for name, dense in gradients.dense.items():
             self._blocks[name].push(dense)
 
-    # Steps and barriers
+    # Steps, barriers and parcels
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
@@ -251,6 +259,14 @@ class ParameterStore:
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`."""
         return self._workers.advance(worker, clock, at_least=at_least)
+
+    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+        """See `protos.store.Store`."""
+        return self._workers.post_parcel(box, parcel)
+
+    def take_parcels(self, box: str, worker: int, *, received: int) -> Future[Sequence[Parcel]]:
+        """See `protos.store.Store`."""
+        return self._workers.take_parcels(box, worker, received=received)
 
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""

@@ -1,8 +1,8 @@
-"""How far the workers of a job have come: their steps and barriers, who has left, who waits for whom.
+"""How far the workers of a job have come: their steps, barriers, parcels, who has left, who waits for whom.
 
     push --part of a step--> aggregation.py --complete--> apply      under the lock: steps are in order
     push --on arrival--> apply, version + batches                    without it: tables lock their shards
-    pull, barrier --> a future, answered by the call that makes it ready
+    pull, barrier, parcel --> a future, answered by the call that makes it ready
 
 What is decided stands in the sans-IO classes; here is the one lock around them, and the futures of those who
 wait. No call is answered under the lock.
@@ -15,13 +15,24 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
+from protos.channel import PART_BYTES
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients, sum_gradients
 from protos.numbers import Numbers, require_numbers
 from protos.staleness import Staleness
-from protos.store import Future, Reduced, ReduceOp, Stamp, StoreStatus, TableStatus, Version
+from protos.store import (
+    Future,
+    Parcel,
+    Reduced,
+    ReduceOp,
+    Stamp,
+    StoreStatus,
+    TableStatus,
+    Version,
+)
 from ps_server.aggregation import StepAggregator
 from ps_server.barrier import BarrierBook
+from ps_server.mailbox import Mailbox
 from ps_server.pace import PaceBook
 from ps_server.reduction import Contribution, Given, ReductionBook, reduce_numbers
 from ps_server.table.change_bits import NOBODY
@@ -42,13 +53,19 @@ class Workers:
     """The workers of one job, as one store sees them. Thread-safe."""
 
     def __init__(
-        self, num_workers: int, *, wait_limit_s: float, apply: Callable[[Gradients, int], None]
+        self,
+        num_workers: int,
+        *,
+        wait_limit_s: float,
+        inbox_bytes: int,
+        apply: Callable[[Gradients, int], None],
     ) -> None:
         """Expects all workers at version 0.
 
         Args:
             num_workers: Workers of the job.
             wait_limit_s: How long a call waits for other workers, in seconds.
+            inbox_bytes: Limit of the parcels that wait for one worker.
             apply: Applies gradients that were checked, of a worker or NOBODY alone; thread-safe.
         """
         self._num_workers = num_workers
@@ -61,6 +78,7 @@ class Workers:
         self._barrier_futures: dict[tuple[str, int], WaitingFuture[Any]] = {}
         self._reductions = ReductionBook()
         self._pace = PaceBook(num_workers)
+        self._mailbox = Mailbox(num_workers, inbox_bytes=inbox_bytes)
         self._waiters: list[_Waiter] = []
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
@@ -227,6 +245,44 @@ class Workers:
             self._pace.advance(worker, clock, at_least)
         return self._wait(poll, describe)
 
+    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+        """See `protos.store.Store`."""
+
+        def poll() -> Callable[[], None] | None:
+            if (fault := self._mailbox.fault_of_post(box, parcel)) is not None:
+                return partial(_refuse, fault)
+            return _nothing if self._mailbox.is_accepted(box, parcel) else None
+
+        def describe() -> str:
+            return (
+                f"box {box!r}: worker {parcel.receiver} took no parcels within {self._wait_limit_s:g} s, "
+                f"so there is no room for more; see its log"
+            )
+
+        with self._change():
+            self._mailbox.post(box, parcel)
+        return self._wait(poll, describe)
+
+    def take_parcels(self, box: str, worker: int, *, received: int) -> Future[Sequence[Parcel]]:
+        """See `protos.store.Store`."""
+
+        def poll() -> Callable[[], Sequence[Parcel]] | None:
+            parcels = self._mailbox.take(box, worker, PART_BYTES)
+            if parcels is not None:
+                return lambda: parcels
+            fault = self._mailbox.fault_of_take(box, worker)
+            return None if fault is None else partial(_refuse, fault)
+
+        def describe() -> str:
+            return (
+                f"box {box!r}: nothing came for worker {worker} within {self._wait_limit_s:g} s: workers "
+                f"{self._mailbox.missing(box, worker)} have not posted their last parcel; see their logs"
+            )
+
+        with self._change():
+            self._mailbox.acknowledge(box, worker, received)
+        return self._wait(poll, describe)
+
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
         with self._change():
@@ -234,6 +290,7 @@ class Workers:
             self._steps.leave(worker, step)
             self._barriers.leave(worker)
             self._pace.leave(worker)
+            self._mailbox.leave(worker)
             self._done.add(worker)
             self._examples.setdefault(worker, 0)
 
@@ -304,6 +361,14 @@ def _refuse_stuck(stuck: Mapping[str, Sequence[int]]) -> NoReturn:
         f"workers wait for each other at different barriers, which never ends: {places}; each of them must "
         f"come to the same barriers in the same order"
     )
+
+
+def _nothing() -> None:
+    return None
+
+
+def _refuse(fault: str) -> NoReturn:
+    raise ProtocolError(f"{fault}; all workers must take part in an exchange to its end")
 
 
 def _outcome(name: str, given: Given, version: Version) -> Version | Reduced:

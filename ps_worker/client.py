@@ -29,6 +29,7 @@ from protos.store import (
     Changed,
     Future,
     Missing,
+    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
@@ -303,7 +304,7 @@ class ClusterClient:
             _require_examples(f"dense block {block!r}", dense.examples)
         require_finite(gradients)
 
-    # Steps and barriers
+    # Steps, barriers and parcels
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
@@ -329,6 +330,23 @@ class ClusterClient:
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`; the first server knows how far all are."""
         return self._transport.advance(0, worker, clock, max(0, at_least))
+
+    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+        """See `protos.store.Store`; content must fit a message."""
+        size = len(parcel.content or b"")
+        if size > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
+            raise ProtocolError(
+                f"a parcel of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: cut it"
+            )
+        return self._transport.post_parcel(self._server_of_mail(parcel.receiver), box, parcel)
+
+    def take_parcels(self, box: str, worker: int, *, received: int) -> Future[Sequence[Parcel]]:
+        """See `protos.store.Store`."""
+        return self._transport.take_parcels(self._server_of_mail(worker), box, worker, received)
+
+    def _server_of_mail(self, receiver: int) -> int:
+        """Returns the server of a receiver's parcels: one, so that they have one order and one end."""
+        return receiver % self._num_servers
 
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""

@@ -1,7 +1,8 @@
 """Calls to servers over gRPC: the only place on the worker's side that knows it.
 
-Every call has a deadline. Calls that only read or declare are tried again by the channel when a server is
-unavailable, within that deadline; a push never is, because the server could not tell it from a new one.
+Every call has a deadline. Calls that only read or declare, and parcels, which have numbers, are tried again
+by the channel when a server is unavailable, within that deadline; a push never is, because the server could
+not tell it from a new one.
 """
 
 import json
@@ -19,8 +20,24 @@ from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
 from protos.status import error_of
-from protos.store import Changed, Future, Missing, Pulled, Reduced, ReduceOp, Shrunk, Stamp, Version
-from protos.v1 import control_plane_pb2, parameter_server_pb2, parameter_server_pb2_grpc
+from protos.store import (
+    Changed,
+    Future,
+    Missing,
+    Parcel,
+    Pulled,
+    Reduced,
+    ReduceOp,
+    Shrunk,
+    Stamp,
+    Version,
+)
+from protos.v1 import (
+    control_plane_pb2,
+    data_plane_pb2,
+    parameter_server_pb2,
+    parameter_server_pb2_grpc,
+)
 from ps_worker.transport import ServerStatus
 
 T = TypeVar("T")
@@ -29,8 +46,17 @@ T_co = TypeVar("T_co", covariant=True)
 _SERVICE = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 
 # Repeating these changes nothing on a server, not even on one that was restarted in between: it knows no
-# tables, and says so.
-_RETRIED = ("CreateTable", "CreateDense", "PullSparse", "PullDense", "GetDigest", "GetStatus")
+# tables or parcels, and says so.
+_RETRIED = (
+    "CreateTable",
+    "CreateDense",
+    "PullSparse",
+    "PullDense",
+    "PostParcel",
+    "TakeParcels",
+    "GetDigest",
+    "GetStatus",
+)
 
 _RETRY_OPTIONS = [
     (
@@ -159,6 +185,25 @@ class GrpcTransport:
         """See `Transport`."""
         return self._call(
             server, "PushGrad", data_messages.push_grad_request(stamp, part, at), _version
+        )
+
+    def post_parcel(self, server: int, box: str, parcel: Parcel) -> Future[None]:
+        """See `Transport`."""
+        request = data_messages.post_parcel_request(box, parcel)
+        wait_s = self._deadlines.wait_s
+        return self._call(server, "PostParcel", request, _nothing, wait_s=wait_s)
+
+    def take_parcels(
+        self, server: int, box: str, worker: int, received: int
+    ) -> Future[Sequence[Parcel]]:
+        """See `Transport`."""
+        request = data_plane_pb2.TakeParcelsRequest(box=box, worker=worker, received=received)
+        return self._call(
+            server,
+            "TakeParcels",
+            request,
+            lambda response: data_messages.parcels_from_message(response, worker),
+            wait_s=self._deadlines.wait_s,
         )
 
     def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:

@@ -16,6 +16,7 @@ from protos.store import (
     Changed,
     Future,
     Missing,
+    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
@@ -74,6 +75,16 @@ class Transport(Protocol):
         self, server: int, part: PushPart, stamp: Stamp, at: Version | None
     ) -> Future[Version]:
         """Hands over a part of a push."""
+        ...
+
+    def post_parcel(self, server: int, box: str, parcel: Parcel) -> Future[None]:
+        """Hands over a parcel; answered once it fits into what may wait for its receiver."""
+        ...
+
+    def take_parcels(
+        self, server: int, box: str, worker: int, received: int
+    ) -> Future[Sequence[Parcel]]:
+        """Waits for parcels to a worker that has `received` already; answers with none at the end."""
         ...
 
     def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:

@@ -167,3 +167,47 @@ class PullDenseResponse(_message.Message):
     columns: _containers.RepeatedCompositeFieldContainer[DenseColumn]
     version: int
     def __init__(self, columns: _Optional[_Iterable[_Union[DenseColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class PostParcelRequest(_message.Message):
+    __slots__ = ("box", "sender", "receiver", "sequence", "content")
+    BOX_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    box: str
+    sender: int
+    receiver: int
+    sequence: int
+    content: bytes
+    def __init__(self, box: _Optional[str] = ..., sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class PostParcelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TakeParcelsRequest(_message.Message):
+    __slots__ = ("box", "worker", "received")
+    BOX_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    box: str
+    worker: int
+    received: int
+    def __init__(self, box: _Optional[str] = ..., worker: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
+
+class Parcel(_message.Message):
+    __slots__ = ("sender", "sequence", "content")
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    sender: int
+    sequence: int
+    content: bytes
+    def __init__(self, sender: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class TakeParcelsResponse(_message.Message):
+    __slots__ = ("parcels",)
+    PARCELS_FIELD_NUMBER: _ClassVar[int]
+    parcels: _containers.RepeatedCompositeFieldContainer[Parcel]
+    def __init__(self, parcels: _Optional[_Iterable[_Union[Parcel, _Mapping]]] = ...) -> None: ...

@@ -69,6 +69,16 @@ class ParameterServerStub(object):
                 request_serializer=protos_dot_v1_dot_data__plane__pb2.PullDenseRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_data__plane__pb2.PullDenseResponse.FromString,
                 _registered_method=True)
+        self.PostParcel = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/PostParcel',
+                request_serializer=protos_dot_v1_dot_data__plane__pb2.PostParcelRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_data__plane__pb2.PostParcelResponse.FromString,
+                _registered_method=True)
+        self.TakeParcels = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/TakeParcels',
+                request_serializer=protos_dot_v1_dot_data__plane__pb2.TakeParcelsRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_data__plane__pb2.TakeParcelsResponse.FromString,
+                _registered_method=True)
         self.Barrier = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/Barrier',
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.BarrierRequest.SerializeToString,
@@ -161,6 +171,26 @@ class ParameterServerServicer(object):
 
     def PullDense(self, request, context):
         """Reads this server's pieces of dense blocks. Idempotent, may be retried. Errors as for PullSparse.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PostParcel(self, request, context):
+        """Hands over a parcel for another worker; all parcels for one worker go to the same server. Answered once it fits
+        into what the server holds for the receiver, so a sender that waits for each answer sends no faster than the
+        receiver takes. Idempotent by its sequence, may be retried. FAILED_PRECONDITION: a number was left out, the
+        one before was not answered yet, the sender had said that it has no more, or either of them is done;
+        DEADLINE_EXCEEDED: the receiver took nothing in time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeParcels(self, request, context):
+        """Waits until there are parcels for a worker, or all workers have said that they have no more for it. Idempotent,
+        may be retried. FAILED_PRECONDITION: the server does not have what it is asked for, or a sender is done without
+        having said that it has no more; DEADLINE_EXCEEDED: nothing came in time; the message names who has not ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,6 +291,16 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.PullDense,
                     request_deserializer=protos_dot_v1_dot_data__plane__pb2.PullDenseRequest.FromString,
                     response_serializer=protos_dot_v1_dot_data__plane__pb2.PullDenseResponse.SerializeToString,
+            ),
+            'PostParcel': grpc.unary_unary_rpc_method_handler(
+                    servicer.PostParcel,
+                    request_deserializer=protos_dot_v1_dot_data__plane__pb2.PostParcelRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_data__plane__pb2.PostParcelResponse.SerializeToString,
+            ),
+            'TakeParcels': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeParcels,
+                    request_deserializer=protos_dot_v1_dot_data__plane__pb2.TakeParcelsRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_data__plane__pb2.TakeParcelsResponse.SerializeToString,
             ),
             'Barrier': grpc.unary_unary_rpc_method_handler(
                     servicer.Barrier,
@@ -469,6 +509,60 @@ class ParameterServer(object):
             '/ctr_ps.v1.ParameterServer/PullDense',
             protos_dot_v1_dot_data__plane__pb2.PullDenseRequest.SerializeToString,
             protos_dot_v1_dot_data__plane__pb2.PullDenseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PostParcel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ctr_ps.v1.ParameterServer/PostParcel',
+            protos_dot_v1_dot_data__plane__pb2.PostParcelRequest.SerializeToString,
+            protos_dot_v1_dot_data__plane__pb2.PostParcelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeParcels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ctr_ps.v1.ParameterServer/TakeParcels',
+            protos_dot_v1_dot_data__plane__pb2.TakeParcelsRequest.SerializeToString,
+            protos_dot_v1_dot_data__plane__pb2.TakeParcelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

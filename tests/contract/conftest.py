@@ -21,11 +21,14 @@ def open_job(num_servers) -> Iterator[OpenJob]:
     """Returns the stores of a job's workers, with tables and dense blocks declared."""
     with ExitStack() as stack:
 
-        def open_job(num_workers=1, wait_limit_s=10.0, part_bytes=PART_BYTES) -> list[Store]:
+        def open_job(
+            num_workers=1, wait_limit_s=10.0, part_bytes=PART_BYTES, **settings
+        ) -> list[Store]:
+            settings["wait_limit_s"] = wait_limit_s
             if num_servers == 0:
-                return [embedded(num_workers=num_workers, wait_limit_s=wait_limit_s)] * num_workers
+                return [embedded(num_workers=num_workers, **settings)] * num_workers
             servers = stack.enter_context(
-                cluster(num_servers=num_servers, num_workers=num_workers, wait_limit_s=wait_limit_s)
+                cluster(num_servers=num_servers, num_workers=num_workers, **settings)
             )
             clients = [servers.client(part_bytes=part_bytes) for _ in range(num_workers)]
             for client in clients:

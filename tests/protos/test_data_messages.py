@@ -1,4 +1,4 @@
-"""Rows, gradients and stamps to messages and back: nothing is lost on the way."""
+"""Rows, gradients, stamps and parcels to messages and back: nothing is lost on the way."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from protos import data_messages
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
 from protos.parts import PushPart
-from protos.store import Changed, Missing, Pulled, Stamp
+from protos.store import Changed, Missing, Parcel, Pulled, Stamp
 from protos.v1 import data_plane_pb2
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -156,3 +156,35 @@ def test_request_for_pieces_survives_the_wire(blocks: list[str], at: int | None)
 
     message = data_plane_pb2.PullDenseRequest.FromString(data)
     assert data_messages.pull_dense_arguments(message) == (blocks, at)
+
+
+@given(
+    box=NAMES,
+    sender=UINT32,
+    receiver=UINT32,
+    sequence=UINT64,
+    content=st.one_of(st.none(), st.binary()),
+)
+def test_posted_parcel_survives_the_wire(
+    box: str, sender: int, receiver: int, sequence: int, content: bytes | None
+) -> None:
+    parcel = Parcel(sender=sender, receiver=receiver, sequence=sequence, content=content)
+    data = data_messages.post_parcel_request(box, parcel).SerializeToString()
+
+    request = data_plane_pb2.PostParcelRequest.FromString(data)
+
+    assert request.box == box
+    assert data_messages.posted_parcel(request) == parcel
+
+
+@given(contents=st.lists(st.binary()))
+def test_taken_parcels_survive_the_wire(contents: list[bytes]) -> None:
+    parcels = [
+        Parcel(sender=sequence % 3, receiver=7, sequence=sequence, content=content)
+        for sequence, content in enumerate(contents)
+    ]
+    data = data_messages.parcels_to_message(parcels).SerializeToString()
+
+    response = data_plane_pb2.TakeParcelsResponse.FromString(data)
+
+    assert data_messages.parcels_from_message(response, receiver=7) == parcels

@@ -142,6 +142,34 @@ def test_pushes_are_taken_while_a_pull_waits_for_them():
     run(body)
 
 
+def test_parcels_are_taken_while_others_wait_for_room():
+    """Many more waiting calls than there could be threads: each sender's second parcel."""
+    senders = range(100)
+    service = Service(num_workers=100, inbox_bytes=1)
+
+    async def post(sender: int, sequence: int) -> None:
+        request = data_plane_pb2.PostParcelRequest(
+            box="box", sender=sender, receiver=0, sequence=sequence, content=b"a"
+        )
+        await service.servicer.PostParcel(request, Context())
+
+    async def take(received: int) -> int:
+        request = data_plane_pb2.TakeParcelsRequest(box="box", worker=0, received=received)
+        return len((await service.servicer.TakeParcels(request, Context())).parcels)
+
+    async def body() -> None:
+        waiting = [asyncio.create_task(post(sender, 0)) for sender in senders]
+        await asyncio.sleep(0)  # all of them have come
+        assert sum(task.done() for task in waiting) <= 1
+        assert await take(0) == 100
+        taking = asyncio.create_task(take(100))
+        await asyncio.gather(*waiting)
+        await post(7, 1)
+        assert await taking == 1
+
+    run(body)
+
+
 def test_steps_are_told_while_others_wait_for_them():
     """Many more waiting calls than there could be threads."""
     service = Service(num_workers=2)

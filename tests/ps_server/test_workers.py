@@ -13,7 +13,7 @@ from ps_server.workers import Workers
 
 
 def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Workers:
-    return Workers(num_workers, wait_limit_s=wait_limit_s, apply=lambda *_: None)
+    return Workers(num_workers, wait_limit_s=wait_limit_s, inbox_bytes=1000, apply=lambda *_: None)
 
 
 def stamp(worker: int = 0, *, batches: int = 1, pulled: int = 0) -> Stamp:

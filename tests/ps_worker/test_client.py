@@ -17,7 +17,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.partition import route
 from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Missing, Pulled, ReduceOp, Stamp
+from protos.store import Changed, Missing, Parcel, Pulled, ReduceOp, Stamp
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from tests.support.local_transport import Answer, LocalTransport
@@ -149,6 +149,33 @@ def test_pace_is_kept_by_the_first_server_alone():
     assert client.advance(0, 5, at_least=-3).result() == 5
 
     assert transport.calls == [(0, "advance", (0, 5, 0))]
+
+
+def test_all_parcels_for_a_worker_go_to_one_server():
+    stores = [
+        ParameterStore(num_workers=4, server_index=server, num_servers=3) for server in range(3)
+    ]
+    transport = LocalTransport(stores)
+    client = ClusterClient(transport)
+
+    for receiver in range(4):
+        parcel = Parcel(sender=1, receiver=receiver, sequence=0, content=b"a")
+        client.post_parcel("box", parcel).result()
+        client.take_parcels("box", receiver, received=0).result()
+
+    assert [(server, call) for server, call, _ in transport.calls] == [
+        (server, call) for server in (0, 1, 2, 0) for call in ("post_parcel", "take_parcels")
+    ]
+
+
+def test_parcel_too_large_for_a_message_is_refused_before_it_is_sent():
+    transport = transport_to(1)
+    parcel = Parcel(sender=0, receiver=0, sequence=0, content=bytes(MAX_MESSAGE_BYTES))
+
+    with pytest.raises(ProtocolError, match="a parcel of 16777216 bytes does not fit"):
+        client_of(transport).post_parcel("box", parcel)
+
+    assert not transport.calls
 
 
 def test_numbers_meet_at_one_version_of_all_servers():

@@ -14,7 +14,7 @@ from protos.errors import TransportError, UnknownTableError, WrongServerError
 from protos.gradients import SparseGrad
 from protos.parts import PushPart
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Pulled, Stamp
+from protos.store import Missing, Parcel, Pulled, Stamp
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from ps_server.health import is_serving
 from ps_server.store import ParameterStore
@@ -46,6 +46,12 @@ class FailingServicer(parameter_server_pb2_grpc.ParameterServerServicer):
 
     def PullChanged(self, request, context):
         return self._answer("PullChanged", context, data_plane_pb2.PullChangedResponse())
+
+    def PostParcel(self, request, context):
+        return self._answer("PostParcel", context, data_plane_pb2.PostParcelResponse())
+
+    def TakeParcels(self, request, context):
+        return self._answer("TakeParcels", context, data_plane_pb2.TakeParcelsResponse())
 
     def PushGrad(self, request, context):
         return self._answer("PushGrad", context, data_plane_pb2.PushGradResponse())
@@ -94,6 +100,15 @@ def test_large_pull_is_tried_again_too():
         transport.pull_sparse(0, {"t": keys}, Missing.ZEROS, None).result()
 
     assert servicer.calls == {"PullSparse": 2}
+
+
+def test_parcels_which_have_numbers_are_tried_again():
+    parcel = Parcel(sender=0, receiver=1, sequence=0, content=bytes(2**20))
+    with failing_server(1) as (servicer, endpoint), transport_to(endpoint) as transport:
+        transport.post_parcel(0, "box", parcel).result()
+        assert transport.take_parcels(0, "box", 1, 0).result() == []
+
+    assert servicer.calls == {"PostParcel": 2, "TakeParcels": 2}
 
 
 def test_calls_that_change_something_are_never_tried_again():

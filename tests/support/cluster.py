@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from protos.channel import PART_BYTES
+from ps_server.mailbox import INBOX_BYTES
 from ps_server.server import Server, ServerSettings
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
@@ -78,7 +79,11 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    *, num_servers: int = 1, num_workers: int = 1, wait_limit_s: float = 10.0
+    *,
+    num_servers: int = 1,
+    num_workers: int = 1,
+    wait_limit_s: float = 10.0,
+    inbox_bytes: int = INBOX_BYTES,
 ) -> Iterator[Cluster]:
     """Runs servers for the time of the block."""
     loop = LoopThread()
@@ -92,6 +97,7 @@ def cluster(
                         server_index=server_index,
                         num_servers=num_servers,
                         wait_limit_s=wait_limit_s,
+                        inbox_bytes=inbox_bytes,
                     )
                 )
             yield servers

@@ -11,7 +11,18 @@ from protos.numbers import Numbers
 from protos.partition import Keys
 from protos.parts import PushPart, join_push
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Changed, Future, Missing, Pulled, Reduced, ReduceOp, Shrunk, Stamp, Version
+from protos.store import (
+    Changed,
+    Future,
+    Missing,
+    Parcel,
+    Pulled,
+    Reduced,
+    ReduceOp,
+    Shrunk,
+    Stamp,
+    Version,
+)
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.transport import ServerStatus
@@ -77,6 +88,16 @@ class LocalTransport:
         if parts is None:
             return Answer(lambda: store.status().version)
         return store.push_grad(join_push(parts), stamp, at=at)
+
+    def post_parcel(self, server: int, box: str, parcel: Parcel) -> Future[None]:
+        self.calls.append((server, "post_parcel", parcel))
+        return self.stores[server].post_parcel(box, parcel)
+
+    def take_parcels(
+        self, server: int, box: str, worker: int, received: int
+    ) -> Future[Sequence[Parcel]]:
+        self.calls.append((server, "take_parcels", (worker, received)))
+        return self.stores[server].take_parcels(box, worker, received=received)
 
     def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:
         return self.stores[server].barrier(name, worker, step=step)
