@@ -14,7 +14,6 @@ from ctr_model.schema import Schema
 from protos.errors import CheckpointError, JobError, UsageError
 from ps_server.checkpoint.reader import ATTACHMENTS, Checkpoint
 from ps_server.store import ParameterStore
-from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.files import matching_files
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job, stored_job
@@ -22,6 +21,7 @@ from ps_worker.session import (
     JOB_ATTACHMENT,
     MODEL_ATTACHMENT,
     SCHEMA_ATTACHMENT,
+    dataset_of,
     figures,
     model_of,
     own_model_file,
@@ -60,19 +60,19 @@ def infer(
         raise JobError("no data to predict: give --data, or train with data.test")
     store = ParameterStore()
     store.load(model_dir)
-    batch_size = job.train.batch_size
-    reader = CriteoReader(schema, batch_size=batch_size, bad_row_limit=job.data.bad_row_limit)
+    dataset = dataset_of(job, schema)
+    dataset.set_filelist(files)
     with _predictions_to(output) as write:
         metrics = evaluate(
             store,
             model_of(job, schema),
-            reader.batches(files),
-            batch_size=batch_size,
+            dataset,
+            batch_size=job.train.batch_size,
             on_predictions=write,
         )
     return {
-        "rows": reader.rows,
-        "bad_rows": reader.bad_rows,
+        "rows": dataset.rows,
+        "bad_rows": dataset.bad_rows,
         "model_digest": store.digest(),
         **(figures(metrics) if metrics.examples else {"auc": None, "log_loss": None}),
     }

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,16 @@ from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
-from protos.errors import DataError
+from protos.errors import DataError, UsageError
 from protos.store import Store
 from ps_server.checkpoint.publish import require_writable, write_latest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_worker.data.criteo import CriteoReader
-from ps_worker.data.files import files_of_worker, matching_files
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.file_split import shown, split_parts
+from ps_worker.data.files import matching_files
+from ps_worker.data.formats import reader_of, require_format
+from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.reader import FilePart
 from ps_worker.job import Job
 from ps_worker.job.faults import first_named
 from ps_worker.optimizer_checks import require_optimizers
@@ -93,18 +98,19 @@ class Plan:
     job: Job
     schema: Schema
     model: Model
-    train_files: list[Path]
-    test_files: list[Path]
+    train_files: list[str]
+    test_files: list[str]
 
 
 def plan_of(job: Job) -> Plan:
     """Returns the job with its schema, model and files.
 
     Raises:
-        JobError: If schema, model or optimizers are wrong.
+        JobError: If schema, format, model or optimizers are wrong.
         DataError: If a pattern matches no file.
     """
     schema = _schema_of(job)
+    _require_format(job)
     model = model_of(job, schema)
     require_optimizers(job, model)
     return Plan(
@@ -123,7 +129,15 @@ def _schema_of(job: Job) -> Schema:
         raise job.error("data.schema", f"data.schema: {error}") from error
 
 
-def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[Path]:
+def _require_format(job: Job) -> None:
+    try:
+        if job.data.format:
+            require_format(job.data.format)
+    except UsageError as error:
+        raise job.error("data.format", f"data.format: {error}") from error
+
+
+def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[str]:
     try:
         return matching_files(patterns)
     except DataError as error:
@@ -171,7 +185,12 @@ class Session:
         self._worker = worker
         self._num_workers = num_workers
         self._is_embedded = is_embedded
-        self._train_files = files_of_worker(plan.train_files, worker, num_workers)
+        self._train_parts = split_parts(
+            lambda path: reader_of(path, plan.schema, BadRows(), _format_of(plan.job)),
+            plan.train_files,
+            worker,
+            num_workers,
+        )
         self._bad_rows = 0
         self._checkpoint: str | None = None
 
@@ -182,7 +201,7 @@ class Session:
 
     def run(self) -> Summary:
         """Trains, saves and evaluates; returns what came out of it."""
-        logger.info("worker %d trains on %s", self._worker, _named(self._train_files))
+        logger.info("worker %d trains on %s", self._worker, _named(self._train_parts))
         if self.is_first and self._job.checkpoint.dir:
             require_writable(self._job.checkpoint.dir)
         if self.is_first and self._job.checkpoint.load:
@@ -229,13 +248,19 @@ class Session:
 
     def _train(self, worker: Worker) -> float:
         """Goes through the data `epochs` times; returns the seconds that all workers took for it."""
+        dataset = dataset_of(
+            self._job,
+            self._plan.schema,
+            reader_num=self._job.data.reader_num,
+            shuffle_files=self._job.data.shuffle_files,
+        )
+        dataset.set_filelist(self._train_parts)
         seconds = 0.0
         for epoch in range(1, self._job.train.epochs + 1):
             start = time.monotonic()
-            # A new one each time, or an epoch's bad rows add to the last's.
-            reader = self._new_reader()
-            worker.train(reader.batches(self._train_files))
-            self._bad_rows = reader.bad_rows
+            with closing(iter(dataset)) as batches:
+                worker.train(batches)
+            self._bad_rows = dataset.bad_rows
             worker.meet(f"epoch-{epoch}")
             seconds += time.monotonic() - start
             worker.progress.log()
@@ -273,14 +298,28 @@ class Session:
     def _evaluation(self, worker: Worker) -> dict[str, Any]:
         if not self._plan.test_files:
             return {}
-        return figures(worker.evaluate(self._new_reader().batches(self._plan.test_files)))
+        dataset = dataset_of(self._job, self._plan.schema)
+        dataset.set_filelist(self._plan.test_files)
+        return figures(worker.evaluate(dataset))
 
-    def _new_reader(self) -> CriteoReader:
-        return CriteoReader(
-            self._plan.schema,
-            batch_size=self._job.train.batch_size,
-            bad_row_limit=self._job.data.bad_row_limit,
-        )
+
+def dataset_of(
+    job: Job, schema: Schema, *, reader_num: int = 1, shuffle_files: bool = False
+) -> QueueDataset:
+    """Returns a dataset as the job describes it, without files yet."""
+    return QueueDataset(
+        schema,
+        job.train.batch_size,
+        format=_format_of(job),
+        bad_row_limit=job.data.bad_row_limit,
+        reader_num=reader_num,
+        shuffle_files=shuffle_files,
+        seed=job.train.seed,
+    )
+
+
+def _format_of(job: Job) -> str | None:
+    return job.data.format or None
 
 
 def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:
@@ -312,5 +351,5 @@ def figures(metrics: ClickMetrics) -> dict[str, Any]:
     }
 
 
-def _named(files: Sequence[Path]) -> str:
-    return f"{len(files)} files: {', '.join(str(file) for file in files)}" if files else "no files"
+def _named(parts: Sequence[FilePart]) -> str:
+    return f"{len(parts)} files: {', '.join(map(shown, parts))}" if parts else "no files"

@@ -19,7 +19,7 @@ from protos.partition import route
 from ps_server.store import ParameterStore
 from ps_worker.client import scatter_rows
 from ps_worker.communicators.choice import communicator_of
-from ps_worker.data.criteo import CriteoReader
+from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.samples import batches_of_samples
 from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
@@ -54,7 +54,9 @@ def _two_batches(schema: Schema) -> list[Batch]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.tsv")
         path.write_text(f"{row}\n{row}\n", encoding="ascii")
-        return list(CriteoReader(schema, batch_size=1).batches([path]))
+        dataset = QueueDataset(schema, batch_size=1)
+        dataset.set_filelist([path])
+        return list(dataset)
 
 
 def _hash_a_sample(schema: Schema) -> None:

@@ -13,9 +13,9 @@ import typer
 
 from ctr_model.schema import Schema, SchemaError
 from protos.errors import CtrPsError, UsageError
-from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.files import matching_files
 from ps_worker.data.generate import MIN_TEST_ROWS, generate
+from ps_worker.data.queue_dataset import QueueDataset
 
 app = typer.Typer(
     name="ps-data",
@@ -58,6 +58,9 @@ def check_command(
     schema: Annotated[
         str, typer.Option(help="The columns: 'criteo', or the path of a schema file.")
     ] = "criteo",
+    format_name: Annotated[
+        str, typer.Option("--format", help="Format of the files; empty: their names tell.")
+    ] = "",
     bad_row_limit: Annotated[
         int, typer.Option(min=0, help="Malformed rows to pass over before giving up.")
     ] = 1000,
@@ -71,15 +74,18 @@ def check_command(
     except SchemaError as error:
         raise UsageError(str(error)) from error
     paths = matching_files(patterns)
-    reader = CriteoReader(columns, batch_size=4096, bad_row_limit=bad_row_limit)
+    dataset = QueueDataset(
+        columns, batch_size=4096, format=format_name or None, bad_row_limit=bad_row_limit
+    )
+    dataset.set_filelist(paths)
     clicks, is_labelled = 0, True
-    for batch in reader.batches(paths):
+    for batch in dataset:
         is_labelled = batch.labels is not None
         clicks += 0 if batch.labels is None else int(batch.labels.sum())
-    rate = clicks / max(reader.rows, 1)
+    rate = clicks / max(dataset.rows, 1)
     labels = f"{clicks} clicks ({rate:.4f})" if is_labelled else "no labels"
     typer.echo(
-        f"{len(paths)} files, {reader.rows} rows, {labels}, {reader.bad_rows} malformed rows"
+        f"{len(paths)} files, {dataset.rows} rows, {labels}, {dataset.bad_rows} malformed rows"
     )
 
 

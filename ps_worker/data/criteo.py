@@ -1,171 +1,146 @@
-r"""Reads click logs in Criteo's layout: label \t numbers \t values, one row a line, plain or gzip.
+r"""Reads click logs in Criteo's layout: label \t numbers \t values, one row a line, plain, .gz or .zst.
 
 The schema says how many numbers and values there are: 13 and 26 for Criteo. Rows may come without
-a label, but all or none of a run: the first row with a right number of columns decides, and a
-later row of the other kind is malformed. Malformed rows are skipped up to a limit, never silently.
+a label, but all or none of a file: its first row with a right number of columns decides, and a
+row of the other kind is malformed. Values are bytes: none is decoded, so none can be invalid text.
 """
 
-import logging
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from protos.errors import BadRowError
-from ps_worker.data.line_blocks import line_blocks
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.line_blocks import LineNumbers, line_blocks, line_parts
+from ps_worker.data.reader import Block, FilePart
 from ps_worker.data.scanner import COLUMN, LINE, START, STOP, scan_rows
 
-logger = logging.getLogger(__name__)
-
-_MAX_LOGGED_ROWS = 5
 _MAX_SHOWN_BYTES = 60
-
-
-class _Columns:
-    """The columns of a batch under construction; `filled` of their rows are written."""
-
-    def __init__(self, schema: Schema, capacity: int) -> None:
-        self.labels = np.empty(capacity, np.float32)  # [B]
-        self.numbers = np.empty((capacity, len(schema.dense)), np.float64)  # [B, num_dense]
-        self.keys = np.empty((capacity, len(schema.slots)), np.uint64)  # [B, S]
-        self.filled = 0
+_MAX_MALFORMED = 64  # that one call of the scanner reports
 
 
 class CriteoReader:
-    """Turns files into batches. For one thread; its batches may go to any.
+    """Turns files into blocks of rows; a `Reader`, so thread-safe."""
 
-    Attributes:
-        rows: Examples read so far, by all calls of `batches` together.
-        bad_rows: Malformed rows so far, likewise.
-    """
-
-    def __init__(self, schema: Schema, *, batch_size: int, bad_row_limit: int = 0) -> None:
+    def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
         """Opens nothing yet.
 
         Args:
             schema: The columns behind the label.
-            batch_size: B, at least 1.
-            bad_row_limit: How many malformed rows are skipped; one more is an error.
-
-        Raises:
-            ValueError: If `batch_size` or `bad_row_limit` is too small.
+            bad_rows: Counts malformed rows.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size!r}, expected at least 1")
-        if bad_row_limit < 0:
-            raise ValueError(f"bad_row_limit is {bad_row_limit!r}, expected at least 0")
         self._schema = schema
-        self._batch_size = batch_size
-        self._bad_row_limit = bad_row_limit
-        # Every slot holds one key, so all batches share the offsets.
-        self._offsets = np.arange(batch_size * len(schema.slots) + 1, dtype=np.int32)
-        self.rows = 0
-        self.bad_rows = 0
+        self._bad_rows = bad_rows
 
-    def batches(self, files: Sequence[Path]) -> Iterator[Batch]:
-        """Yields the rows of `files` in order; batches run on across the files' borders.
+    def parts(self, path: str, num_parts: int) -> list[FilePart]:
+        """Cuts a file by bytes, a compressed one not at all; see `Reader.parts`."""
+        return line_parts(path, num_parts)
 
-        Yields:
-            Batches of B examples, the last one of what is left; nothing is written to them later.
+    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a part; offsets are bytes of the content. See `Reader.blocks`."""
+        scan: _Scan | None = None
+        for text, position in line_blocks(part, offset):
+            if scan is None:
+                has_label = self._has_label(part.path, text, position)
+                lines = LineNumbers(part.path, position)
+                scan = _Scan(self._schema, self._bad_rows, part.path, has_label, lines)
+            rows = scan.rows_of(text, position)
+            if rows.size:
+                yield Block(rows, position)
 
-        Raises:
-            DataError: Names the file that cannot be read or is damaged.
-            BadRowError: Names file, line and fault of the malformed row beyond the limit.
+    def _has_label(self, path: str, text: NDArray[np.uint8], position: int) -> bool:
+        """Returns what the file's first row of a right length says, wherever `text` is in the file.
+
+        Only the file's first block is looked at; where it has no such row, rows should have a label.
         """
-        columns = _Columns(self._schema, self._batch_size)
-        has_label: bool | None = None
-        for path in files:
-            line = 1
-            for block in line_blocks(path):
-                if has_label is None:
-                    has_label = self._first_row_has_label(block)
-                position = 0
-                while position < len(block):
-                    position, num_lines = self._scan(
-                        path, line, block, position, has_label, columns
-                    )
-                    line += num_lines
-                    if columns.filled == self._batch_size:
-                        yield self._batch(columns, has_label)
-                        columns = _Columns(self._schema, self._batch_size)
-        if columns.filled and has_label is not None:
-            yield self._batch(columns, has_label)
-        if self.bad_rows:
-            logger.warning("malformed rows skipped: bad_rows=%d rows=%d", self.bad_rows, self.rows)
-
-    def _first_row_has_label(self, block: NDArray[np.uint8]) -> bool:
-        """Returns what the first row of a right length says; True where there is none."""
+        if position > 0:
+            with closing(line_blocks(FilePart(path))) as blocks:
+                text, _ = next(blocks)
         num_features = len(self._schema.dense) + len(self._schema.slots)
-        for text in block.tobytes().split(b"\n"):
-            num_columns = text.count(b"\t") + 1
+        for line in text.tobytes().split(b"\n"):
+            num_columns = line.count(b"\t") + 1
             if num_columns in (num_features, num_features + 1):
                 return num_columns > num_features
         return True
 
-    def _scan(
-        self,
-        path: Path,
-        line: int,
-        block: NDArray[np.uint8],
-        start: int,
-        has_label: bool,
-        columns: _Columns,
-    ) -> tuple[int, int]:
-        """Adds rows to `columns`; returns where to go on in `block`, and the lines passed."""
-        filled = columns.filled
-        malformed = np.empty((64, 4), np.int64)
-        position, num_rows, num_malformed = scan_rows(
-            block,
-            start,
-            has_label,
-            columns.labels[filled:],
-            columns.numbers[filled:],
-            columns.keys[filled:],
-            malformed,
-        )
-        columns.filled += num_rows
-        self.rows += num_rows
-        for row in malformed[:num_malformed]:
-            text = block[row[START] : row[STOP]].tobytes()
-            fault = self._fault(text, int(row[COLUMN]), has_label)
-            self._count_malformed(path, line + int(row[LINE]), fault)
-        return position, num_rows + num_malformed
 
-    def _count_malformed(self, path: Path, line: int, fault: str) -> None:
-        self.bad_rows += 1
-        if self.bad_rows > self._bad_row_limit:
-            raise BadRowError(
-                f"{path}:{line}: {fault}; this is malformed row {self.bad_rows}, "
-                f"and bad_row_limit is {self._bad_row_limit}"
+class _Scan:
+    """One pass over a part of a file. For one thread."""
+
+    def __init__(
+        self, schema: Schema, bad_rows: BadRows, path: str, has_label: bool, lines: LineNumbers
+    ) -> None:
+        self._schema = schema
+        self._bad_rows = bad_rows
+        self._path = path
+        self._has_label = has_label
+        self._lines = lines
+        self._malformed = np.empty((_MAX_MALFORMED, 4), np.int64)
+        # Every slot holds one key, so all blocks share the offsets; numbers are used up at once.
+        self._offsets = np.zeros(1, np.int32)
+        self._numbers = np.empty((0, len(schema.dense)), np.float64)
+
+    def rows_of(self, text: NDArray[np.uint8], position: int) -> Batch:
+        """Returns the rows in a block of lines, which may be none; `position` is its offset."""
+        num_lines = int(np.count_nonzero(text == ord("\n")))
+        self._make_room(num_lines)
+        labels = np.empty(num_lines, np.float32)
+        keys = np.empty((num_lines, len(self._schema.slots)), np.uint64)
+        size = start = 0
+        while start < len(text):
+            start, num_rows, num_malformed = scan_rows(
+                text,
+                start,
+                self._has_label,
+                labels[size:],
+                self._numbers[size:],
+                keys[size:],
+                self._malformed,
             )
-        if self.bad_rows <= _MAX_LOGGED_ROWS:
-            logger.warning("skipped a malformed row: %s file=%s line=%d", fault, path, line)
-
-    def _fault(self, text: bytes, column: int, has_label: bool) -> str:
-        """Returns what is wrong with a malformed row, in words."""
-        fields = text.split(b"\t")
-        expected = len(self._schema.dense) + len(self._schema.slots) + has_label
-        if len(fields) != expected:
-            kind = "with" if has_label else "without"
-            return f"{len(fields)} columns, expected {expected} ({kind} a label): {_shown(text)}"
-        field = _shown(fields[column - 1])
-        if has_label and column == 1:
-            return f"the label is {field}, expected 0 or 1"
-        name = self._schema.dense[column - 1 - has_label].name
-        return f"column {column} ({name}) is {field}, expected a 64-bit integer or nothing"
-
-    def _batch(self, columns: _Columns, has_label: bool) -> Batch:
-        size, num_slots = columns.filled, len(self._schema.slots)
+            size += num_rows
+            for row in self._malformed[:num_malformed]:
+                self._count_malformed(text[row[START] : row[STOP]].tobytes(), row, position)
+            self._lines.passed += num_rows + num_malformed
+        num_slots = len(self._schema.slots)
         return Batch(
-            labels=columns.labels[:size] if has_label else None,
-            dense=self._schema.scale_dense(columns.numbers[:size]),
-            keys=columns.keys[:size].reshape(-1),
+            labels=labels[:size] if self._has_label else None,
+            dense=self._schema.scale_dense(self._numbers[:size]),
+            keys=keys[:size].reshape(-1),
             offsets=self._offsets[: size * num_slots + 1],
             num_slots=num_slots,
         )
+
+    def _make_room(self, num_rows: int) -> None:
+        if num_rows > len(self._numbers):
+            num_slots = len(self._schema.slots)
+            self._offsets = np.arange(num_rows * num_slots + 1, dtype=np.int32)
+            self._numbers = np.empty((num_rows, len(self._schema.dense)), np.float64)
+
+    def _count_malformed(self, text: bytes, row: NDArray[np.int64], position: int) -> None:
+        """Counts the malformed row `text`; `row` says what the scanner does of it."""
+        # The number of a line may cost a pass over what is before it, its offset costs nothing.
+        place = (
+            str(self._lines.number(int(row[LINE])))
+            if self._bad_rows.is_shown
+            else f"byte {position + row[START]}"
+        )
+        self._bad_rows.add(self._path, place, self._fault(text, int(row[COLUMN])))
+
+    def _fault(self, text: bytes, column: int) -> str:
+        """Returns what is wrong with a malformed row, in words."""
+        fields = text.split(b"\t")
+        expected = len(self._schema.dense) + len(self._schema.slots) + self._has_label
+        if len(fields) != expected:
+            kind = "with" if self._has_label else "without"
+            return f"{len(fields)} columns, expected {expected} ({kind} a label): {_shown(text)}"
+        field = _shown(fields[column - 1])
+        if self._has_label and column == 1:
+            return f"the label is {field}, expected 0 or 1"
+        name = self._schema.dense[column - 1 - self._has_label].name
+        return f"column {column} ({name}) is {field}, expected a 64-bit integer or nothing"
 
 
 def _shown(text: bytes) -> str:

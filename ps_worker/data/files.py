@@ -1,26 +1,32 @@
-"""Which files there are, and which of them a worker reads."""
+"""Which files there are: local paths, patterns, and URLs of any file system that fsspec knows.
+
+A path is a `str` everywhere. What has "://" in it is a URL: `s3://clicks/day-1/part-*`, `memory://rows.tsv`.
+"""
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
+from typing import Any, cast
 
 from protos.errors import DataError
 
 
-def matching_files(patterns: str | Sequence[str]) -> list[Path]:
+def matching_files(patterns: str | Sequence[str]) -> list[str]:
     """Returns the files that match any of `patterns`, each once, sorted by name.
 
     Args:
-        patterns: Paths, with `*`, `?`, `[...]`, and `**` for any number of folders. A comma has
+        patterns: Paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders. A comma has
             no meaning.
 
     Raises:
-        DataError: Names the first pattern that no file matches.
+        DataError: Names the first pattern that no file matches, or whose file system cannot be asked.
     """
-    found: set[Path] = set()
+    found: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matches = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207 (absolute patterns)
-        files = [path for path in matches if path.is_file()]
+        matches = _url_matches(pattern) if is_url(pattern) else _local_matches(pattern)
+        files = [path for path, is_file in matches.items() if is_file]
         if not files:
             hint = ", which is a folder: ask for what is in it" if matches else ""
             raise DataError(f"no file matches {pattern!r}{hint}")
@@ -28,40 +34,73 @@ def matching_files(patterns: str | Sequence[str]) -> list[Path]:
     return sorted(found)
 
 
-def files_of_worker(files: Sequence[Path], worker_index: int, num_workers: int) -> list[Path]:
-    """Returns the files that one worker reads; every file goes to exactly one worker.
-
-    Each file, largest first, goes to the worker with the fewest bytes so far, so all workers come
-    to the same answer without talking, whatever the order of `files`. A worker may get none.
-
-    Args:
-        files: The same for all workers, none twice.
-        worker_index: From 0.
-        num_workers: At least 1.
-
-    Returns:
-        A list sorted by name.
+def size_of(path: str) -> int:
+    """Returns how many bytes a file has; 0 if its file system does not tell.
 
     Raises:
-        ValueError: If `worker_index` is not in [0, num_workers).
-        DataError: Names a file that is not there.
+        DataError: If there is no such file.
     """
-    if not 0 <= worker_index < num_workers:
-        raise ValueError(f"worker_index is {worker_index!r}, expected one of {num_workers} workers")
-    sizes = {path: _size_bytes(path) for path in files}
-    loads = [0] * num_workers
-    own: list[Path] = []
-    for path in sorted(files, key=lambda path: (-sizes[path], path)):
-        lightest = loads.index(min(loads))
-        # An empty file counts as a byte: opening it costs something, too.
-        loads[lightest] += max(sizes[path], 1)
-        if lightest == worker_index:
-            own.append(path)
-    return sorted(own)
+    with file_errors(path):
+        if not is_url(path):
+            return Path(path).stat().st_size
+        file_system, name = _file_system_of(path)
+        return file_system.size(name) or 0
 
 
-def _size_bytes(path: Path) -> int:
+def open_file(path: str) -> RawIOBase:
+    """Opens a file to read its bytes as they are; one can `seek` in it.
+
+    Raises:
+        DataError: If there is no such file, or it cannot be read.
+    """
+    with file_errors(path):
+        if not is_url(path):
+            return cast("RawIOBase", Path(path).open("rb", buffering=0))
+        file_system, name = _file_system_of(path)
+        return cast("RawIOBase", file_system.open(name, "rb"))
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec is to be asked instead of the operating system."""
+    return "://" in path
+
+
+@contextmanager
+def file_errors(path: str) -> Iterator[None]:
+    """Makes a DataError that names the file of what goes wrong with it."""
     try:
-        return path.stat().st_size
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"cannot read {path!r}: No such file or directory") from error
     except OSError as error:
-        raise DataError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        reason = error.strerror or str(error).partition("\n")[0]
+        raise DataError(f"cannot read {path!r}: {reason}") from error
+
+
+def _local_matches(pattern: str) -> dict[str, bool]:
+    """Returns what matches, and whether it is a file."""
+    paths = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207 (absolute patterns)
+    return {str(path): path.is_file() for path in paths}
+
+
+def _url_matches(pattern: str) -> dict[str, bool]:
+    with file_errors(pattern):
+        file_system, name = _file_system_of(pattern)
+        if not glob.has_magic(name):
+            return {pattern: file_system.isfile(name)} if file_system.exists(name) else {}
+        entries = file_system.glob(name, detail=True)
+        return {
+            file_system.unstrip_protocol(name): entry["type"] == "file"
+            for name, entry in entries.items()
+        }
+
+
+def _file_system_of(url: str) -> tuple[Any, str]:
+    """Returns the file system of a URL, and the file's name in it."""
+    # Late: most jobs read local files only.
+    from fsspec.core import url_to_fs
+
+    try:
+        return cast("tuple[Any, str]", url_to_fs(url))
+    except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
+        raise DataError(f"cannot read {url!r}: {error}") from error

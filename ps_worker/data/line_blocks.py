@@ -1,60 +1,128 @@
-"""Files as blocks of whole lines, plain or gzip, at a bounded amount of memory."""
+r"""Text files as blocks of whole lines, from any line on, at a bounded amount of memory.
 
-import gzip
-import zlib
-from collections.abc import Iterator
-from io import BufferedIOBase, RawIOBase
-from pathlib import Path
+A part of a file is the lines that begin in it, so parts that lie side by side hold every line once:
+
+    bytes   aaaa\nbbbbbbb\ncc\ndddd\n
+    parts   |------|-----|----------|      aaaa bbbbbbb | - | cc dddd
+"""
+
+from collections.abc import Generator, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import DataError
+from ps_worker.data.content import Stream, is_compressed, open_content
+from ps_worker.data.files import size_of
+from ps_worker.data.reader import FilePart
 
 BLOCK_BYTES = 1 << 20
 
+_NEWLINE = np.uint8(ord("\n"))
 
-def line_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[NDArray[np.uint8]]:
-    r"""Yields the content of `path` as blocks of whole lines, each block ending with b"\n".
 
-    A last line without an end gets one. A file whose name ends in `.gz` is decompressed.
+def line_parts(path: str, num_parts: int) -> list[FilePart]:
+    """Cuts a text file into at most `num_parts` parts of the same number of bytes; compressed text into one.
+
+    Raises:
+        DataError: Names the file that cannot be read.
+    """
+    size = size_of(path)
+    num_parts = 1 if is_compressed(path) else max(1, min(num_parts, size))
+    starts = [size * number // num_parts for number in range(num_parts)]
+    return [
+        FilePart(path, start, stop) for start, stop in zip(starts, [*starts[1:], None], strict=True)
+    ]
+
+
+def line_blocks(
+    part: FilePart, offset: int | None = None, block_bytes: int = BLOCK_BYTES
+) -> Generator[tuple[NDArray[np.uint8], int], None, None]:
+    r"""Yields the lines of a part as blocks, each block ending with b"\n".
+
+    A last line without an end gets one.
 
     Args:
-        path: The file.
+        part: Of a text file, in bytes of its content.
+        offset: Where a line of the part begins, to begin there; None: with the part's first line.
         block_bytes: The most that is read at once, and the longest line allowed, with its end.
 
     Yields:
-        uint8[n]; the next block overwrites it.
+        The lines, uint8[n], which the next block overwrites; and their offset in the content.
 
     Raises:
         DataError: Names the file, if it cannot be read, is damaged or has a line too long.
     """
+    # The byte before the part tells whether a line begins with the part.
+    begin = max(part.start - 1, 0) if offset is None else offset
+    with open_content(part.path, begin) as stream:
+        for block, position in _blocks(stream, begin, part.path, block_bytes):
+            if offset is None and position < part.start:
+                head = _line_stop(block, 0)
+                block, position = block[head:], position + head  # noqa: PLW2901
+            if part.stop is not None and position + len(block) >= part.stop:
+                if position < part.stop:
+                    yield block[: _line_stop(block, part.stop - 1 - position)], position
+                return
+            if len(block):
+                yield block, position
+
+
+def lines_before(path: str, offset: int) -> int:
+    """Returns how many lines begin before `offset`, where one begins.
+
+    Raises:
+        DataError: Names the file that cannot be read.
+    """
+    if offset == 0:
+        return 0
+    before = line_blocks(FilePart(path, 0, offset))
+    return sum(int(np.count_nonzero(block == _NEWLINE)) for block, _ in before)
+
+
+class LineNumbers:
+    """Numbers of lines, from 1, in a pass that may begin anywhere in a file; counted when asked for.
+
+    Attributes:
+        passed: Lines since the pass began.
+    """
+
+    def __init__(self, path: str, offset: int) -> None:
+        """Counts nothing yet; `offset` is where the first line of the pass begins."""
+        self._path = path
+        self._offset = offset
+        self._before: int | None = None
+        self.passed = 0
+
+    def number(self, index: int) -> int:
+        """Returns the number of the line `index` lines, from 0, after those passed."""
+        if self._before is None:
+            self._before = lines_before(self._path, self._offset)
+        return self._before + self.passed + index + 1
+
+
+def _blocks(
+    stream: Stream, position: int, path: str, block_bytes: int
+) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """Yields whole lines and their position, the first of which is that of the stream."""
     buffer = bytearray(block_bytes)
     memory, array = memoryview(buffer), np.frombuffer(buffer, np.uint8)
     held = 0  # bytes, at the start of the buffer, of a line whose end is yet to come
-    try:
-        with _open(path) as file:
-            while count := file.readinto(memory[held:block_bytes]):
-                filled = held + count
-                end = buffer.rfind(b"\n", held, filled) + 1
-                if end:
-                    yield array[:end]
-                elif filled == block_bytes:
-                    raise DataError(f"{path}: a line is longer than {block_bytes} bytes")
-                held = filled - end
-                memory[:held] = memory[end:filled]
-    except EOFError as error:
-        raise DataError(f"{path}: the file is cut off; copy or compress it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a sound gzip file ({error})") from error
-    except OSError as error:
-        raise DataError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    while count := stream.readinto(memory[held:]):
+        filled = held + count
+        end = buffer.rfind(b"\n", held, filled) + 1
+        if end:
+            yield array[:end], position
+        elif filled == block_bytes:
+            raise DataError(f"{path}: a line is longer than {block_bytes} bytes")
+        position += end
+        held = filled - end
+        memory[:held] = memory[end:filled]
     if held:
-        buffer[held] = ord("\n")
-        yield array[: held + 1]
+        buffer[held] = _NEWLINE
+        yield array[: held + 1], position
 
 
-def _open(path: Path) -> BufferedIOBase | RawIOBase:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    return path.open("rb", buffering=0)
+def _line_stop(block: NDArray[np.uint8], position: int) -> int:
+    """Returns where the line that `position` is in ends, after its newline."""
+    return position + int(np.argmax(block[position:] == _NEWLINE)) + 1

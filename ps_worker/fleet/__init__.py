@@ -53,6 +53,7 @@ __all__ = [
     "server_num",
     "shrink",
     "split_files",
+    "split_parts",
     "stop_worker",
     "util",
     "worker_index",
@@ -74,6 +75,7 @@ server_index = FLEET.server_index
 server_num = FLEET.server_num
 shrink = FLEET.shrink
 split_files = FLEET.split_files
+split_parts = FLEET.split_parts
 stop_worker = FLEET.stop_worker
 worker_index = FLEET.worker_index
 worker_num = FLEET.worker_num

@@ -10,11 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ctr_model.models.model import Model
+from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
 from protos.numbers import Numbers
 from protos.role import ServerRole, WorkerRole
 from protos.store import ReduceOp, Shrunk
-from ps_worker.data.files import files_of_worker
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.file_split import split_files, split_parts
+from ps_worker.data.formats import Format, reader_of
+from ps_worker.data.reader import FilePart
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.worker_run import Task, WorkerRun
 
@@ -119,15 +123,35 @@ class Fleet:
         """Where workers reach each server, as host:port; none without a cluster."""
         return list(self._known_role("fleet.server_endpoints()").endpoints)
 
-    def split_files(self, files: Sequence[str | Path]) -> list[Path]:
+    def split_files(self, files: Sequence[str | Path]) -> list[str]:
         """Returns those of `files` that this worker reads; each goes to one worker, by size.
 
         Raises:
             DataError: If one is not there.
         """
         role = self._worker_role("fleet.split_files()")
-        paths = [Path(file) for file in files]
-        return files_of_worker(paths, role.worker_index, role.num_workers)
+        return split_files([str(file) for file in files], role.worker_index, role.num_workers)
+
+    def split_parts(
+        self, files: Sequence[str | Path], schema: Schema, *, format: Format | None = None
+    ) -> list[FilePart]:
+        """Returns what of `files` this worker reads; with more workers than files, files are cut.
+
+        Args:
+            files: The same for all workers, none twice.
+            schema: Of their rows.
+            format: As `fleet.QueueDataset` takes it.
+
+        Raises:
+            DataError: If one is not there, or cannot be read.
+        """
+        role = self._worker_role("fleet.split_parts()")
+        return split_parts(
+            lambda path: reader_of(path, schema, BadRows(), format),
+            [str(file) for file in files],
+            role.worker_index,
+            role.num_workers,
+        )
 
     # What it does.
 

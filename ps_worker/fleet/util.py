@@ -18,7 +18,7 @@ def all_reduce(input: ArrayLike, mode: Literal["sum", "max", "min"] = "sum") -> 
     return FLEET.all_reduce(array.reshape(-1), ReduceOp(mode)).reshape(array.shape)
 
 
-def get_file_shard(files: Sequence[str | Path]) -> list[Path]:
+def get_file_shard(files: Sequence[str | Path]) -> list[str]:
     """Returns those of `files` that this worker reads; see `fleet.split_files`."""
     return FLEET.split_files(files)
 

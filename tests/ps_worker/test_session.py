@@ -1,5 +1,7 @@
 """One worker's part of a job, on a store in this process."""
 
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,44 @@ def test_limit_of_bad_rows_is_of_an_epoch(rows: Path) -> None:
     assert summary.examples == 3 * 48
 
 
+def test_more_workers_than_files_share_a_file(rows: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = override_job(
+        {}, [f"data.train={rows}", "model.hidden=[4]", "train.batch_size=8"], source="test"
+    )
+    plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=60.0)
+    sessions = [Session(plan, store, worker=worker, num_workers=2) for worker in range(2)]
+
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(Session.run, sessions)
+
+    assert first.examples == 48
+    assert 0 < second.examples < 48
+    assert first.bad_rows + second.bad_rows == 2
+    middle = rows.stat().st_size // 2
+    assert f"worker 0 trains on 1 files: {rows}[0:{middle}]" in caplog.messages
+    assert f"worker 1 trains on 1 files: {rows}[{middle}:]" in caplog.messages
+
+
+def test_several_readers_and_shuffled_files_train_on_the_same_rows(tmp_path: Path) -> None:
+    generate(tmp_path, rows=60, test_rows=100, files=5, test_files=1, seed=1)
+    job = override_job(
+        {},
+        [
+            f"data.train={tmp_path}/train/*",
+            "data.reader_num=3",
+            "data.shuffle_files=true",
+            "data.format=criteo",
+            "model.hidden=[4]",
+            "train.epochs=2",
+        ],
+        source="test",
+    )
+
+    summary = Session(plan_of(job), ParameterStore()).run()
+
+    assert summary.examples == 2 * 60
+
+
 JOB = """\
 [model]
 name = "ctr_dnn"
@@ -77,6 +117,11 @@ class Own:
     ("old", "new", "fault"),
     [
         ('"criteo"', '"criteos"', ":5: data.schema: no schema 'criteos'"),
+        (
+            '"criteo"',
+            '"criteo"\nformat = "critio"',
+            ":6: data.format: unknown format 'critio', did you mean 'criteo'",
+        ),
         (
             "dim = 4",
             "dims = 4",

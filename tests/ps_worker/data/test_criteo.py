@@ -1,4 +1,4 @@
-"""The Criteo reader: batches over files, rows without labels, malformed rows, real rows."""
+"""The Criteo reader: blocks of rows, rows without labels, malformed rows, parts, real rows."""
 
 import gzip
 import logging
@@ -6,13 +6,18 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema, criteo_schema
-from protos.errors import BadRowError, DataError
+from protos.errors import BadRowError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.batching import joined
 from ps_worker.data.criteo import CriteoReader
+from ps_worker.data.line_blocks import BLOCK_BYTES
+from ps_worker.data.reader import Block, FilePart
 from tests.reference import criteo as reference
 
 SCHEMA = Schema(
@@ -24,112 +29,148 @@ def row(number: int) -> str:
     return f"{number % 2}\t{number}\tu{number}\ti{number}\n"
 
 
-def write(path: Path, text: str) -> Path:
+def write(path: Path, text: str) -> str:
     data = text.encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
+    packed = {".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
+    path.write_bytes(packed.get(path.suffix, bytes)(data))
+    return str(path)
 
 
-def read(
-    *files: Path, batch_size: int = 4, bad_row_limit: int = 0
-) -> tuple[list[Batch], CriteoReader]:
-    reader = CriteoReader(SCHEMA, batch_size=batch_size, bad_row_limit=bad_row_limit)
-    return list(reader.batches(files)), reader
+def blocks_of(part: str | FilePart, bad_rows: BadRows | None = None) -> list[Block]:
+    part = FilePart(part) if isinstance(part, str) else part
+    return list(CriteoReader(SCHEMA, bad_rows or BadRows()).blocks(part))
 
 
-def ages(batches: list[Batch]) -> list[float]:
-    return [float(age) * 2.0 + 1.0 for batch in batches for age in batch.dense[:, 0]]
+def read(path: str, bad_row_limit: int = 0) -> Batch:
+    return joined([block.rows for block in blocks_of(path, BadRows(bad_row_limit))])
 
 
-def test_batch_holds_labels_scaled_numbers_and_one_key_a_slot(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "1\t7\talice\tbook\n0\t\t\tpen\n")
+def ages(rows: Batch) -> list[float]:
+    return [float(age) * 2.0 + 1.0 for age in rows.dense[:, 0]]
 
-    (batch,), _ = read(path)
 
-    assert batch.labels is not None
-    assert batch.labels.tolist() == [1.0, 0.0]
-    assert batch.dense.tolist() == [[3.0], [-1.0]]
-    assert batch.keys.tolist() == [
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".tsv.zst"])
+def test_rows_are_labels_scaled_numbers_and_one_key_a_slot(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a{suffix}", "1\t7\talice\tbook\n0\t\t\tpen\n")
+
+    (block,) = blocks_of(path)
+
+    rows = block.rows
+    assert block.offset == 0
+    assert rows.labels is not None
+    assert rows.labels.tolist() == [1.0, 0.0]
+    assert rows.dense.tolist() == [[3.0], [-1.0]]
+    assert rows.keys.tolist() == [
         key_of(1, "alice"), key_of(2, "book"), key_of(1, ""), key_of(2, "pen"),
     ]  # fmt: skip
-    assert batch.offsets.tolist() == [0, 1, 2, 3, 4]
-    assert (batch.size, batch.num_slots) == (2, 2)
-    arrays = (batch.labels, batch.dense, batch.keys, batch.offsets)
+    assert rows.offsets.tolist() == [0, 1, 2, 3, 4]
+    assert (rows.size, rows.num_slots) == (2, 2)
+    arrays = (rows.labels, rows.dense, rows.keys, rows.offsets)
     assert [array.dtype.name for array in arrays] == ["float32", "float32", "uint64", "int32"]
 
 
-def test_batches_run_on_across_files(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.tsv", "".join(row(n) for n in range(6)))
-    second = write(tmp_path / "b.tsv.gz", "".join(row(n) for n in range(6, 11)))
+def test_value_that_is_no_text_is_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"1\t7\t\xff\xfe\tbook\n")
 
-    batches, reader = read(first, second)
+    rows = read(str(path))
 
-    assert [batch.size for batch in batches] == [4, 4, 3]
-    assert ages(batches) == list(range(11))
-    assert [len(batch.offsets) for batch in batches] == [9, 9, 7]
-    assert reader.rows == 11
+    assert rows.keys[0] == key_of(1, b"\xff\xfe")
 
 
-def test_no_batch_is_empty(tmp_path: Path) -> None:
-    empty = write(tmp_path / "a.tsv", "")
-    full = write(tmp_path / "b.tsv", "".join(row(n) for n in range(4)))
-
-    batches, _ = read(empty, full, empty)
-
-    assert [batch.size for batch in batches] == [4]
-
-
-def test_later_batches_leave_earlier_ones_alone(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(3)))
-
-    batches, _ = read(path, batch_size=1)
-
-    assert [batch.keys[0] for batch in batches] == [key_of(1, f"u{n}") for n in range(3)]
-
-
-def test_file_of_many_blocks_is_read_in_order(tmp_path: Path) -> None:
+def test_file_of_many_blocks_is_read_in_order_and_later_blocks_leave_earlier_alone(
+    tmp_path: Path,
+) -> None:
     num_rows = 120_000
     path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(num_rows)))
 
-    batches, _ = read(path, batch_size=50_000)
+    blocks = blocks_of(path)
 
-    assert path.stat().st_size > 2 << 20
-    assert ages(batches) == list(range(num_rows))
+    assert len(blocks) >= 3
+    rows = joined([block.rows for block in blocks])
+    assert ages(rows) == list(range(num_rows))
+    assert rows.keys[::2].tolist() == [key_of(1, f"u{n}") for n in range(num_rows)]
 
 
-def test_rows_without_label_give_batches_without(tmp_path: Path) -> None:
+def test_block_can_be_read_again_from_its_offset(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(60_000)))
+    _, second, *_ = blocks_of(path)
+
+    again = next(CriteoReader(SCHEMA, BadRows()).blocks(FilePart(path), second.offset))
+
+    assert again.offset == second.offset
+    assert ages(again.rows)[:5] == ages(second.rows)[:5]
+
+
+def test_parts_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(100)))
+    reader = CriteoReader(SCHEMA, BadRows())
+
+    parts = reader.parts(path, 7)
+    found = [age for part in parts for block in reader.blocks(part) for age in ages(block.rows)]
+
+    assert len(parts) == 7
+    assert found == list(range(100))
+
+
+@pytest.mark.parametrize("content", ["", "bad\nrows\n"])
+def test_no_block_is_empty(tmp_path: Path, content: str) -> None:
+    path = write(tmp_path / "a.tsv", content)
+
+    assert blocks_of(path, BadRows(2)) == []
+
+
+def test_rows_without_label_give_blocks_without(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "7\talice\tbook\n\t\tpen\n")
 
-    (batch,), _ = read(path)
+    rows = read(path)
 
-    assert batch.labels is None
-    assert batch.dense.tolist() == [[3.0], [-1.0]]
-    assert batch.keys[:2].tolist() == [key_of(1, "alice"), key_of(2, "book")]
+    assert rows.labels is None
+    assert rows.dense.tolist() == [[3.0], [-1.0]]
+    assert rows.keys[:2].tolist() == [key_of(1, "alice"), key_of(2, "book")]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (row(1), "7\talice\tbook\n", r"b\.tsv:1: 3 columns, expected 4 \(with a label\)"),
-        ("7\talice\tbook\n", row(1), r"b\.tsv:1: 4 columns, expected 3 \(without a label\)"),
+        (row(1), "7\talice\tbook\n", r"a\.tsv:2: 3 columns, expected 4 \(with a label\)"),
+        ("7\talice\tbook\n", row(1), r"a\.tsv:2: 4 columns, expected 3 \(without a label\)"),
     ],
 )
 def test_rows_of_the_other_kind_are_malformed(
     tmp_path: Path, first: str, second: str, message: str
 ) -> None:
-    files = [write(tmp_path / "a.tsv", first), write(tmp_path / "b.tsv", second)]
+    path = write(tmp_path / "a.tsv", first + second)
 
     with pytest.raises(BadRowError, match=message):
-        read(*files)
+        read(path)
 
 
 def test_first_row_of_a_right_length_decides_about_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "garbage\n7\talice\tbook\n")
 
-    (batch,), reader = read(path, bad_row_limit=1)
+    rows = read(path, bad_row_limit=1)
 
-    assert batch.labels is None
-    assert reader.bad_rows == 1
+    assert rows.labels is None
+    assert rows.size == 1
+
+
+@pytest.mark.parametrize("how", ["part", "offset"])
+def test_head_of_the_file_decides_about_labels_wherever_reading_begins(
+    tmp_path: Path, how: str
+) -> None:
+    labelled, other = row(1), "7\talice\tbook\n"
+    path = write(tmp_path / "a.tsv", labelled + other + labelled)
+    reader = CriteoReader(SCHEMA, BadRows(1))
+
+    (block,) = (
+        reader.blocks(FilePart(path, len(labelled)))
+        if how == "part"
+        else reader.blocks(FilePart(path), len(labelled))
+    )
+
+    assert block.rows.labels is not None
+    assert block.rows.size == 1
 
 
 @pytest.mark.parametrize(
@@ -156,52 +197,42 @@ def test_malformed_rows_up_to_the_limit_are_skipped_counted_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path / "a.tsv", row(1) + "x\n" + row(2) + "y\n" + row(3))
+    bad_rows = BadRows(2)
 
     with caplog.at_level(logging.WARNING):
-        batches, reader = read(path, bad_row_limit=2)
+        (block,) = blocks_of(path, bad_rows)
 
-    assert ages(batches) == [1, 2, 3]
-    assert (reader.rows, reader.bad_rows) == (3, 2)
+    assert ages(block.rows) == [1, 2, 3]
+    assert bad_rows.total == 2
     assert "'y'" in caplog.messages[1]
-    assert caplog.messages[1].endswith(f"file={path} line=4")
-    assert caplog.messages[-1] == "malformed rows skipped: bad_rows=2 rows=3"
+    assert caplog.messages[1].endswith(f"file={path} place=4")
 
 
-def test_one_malformed_row_over_the_limit_ends_the_run(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.tsv", row(1) + "x\n" * 2)
+def test_limit_is_of_all_files_together(tmp_path: Path) -> None:
+    bad_rows = BadRows(2)
+    blocks_of(write(tmp_path / "a.tsv", row(1) + "x\n" * 2), bad_rows)
     second = write(tmp_path / "b.tsv", row(1) * 9 + "x\n")
 
     with pytest.raises(BadRowError, match=r"b\.tsv:10: .* malformed row 3, and bad_row_limit is 2"):
-        read(first, second, bad_row_limit=2)
+        blocks_of(second, bad_rows)
 
 
-def test_many_malformed_rows_do_not_flood_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write(tmp_path / "a.tsv", row(1) + "x\n" * 300 + row(2))
+def test_more_malformed_rows_than_one_scan_reports_are_all_skipped(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", row(1) + "x\n" * 300 + row(2) + "y\n")
+    bad_rows = BadRows(300)
 
-    with caplog.at_level(logging.WARNING):
-        batches, reader = read(path, bad_row_limit=300)
-
-    assert ages(batches) == [1, 2]
-    assert reader.bad_rows == 300
-    assert len(caplog.messages) <= 10
+    with pytest.raises(BadRowError, match=r"a\.tsv:303: .*'y'"):
+        blocks_of(path, bad_rows)
 
 
-def test_unreadable_file_ends_the_run_after_the_batches_before_it(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", row(1))
-    batches = CriteoReader(SCHEMA, batch_size=1).batches([path, tmp_path / "absent.tsv"])
+def test_line_is_exact_in_a_part_and_in_a_later_block(tmp_path: Path) -> None:
+    rows = "".join(row(n) for n in range(120_000))
+    path = write(tmp_path / "a.tsv", rows + "x\n")
+    middle = len(rows) - BLOCK_BYTES - 100
 
-    next(batches)
-
-    with pytest.raises(DataError, match=r"absent\.tsv"):
-        next(batches)
-
-
-@pytest.mark.parametrize("arguments", [{"batch_size": 0}, {"batch_size": 1, "bad_row_limit": -1}])
-def test_impossible_settings_are_refused(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="expected at least"):
-        CriteoReader(SCHEMA, **arguments)
+    for part in (FilePart(path), FilePart(path, middle)):
+        with pytest.raises(BadRowError, match=r"a\.tsv:120001: "):
+            blocks_of(part)
 
 
 def test_real_rows_equal_rows_parsed_by_python() -> None:
@@ -211,12 +242,12 @@ def test_real_rows_equal_rows_parsed_by_python() -> None:
     path = min(Path(folder or "").glob("*.tsv.gz"))
     schema = criteo_schema()
 
-    batch = next(CriteoReader(schema, batch_size=300).batches([path]))
+    rows = next(CriteoReader(schema, BadRows()).blocks(FilePart(str(path)))).rows
 
     with gzip.open(path) as file:
-        rows = [reference.parse_row(next(file).rstrip(b"\n"), schema) for _ in range(300)]
-    labels, dense, keys = zip(*(row for row in rows if row is not None), strict=True)
-    assert batch.labels is not None
-    assert batch.labels.tolist() == list(labels)
-    np.testing.assert_allclose(batch.dense, np.array(dense), rtol=1e-6, atol=1e-6)
-    assert batch.keys.tolist() == [key for row_keys in keys for key in row_keys]
+        parsed = [reference.parse_row(next(file).rstrip(b"\n"), schema) for _ in range(300)]
+    labels, dense, keys = zip(*(row for row in parsed if row is not None), strict=True)
+    assert rows.labels is not None
+    assert rows.labels[:300].tolist() == list(labels)
+    np.testing.assert_allclose(rows.dense[:300], np.array(dense), rtol=1e-6, atol=1e-6)
+    assert rows.keys[: 300 * 26].tolist() == [key for row_keys in keys for key in row_keys]

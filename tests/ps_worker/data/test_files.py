@@ -1,28 +1,30 @@
-"""Which files match, and which worker reads them."""
+"""Which files match, locally and by URL."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 
+import fsspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from protos.errors import DataError
-from ps_worker.data.files import files_of_worker, matching_files
+from ps_worker.data.files import matching_files, open_file, size_of
 
 
-def touch(folder: Path, *names: str) -> list[Path]:
+def touch(folder: Path, *names: str) -> list[str]:
     paths = [folder / name for name in names]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    return paths
+    return [str(path) for path in paths]
 
 
-def write(folder: Path, sizes: dict[str, int]) -> list[Path]:
-    for name, size in sizes.items():
-        (folder / name).write_bytes(bytes(size))
-    return [folder / name for name in sizes]
+@pytest.fixture
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    """A file system of its own, under memory://bucket."""
+    file_system = fsspec.filesystem("memory")
+    file_system.pipe({"/bucket/b.tsv": b"bb", "/bucket/a.tsv": b"a", "/bucket/day/c.tsv": b""})
+    yield file_system
+    file_system.rm("/bucket", recursive=True)
 
 
 def test_matches_are_sorted_by_name(tmp_path: Path) -> None:
@@ -31,10 +33,14 @@ def test_matches_are_sorted_by_name(tmp_path: Path) -> None:
     assert matching_files(str(tmp_path / "*.tsv")) == [a, b]
 
 
-def test_file_that_two_patterns_match_is_read_once(tmp_path: Path) -> None:
+def test_file_that_two_patterns_match_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = touch(tmp_path, "a.tsv", "b.tsv")
+    monkeypatch.chdir(tmp_path)
 
-    assert matching_files([str(b), str(tmp_path / "*")]) == [a, b]
+    assert matching_files([b, str(tmp_path / "*")]) == [a, b]
+    assert matching_files(["./a.tsv", "a.tsv"]) == ["a.tsv"]
 
 
 def test_two_stars_match_any_number_of_folders(tmp_path: Path) -> None:
@@ -46,14 +52,14 @@ def test_two_stars_match_any_number_of_folders(tmp_path: Path) -> None:
 def test_comma_is_part_of_a_name(tmp_path: Path) -> None:
     (path,) = touch(tmp_path, "a,b.tsv")
 
-    assert matching_files(str(path)) == [path]
+    assert matching_files(path) == [path]
 
 
 def test_pattern_without_match_is_named(tmp_path: Path) -> None:
     (path,) = touch(tmp_path, "a.tsv")
 
     with pytest.raises(DataError, match=r"no file matches 'absent\*'"):
-        matching_files([str(path), "absent*"])
+        matching_files([path, "absent*"])
 
 
 def test_folder_is_no_file(tmp_path: Path) -> None:
@@ -61,56 +67,62 @@ def test_folder_is_no_file(tmp_path: Path) -> None:
         matching_files(str(tmp_path))
 
 
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(
+    ("pattern", "files"),
+    [
+        ("memory://bucket/*.tsv", ["memory:///bucket/a.tsv", "memory:///bucket/b.tsv"]),
+        ("memory://bucket/*", ["memory:///bucket/a.tsv", "memory:///bucket/b.tsv"]),
+        ("memory://bucket/**/c.tsv", ["memory:///bucket/day/c.tsv"]),
+        ("memory://bucket/a.tsv", ["memory://bucket/a.tsv"]),
+    ],
 )
-@given(
-    sizes=st.lists(st.integers(0, 30), max_size=8),
-    num_workers=st.integers(1, 5),
-    order=st.randoms(use_true_random=False),
+def test_urls_match_as_paths_do(pattern: str, files: list[str]) -> None:
+    assert matching_files(pattern) == files
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("memory://bucket/absent*", r"no file matches 'memory://bucket/absent\*'$"),
+        ("memory://bucket/absent", "no file matches 'memory://bucket/absent'$"),
+        ("memory://bucket/day", "is a folder: ask for what is in it"),
+        ("nowhere://bucket/*", r"cannot read 'nowhere://bucket/\*': Protocol not known: nowhere"),
+    ],
 )
-def test_every_file_goes_to_exactly_one_worker(
-    tmp_path: Path, sizes: list[int], num_workers: int, order: Random
-) -> None:
-    files = write(tmp_path, {f"{n}.tsv": size for n, size in enumerate(sizes)})
-
-    dealt = []
-    for worker_index in range(num_workers):
-        order.shuffle(files)  # workers may list files in any order
-        own = files_of_worker(files, worker_index, num_workers)
-        assert own == sorted(own)
-        dealt.append(own)
-
-    assert sorted(path for own in dealt for path in own) == sorted(files)
-    loads = [sum(path.stat().st_size for path in own) for own in dealt]
-    assert max(loads) - min(loads) <= max([*sizes, 1]) + len(sizes)
+def test_url_without_a_file_is_named(pattern: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        matching_files(pattern)
 
 
-def test_largest_files_are_dealt_first(tmp_path: Path) -> None:
-    a, b, c, d = write(tmp_path, {"a": 10, "b": 10, "c": 30, "d": 20})
+@pytest.mark.usefixtures("memory")
+def test_size_is_that_of_the_file(tmp_path: Path) -> None:
+    (path,) = touch(tmp_path, "a")
+    Path(path).write_bytes(b"abc")
 
-    assert files_of_worker([a, b, c, d], 0, 2) == [b, c]
-    assert files_of_worker([a, b, c, d], 1, 2) == [a, d]
-
-
-def test_worker_may_get_no_file(tmp_path: Path) -> None:
-    files = write(tmp_path, {"a": 10})
-
-    assert files_of_worker(files, 1, 2) == []
+    assert size_of(path) == 3
+    assert size_of("memory://bucket/b.tsv") == 2
 
 
-def test_empty_files_are_spread(tmp_path: Path) -> None:
-    files = write(tmp_path, {"a": 0, "b": 0, "c": 0, "d": 0})
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("kind", ["path", "URL"])
+def test_opened_file_can_be_read_from_anywhere(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "b.tsv").write_bytes(b"bb")
+    path = str(tmp_path / "b.tsv") if kind == "path" else "memory://bucket/b.tsv"
 
-    assert len(files_of_worker(files, 0, 2)) == 2
+    with open_file(path) as file:
+        file.seek(1)
+        assert file.read() == b"b"
 
 
-@pytest.mark.parametrize(("worker_index", "num_workers"), [(2, 2), (-1, 2), (0, 0)])
-def test_worker_outside_the_job_is_refused(worker_index: int, num_workers: int) -> None:
-    with pytest.raises(ValueError, match=f"worker_index is {worker_index}"):
-        files_of_worker([], worker_index, num_workers)
+@pytest.mark.parametrize("path", ["absent.tsv", "memory://absent.tsv"])
+def test_missing_file_is_named(path: str) -> None:
+    for read in (size_of, open_file):
+        with pytest.raises(DataError, match=f"cannot read '{path}': No such file"):
+            read(path)
 
 
-def test_file_that_vanished_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot read .*absent"):
-        files_of_worker([tmp_path / "absent"], 0, 1)
+def test_folder_is_not_opened(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"cannot read '{tmp_path}': Is a directory"):
+        open_file(str(tmp_path))

@@ -1,6 +1,8 @@
 """Generated files: the same bytes again, a report that fits, and rows that can be learnt from."""
 
+import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
-from ctr_model.schema import criteo_schema
+from ctr_model.schema import Schema, criteo_schema
 from protos.errors import DataError, UsageError
-from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.generate import PlantedReport, generate
 from ps_worker.data.planted import PlantedModel, PlantedRows
+from ps_worker.data.queue_dataset import QueueDataset
 
 
 def small(folder: Path, **changes: int) -> PlantedReport:
@@ -27,8 +29,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def read(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
     """Returns labels [R] and keys [R, S]."""
-    reader = CriteoReader(criteo_schema(), batch_size=100_000)
-    (batch,) = reader.batches(sorted(folder.glob("*.tsv")))
+    dataset = QueueDataset(criteo_schema(), batch_size=100_000)
+    dataset.set_filelist(sorted(folder.glob("*.tsv")))
+    (batch,) = dataset
     assert batch.labels is not None
     return batch.labels, batch.keys.reshape(batch.size, batch.num_slots)
 
@@ -37,7 +40,7 @@ def test_rows_are_dealt_evenly_over_the_files(tmp_path: Path) -> None:
     small(tmp_path)
 
     lines = {name: text.count(b"\n") for name, text in contents(tmp_path).items()}
-    del lines["planted.json"]
+    del lines["planted.json"], lines["schema.toml"]
     assert lines == {
         "train/part-000.tsv": 166,
         "train/part-001.tsv": 167,
@@ -80,6 +83,43 @@ def test_report_is_stored(tmp_path: Path) -> None:
     assert PlantedReport(**stored) == report
     assert (report.rows, report.test_rows, report.seed) == (500, 200, 5)
     assert report.click_rate == read(tmp_path / "test")[0].mean()
+
+
+def test_default_bytes_are_pinned(tmp_path: Path) -> None:
+    """Numbers in the documents were measured on them."""
+    small(tmp_path)
+
+    digest = hashlib.sha256((tmp_path / "train" / "part-000.tsv").read_bytes()).hexdigest()
+    assert digest == ("1fab52db52f8f06b6d84cf502a5e0c77de7058f32c2c3bba24c37c9896eb91e5")
+
+
+def test_schema_of_the_rows_is_written(tmp_path: Path) -> None:
+    small(tmp_path / "default")
+    small(tmp_path / "three", num_slots=3)
+
+    three = Schema.load(tmp_path / "three" / "schema.toml")
+    line = (tmp_path / "three" / "train" / "part-000.tsv").read_text().split("\n")[0]
+    assert Schema.load(tmp_path / "default" / "schema.toml") == criteo_schema()
+    assert (three.dense, three.slots) == (criteo_schema().dense, ("C1", "C2", "C3"))
+    assert line.count("\t") == 13 + 3
+
+
+def test_larger_exponent_makes_frequent_values_more_frequent(tmp_path: Path) -> None:
+    def largest_share(zipf_exponent: float) -> float:
+        generate(
+            tmp_path,
+            rows=4000,
+            test_rows=100,
+            files=1,
+            test_files=1,
+            seed=5,
+            zipf_exponent=zipf_exponent,
+        )
+        lines = (tmp_path / "train" / "part-000.tsv").read_text().splitlines()
+        ((_, count),) = Counter(line.split("\t")[-1] for line in lines).most_common(1)
+        return count / len(lines)
+
+    assert largest_share(0.0) < 0.01 < largest_share(1.1) < 0.3 < largest_share(2.0)
 
 
 def test_reported_best_is_that_of_the_true_probabilities(
@@ -127,6 +167,8 @@ def test_truth_can_be_learnt_but_not_beaten(tmp_path: Path) -> None:
         ({"files": 0}, "every file needs a row"),
         ({"test_files": 201}, "every file needs a row"),
         ({"test_rows": 99}, "99 test rows are too few"),
+        ({"num_slots": 0}, "slots is 0"),
+        ({"zipf_exponent": -1}, "zipf -1"),
     ],
 )
 def test_impossible_numbers_of_rows_are_refused(

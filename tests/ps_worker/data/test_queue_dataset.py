@@ -1,14 +1,28 @@
 """A dataset that reads its files while they are trained on."""
 
+import gzip
+import logging
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from protos.errors import BadRowError, UsageError
+from protos.errors import BadRowError, DataError, UsageError
+from ps_worker.data import line_blocks
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.criteo import CriteoReader
+from ps_worker.data.position import DataPosition
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.reader import Block, FilePart
 
 SCHEMA = Schema.numbered(1, 1)
+
+GOOD, BAD = "good", "bad"
 
 
 @pytest.fixture
@@ -19,25 +33,156 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
+@pytest.fixture
+def many(tmp_path: Path) -> list[Path]:
+    """Twelve files; file n has n rows, all of them of the number n."""
+    paths = [tmp_path / f"part-{number:02}" for number in range(1, 13)]
+    for number, path in enumerate(paths, start=1):
+        path.write_text(f"0\t{number}\tx\n" * number)
+    return paths
+
+
+def dataset_of(files: list, batch_size: int = 4, **options: object) -> QueueDataset:
+    dataset = QueueDataset(SCHEMA, batch_size, **options)
+    dataset.set_filelist(files)
+    return dataset
+
+
+def numbers(batches: Iterator[Batch] | QueueDataset) -> list[float]:
+    return [number for batch in batches for number in batch.dense[:, 0].tolist()]
+
+
 def test_files_are_read_in_the_order_given_and_anew_in_each_pass(files: list[Path]) -> None:
-    dataset = QueueDataset(SCHEMA, batch_size=4)
-    dataset.set_filelist([str(file) for file in files])
+    dataset = dataset_of([str(file) for file in files])
 
     for _ in range(2):
         assert [batch.dense[:, 0].tolist() for batch in dataset] == [[1, 1, 1, 2], [2, 2]]
+        assert dataset.rows == 6
 
 
 def test_bad_rows_count_anew_in_each_pass(files: list[Path]) -> None:
     files[0].write_text("0\tone\tx\n")
-    dataset = QueueDataset(SCHEMA, batch_size=4, bad_row_limit=1)
-    dataset.set_filelist(files)
-    strict = QueueDataset(SCHEMA, batch_size=4)
-    strict.set_filelist(files)
+    dataset = dataset_of(files, bad_row_limit=1)
 
     for _ in range(2):
         assert [batch.size for batch in dataset] == [3]
+        assert (dataset.rows, dataset.bad_rows) == (3, 1)
     with pytest.raises(BadRowError):
-        list(strict)
+        list(dataset_of(files))
+
+
+def test_bad_rows_are_reported_at_the_end(
+    files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    files[0].write_text("0\tone\tx\n" * 2)
+    dataset = dataset_of(files, bad_row_limit=2)
+
+    list(dataset)
+
+    assert (
+        caplog.messages[-1] == f"malformed rows skipped: bad_rows=2 rows=3 most in: {files[0]} (2)"
+    )
+
+
+def test_parts_of_files_are_read(many: list[Path]) -> None:
+    cut = [FilePart(str(many[11]), 0, 20), FilePart(str(many[11]), 20), many[0]]
+
+    assert numbers(dataset_of(cut)) == [12] * 12 + [1]
+
+
+@pytest.mark.parametrize("shuffle_files", [False, True])
+@pytest.mark.parametrize("reader_num", [1, 3, 20])
+def test_every_row_is_read_once_by_any_number_of_readers(
+    many: list[Path], reader_num: int, shuffle_files: bool
+) -> None:
+    dataset = dataset_of(many, reader_num=reader_num, shuffle_files=shuffle_files)
+
+    for _ in range(2):
+        sizes = []
+        found = []
+        for batch in dataset:
+            sizes.append(batch.size)
+            found += batch.dense[:, 0].tolist()
+        assert sorted(found) == [number for number in range(1, 13) for _ in range(number)]
+        assert dataset.rows == 78
+        assert sum(size < 4 for size in sizes) <= reader_num
+
+
+def test_each_epoch_has_an_order_of_its_own_that_the_seed_decides(many: list[Path]) -> None:
+    def orders(seed: int) -> list[tuple[float, ...]]:
+        dataset = dataset_of(many, shuffle_files=True, seed=seed)
+        return [tuple(dict.fromkeys(numbers(dataset))) for _ in range(3)]
+
+    assert orders(1) == orders(1)
+    assert len({*orders(1), *orders(2), tuple(range(1, 13))}) == 7
+
+
+def test_error_of_one_reader_is_that_of_the_iteration(many: list[Path]) -> None:
+    many[5].write_text("0\tone\tx\n")
+    dataset = dataset_of(many, reader_num=3)
+
+    with pytest.raises(BadRowError, match=r"part-06:1: column 2 \(I1\) is 'one'"):
+        list(dataset)
+
+
+def test_leaving_early_ends_the_readers(many: list[Path]) -> None:
+    before = threading.active_count()
+    batches = iter(dataset_of(many, batch_size=1, reader_num=3))
+    next(batches)
+    assert threading.active_count() > before
+
+    batches.close()
+
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("reader_num", [1, 2])
+def test_empty_file_among_others_is_a_warning(
+    files: list[Path], caplog: pytest.LogCaptureFixture, reader_num: int
+) -> None:
+    files[0].write_text("")
+
+    assert len(numbers(dataset_of(files, reader_num=reader_num))) == 3
+
+    assert caplog.messages == [f"a file has no rows: file={files[0]}"]
+
+
+@pytest.mark.parametrize("reader_num", [1, 2])
+def test_no_rows_in_any_file_is_an_error(files: list[Path], reader_num: int) -> None:
+    files[0].write_text("")
+    files[1].write_text("x\n")
+    dataset = dataset_of(files, bad_row_limit=1, reader_num=reader_num)
+
+    with pytest.raises(DataError, match=rf"no rows in 2 files: {files[0]}, \.\.\. \(1 malformed\)"):
+        list(dataset)
+
+
+def test_worker_without_files_or_with_a_part_without_rows_has_no_rows(
+    files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert list(dataset_of([])) == []
+        assert list(dataset_of([FilePart(str(files[0]), 1, 2)])) == []
+
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("reader_num", [1, 2])
+def test_files_with_and_without_labels_are_refused_by_name(
+    files: list[Path], reader_num: int
+) -> None:
+    files[1].write_text("1\tx\n")
+
+    with pytest.raises(DataError, match=rf"{files[1]} has rows without labels, and {files[0]} has"):
+        list(dataset_of(files, reader_num=reader_num))
+
+
+def test_unreadable_file_ends_the_pass_after_the_batches_before_it(files: list[Path]) -> None:
+    batches = iter(dataset_of([files[0], "absent.tsv"], batch_size=3))
+
+    assert next(batches).size == 3
+    with pytest.raises(DataError, match=r"absent\.tsv"):
+        next(batches)
 
 
 def test_dataset_without_files_says_what_to_call() -> None:
@@ -50,7 +195,124 @@ def test_pattern_instead_of_files_is_refused() -> None:
         QueueDataset(SCHEMA, batch_size=4).set_filelist("part-*")
 
 
-@pytest.mark.parametrize("name", ["batch_size", "thread_num", "bad_row_limit"])
+@pytest.mark.parametrize(
+    "name", ["batch_size", "thread_num", "bad_row_limit", "reader_num", "seed"]
+)
 def test_number_too_small_is_refused_by_name(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is -1"):
         QueueDataset(SCHEMA, **{"batch_size": 1, name: -1})
+
+
+def test_unknown_format_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="unknown format 'critio'"):
+        QueueDataset(SCHEMA, 1, format="critio")
+
+
+def test_reader_of_ones_own_reads(files: list[Path]) -> None:
+    class Twice(CriteoReader):
+        def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+            for block in super().blocks(part, offset):
+                yield from (block, block)
+
+    def twice(schema: Schema, bad_rows: BadRows) -> Twice:
+        return Twice(schema, bad_rows)
+
+    assert numbers(dataset_of(files, format=twice)) == [1] * 6 + [2] * 6
+
+
+# Files of rows, good or malformed, of lengths that blocks of 64 bytes cut anywhere.
+rows = st.tuples(st.sampled_from([GOOD, GOOD, BAD]), st.text("ab", max_size=9))
+contents = st.lists(st.lists(rows, max_size=25), min_size=1, max_size=4)
+
+
+def write(folder: Path, content: list[list[tuple[str, str]]], suffix: str) -> list[str]:
+    paths = []
+    number = 0
+    for index, lines in enumerate(content):
+        text = ""
+        for kind, value in lines:
+            number += 1
+            text += f"{number % 2}\t{number}\t{value}\n" if kind == GOOD else f"{value}\n"
+        path = folder / f"{index}{suffix}"
+        path.write_bytes(gzip.compress(text.encode()) if suffix == ".gz" else text.encode())
+        paths.append(str(path))
+    return paths
+
+
+def plain(batch: Batch) -> tuple[object, ...]:
+    assert batch.labels is not None
+    return batch.labels.tolist(), batch.dense.tolist(), batch.keys.tolist(), batch.offsets.tolist()
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=contents,
+    suffix=st.sampled_from([".tsv", ".gz"]),
+    batch_size=st.integers(1, 7),
+    num_parts=st.integers(1, 4),
+    shuffle_files=st.booleans(),
+    epochs=st.integers(1, 3),
+    data=st.data(),
+)
+def test_resume_from_any_position_gives_exactly_the_remaining_batches(
+    tmp_path: Path,
+    content: list[list[tuple[str, str]]],
+    suffix: str,
+    batch_size: int,
+    num_parts: int,
+    shuffle_files: bool,
+    epochs: int,
+    data: st.DataObject,
+) -> None:
+    content[0].append((GOOD, ""))
+    paths = write(tmp_path, content, suffix)
+    parts = [
+        part for path in paths for part in CriteoReader(SCHEMA, BadRows()).parts(path, num_parts)
+    ]
+
+    def new() -> QueueDataset:
+        return dataset_of(
+            parts, batch_size, bad_row_limit=1000, shuffle_files=shuffle_files, seed=5
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_blocks.line_blocks, "__defaults__", (None, 64))
+        whole = new()
+        given_batches = [list(whole.positioned()) for _ in range(epochs)]
+        epoch = data.draw(st.integers(0, epochs - 1), label="epoch")
+        number = data.draw(st.integers(0, len(given_batches[epoch]) - 1), label="batch")
+        position = DataPosition.from_json(given_batches[epoch][number][1].to_json())
+        resumed = new()
+        rest = [list(resumed.positioned(position))]
+        rest += [list(resumed.positioned()) for _ in range(epochs - epoch - 1)]
+
+    good = sum(kind == GOOD for lines in content for kind, _ in lines)
+    assert sum(batch.size for batch, _ in given_batches[0]) == good
+    expected = [given_batches[epoch][number + 1 :], *given_batches[epoch + 1 :]]
+    for own, other in zip(rest, expected, strict=True):
+        assert [plain(batch) for batch, _ in own] == [plain(batch) for batch, _ in other]
+        assert [resumed_at.epoch for _, resumed_at in own] == [at.epoch for _, at in other]
+
+
+def test_position_after_the_last_batch_is_the_end_of_the_epoch(files: list[Path]) -> None:
+    dataset = dataset_of(files)
+    *_, (_, position) = dataset.positioned()
+
+    assert list(dataset.positioned(position)) == []
+    assert [at.epoch for _, at in dataset.positioned()] == [2, 2]
+
+
+def test_position_of_other_files_or_another_seed_is_refused(files: list[Path]) -> None:
+    dataset = dataset_of(files)
+
+    with pytest.raises(DataError, match="beyond the end of 2 files"):
+        next(dataset.positioned(DataPosition(part=3)))
+    with pytest.raises(DataError, match="beyond the end of its part by 6 rows"):
+        next(dataset.positioned(DataPosition(offset=0, skip=9)))
+    with pytest.raises(UsageError, match="of seed 3, and the dataset's seed is 0"):
+        dataset.positioned(DataPosition(seed=3))
+
+
+def test_positions_are_of_one_reader(files: list[Path]) -> None:
+    with pytest.raises(UsageError, match="reader_num is 2: only one reader"):
+        dataset_of(files, reader_num=2).positioned()

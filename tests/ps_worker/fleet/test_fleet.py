@@ -4,7 +4,9 @@ import re
 
 import pytest
 
+from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
+from ps_worker.data.reader import FilePart
 from ps_worker.fleet import serving
 from ps_worker.fleet.fleet import Fleet
 from ps_worker.fleet.roles import Role, UserDefinedRoleMaker
@@ -85,7 +87,17 @@ def test_files_are_split_over_workers(worker: Fleet, tmp_path) -> None:
     for file in files:
         file.write_bytes(b"x")
 
-    assert worker.split_files([str(file) for file in files]) == files[1:2]
+    assert worker.split_files(files) == [str(files[1])]
+
+
+def test_file_is_cut_for_more_workers_than_files(worker: Fleet, tmp_path) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b"x" * 10)
+    schema = Schema.numbered(1, 1)
+
+    assert worker.split_parts([path], schema) == [FilePart(str(path), 3, 6)]
+    with pytest.raises(UsageError, match="unknown format 'critio'"):
+        worker.split_parts([path], schema, format="critio")
 
 
 @pytest.mark.parametrize(

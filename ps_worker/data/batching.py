@@ -1,0 +1,114 @@
+"""Blocks of any size into batches of one: views of a block where a batch lies in it, else copies.
+
+blocks    | . . . . . | . . . | . . . . . . |
+batches   |  view   |  copy   |  view   | . |       B = 4
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ctr_model.batch import Batch
+from protos.errors import DataError
+from ps_worker.data.position import DataPosition
+from ps_worker.data.reader import Block
+
+
+def batches(
+    blocks: Iterable[tuple[int, Block]], batch_size: int, start: DataPosition
+) -> Iterator[tuple[Batch, DataPosition]]:
+    """Yields the rows of blocks in batches, which run on across blocks and parts.
+
+    Args:
+        blocks: Each with the index of its part; the first is that at which `start` points.
+        batch_size: B.
+        start: Where the rows begin: `start.skip` rows of the first part's blocks are left out.
+
+    Yields:
+        Batches of B rows, the last one of what is left, and the position after each.
+
+    Raises:
+        DataError: If the part of `start` has fewer rows than were given of it.
+    """
+    skip = start.skip
+    pieces: list[Batch] = []
+    held = 0
+    position = start
+    for part, block in blocks:
+        if skip and part != start.part:
+            break
+        size = block.rows.size
+        row = min(skip, size)
+        skip -= row
+        while row < size:
+            stop = min(row + batch_size - held, size)
+            pieces.append(rows_between(block.rows, row, stop))
+            held += stop - row
+            row = stop
+            position = DataPosition(
+                epoch=start.epoch, seed=start.seed, part=part, offset=block.offset, skip=stop
+            )
+            if held == batch_size:
+                yield joined(pieces), position
+                pieces, held = [], 0
+    if skip:
+        raise DataError(
+            f"{start} is beyond the end of its part by {skip} rows: these are not the files that it is of"
+        )
+    if pieces:
+        yield joined(pieces), position
+
+
+def rows_between(rows: Batch, start: int, stop: int) -> Batch:
+    """Returns the rows from `start` to before `stop`, as views wherever possible."""
+    if start == 0 and stop == rows.size:
+        return rows
+    offsets = rows.offsets[start * rows.num_slots : stop * rows.num_slots + 1]
+    first, last = offsets[0], offsets[-1]
+    return Batch(
+        labels=None if rows.labels is None else rows.labels[start:stop],
+        dense=rows.dense[start:stop],
+        keys=rows.keys[first:last],
+        offsets=offsets - first if first else offsets,
+        num_slots=rows.num_slots,
+    )
+
+
+def joined(pieces: Sequence[Batch]) -> Batch:
+    """Returns the rows of several batches as one; all of them have labels, or none has."""
+    if len(pieces) == 1:
+        return pieces[0]
+    starts = np.cumsum([0, *(len(piece.keys) for piece in pieces)])
+    offsets = [piece.offsets[1:] + start for piece, start in zip(pieces, starts, strict=False)]
+    labels = [piece.labels for piece in pieces if piece.labels is not None]
+    return Batch(
+        labels=np.concatenate(labels) if labels else None,
+        dense=np.concatenate([piece.dense for piece in pieces]),
+        keys=np.concatenate([piece.keys for piece in pieces]),
+        offsets=np.concatenate([pieces[0].offsets[:1], *offsets], dtype=np.int32),
+        num_slots=pieces[0].num_slots,
+    )
+
+
+class OneKindOfRows:
+    """Refuses files with labels among files without. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: tuple[str, bool] | None = None
+
+    def require(self, path: str, rows: Batch) -> None:
+        """Notes the first file's kind, and compares the others with it.
+
+        Raises:
+            DataError: Names both files if this one's rows are of the other kind.
+        """
+        has_labels = rows.labels is not None
+        with self._lock:
+            first = self._first = self._first or (path, has_labels)
+        if first[1] != has_labels:
+            with_labels, without = (path, first[0]) if has_labels else (first[0], path)
+            raise DataError(
+                f"{without} has rows without labels, and {with_labels} has rows with: read them apart"
+            )

@@ -1,0 +1,75 @@
+"""Formats of files by name and by the end of a file's name: which reader reads what."""
+
+import difflib
+from collections.abc import Callable
+from pathlib import PurePath
+
+from ctr_model.schema import Schema
+from protos.errors import UsageError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.content import CODECS
+from ps_worker.data.reader import Reader
+
+MakeReader = Callable[[Schema, BadRows], Reader]
+Format = str | MakeReader
+"""A format of this package by name, or what makes a reader of one's own."""
+
+DEFAULT = "criteo"
+
+
+def _criteo(schema: Schema, bad_rows: BadRows) -> Reader:
+    from ps_worker.data.criteo import CriteoReader
+
+    return CriteoReader(schema, bad_rows)
+
+
+# A reader is imported when it is needed: some load a lot.
+FORMATS: dict[str, MakeReader] = {
+    "criteo": _criteo,
+}
+
+SUFFIXES: dict[str, str] = {
+    ".tsv": "criteo",
+}
+"""Formats by the end of a file's name, before that of its compression; of all others it is the default."""
+
+
+def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | None = None) -> Reader:
+    """Returns a reader for a file.
+
+    Args:
+        path: The file; it is not opened.
+        schema: Of its rows.
+        bad_rows: Counts its malformed rows.
+        format: Of the file; None: its name tells.
+
+    Raises:
+        UsageError: If there is no such format; names the nearest.
+    """
+    if format is None:
+        format = format_of(path)
+    if isinstance(format, str):
+        require_format(format)
+        format = FORMATS[format]
+    return format(schema, bad_rows)
+
+
+def format_of(path: str) -> str:
+    """Returns the name of the format that a file's name tells."""
+    name = PurePath(path)
+    if name.suffix in CODECS:
+        name = name.with_suffix("")
+    return SUFFIXES.get(name.suffix, DEFAULT)
+
+
+def require_format(name: str) -> None:
+    """Refuses a name that no format has.
+
+    Raises:
+        UsageError: Names the nearest one, and all.
+    """
+    if name not in FORMATS:
+        nearest = difflib.get_close_matches(name, FORMATS, n=1, cutoff=0.0)[0]
+        raise UsageError(
+            f"unknown format {name!r}, did you mean {nearest!r}? There are {', '.join(FORMATS)}"
+        )

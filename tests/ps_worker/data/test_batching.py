@@ -1,0 +1,147 @@
+"""Blocks into batches: every row once, in order, with its own keys."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr_model.batch import Batch
+from protos.errors import DataError
+from ps_worker.data.batching import OneKindOfRows, batches, joined, rows_between
+from ps_worker.data.position import DataPosition
+from ps_worker.data.reader import Block
+
+NUM_SLOTS = 2
+START = DataPosition()
+
+# A row is the numbers of keys in its slots; what it holds follows from its number.
+row_counts = st.tuples(st.integers(0, 3), st.integers(0, 3))
+part_counts = st.lists(st.lists(row_counts, min_size=1, max_size=7), max_size=4)
+
+
+def rows_of(counts: Sequence[tuple[int, int]], first: int = 0, has_labels: bool = True) -> Batch:
+    numbers = np.arange(first, first + len(counts))
+    flat = np.array(counts, np.int64).reshape(-1)
+    offsets = np.concatenate([[0], np.cumsum(flat)]).astype(np.int32)
+    keys = [
+        1000 * number + 10 * slot + index
+        for number, slots in zip(numbers.tolist(), counts, strict=True)
+        for slot, count in enumerate(slots)
+        for index in range(count)
+    ]
+    return Batch(
+        labels=(numbers % 2).astype(np.float32) if has_labels else None,
+        dense=numbers[:, None].astype(np.float32),
+        keys=np.array(keys, np.uint64),
+        offsets=offsets,
+        num_slots=NUM_SLOTS,
+    )
+
+
+def plain(rows: Batch) -> list[tuple[float, float, list[list[int]]]]:
+    """Returns each row as (label, number, keys of each slot)."""
+    keys = [
+        rows.keys[start:stop].tolist()
+        for start, stop in zip(rows.offsets[:-1], rows.offsets[1:], strict=True)
+    ]
+    labels = np.full(rows.size, -1.0) if rows.labels is None else rows.labels
+    slots = [keys[row * NUM_SLOTS : (row + 1) * NUM_SLOTS] for row in range(rows.size)]
+    return list(zip(labels.tolist(), rows.dense[:, 0].tolist(), slots, strict=True))
+
+
+def blocks_of(parts: list[list[list[tuple[int, int]]]], start: DataPosition) -> Iterator:
+    """Yields the blocks of parts from that at which `start` points; a block's offset is its first row."""
+    first = 0
+    for part, blocks in enumerate(parts):
+        offset = 0
+        for counts in blocks:
+            is_before = part == start.part and start.offset is not None and offset < start.offset
+            if part >= start.part and not is_before:
+                yield part, Block(rows_of(counts, first), offset)
+            first += len(counts)
+            offset += len(counts)
+
+
+@given(parts=st.lists(part_counts, max_size=3), batch_size=st.integers(1, 9))
+def test_batches_hold_each_row_once_and_go_on_from_any_position(
+    parts: list[list[list[tuple[int, int]]]], batch_size: int
+) -> None:
+    found = list(batches(blocks_of(parts, START), batch_size, START))
+
+    counts = [row for blocks in parts for block in blocks for row in block]
+    assert [row for batch, _ in found for row in plain(batch)] == (
+        plain(rows_of(counts)) if counts else []
+    )
+    assert all(batch.size == batch_size for batch, _ in found[:-1])
+    assert all(0 < batch.size <= batch_size for batch, _ in found)
+    for number, (_, position) in enumerate(found, start=1):
+        again = batches(blocks_of(parts, position), batch_size, position)
+        assert [(plain(batch), after) for batch, after in again] == [
+            (plain(batch), after) for batch, after in found[number:]
+        ]
+
+
+def test_position_names_epoch_seed_part_block_and_rows() -> None:
+    start = DataPosition(epoch=3, seed=4)
+    parts = [[[(1, 1)] * 2], [[(1, 1)] * 2, [(1, 1)] * 3]]
+
+    (*_, (_, position)) = batches(blocks_of(parts, start), 3, start)
+
+    assert position == DataPosition(epoch=3, seed=4, part=1, offset=2, skip=3)
+
+
+def test_batch_inside_a_block_is_a_view() -> None:
+    block = Block(rows_of([(1, 1)] * 9), 0)
+
+    first, second = (batch for batch, _ in batches([(0, block)], 4, START) if batch.size == 4)
+
+    for batch in (first, second):
+        assert batch.labels is not None
+        for own, all_rows in (
+            (batch.keys, block.rows.keys),
+            (batch.dense, block.rows.dense),
+            (batch.labels, block.rows.labels),
+        ):
+            assert np.shares_memory(own, all_rows)
+    assert np.shares_memory(first.offsets, block.rows.offsets)
+
+
+def test_whole_block_is_its_own_batch() -> None:
+    rows = rows_of([(1, 1)] * 4)
+
+    ((batch, _),) = batches([(0, Block(rows, 0))], 4, START)
+
+    assert batch is rows
+
+
+@pytest.mark.parametrize("parts", [[[[(1, 1)] * 3]], [[[(1, 1)] * 3], [[(1, 1)] * 9]]])
+def test_position_beyond_the_end_of_its_part_is_refused(
+    parts: list[list[list[tuple[int, int]]]],
+) -> None:
+    start = DataPosition(part=0, offset=0, skip=5)
+
+    with pytest.raises(DataError, match="beyond the end of its part by 2 rows"):
+        list(batches(blocks_of(parts, start), 2, start))
+
+
+def test_slices_and_joins_keep_rows_without_labels() -> None:
+    rows = rows_of([(2, 1), (0, 3), (1, 0)], has_labels=False)
+
+    again = joined([rows_between(rows, 0, 1), rows_between(rows, 1, 3)])
+
+    assert again.labels is None
+    assert plain(again) == plain(rows)
+    assert again.offsets.dtype == np.int32
+
+
+@pytest.mark.parametrize("is_first_labelled", [True, False])
+def test_files_with_and_without_labels_are_refused_by_name(is_first_labelled: bool) -> None:
+    kind = OneKindOfRows()
+    names = ["with.tsv", "without.tsv"] if is_first_labelled else ["without.tsv", "with.tsv"]
+    kind.require(names[0], rows_of([(1, 1)], has_labels=is_first_labelled))
+    kind.require("same.tsv", rows_of([(1, 1)], has_labels=is_first_labelled))
+
+    with pytest.raises(DataError, match=r"^without\.tsv has .* without labels, and with\.tsv has"):
+        kind.require(names[1], rows_of([(1, 1)], has_labels=not is_first_labelled))

@@ -1,0 +1,101 @@
+"""Content is the same however it is stored; damage is named."""
+
+import gzip
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from protos.errors import DataError
+from ps_worker.data.content import is_compressed, open_content
+
+CONTENT = b"".join(b"line %d\n" % number for number in range(100_000))
+SUFFIXES = [".tsv", ".gz", ".zst"]
+
+
+def packed(content: bytes, suffix: str) -> bytes:
+    if suffix == ".gz":
+        return gzip.compress(content, mtime=0)
+    return pa.compress(content, "zstd", asbytes=True) if suffix == ".zst" else content
+
+
+def read(path: str, offset: int = 0) -> bytes:
+    buffer, content = memoryview(bytearray(1 << 16)), b""
+    with open_content(path, offset) as stream:
+        while count := stream.readinto(buffer):
+            content += buffer[:count]
+    return content
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("offset", [0, 1, 700_001, len(CONTENT), len(CONTENT) + 1])
+def test_content_is_read_from_any_offset(suffix: str, offset: int, tmp_path: Path) -> None:
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(packed(CONTENT, suffix))
+
+    assert read(str(path), offset) == CONTENT[offset:]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_url_is_read_as_a_path_is(suffix: str) -> None:
+    url = f"memory://content{suffix}"
+    fsspec.filesystem("memory").pipe(f"/content{suffix}", packed(CONTENT, suffix))
+
+    try:
+        assert read(url, 5) == CONTENT[5:]
+    finally:
+        fsspec.filesystem("memory").rm(f"/content{suffix}")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_empty_file_has_no_content(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"empty{suffix}"
+    path.touch()
+
+    assert read(str(path)) == b""
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_files_put_behind_each_other_are_one(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"two{suffix}"
+    path.write_bytes(packed(b"one\n", suffix) + packed(b"two\n", suffix))
+
+    assert read(str(path)) == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("missing_bytes", [1, 9, 1000])
+def test_truncated_file_is_named(suffix: str, missing_bytes: int, tmp_path: Path) -> None:
+    path = tmp_path / f"cut{suffix}"
+    path.write_bytes(packed(CONTENT, suffix)[:-missing_bytes])
+
+    with pytest.raises(DataError, match=rf"cut{suffix}: the file is cut off"):
+        read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "position"),
+    [(".gz", 0), (".gz", 12), (".gz", -6), (".gz", -2), (".zst", 0), (".zst", 20)],
+    ids=["magic number", "data", "checksum", "length", "zstd magic number", "zstd data"],
+)
+def test_damaged_file_is_named(suffix: str, position: int, tmp_path: Path) -> None:
+    data = bytearray(packed(CONTENT, suffix))
+    data[position] ^= 0xFF
+    path = tmp_path / f"damaged{suffix}"
+    path.write_bytes(data)
+
+    with pytest.raises(DataError, match=rf"damaged{suffix}: not a sound (gzip|zstd) file"):
+        read(str(path))
+
+
+@pytest.mark.parametrize("name", ["absent.tsv", "absent.tsv.gz", "memory://absent.zst"])
+def test_missing_file_is_named(name: str) -> None:
+    with pytest.raises(DataError, match=f"'{name}': No such file"):
+        read(name)
+
+
+def test_end_of_the_name_tells_whether_content_is_compressed() -> None:
+    assert is_compressed("s3://bucket/a.tsv.gz")
+    assert is_compressed("a.zst")
+    assert not is_compressed("gz/a.tsv")

@@ -1,0 +1,30 @@
+"""Positions as texts."""
+
+import pytest
+
+from protos.errors import DataError
+from ps_worker.data.position import DataPosition
+
+
+@pytest.mark.parametrize(
+    "position", [DataPosition(), DataPosition(epoch=2, seed=2**62, part=3, offset=4, skip=5)]
+)
+def test_text_is_read_back(position: DataPosition) -> None:
+    assert DataPosition.from_json(position.to_json()) == position
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "expected an object with epoch, seed, part, offset, skip"),
+        ('{"epoch": 1}', "expected an object with epoch, seed"),
+        (DataPosition().to_json().replace('"skip": 0', '"skip": -1'), "skip is -1, expected"),
+        (DataPosition().to_json().replace('"part": 0', '"part": null'), "part is None, expected"),
+        (DataPosition().to_json().replace('"part": 0', '"part": true'), "part is True, expected"),
+        (DataPosition().to_json().replace("null", '"x"'), "offset is 'x', expected"),
+    ],
+)
+def test_what_is_no_position_is_refused(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        DataPosition.from_json(text)
