@@ -1,27 +1,26 @@
 """Writes planted click logs to files, with a report of the best that a model can reach on them.
 
-    FOLDER/train/part-000.tsv ...    FOLDER/test/part-000.tsv ...    FOLDER/planted.json
+    FOLDER/train/part-000.tsv ...    FOLDER/test/part-000.tsv ...    FOLDER/schema.toml    FOLDER/planted.json
 
 The report is written last: where there is one, the rows are all there and fit it.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import DataError, UsageError
 from ps_worker.data.criteo_text import criteo_text
-from ps_worker.data.planted import PlantedModel
+from ps_worker.data.planted import NUM_SLOTS, ZIPF_EXPONENT, PlantedModel
+from ps_worker.data.whole_file import whole_file
 
 MIN_TEST_ROWS = 100
 
 _CHUNK_ROWS = 20_000
+_MAX_ZIPF_EXPONENT = 10.0  # all rows have the first value long before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +45,23 @@ class PlantedReport:
 
 
 def generate(
-    folder: Path, *, rows: int, test_rows: int, files: int, test_files: int, seed: int
+    folder: Path,
+    *,
+    rows: int,
+    test_rows: int,
+    files: int,
+    test_files: int,
+    seed: int,
+    num_slots: int = NUM_SLOTS,
+    zipf_exponent: float = ZIPF_EXPONENT,
 ) -> PlantedReport:
     """Writes planted rows into `folder`, in place of those of an earlier call.
 
     The same arguments give the same bytes, and more test rows leave the training rows as they are.
 
     Raises:
-        UsageError: If there would be a file without a row, or too few test rows to judge by.
+        UsageError: If there would be a file without a row, too few test rows to judge by, no slot, or an
+            exponent that is negative or very large.
         DataError: If the folder cannot be written to.
     """
     if not 1 <= files <= rows or not 1 <= test_files <= test_rows:
@@ -63,7 +71,12 @@ def generate(
         )
     if test_rows < MIN_TEST_ROWS:
         raise UsageError(f"{test_rows} test rows are too few to judge by, use {MIN_TEST_ROWS}")
-    model = PlantedModel(seed)
+    if num_slots < 1 or not 0 <= zipf_exponent <= _MAX_ZIPF_EXPONENT:
+        raise UsageError(
+            f"slots is {num_slots} and zipf {zipf_exponent}, expected at least 1 slot and an exponent from 0 "
+            f"to {_MAX_ZIPF_EXPONENT:.0f}"
+        )
+    model = PlantedModel(seed, num_slots=num_slots, zipf_exponent=zipf_exponent)
     report_path = folder / "planted.json"
     try:
         report_path.unlink(missing_ok=True)
@@ -79,7 +92,9 @@ def generate(
             best_auc=_auc(clicks, probabilities),
             best_log_loss=_log_loss(clicks, probabilities),
         )
-        with _replacing(report_path) as file:
+        with whole_file(folder / "schema.toml") as file:
+            file.write(model.schema.to_toml().encode())
+        with whole_file(report_path) as file:
             file.write(json.dumps(asdict(report), indent=2).encode() + b"\n")
     except OSError as error:
         raise DataError(f"cannot write to {str(folder)!r}: {error}") from error
@@ -97,7 +112,7 @@ def _write_files(
     for index in range(num_files):
         rng = np.random.default_rng([*seed, index])
         left = num_rows * (index + 1) // num_files - num_rows * index // num_files
-        with _replacing(folder / f"part-{index:03d}.tsv") as file:
+        with whole_file(folder / f"part-{index:03d}.tsv") as file:
             while left:
                 rows = model.draw(rng, min(left, _CHUNK_ROWS))
                 left -= len(rows.clicks)
@@ -105,15 +120,6 @@ def _write_files(
                 probabilities.append(rows.probabilities)
                 file.write(criteo_text(rows.clicks, rows.numbers, rows.values))
     return np.concatenate(clicks), np.concatenate(probabilities)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that takes its name only when it is whole."""
-    hidden = path.with_name(f".{path.name}")
-    with hidden.open("wb") as file:
-        yield file
-    hidden.replace(path)
 
 
 def _auc(clicks: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:

@@ -12,7 +12,7 @@ truth is linear in the features, so every model of clicks contains it; none can 
 own AUC and log loss are the best that there are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from ctr_model.schema import criteo_schema
 
+NUM_SLOTS = 26
+ZIPF_EXPONENT = 1.1
 CLICK_RATE = 0.22
 LOGIT_DEVIATION = 1.5
 
 _SMALLEST_VOCABULARY = 4
 _LARGEST_VOCABULARY = 4_000
-_ZIPF_EXPONENT = 1.1
 _MISSING_COLUMNS = 1 / 3  # of all columns; the others always hold something
 _MOST_MISSING = 0.5  # of the rows of such a column
 _NUMBER_WEIGHT = 0.5  # standard deviation; that of a slot's values is 1
@@ -58,10 +59,10 @@ class _Slot:
     weights: NDArray[np.float64]  # [V]
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, vocabulary: int) -> Self:
+    def draw(cls, rng: np.random.Generator, vocabulary: int, zipf_exponent: float) -> Self:
         """Returns a slot of `vocabulary` values and the missing one."""
         missing = _draw_missing_rate(rng)
-        probabilities = np.arange(1, vocabulary + 1) ** -_ZIPF_EXPONENT
+        probabilities = np.arange(1, vocabulary + 1) ** -zipf_exponent
         cumulative = np.cumsum(probabilities) * (1 - missing) / probabilities.sum()
         values = rng.integers(0, 2**32, vocabulary)
         return cls(
@@ -70,17 +71,32 @@ class _Slot:
 
 
 class PlantedModel:
-    """The truth of one seed. Immutable once made."""
+    """The truth of one seed. Immutable once made.
 
-    def __init__(self, seed: int) -> None:
-        """Draws the weights, and sets bias and gain."""
+    Attributes:
+        schema: The columns of its rows.
+    """
+
+    def __init__(
+        self, seed: int, *, num_slots: int = NUM_SLOTS, zipf_exponent: float = ZIPF_EXPONENT
+    ) -> None:
+        """Draws the weights, and sets bias and gain.
+
+        Args:
+            seed: At least 0.
+            num_slots: S, at least 1, named C1, C2, ...
+            zipf_exponent: Value k of a slot, from 1, is drawn in proportion to k ** -zipf_exponent.
+        """
         rng = np.random.default_rng([seed, 0])
-        self._schema = criteo_schema()
-        num_dense = len(self._schema.dense)
+        slots = tuple(f"C{slot}" for slot in range(1, num_slots + 1))
+        self.schema = replace(criteo_schema(), slots=slots)
+        num_dense = len(self.schema.dense)
         vocabularies = np.geomspace(
-            _SMALLEST_VOCABULARY, _LARGEST_VOCABULARY, len(self._schema.slots)
+            _SMALLEST_VOCABULARY, _LARGEST_VOCABULARY, len(self.schema.slots)
         )
-        self._slots = [_Slot.draw(rng, round(vocabulary)) for vocabulary in vocabularies]
+        self._slots = [
+            _Slot.draw(rng, round(vocabulary), zipf_exponent) for vocabulary in vocabularies
+        ]
         self._missing_rates = np.array([_draw_missing_rate(rng) for _ in range(num_dense)])
         self._number_weights = rng.normal(0.0, _NUMBER_WEIGHT, num_dense)
         _, _, scores = self._draw_features(rng, _CALIBRATION_ROWS)
@@ -103,7 +119,7 @@ class PlantedModel:
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
         """Returns numbers, values and scores."""
         numbers = self._draw_numbers(rng, num_rows)
-        scores = self._schema.scale_dense(numbers) @ self._number_weights
+        scores = self.schema.scale_dense(numbers) @ self._number_weights
         values = np.empty((num_rows, len(self._slots)), np.int64)
         for index, slot in enumerate(self._slots):
             drawn = np.searchsorted(slot.cumulative, rng.random(num_rows))
@@ -113,8 +129,8 @@ class PlantedModel:
 
     def _draw_numbers(self, rng: np.random.Generator, num_rows: int) -> NDArray[np.float64]:
         """Returns counts of which the schema's transform is about normal, as the schema says."""
-        shift = np.array([column.shift for column in self._schema.dense])
-        scale = np.array([column.scale for column in self._schema.dense])
+        shift = np.array([column.shift for column in self.schema.dense])
+        scale = np.array([column.scale for column in self.schema.dense])
         logarithms = rng.normal(shift, scale, (num_rows, len(shift)))
         numbers = np.maximum(np.rint(np.expm1(logarithms)), 0.0)
         numbers[rng.random(numbers.shape) < self._missing_rates] = np.nan
