@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ctr_model.schema import DenseColumn, Schema
 from ps_worker.data.cli import app, main
 
 runner = CliRunner()
@@ -57,6 +58,66 @@ def test_check_reads_the_columns_of_a_schema_file(tmp_path: Path) -> None:
     assert result.output == "1 files, 2 rows, no labels, 1 malformed rows\n"
 
 
+def test_generate_takes_slots_and_an_exponent(tmp_path: Path) -> None:
+    options = ["--rows", "300", "--test-rows", "100", "--slots", "4", "--zipf", "1.5"]
+    assert runner.invoke(app, ["generate", str(tmp_path), *options]).exit_code == 0
+
+    schema = Schema.load(tmp_path / "schema.toml")
+
+    lines = (tmp_path / "train" / "part-000.tsv").read_text().splitlines()
+    assert len(schema.slots) == 4
+    assert {line.count("\t") for line in lines} == {13 + 4}
+
+
+def test_profile_prints_tables_and_writes_a_schema(tmp_path: Path) -> None:
+    generate(tmp_path)
+    files, out = str(tmp_path / "train" / "*.tsv"), tmp_path / "min_max.toml"
+
+    options = ["--out", str(out), "--transform", "min_max", "--missing-indicators"]
+    result = runner.invoke(app, ["profile", files, *options])
+
+    assert result.exit_code == 0
+    assert "300 rows, click rate" in result.output
+    lines = {line.split(" ")[0]: line for line in result.output.splitlines()}
+    assert {f"I{n}" for n in range(1, 14)} | {f"C{n}" for n in range(1, 27)} <= lines.keys()
+    assert f"schema: {out} (transform min_max)" in result.output
+    schema = Schema.load(out)
+    assert {column.transform for column in schema.dense} == {"min_max"}
+    assert schema.num_dense > 13
+    assert runner.invoke(app, ["check", files, "--schema", str(out)]).exit_code == 0
+
+
+def test_profile_takes_the_number_of_columns_or_a_schema(tmp_path: Path) -> None:
+    (tmp_path / "data.tsv").write_text("1\t5\tx\ty\n")
+    schema = Schema(dense=(DenseColumn(name="age"),), slots=("user", "item"))
+    (tmp_path / "two.toml").write_text(schema.to_toml())
+    out, data = str(tmp_path / "out.toml"), str(tmp_path / "data.tsv")
+
+    for options, expected in (
+        (["--columns", "numbers=1,slots=2"], Schema.numbered(1, 2)),
+        (["--schema", str(tmp_path / "two.toml")], schema),
+    ):
+        result = runner.invoke(app, ["profile", data, "--out", out, *options])
+
+        assert result.exit_code == 0
+        assert Schema.load(out).slots == expected.slots
+        assert [column.name for column in Schema.load(out).dense] == [expected.dense[0].name]
+
+
+def test_split_deals_all_rows_and_tells_how_many(tmp_path: Path) -> None:
+    generate(tmp_path)
+    out = tmp_path / "out"
+
+    options = ["--out", str(out), "--ratio", "8:1:1", "--seed", "3", "--suffix", ".tsv.gz"]
+    result = runner.invoke(app, ["split", str(tmp_path / "train" / "*.tsv"), *options])
+
+    assert result.exit_code == 0
+    counts = [line.split(" ")[1] for line in result.output.splitlines()]
+    assert sum(map(int, counts)) == 300
+    check = runner.invoke(app, ["check", str(out / "*" / "part-*.tsv.gz")])
+    assert check.output.startswith("3 files, 300 rows")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -64,6 +125,31 @@ def test_check_reads_the_columns_of_a_schema_file(tmp_path: Path) -> None:
         (["check", "x", "--schema", "absent"], 2, "ps-data: no schema 'absent'"),
         (["generate", "x", "--files", "9", "--rows", "8"], 2, "ps-data: cannot spread 8 rows"),
         (["generate", "x", "--rows", "many"], 2, "--rows"),
+        (
+            ["profile", "x.tsv", "--columns", "13,26"],
+            2,
+            "expected a text such as numbers=13,slots=26",
+        ),
+        (["profile", "x.tsv", "--columns", "numbers=13,slots=0"], 2, "numbers=13,slots=0"),
+        (
+            ["profile", "x.tsv", "--schema", "criteo", "--columns", "numbers=1,slots=1"],
+            2,
+            "both name the columns",
+        ),
+        (["profile", "x.tsv", "--schema", "absent"], 2, "ps-data: no schema 'absent'"),
+        (
+            ["profile", "x.tsv", "--out", "absent/s.toml"],
+            6,
+            "cannot write 'absent/s.toml': No such",
+        ),
+        (["profile", "x.tsv", "--transform", "sqrt"], 2, "sqrt"),
+        (
+            ["split", "x.tsv", "--out", "sets", "--ratio", "9"],
+            2,
+            "ratio is 9, expected two or three",
+        ),
+        (["split", "x.tsv", "--out", "sets"], 6, "would be empty"),
+        (["split", "absent.tsv", "--out", "sets"], 6, "ps-data: no file matches 'absent.tsv'"),
         (["--help"], 0, "generate"),
     ],
 )
@@ -76,6 +162,7 @@ def test_command_ends_with_the_code_of_its_error(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("x.tsv").write_text("1" + "\t" * 39 + "\n")
 
     assert exit_code_of_main(monkeypatch, *arguments) == code
 
