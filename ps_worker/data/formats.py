@@ -23,13 +23,37 @@ def _criteo(schema: Schema, bad_rows: BadRows) -> Reader:
     return CriteoReader(schema, bad_rows)
 
 
+def _csv(schema: Schema, bad_rows: BadRows) -> Reader:
+    from ps_worker.data.csv_text import CsvReader
+
+    return CsvReader(schema, bad_rows)
+
+
+def _parquet(schema: Schema, bad_rows: BadRows) -> Reader:
+    from ps_worker.data.parquet import ParquetReader
+
+    return ParquetReader(schema, bad_rows)
+
+
+def _orc(schema: Schema, bad_rows: BadRows) -> Reader:
+    from ps_worker.data.orc import OrcReader
+
+    return OrcReader(schema, bad_rows)
+
+
 # A reader is imported when it is needed: some load a lot.
 FORMATS: dict[str, MakeReader] = {
     "criteo": _criteo,
+    "csv": _csv,
+    "parquet": _parquet,
+    "orc": _orc,
 }
 
 SUFFIXES: dict[str, str] = {
     ".tsv": "criteo",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".orc": "orc",
 }
 """Formats by the end of a file's name, before that of its compression; of all others it is the default."""
 

@@ -1,0 +1,282 @@
+"""Columns of Arrow as columns of a batch: numbers as float64, values of a slot as keys.
+
+Kernels work on an array's own memory, whatever made it: its data, the bounds of its values in the data and
+its validity, a bitmap of what is not null that is empty where nothing is null. An array may be a view of
+another, so that its first value is not the first in memory.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ctr_model.features import hash_bytes, key_of
+from ctr_model.jit import kernel
+
+# Read-only, as all of Arrow's memory is, so that kernels are compiled once.
+_NO_BYTES = np.frombuffer(b"", np.uint8)
+
+_LARGE_TEXTS = frozenset({pa.lib.Type_LARGE_STRING, pa.lib.Type_LARGE_BINARY})
+_VIEWS = frozenset(
+    {pa.lib.Type_STRING_VIEW, pa.lib.Type_BINARY_VIEW, pa.lib.Type_FIXED_SIZE_BINARY}
+)
+_TEXTS = _LARGE_TEXTS | _VIEWS | {pa.lib.Type_STRING, pa.lib.Type_BINARY}
+# Null is the type of a column without any value: it is read as any other.
+_INTEGERS = frozenset(
+    {kind.id for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())}
+    | {kind.id for kind in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.null())}
+)
+_OTHER_NUMBERS = frozenset(
+    {kind.id for kind in (pa.float16(), pa.float32(), pa.float64(), pa.bool_())}
+    | {pa.lib.Type_DECIMAL32, pa.lib.Type_DECIMAL64, pa.lib.Type_DECIMAL128, pa.lib.Type_DECIMAL256}
+)
+_LISTS = frozenset(
+    {pa.lib.Type_LIST, pa.lib.Type_LARGE_LIST, pa.lib.Type_FIXED_SIZE_LIST}
+    | {pa.lib.Type_LIST_VIEW, pa.lib.Type_LARGE_LIST_VIEW}
+)
+
+_NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:nan))$"
+
+
+class KeyColumn(Protocol):
+    """One key for each of N values."""
+
+    def write(self, start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
+        """Writes the keys of the values [start, stop) to `keys[:, column]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLists:
+    """Any number of keys for each of N rows: row `i` owns `keys[bounds[i] : bounds[i + 1]]`."""
+
+    keys: NDArray[np.uint64]
+    bounds: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Values that are hashed when they are asked for."""
+
+    data: NDArray[np.uint8]
+    bounds: NDArray[np.integer[Any]]
+    validity: NDArray[np.uint8]
+    first_bit: int
+    slot: int
+
+    def write(self, start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
+        bounds = self.bounds[start : stop + 1]
+        _hash_values(
+            self.data, bounds, self.validity, self.first_bit + start, self.slot, column, keys
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """Values out of a dictionary, whose keys are known."""
+
+    choices: NDArray[np.uint64]
+    indices: NDArray[np.integer[Any]]
+    validity: NDArray[np.uint8]
+    first_bit: int
+    missing_key: int
+
+    def write(self, start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
+        indices = self.indices[start:stop]
+        missing_key = np.uint64(self.missing_key)
+        _gather_keys(
+            self.choices, indices, self.validity, self.first_bit + start, missing_key, column, keys
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Values that are keys already."""
+
+    keys: NDArray[np.uint64]
+
+    def write(self, start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
+        keys[:, column] = self.keys[start:stop]
+
+
+def is_number_type(kind: pa.DataType) -> bool:
+    """Returns whether `numbers` reads it without looking at text."""
+    if pa.types.is_dictionary(kind):
+        return is_number_type(kind.value_type)
+    return kind.id in _INTEGERS | _OTHER_NUMBERS
+
+
+def is_slot_type(kind: pa.DataType) -> bool:
+    """Returns whether `slot_keys` reads it."""
+    if is_list_type(kind):
+        kind = kind.value_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return kind.id in _TEXTS | _INTEGERS
+
+
+def is_list_type(kind: pa.DataType) -> bool:
+    """Returns whether its rows hold any number of values."""
+    return kind.id in _LISTS
+
+
+def is_text_type(kind: pa.DataType) -> bool:
+    """Returns whether its values are bytes."""
+    return kind.id in _TEXTS
+
+
+def numbers(array: pa.Array) -> NDArray[np.float64]:
+    """Returns float64[N], nan where `array` is null.
+
+    Text is read as a decimal number; inf stands for what is none.
+    """
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if is_text_type(array.type):
+        array = _parsed(array)
+    elif not pa.types.is_float64(array.type):
+        # Integers beyond 2^53 are rounded, as those in text are.
+        array = array.cast(pa.float64(), safe=False)
+    values: NDArray[np.float64] = array.to_numpy(zero_copy_only=False)  # null becomes nan
+    return values
+
+
+def slot_keys(array: pa.Array, slot: int) -> KeyColumn | KeyLists:
+    """Returns the keys of a column of slot number `slot`.
+
+    Args:
+        array: Of a type that `is_slot_type`. What is null, alone or in a list, has the key of the missing
+            value; an empty list has no keys.
+        slot: From 1.
+    """
+    if is_list_type(array.type):
+        return _key_lists(array, slot, are_keys=False)
+    return _key_column(array, slot)
+
+
+def ready_keys(array: pa.Array, slot: int) -> KeyColumn | KeyLists:
+    """Returns the keys in a column of uint64 or of lists of it; null is the missing value of `slot`."""
+    if is_list_type(array.type):
+        return _key_lists(array, slot, are_keys=True)
+    return _ready_column(array, slot)
+
+
+def _parsed(array: pa.Array) -> pa.Array:
+    """Returns text as float64, inf where it is no number."""
+    text = array.cast(pa.binary())
+    try:
+        return text.cast(pa.float64())
+    except pa.ArrowInvalid:  # it does not say which
+        is_number = pc.match_substring_regex(text, _NUMBER)
+        return pc.if_else(is_number, text, b"inf").cast(pa.float64())
+
+
+def _key_column(array: pa.Array, slot: int) -> KeyColumn:
+    if pa.types.is_dictionary(array.type):
+        return _choices(array, slot)
+    if array.type.id in _INTEGERS:
+        array = array.cast(pa.string())  # decimal digits
+    elif array.type.id in _VIEWS:
+        array = array.cast(pa.binary())
+    validity, bounds, data = array.buffers()
+    bounds_type = np.int64 if array.type.id in _LARGE_TEXTS else np.int32
+    num_bounds = len(array) + 1 if len(array) else 0  # Arrow may leave out the one of no values
+    return _Values(
+        data=_bytes(data),
+        bounds=_view(bounds, bounds_type, array.offset, num_bounds),
+        validity=_bytes(validity if array.null_count else None),
+        first_bit=array.offset,
+        slot=slot,
+    )
+
+
+def _choices(array: pa.DictionaryArray, slot: int) -> KeyColumn:
+    indices = array.indices
+    validity, memory = indices.buffers()
+    size = len(array.dictionary)
+    choices = np.empty((size, 1), np.uint64)
+    _key_column(array.dictionary, slot).write(0, size, 0, choices)
+    return _Choices(
+        choices=choices.reshape(-1),
+        indices=_view(memory, np.dtype(indices.type.to_pandas_dtype()), indices.offset, len(array)),
+        validity=_bytes(validity if indices.null_count else None),
+        first_bit=indices.offset,
+        missing_key=key_of(slot, b""),
+    )
+
+
+def _ready_column(array: pa.Array, slot: int) -> KeyColumn:
+    if array.null_count:
+        array = array.fill_null(pa.scalar(key_of(slot, b""), pa.uint64()))
+    return _Keys(array.to_numpy(zero_copy_only=False))
+
+
+def _key_lists(array: pa.Array, slot: int, *, are_keys: bool) -> KeyLists:
+    values = array.flatten()  # without what is behind null lists
+    column = _ready_column(values, slot) if are_keys else _key_column(values, slot)
+    flat = np.empty((len(values), 1), np.uint64)
+    column.write(0, len(values), 0, flat)
+    lengths = pc.fill_null(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
+    is_null = lengths < 0
+    bounds = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(np.where(is_null, 1, lengths), out=bounds[1:])
+    keys = flat.reshape(-1)
+    if is_null.any():
+        is_missing = np.zeros(bounds[-1], np.bool_)
+        is_missing[bounds[:-1][is_null]] = True
+        keys = np.empty(bounds[-1], np.uint64)
+        keys[is_missing] = key_of(slot, b"")
+        keys[~is_missing] = flat.reshape(-1)
+    return KeyLists(keys, bounds)
+
+
+def _bytes(buffer: pa.Buffer | None) -> NDArray[np.uint8]:
+    return _NO_BYTES if buffer is None else np.frombuffer(buffer, np.uint8)
+
+
+def _view(
+    buffer: pa.Buffer, kind: type[np.integer[Any]], start: int, size: int
+) -> NDArray[np.integer[Any]]:
+    if size == 0:  # the buffer may be None
+        return np.frombuffer(b"", kind)
+    return np.frombuffer(buffer, kind, size, start * np.dtype(kind).itemsize)
+
+
+@kernel
+def _is_null(validity: NDArray[np.uint8], bit: int) -> bool:
+    return validity.size > 0 and (validity[bit >> 3] >> (bit & 7)) & 1 == 0
+
+
+@kernel
+def _hash_values(
+    data: NDArray[np.uint8],
+    bounds: NDArray[np.integer[Any]],
+    validity: NDArray[np.uint8],
+    first_bit: int,
+    slot: int,
+    column: int,
+    keys: NDArray[np.uint64],
+) -> None:
+    """Writes the key of each value `data[bounds[i] : bounds[i + 1]]` to `keys[i, column]`."""
+    for i in range(bounds.size - 1):
+        stop = bounds[i] if _is_null(validity, first_bit + i) else bounds[i + 1]
+        keys[i, column] = hash_bytes(data, bounds[i], stop, slot)
+
+
+@kernel
+def _gather_keys(
+    choices: NDArray[np.uint64],
+    indices: NDArray[np.integer[Any]],
+    validity: NDArray[np.uint8],
+    first_bit: int,
+    missing_key: np.uint64,
+    column: int,
+    keys: NDArray[np.uint64],
+) -> None:
+    """Writes `choices[indices[i]]`, or `missing_key` for null, to `keys[i, column]`."""
+    for i in range(indices.size):
+        is_null = _is_null(validity, first_bit + i)
+        keys[i, column] = missing_key if is_null else choices[indices[i]]

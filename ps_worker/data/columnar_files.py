@@ -1,0 +1,27 @@
+"""Opens files that are read here and there, not from front to back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from protos.errors import DataError
+from ps_worker.data.files import is_url, open_file
+
+
+@contextmanager
+def open_columnar(path: str, format_name: str) -> Iterator[pa.NativeFile]:
+    """Lends a file for reads at any place; what Arrow raises while it is lent becomes an error that names it.
+
+    Raises:
+        DataError: If it cannot be read, or is no sound file of its format.
+    """
+    try:
+        with pa.PythonFile(open_file(path), "r") if is_url(path) else pa.OSFile(path) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise DataError(f"cannot read {path!r}: No such file or directory") from error
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path}: no sound {format_name} file, or it cannot be read: copy or write it again ({error})"
+        ) from error
