@@ -116,9 +116,8 @@ class DenseColumn:
             # 1 and 1.0 are one fingerprint.
             entry[setting] = [float(v) for v in value] if setting == "boundaries" else float(value)
         entry["missing"] = float(self.missing)
-        if (
-            self.missing_indicator
-        ):  # left out where false: schemas from before it keep their fingerprint
+        # Left out where false, so that schemas without indicators keep their fingerprint.
+        if self.missing_indicator:
             entry["missing_indicator"] = True
         return entry
 

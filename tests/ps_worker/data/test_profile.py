@@ -2,18 +2,21 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema, Transform
 from protos.errors import BadRowError, DataError
 from ps_worker.data.generate import generate
 from ps_worker.data.profile import Profile, profile_files, schema_of
 from ps_worker.data.profile_table import profile_table
+from ps_worker.data.reader import Block, FilePart
 
 TWO = Schema(dense=(DenseColumn(name="age"), DenseColumn(name="visits")), slots=("user", "item"))
 
@@ -74,6 +77,33 @@ def test_planted_data_is_described_as_plain_counting_does(tmp_path: Path) -> Non
         assert slot.num_distinct == len(counts)
         assert [count for _, count in slot.top] == [count for _, count in counts.most_common(5)]
         assert all(counts[value] == count for value, count in slot.top)
+
+
+def test_slots_of_any_format_may_hold_any_number_of_values() -> None:
+    """Three rows of a reader of one's own, whose only slot holds 2, 0 and 3 values, two of them missing ones."""
+    missing = key_of(1, "")
+    rows = Batch(
+        labels=None,
+        dense=np.empty((3, 0), np.float32),
+        keys=np.array([7, 8, missing, missing, 7], np.uint64),
+        offsets=np.array([0, 2, 2, 5], np.int32),
+        num_slots=1,
+    )
+
+    class ReaderOfOnesOwn:
+        def parts(self, path: str, num_parts: int) -> list[FilePart]:
+            return [FilePart(path)]
+
+        def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+            yield Block(rows, 0)
+
+    profile = profile_files(
+        ["any"], Schema(dense=(), slots=("words",)), format=lambda *_: ReaderOfOnesOwn()
+    )
+
+    (words,) = profile.slots
+    assert words.missing_rate == pytest.approx(1 / 3)
+    assert (words.num_distinct, words.top) == (2, (("0x7", 2), ("0x8", 1)))
 
 
 def test_keys_stand_for_values_that_are_not_near_the_start(

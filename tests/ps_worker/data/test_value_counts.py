@@ -78,12 +78,23 @@ def test_frequent_keys_survive_many_rare_ones_within_the_undercount(
 
     values = counted(*np.array_split(keys, 7))
 
-    assert 0 < values.undercount < 1000
+    assert 0 < values.undercount <= 2 * len(keys) / value_counts.MAX_EXACT
     for (key, count), (expected_key, expected) in zip(
         values.top(5), expected_top(keys.tolist(), 5), strict=True
     ):
         assert key == expected_key
         assert expected - values.undercount <= count <= expected
+
+
+def test_every_purge_is_taken_off_a_key_that_is_there_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(value_counts, "MAX_EXACT", 1 << 8)
+    early = np.zeros(3000, np.uint64)
+
+    values = counted(early, np.arange(1, 20_000, dtype=np.uint64))
+
+    assert values.top(1) == [(0, 3000 - values.undercount)]
 
 
 def test_nothing_is_counted_as_nothing() -> None:
