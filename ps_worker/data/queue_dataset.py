@@ -23,6 +23,7 @@ from ps_worker.data.reader_threads import merged
 logger = logging.getLogger(__name__)
 
 _QUEUED_BATCHES = 4  # that wait for training, for each reader
+_SHOWN_FILES = 3
 
 
 class QueueDataset:
@@ -231,9 +232,11 @@ class _Pass:
         is_all = self._start == DataPosition(epoch=self._start.epoch, seed=self._start.seed)
         # A part of a file may be shorter than a line.
         if is_all and not self.rows and self._parts and all(map(_is_whole, self._parts)):
+            names = ", ".join(part.path for part in self._parts[:_SHOWN_FILES])
+            more = ", ..." if len(self._parts) > _SHOWN_FILES else ""
             raise DataError(
-                f"no rows in {len(self._parts)} files: {self._parts[0].path}, ... "
-                f"({self.bad_rows.total} malformed)"
+                f"no rows in {len(self._parts)} files: {names}{more} "
+                f"({self.bad_rows.total} malformed rows)"
             )
 
 

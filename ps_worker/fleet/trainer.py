@@ -1,6 +1,7 @@
 """The trainer of a script: trains the model of this run, and predicts with it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 from ctr_model.batch import Batch
@@ -35,12 +36,14 @@ class Trainer:
         Raises:
             CtrPsError: If something goes wrong; says what.
         """
-        FLEET.run_of("training").train(
-            _batches(dataset),
-            thread_num=getattr(dataset, "thread_num", 1),
-            fetch_handler=fetch_handler,
-            fetch_period_s=fetch_period,
-        )
+        run = FLEET.run_of("training")
+        with closing(_batches(dataset)) as batches:  # or its readers outlive an error
+            run.train(
+                batches,
+                thread_num=getattr(dataset, "thread_num", 1),
+                fetch_handler=fetch_handler,
+                fetch_period_s=fetch_period,
+            )
 
     def steps(self, reader: Iterable[Batch]) -> Iterator[TrainedStep]:
         """Trains on each batch once in this thread, and yields after each: the plain loop.
@@ -60,7 +63,9 @@ class Trainer:
             on_predictions: Gets each batch's click probabilities, float32[B]; a view, valid only during the
                 call.
         """
-        return FLEET.run_of("inference").evaluate(_batches(dataset), on_predictions)
+        run = FLEET.run_of("inference")
+        with closing(_batches(dataset)) as batches:
+            return run.evaluate(batches, on_predictions)
 
     def fit(self, model: Model, loader: Iterable[Batch], epoch: int = 1) -> None:
         """Is the whole rest of a script: serves on a server, and trains `epoch` times on a worker.
@@ -89,7 +94,7 @@ class Trainer:
         FLEET.stop_worker()
 
 
-def _batches(source: Iterable[Any]) -> Iterator[Batch]:
+def _batches(source: Iterable[Any]) -> Generator[Batch, None, None]:
     for batch in source:
         if not isinstance(batch, Batch):
             raise UsageError(

@@ -1,6 +1,7 @@
 """One worker's part of a job, on a store in this process."""
 
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -80,6 +81,23 @@ def test_several_readers_and_shuffled_files_train_on_the_same_rows(tmp_path: Pat
     summary = Session(plan_of(job), ParameterStore()).run()
 
     assert summary.examples == 2 * 60
+
+
+def test_error_of_training_ends_the_readers(tmp_path: Path) -> None:
+    row = "\t".join([*("1" for _ in range(13)), *("a" for _ in range(26))])
+    for name in "ab":
+        (tmp_path / name).write_text(f"{row}\n" * 100)  # without labels
+    job = override_job(
+        {},
+        [f"data.train={tmp_path}/*", "data.reader_num=2", "train.batch_size=1", "model.hidden=[4]"],
+        source="test",
+    )
+
+    with pytest.raises(DataError, match="rows without labels") as caught:
+        Session(plan_of(job), ParameterStore()).run()
+
+    assert caught.tb is not None  # it holds on to all that was under way
+    assert not [each for each in threading.enumerate() if each.name.startswith("reader-")]
 
 
 JOB = """\

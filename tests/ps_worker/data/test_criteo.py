@@ -92,6 +92,16 @@ def test_file_of_many_blocks_is_read_in_order_and_later_blocks_leave_earlier_alo
     assert rows.keys[::2].tolist() == [key_of(1, f"u{n}") for n in range(num_rows)]
 
 
+def test_later_block_may_have_more_rows(tmp_path: Path) -> None:
+    long_row = f"1\t0\t{'u' * 1000}\ti\n"
+    num_long = BLOCK_BYTES // len(long_row) + 1
+    path = write(tmp_path / "a.tsv", long_row * num_long + "".join(row(n) for n in range(9999)))
+
+    rows = joined([block.rows for block in blocks_of(path)])
+
+    assert ages(rows) == [0] * num_long + list(range(9999))
+
+
 def test_block_can_be_read_again_from_its_offset(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(60_000)))
     _, second, *_ = blocks_of(path)
@@ -218,6 +228,17 @@ def test_limit_is_of_all_files_together(tmp_path: Path) -> None:
 
 
 def test_more_malformed_rows_than_one_scan_reports_are_all_skipped(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", row(1) + "x\n" * 300 + row(2) + "y\n")
+
+    rows = read(path, bad_row_limit=301)
+
+    assert ages(rows) == [1, 2]
+    assert rows.labels is not None
+    assert rows.labels.tolist() == [1, 0]
+    assert rows.keys[::2].tolist() == [key_of(1, "u1"), key_of(1, "u2")]
+
+
+def test_line_of_a_row_behind_many_malformed_ones_is_exact(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", row(1) + "x\n" * 300 + row(2) + "y\n")
     bad_rows = BadRows(300)
 

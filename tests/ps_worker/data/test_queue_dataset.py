@@ -90,6 +90,17 @@ def test_parts_of_files_are_read(many: list[Path]) -> None:
     assert numbers(dataset_of(cut)) == [12] * 12 + [1]
 
 
+def test_readers_read_at_the_same_time(many: list[Path]) -> None:
+    meeting = threading.Barrier(3, timeout=10.0)
+
+    class Meeting(CriteoReader):
+        def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+            meeting.wait()
+            return super().blocks(part, offset)
+
+    assert len(numbers(dataset_of(many, reader_num=3, format=Meeting))) == 78
+
+
 @pytest.mark.parametrize("shuffle_files", [False, True])
 @pytest.mark.parametrize("reader_num", [1, 3, 20])
 def test_every_row_is_read_once_by_any_number_of_readers(
@@ -153,7 +164,9 @@ def test_no_rows_in_any_file_is_an_error(files: list[Path], reader_num: int) -> 
     files[1].write_text("x\n")
     dataset = dataset_of(files, bad_row_limit=1, reader_num=reader_num)
 
-    with pytest.raises(DataError, match=rf"no rows in 2 files: {files[0]}, \.\.\. \(1 malformed\)"):
+    with pytest.raises(
+        DataError, match=rf"no rows in 2 files: {files[0]}, {files[1]} \(1 malformed rows\)"
+    ):
         list(dataset)
 
 
@@ -214,10 +227,7 @@ def test_reader_of_ones_own_reads(files: list[Path]) -> None:
             for block in super().blocks(part, offset):
                 yield from (block, block)
 
-    def twice(schema: Schema, bad_rows: BadRows) -> Twice:
-        return Twice(schema, bad_rows)
-
-    assert numbers(dataset_of(files, format=twice)) == [1] * 6 + [2] * 6
+    assert numbers(dataset_of(files, format=Twice)) == [1] * 6 + [2] * 6
 
 
 # Files of rows, good or malformed, of lengths that blocks of 64 bytes cut anywhere.
