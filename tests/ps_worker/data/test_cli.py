@@ -118,6 +118,36 @@ def test_split_deals_all_rows_and_tells_how_many(tmp_path: Path) -> None:
     assert check.output.startswith("3 files, 300 rows")
 
 
+@pytest.mark.parametrize("options", [[], ["--keys"]])
+def test_convert_writes_parquet_that_other_commands_read(
+    tmp_path: Path, options: list[str]
+) -> None:
+    generate(tmp_path)
+    files, out = str(tmp_path / "train" / "*.tsv"), tmp_path / "parquet"
+
+    result = runner.invoke(app, ["convert", files, "--out", str(out), *options])
+
+    assert result.output == f"300 rows in {out}/part-*.parquet (1 files), 0 malformed rows\n"
+    converted = runner.invoke(app, ["check", str(out / "*.parquet")]).output
+    assert converted.split(",")[1:] == runner.invoke(app, ["check", files]).output.split(",")[1:]
+
+
+def test_profile_is_the_same_of_any_format(tmp_path: Path) -> None:
+    generate(tmp_path)
+    files, out = str(tmp_path / "train" / "*.tsv"), tmp_path / "parquet"
+    runner.invoke(app, ["convert", files, "--out", str(out)])
+
+    of_text, of_parquet = (
+        runner.invoke(app, ["profile", each]).output.splitlines()
+        for each in (files, str(out / "*.parquet"))
+    )
+
+    assert of_parquet[:15] == of_text[:15]  # all about numbers
+    assert [line.split()[:3] for line in of_parquet[15:]] == [
+        line.split()[:3] for line in of_text[15:]
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -150,6 +180,8 @@ def test_split_deals_all_rows_and_tells_how_many(tmp_path: Path) -> None:
         ),
         (["split", "x.tsv", "--out", "sets"], 6, "would be empty"),
         (["split", "absent.tsv", "--out", "sets"], 6, "ps-data: no file matches 'absent.tsv'"),
+        (["convert", "absent.tsv", "--out", "folder"], 6, "ps-data: no file matches 'absent.tsv'"),
+        (["convert", "x.tsv", "--out", "x.tsv"], 6, "cannot write to 'x.tsv'"),
         (["--help"], 0, "generate"),
     ],
 )

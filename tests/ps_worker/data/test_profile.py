@@ -80,7 +80,7 @@ def test_planted_data_is_described_as_plain_counting_does(tmp_path: Path) -> Non
 
 
 def test_slots_of_any_format_may_hold_any_number_of_values() -> None:
-    """Three rows of a reader of one's own, whose only slot holds 2, 0 and 3 values, two of them missing ones."""
+    """Three rows of a reader of one's own: 2, 0 and 3 values, two of which are missing ones."""
     missing = key_of(1, "")
     rows = Batch(
         labels=None,
