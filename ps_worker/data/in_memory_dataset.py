@@ -1,0 +1,337 @@
+"""A dataset that is whole in memory, and is shuffled there: alone, or over all workers.
+
+load -> | local_shuffle, global_shuffle, slots_shuffle, iterate, in any order | -> release
+
+Each iteration gives the same batches until rows are shuffled again. A shuffle depends on the seed, on its
+number since the rows were loaded, and on the rows: who loads and shuffles alike has the same batches again.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ctr_model.batch import Batch
+from ctr_model.schema import Schema
+from protos.errors import DataError, UsageError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.formats import Format, require_format
+from ps_worker.data.global_shuffle import shuffle_globally
+from ps_worker.data.loading import load_rows
+from ps_worker.data.peers import Fleet
+from ps_worker.data.position import DataPosition
+from ps_worker.data.reader import FilePart
+from ps_worker.data.rows_in_memory import Index, RowsInMemory, SlotSwap
+
+# What random numbers are drawn for, so that no two kinds of draws are the same.
+_LOCAL, _GLOBAL, _SLOTS = range(3)
+
+
+class InMemoryDataset:
+    """Rows of files, in memory, as batches. For one thread.
+
+    Attributes:
+        schema: The columns of the files.
+        batch_size: B.
+        thread_num: Training threads that share its batches.
+        bad_rows: Malformed rows that the last loading skipped.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        batch_size: int,
+        thread_num: int = 1,
+        *,
+        format: Format | None = None,
+        bad_row_limit: int = 0,
+        reader_num: int = 1,
+        seed: int = 0,
+    ) -> None:
+        """Has no files and no rows yet.
+
+        Args:
+            schema: The columns of the files.
+            batch_size: B, at least 1.
+            thread_num: Training threads, at least 1.
+            format: Of the files, as docs/data.md lists them, or what makes a reader of one's own; None: the
+                end of a file's name tells.
+            bad_row_limit: Malformed rows that a loading skips before it stops.
+            reader_num: Threads that read, a file or part each; the order of rows does not depend on it.
+            seed: Of all shuffles, the same on all workers.
+
+        Raises:
+            UsageError: If a number is too small, or there is no such format.
+        """
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("thread_num", thread_num, 1),
+            ("bad_row_limit", bad_row_limit, 0),
+            ("reader_num", reader_num, 1),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                raise UsageError(f"{name} is {value!r}, expected at least {least}")
+        if isinstance(format, str):
+            require_format(format)
+        self.schema = schema
+        self.batch_size = batch_size
+        self.thread_num = thread_num
+        self.bad_rows = 0
+        self._format = format
+        self._bad_row_limit = bad_row_limit
+        self._reader_num = reader_num
+        self._seed = seed
+        self._parts: list[FilePart] | None = None
+        self._preloading: _Preloading | None = None
+        self._rows: RowsInMemory | None = None
+        self._order: Index = np.empty(0, np.uint32)
+        self._swap: SlotSwap | None = None
+        self._reset_counts()
+
+    def _reset_counts(self) -> None:
+        self._num_shuffles = 0
+        self._num_slot_shuffles = 0
+        self._num_shuffled_globally = 0
+
+    # Loading
+
+    def set_filelist(self, files: Sequence[str | Path | FilePart]) -> None:
+        """Sets what to load, in this order: of a worker, its share as `fleet.split_files` returns it."""
+        if isinstance(files, str):
+            raise UsageError(f"files is {files!r}, expected a list of paths")
+        self._parts = [
+            file if isinstance(file, FilePart) else FilePart(str(file)) for file in files
+        ]
+
+    def load_into_memory(self) -> None:
+        """Reads all files; rows that were in memory are released first.
+
+        Raises:
+            UsageError: If no files were set, or they are being loaded.
+            DataError: Names the file that cannot be read, is damaged or does not fit; or says that there are
+                no rows at all.
+            BadRowError: Names file, place and fault of the malformed row beyond the limit.
+        """
+        self.preload_into_memory()
+        self.wait_preload_done()
+
+    def preload_into_memory(self) -> None:
+        """Begins to read all files in the background; rows that were in memory are released first.
+
+        Raises:
+            UsageError: If no files were set, or they are being loaded.
+        """
+        if self._parts is None:
+            raise UsageError("the dataset has no files: call dataset.set_filelist(files) first")
+        self._require_no_preloading("another loading")
+        self._set_rows(None)
+        self._reset_counts()
+        bad_rows = BadRows(self._bad_row_limit)
+        self._preloading = _Preloading(
+            self._parts, self.schema, self._format, bad_rows, self._reader_num
+        )
+
+    def wait_preload_done(self) -> None:
+        """Waits until all is read.
+
+        Raises:
+            UsageError: If nothing is being loaded.
+            CtrPsError: What the loading raised, as `load_into_memory` does.
+        """
+        if self._preloading is None:
+            raise UsageError("dataset.preload_into_memory() before dataset.wait_preload_done()")
+        preloading, self._preloading = self._preloading, None
+        rows = preloading.wait()
+        self.bad_rows = preloading.bad_rows.total
+        self._set_rows(rows)
+
+    def release_memory(self) -> None:
+        """Forgets all rows, and gives their memory back to the system; what is being loaded is waited for."""
+        if self._preloading is not None:
+            self.wait_preload_done()
+        self._set_rows(None)
+        self._reset_counts()
+
+    def _set_rows(self, rows: RowsInMemory | None) -> None:
+        self._rows = rows
+        self._order = np.empty(0, np.uint32) if rows is None else rows.in_order()
+        self._swap = None
+
+    # Shuffling
+
+    def local_shuffle(self) -> None:
+        """Puts the rows of this worker into a random order.
+
+        Raises:
+            UsageError: If no rows were loaded.
+        """
+        rows = self._loaded("dataset.local_shuffle()")
+        self._num_shuffles += 1
+        self._order = rows.in_order()
+        self._random(_LOCAL, self._num_shuffles).shuffle(self._order)
+
+    def global_shuffle(self, fleet: Fleet | None = None, thread_num: int | None = None) -> None:
+        """Deals the rows of all workers at random to all workers, and shuffles them there; all call it.
+
+        Each worker has about as many rows then, whatever it had before; one without files, or with an empty
+        list of them, takes part. What `slots_shuffle` swapped is swapped back.
+
+        Args:
+            fleet: The module `ps_worker.fleet`, of a worker that has begun; None: there is no other worker.
+            thread_num: As in Paddle; has no meaning here.
+
+        Raises:
+            UsageError: If no rows were loaded.
+            CtrPsError: If another worker has left, died or has other rows; the rows of this worker are lost
+                then, and must be loaded again.
+        """
+        rows = self._loaded("dataset.global_shuffle()")
+        if fleet is not None:
+            peers = fleet.peers()
+            random = self._random(_GLOBAL, self._num_shuffles + 1, peers.worker)
+            self._set_rows(None)
+            self._set_rows(shuffle_globally(rows, peers, random))
+        self.local_shuffle()
+        self._num_shuffled_globally = self.get_memory_data_size()
+
+    def slots_shuffle(self, slots: Sequence[str]) -> None:
+        """Gives each row the values that another, random row has in `slots`: how much do they matter?
+
+        The swap is undone by the next one, so a loop over slots swaps one at a time; no slots: undo only.
+        Slots that are swapped together come from the same row.
+
+        Raises:
+            UsageError: If no rows were loaded, or the schema has no such slot.
+        """
+        rows = self._loaded("dataset.slots_shuffle()")
+        for slot in slots:
+            if slot not in self.schema.slots:
+                raise UsageError(f"no slot {slot!r}, there are {', '.join(self.schema.slots)}")
+        self._swap = None
+        if slots:
+            self._num_slot_shuffles += 1
+            order = rows.in_order()
+            donors = np.empty_like(order)
+            donors[order] = self._random(_SLOTS, self._num_slot_shuffles).permutation(order)
+            is_swapped = np.array([slot in slots for slot in self.schema.slots])
+            self._swap = SlotSwap(donors, is_swapped)
+
+    def _random(self, *purpose: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self._seed, *purpose]))
+
+    # Reading
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Gives all rows, in batches of B and a last one of what is left.
+
+        Raises:
+            UsageError: If no rows were loaded.
+        """
+        return (batch for batch, _ in self.positioned())
+
+    def positioned(self, start: DataPosition | None = None) -> Iterator[tuple[Batch, DataPosition]]:
+        """Gives all rows, or what is left of them.
+
+        Args:
+            start: Position after which to go on, of a dataset that was loaded and shuffled alike; its epoch
+                is the number of shuffles, its offset a row in the shuffled order. None: from the first row.
+
+        Yields:
+            Batches, and the position after each.
+
+        Raises:
+            UsageError: If no rows were loaded, or `start` is of another seed or number of shuffles.
+            DataError: If `start` is beyond the last row.
+        """
+        rows = self._loaded("a pass over the dataset")
+        first = DataPosition(epoch=self._num_shuffles, seed=self._seed, offset=0)
+        start = start or first
+        if (start.seed, start.epoch) != (first.seed, first.epoch):
+            raise UsageError(
+                f"the position is of seed {start.seed} and {start.epoch} shuffles, and the dataset of seed "
+                f"{first.seed} and {first.epoch}: load and shuffle as before"
+            )
+        if (row := (start.offset or 0) + start.skip) > rows.size:
+            raise DataError(
+                f"{start} is beyond the end of {rows.size} rows: these are not its files"
+            )
+        return self._batches(rows, self._order, self._swap, row)
+
+    def _batches(
+        self, rows: RowsInMemory, order: Index, swap: SlotSwap | None, row: int
+    ) -> Iterator[tuple[Batch, DataPosition]]:
+        """Yields batches from a row on; of rows and order as they were, whatever happens meanwhile."""
+        number = self._num_shuffles
+        for begin in range(row, rows.size, self.batch_size):
+            index = order[begin : begin + self.batch_size]
+            offset = begin + index.size
+            position = DataPosition(epoch=number, seed=self._seed, offset=offset)
+            yield rows.gather(index, swap), position
+
+    # Sizes
+
+    def get_memory_data_size(self, fleet: Fleet | None = None) -> int:
+        """Returns how many rows are in memory here; given a fleet, on all workers, which all must ask."""
+        return _size(0 if self._rows is None else self._rows.size, fleet)
+
+    def get_shuffle_data_size(self, fleet: Fleet | None = None) -> int:
+        """Returns how many rows the last global shuffle left here; given a fleet, on all workers.
+
+        0 if there was none since they were loaded.
+        """
+        return _size(self._num_shuffled_globally, fleet)
+
+    def _loaded(self, call: str) -> RowsInMemory:
+        self._require_no_preloading(call)
+        if self._rows is None:
+            raise UsageError(f"dataset.load_into_memory() before {call}")
+        return self._rows
+
+    def _require_no_preloading(self, call: str) -> None:
+        if self._preloading is not None:
+            raise UsageError(f"dataset.wait_preload_done() before {call}: files are being loaded")
+
+
+class _Preloading:
+    """A loading in the background.
+
+    Attributes:
+        bad_rows: Malformed rows so far.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[FilePart],
+        schema: Schema,
+        format: Format | None,
+        bad_rows: BadRows,
+        reader_num: int,
+    ) -> None:
+        """Begins at once."""
+        self.bad_rows = bad_rows
+        self._rows: RowsInMemory | None = None
+        self._error: BaseException | None = None
+
+        def load() -> None:
+            try:
+                self._rows = load_rows(
+                    parts, schema, format=format, bad_rows=bad_rows, reader_num=reader_num
+                )
+            except BaseException as error:  # raised by who waits
+                self._error = error
+
+        self._thread = threading.Thread(target=load, name="preload", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> RowsInMemory:
+        """Returns the rows, or raises what the loading raised; a reader that is stuck ends it."""
+        self._thread.join()
+        if self._rows is None:
+            raise self._error or DataError("loading ended without rows")
+        return self._rows
+
+
+def _size(rows: int, fleet: Fleet | None) -> int:
+    return rows if fleet is None else fleet.peers().total(rows)[0]

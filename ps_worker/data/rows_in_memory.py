@@ -1,0 +1,278 @@
+"""Rows of any number as columns in memory, which grow without being copied.
+
+    labels  float32[N]              none where the data has none
+    dense   float32[N, num_dense]
+    keys    uint64[L]               row by row, in a row slot by slot: uint64[N, S] if each slot has one
+    starts  int64[N]                | only once a slot had not one key:
+    counts  uint16[N, S]            | where the keys of a row begin, and how many each slot has
+
+Rows come from numbered sources, parts of files or workers, at the same time. Where each row lies depends on
+timing; in the order of sources, and of each in its own, it does not.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from protos.errors import DataError
+from protos.jit import kernel
+from ps_server.table.arena import Arena
+
+Index = NDArray[np.integer[Any]]
+"""Numbers of rows: where they lie."""
+
+MAX_KEYS = 2**16 - 1
+"""The most keys that a slot of a row has here."""
+
+_REGION_BYTES = 2**40  # address space for a column: more than any machine has memory
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSwap:
+    """Some slots of each row are read from another row.
+
+    Attributes:
+        donors: int[N], for each row the row that its slots are read from.
+        is_swapped: bool[S], which slots.
+    """
+
+    donors: Index
+    is_swapped: NDArray[np.bool_]
+
+
+class RowsInMemory:
+    """Columns of rows. `extend` may be called by several threads, all else while nobody changes anything.
+
+    Attributes:
+        num_dense: Width of the dense numbers.
+        num_slots: S.
+        size: N.
+        has_labels: Whether the rows have labels; None without rows.
+    """
+
+    def __init__(self, num_dense: int, num_slots: int) -> None:
+        self.num_dense = num_dense
+        self.num_slots = num_slots
+        self.size = 0
+        self.has_labels: bool | None = None
+        self._num_keys = 0
+        self._labels = _column(np.float32, 1)
+        self._dense = _column(np.float32, num_dense)
+        self._keys = _column(np.uint64, num_slots)
+        self._starts: Arena | None = None
+        self._counts: Arena | None = None
+        self._offsets = np.zeros(1, np.int32)
+        self._segments: list[tuple[int, int, int]] = []  # source, first row, after its last row
+        self._lock = threading.Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all rows."""
+        widths = 4 * bool(self.has_labels) + 4 * self.num_dense
+        widths += 0 if self._starts is None else 8 + 2 * self.num_slots
+        return self.size * widths + 8 * self._num_keys
+
+    def extend(self, rows: Batch, source: int) -> None:
+        """Appends rows, after those of the same source.
+
+        Raises:
+            DataError: If they have labels and others have none, or the other way, or a slot has more keys
+                than `MAX_KEYS`; nothing was appended.
+        """
+        has_labels = rows.labels is not None
+        counts = None if has_one_key_a_slot(rows) else _counts_of(rows)
+        with self._lock:
+            if self.has_labels not in (None, has_labels):
+                raise DataError("there are rows with labels and rows without: read them apart")
+            self.has_labels = has_labels
+            start, stop = self.size, self.size + rows.size
+            self._write_keys(rows, counts)
+            _write(self._dense, start, rows.dense)
+            if rows.labels is not None:
+                _write(self._labels, start, rows.labels.reshape(-1, 1))
+            self.size = stop
+            self._num_keys += len(rows.keys)
+            self._add_segment(source, start, stop)
+
+    def in_order(self) -> Index:
+        """Returns int[N], all rows: by their source, and of one source in the order in which they came."""
+        out: Index = np.empty(self.size, np.uint32 if self.size <= 2**32 else np.int64)
+        filled = 0
+        for _, start, stop in sorted(self._segments):
+            out[filled : filled + stop - start] = np.arange(start, stop, dtype=out.dtype)
+            filled += stop - start
+        return out
+
+    def gather(self, index: Index, swap: SlotSwap | None = None) -> Batch:
+        """Returns copies of rows in the order of `index`, int[B]."""
+        # Clipping spares a second copy; there is nothing to clip.
+        labels = np.take(self._labels.array[:, 0], index, mode="clip") if self.has_labels else None
+        dense = np.take(self._dense.array[:, : self.num_dense], index, axis=0, mode="clip")
+        if self._starts is None or self._counts is None:
+            keys, offsets = self._gather_single(index, swap), self._single_offsets(len(index))
+        else:
+            keys, offsets = self._gather_lists(index, swap, self._starts, self._counts)
+        return Batch(
+            labels=labels, dense=dense, keys=keys, offsets=offsets, num_slots=self.num_slots
+        )
+
+    def bytes_of(self, index: Index) -> NDArray[np.int64]:
+        """Returns int64[B]: the bytes of each row."""
+        widths = 4 * bool(self.has_labels) + 4 * self.num_dense
+        if self._counts is None:
+            return np.full(len(index), widths + 8 * self.num_slots, np.int64)
+        counts = np.take(self._counts.array[:, : self.num_slots], index, axis=0, mode="clip")
+        num_keys: NDArray[np.int64] = counts.sum(axis=1, dtype=np.int64)
+        return widths + 2 * self.num_slots + 8 * num_keys
+
+    def release(self, index: Index) -> None:
+        """Gives the memory of rows back to the system, whole pages of it; they must not be read any more."""
+        for run in np.split(index, np.flatnonzero(np.diff(index.astype(np.int64)) != 1) + 1):
+            if not run.size:
+                continue
+            start, stop = int(run[0]), int(run[-1]) + 1
+            first, last = self._keys_between(start, stop)
+            self._labels.release(start, stop)
+            self._dense.release(start, stop)
+            self._keys.release(-(-first // self._keys_width), last // self._keys_width)
+
+    @property
+    def _keys_width(self) -> int:
+        return max(1, self.num_slots)
+
+    def _keys_between(self, start: int, stop: int) -> tuple[int, int]:
+        """Returns where the keys of consecutive rows begin and end."""
+        if self._starts is None:
+            return start * self.num_slots, stop * self.num_slots
+        first = int(self._starts.array[start, 0])
+        last = int(self._starts.array[stop, 0]) if stop < self.size else self._num_keys
+        return first, last
+
+    def _write_keys(self, rows: Batch, counts: NDArray[np.uint16] | None) -> None:
+        if counts is not None and self._counts is None:
+            self._begin_lists()
+        stop = self._num_keys + len(rows.keys)
+        self._keys.reserve(-(-stop // self._keys_width))
+        self._keys.array.reshape(-1)[self._num_keys : stop] = rows.keys
+        if self._starts is not None and self._counts is not None:
+            if counts is None:
+                counts = np.ones((rows.size, self.num_slots), np.uint16)
+            sizes = counts.sum(axis=1, dtype=np.int64)
+            _write(self._counts, self.size, counts)
+            _write(self._starts, self.size, (self._num_keys + np.cumsum(sizes) - sizes)[:, None])
+
+    def _begin_lists(self) -> None:
+        """Writes down for the rows so far that each slot has one key."""
+        self._starts, self._counts = _column(np.int64, 1), _column(np.uint16, self.num_slots)
+        starts = np.arange(self.size, dtype=np.int64) * self.num_slots
+        _write(self._starts, 0, starts[:, None])
+        self._counts.reserve(self.size)
+        self._counts.array[: self.size] = 1
+
+    def _add_segment(self, source: int, start: int, stop: int) -> None:
+        if self._segments and self._segments[-1][0] == source:
+            start = self._segments.pop()[1]  # it ends where this one begins
+        self._segments.append((source, start, stop))
+
+    def _gather_single(self, index: Index, swap: SlotSwap | None) -> NDArray[np.uint64]:
+        rows = self._keys.array[:, : self.num_slots]
+        keys = np.take(rows, index, axis=0, mode="clip")
+        if swap is not None:
+            donors = swap.donors[index]
+            for slot in np.flatnonzero(swap.is_swapped):
+                keys[:, slot] = rows[donors, slot]
+        return keys.reshape(-1)
+
+    def _single_offsets(self, size: int) -> NDArray[np.int32]:
+        """Returns the offsets of rows with one key a slot; batches share them."""
+        length = size * self.num_slots + 1
+        if len(self._offsets) < length:
+            self._offsets = np.arange(length, dtype=np.int32)
+        return self._offsets[:length]
+
+    def _gather_lists(
+        self, index: Index, swap: SlotSwap | None, starts: Arena, counts: Arena
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+        donors, is_swapped = index, np.zeros(self.num_slots, np.bool_)
+        if swap is not None:
+            donors, is_swapped = swap.donors[index], swap.is_swapped
+        lengths = np.empty((len(index), self.num_slots), np.int32)
+        gather_counts(index, donors, is_swapped, counts.array, lengths)
+        offsets = np.zeros(lengths.size + 1, np.int32)
+        np.cumsum(lengths.reshape(-1), out=offsets[1:])
+        keys = np.empty(offsets[-1], np.uint64)
+        columns = starts.array.reshape(-1), counts.array, self._keys.array.reshape(-1)
+        gather_lists(index, donors, is_swapped, *columns, keys)
+        return keys, offsets
+
+
+def has_one_key_a_slot(rows: Batch) -> bool:
+    """Whether each slot of each row has exactly one key."""
+    length = rows.size * rows.num_slots
+    return len(rows.keys) == length and np.array_equal(
+        rows.offsets, np.arange(length + 1, dtype=np.int32)
+    )
+
+
+def _counts_of(rows: Batch) -> NDArray[np.uint16]:
+    """Returns uint16[B, S], how many keys each slot has."""
+    counts = np.diff(rows.offsets)
+    if counts.size and counts.max() > MAX_KEYS:
+        slot = int(counts.argmax()) % rows.num_slots + 1
+        raise DataError(
+            f"slot {slot} of a row has {counts.max()} values, more than the {MAX_KEYS} that memory holds: "
+            f"cut such lists, or stream the files"
+        )
+    return counts.astype(np.uint16).reshape(rows.size, rows.num_slots)
+
+
+def _column(dtype: type[np.generic], width: int) -> Arena:
+    return Arena(dtype, num_regions=1, width=max(1, width), region_bytes=_REGION_BYTES)
+
+
+def _write(column: Arena, start: int, values: NDArray[Any]) -> None:
+    column.reserve(start + len(values))
+    column.array[start : start + len(values), : values.shape[1]] = values
+
+
+@kernel
+def gather_counts(
+    index: Index,
+    donors: Index,
+    is_swapped: NDArray[np.bool_],
+    counts: NDArray[np.uint16],
+    out: NDArray[np.int32],
+) -> None:
+    """Writes how many keys the slots of rows have to int32[B, S]; those of swapped slots are the donors'."""
+    for b in range(index.size):
+        for slot in range(is_swapped.size):
+            row = donors[b] if is_swapped[slot] else index[b]
+            out[b, slot] = counts[row, slot]
+
+
+@kernel
+def gather_lists(
+    index: Index,
+    donors: Index,
+    is_swapped: NDArray[np.bool_],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.uint16],
+    keys: NDArray[np.uint64],
+    out: NDArray[np.uint64],
+) -> None:
+    """Writes the keys of rows, row by row and slot by slot; those of swapped slots are the donors'."""
+    filled = 0
+    for b in range(index.size):
+        own, given = starts[index[b]], starts[donors[b]]
+        for slot in range(is_swapped.size):
+            num_own, num_given = counts[index[b], slot], counts[donors[b], slot]
+            first, number = (given, num_given) if is_swapped[slot] else (own, num_own)
+            for i in range(number):
+                out[filled + i] = keys[first + i]
+            filled += number
+            own += num_own
+            given += num_given

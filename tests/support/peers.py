@@ -1,0 +1,45 @@
+"""Workers that reach each other by their stores."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+from protos.numbers import Numbers
+from protos.store import ReduceOp, Store
+from ps_worker.data.peers import Peers
+
+T = TypeVar("T")
+
+LIMIT_S = 100.0
+
+
+@dataclass
+class StoreFleet:
+    """One worker's `peers()`, as the module `ps_worker.fleet` has it."""
+
+    store: Store
+    worker: int
+    num_workers: int
+
+    def __post_init__(self) -> None:
+        self._meetings = count()
+
+    def peers(self) -> Peers:
+        return Peers(self.store, self.worker, self.num_workers, self._all_reduce)
+
+    def _all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
+        name = f"meeting-{next(self._meetings)}"
+        return self.store.all_reduce(name, self.worker, values, op, step=0).result().values
+
+
+def fleets_of(stores: Sequence[Store]) -> list[StoreFleet]:
+    return [StoreFleet(store, worker, len(stores)) for worker, store in enumerate(stores)]
+
+
+def on_each(work: Callable[[StoreFleet], T], fleets: Sequence[StoreFleet]) -> list[T]:
+    """Runs `work` for all workers at the same time; raises the error of the first that has one."""
+    with ThreadPoolExecutor(len(fleets)) as pool:
+        running = [pool.submit(work, fleet) for fleet in fleets]
+        return [each.result(LIMIT_S) for each in running]
