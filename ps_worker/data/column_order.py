@@ -1,0 +1,102 @@
+"""Which columns a row of multi-slot text or of a user's generator has, in which order."""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+
+from ctr_model.schema import Schema
+from protos.errors import UsageError
+
+DENSE_GROUP = "dense_input"
+LABEL_NAMES = ("click", "label")
+
+
+class Kind(Enum):
+    """What a column is."""
+
+    LABEL = auto()
+    NUMBER = auto()
+    NUMBERS = auto()
+    SLOT = auto()
+
+
+Column = tuple[Kind, int]
+
+
+class ColumnOrder:
+    """The columns of a row, checked against a schema.
+
+    Attributes:
+        names: In their order.
+        columns: What each of them is: its kind, and of a NUMBER its dense column, of a SLOT its slot, from 0.
+        has_label: Whether one of them is the label.
+    """
+
+    def __init__(self, schema: Schema, names: Sequence[str] | None = None) -> None:
+        """Takes the names in their order.
+
+        Args:
+            schema: What there has to be.
+            names: "dense_input" for all dense columns together, or the name of each of them; the slots; and
+                "click" or "label", which is left out where rows have no label. None: dense_input, where there
+                are dense columns, then the slots, then click.
+
+        Raises:
+            UsageError: Names what is unknown, ambiguous, twice there or missing.
+        """
+        if isinstance(names, str):
+            raise UsageError(f"columns is {names!r}, expected a list of names")
+        if names is None:
+            names = (*([DENSE_GROUP] if schema.dense else []), *schema.slots, LABEL_NAMES[0])
+        meanings = _meanings(schema)
+        self.names = tuple(names)
+        self.columns = tuple(_only_meaning(name, meanings) for name in self.names)
+        self.has_label = (Kind.LABEL, 0) in self.columns
+        _refuse_repeated(self.names, self.columns)
+        _refuse_incomplete(self.columns, schema)
+
+
+def _meanings(schema: Schema) -> Mapping[str, Sequence[Column]]:
+    meanings: defaultdict[str, list[Column]] = defaultdict(list)
+    for index, column in enumerate(schema.dense):
+        meanings[column.name].append((Kind.NUMBER, index))
+    for index, name in enumerate(schema.slots):
+        meanings[name].append((Kind.SLOT, index))
+    for name in LABEL_NAMES:
+        meanings[name].append((Kind.LABEL, 0))
+    if schema.dense:
+        meanings[DENSE_GROUP].append((Kind.NUMBERS, 0))
+    return dict(meanings)
+
+
+def _only_meaning(name: str, meanings: Mapping[str, Sequence[Column]]) -> Column:
+    if name not in meanings:
+        nearest = difflib.get_close_matches(str(name), meanings, n=1, cutoff=0.0)[0]
+        raise UsageError(f"columns has {name!r}, which is nothing known; did you mean {nearest!r}?")
+    if len(meanings[name]) > 1:
+        kinds = " and a ".join(kind.name.lower() for kind, _ in meanings[name])
+        raise UsageError(f"column {name!r} is a {kinds} at once: rename it in the schema")
+    return meanings[name][0]
+
+
+def _refuse_repeated(names: Sequence[str], columns: Sequence[Column]) -> None:
+    seen: dict[Column, str] = {}
+    for name, column in zip(names, columns, strict=True):
+        if column in seen:
+            raise UsageError(
+                f"columns has {seen[column]!r} and then {name!r}: one of them is enough"
+            )
+        seen[column] = name
+    single = [name for name, (kind, _) in zip(names, columns, strict=True) if kind is Kind.NUMBER]
+    if single and (Kind.NUMBERS, 0) in seen:
+        raise UsageError(f"columns has {DENSE_GROUP!r} and {single[0]!r}, which is one of these")
+
+
+def _refuse_incomplete(columns: Sequence[Column], schema: Schema) -> None:
+    missing = [name for i, name in enumerate(schema.slots) if (Kind.SLOT, i) not in columns]
+    if (Kind.NUMBERS, 0) not in columns:
+        dense = enumerate(schema.dense)
+        missing += [column.name for i, column in dense if (Kind.NUMBER, i) not in columns]
+    if missing:
+        raise UsageError(f"columns lacks {missing[0]!r}: a row has every column of the schema")
