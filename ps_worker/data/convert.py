@@ -109,7 +109,7 @@ def _write_files(
             pq.ParquetWriter(
                 file,
                 first.schema,
-                compression="zstd",
+                compression="snappy",  # with zstd files are a quarter smaller and read a tenth slower
                 dictionary_pagesize_limit=_DICTIONARY_BYTES,
                 write_page_checksum=True,
             ) as writer,

@@ -44,7 +44,7 @@ class FileColumns:
         return READ_ROWS_OF_LISTS if self.has_lists else READ_ROWS
 
 
-def columns_of_file(path: str, names: pa.Schema, schema: Schema) -> FileColumns:
+def columns_of_file(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
     """Finds the columns of `schema` in a file.
 
     Raises:
@@ -53,34 +53,34 @@ def columns_of_file(path: str, names: pa.Schema, schema: Schema) -> FileColumns:
     """
     used = [*(column.name for column in schema.dense), *schema.slots]
     for name in used:
-        if name not in names.names:
-            nearest = difflib.get_close_matches(name, names.names, n=1, cutoff=0.0)
+        if name not in fields.names:
+            nearest = difflib.get_close_matches(name, fields.names, n=1, cutoff=0.0)
             hint = f"; the nearest that it has is {nearest[0]!r}" if nearest else ""
             raise DataError(f"{path}: no column {name!r}, which the schema has{hint}")
-    label = next((name for name in LABEL_NAMES if name in names.names and name not in used), None)
+    label = next((name for name in LABEL_NAMES if name in fields.names and name not in used), None)
     read = list(dict.fromkeys([*([] if label is None else [label]), *used]))
     for name in read:
-        if names.names.count(name) > 1:
+        if fields.names.count(name) > 1:
             raise DataError(f"{path}: column {name!r} is there twice, so which one is meant?")
-    are_keys = HASH_VERSION_KEY in (names.metadata or {})
+    are_keys = HASH_VERSION_KEY in (fields.metadata or {})
     if are_keys:
-        _check_keys(path, names, schema)
-    has_lists = any(is_list_type(names.field(slot).type) for slot in schema.slots)
+        _check_keys(path, fields, schema)
+    has_lists = any(is_list_type(fields.field(slot).type) for slot in schema.slots)
     return FileColumns(label, read, are_keys, has_lists)
 
 
-def check_types(path: str, names: pa.Schema, schema: Schema, columns: FileColumns) -> None:
+def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColumns) -> None:
     """Refuses columns that hold neither numbers nor values of slots.
 
     Raises:
         DataError: Names the file, the column and its type, and says what to do.
     """
     for name in [*([columns.label] if columns.label else []), *(c.name for c in schema.dense)]:
-        kind = names.field(name).type
+        kind = fields.field(name).type
         if not is_number_type(kind):
             raise DataError(f"{path}: column {name!r} is of type {kind}, expected numbers")
     for name in () if columns.are_keys else schema.slots:
-        kind = names.field(name).type
+        kind = fields.field(name).type
         if not is_slot_type(kind):
             raise DataError(
                 f"{path}: column {name!r} is of type {kind}, whose text is not fixed, so it cannot be hashed "
@@ -88,16 +88,16 @@ def check_types(path: str, names: pa.Schema, schema: Schema, columns: FileColumn
             )
 
 
-def _check_keys(path: str, names: pa.Schema, schema: Schema) -> None:
-    version = names.metadata[HASH_VERSION_KEY].decode(errors="replace")
+def _check_keys(path: str, fields: pa.Schema, schema: Schema) -> None:
+    version = fields.metadata[HASH_VERSION_KEY].decode(errors="replace")
     if version != str(schema.hash_version):
         raise DataError(
             f"{path}: its keys are of feature hash version {version!r}, those of the schema of "
             f"{schema.hash_version}: convert the data again"
         )
-    slots = json.loads(names.metadata.get(SLOTS_KEY, b"[]"))
+    slots = json.loads(fields.metadata.get(SLOTS_KEY, b"[]"))
     for number, name in enumerate(schema.slots, start=1):
-        kind = names.field(name).type
+        kind = fields.field(name).type
         if not pa.types.is_uint64(kind.value_type if is_list_type(kind) else kind):
             raise DataError(f"{path}: column {name!r} is of type {kind}, expected keys as uint64")
         if slots[number - 1 : number] != [name]:

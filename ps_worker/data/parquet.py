@@ -51,9 +51,9 @@ class ParquetReader:
         """Yields the rows of a part in order as columns; arguments and errors are those of `blocks`."""
         with open_columnar(part.path, "Parquet") as source:
             plain = pq.ParquetFile(source)
-            names = plain.schema_arrow
-            columns = columns_of_file(part.path, names, self._schema)
-            check_types(part.path, names, self._schema, columns)
+            fields = plain.schema_arrow
+            columns = columns_of_file(part.path, fields, self._schema)
+            check_types(part.path, fields, self._schema, columns)
             file = pq.ParquetFile(
                 source,
                 metadata=plain.metadata,

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -265,11 +266,8 @@ def test_column_that_is_there_twice_is_refused(tmp_path: Path, suffix: str) -> N
         ("label", [1, 2, 0, 1], "the label is '?2'?, expected 0 or 1"),
         ("label", [1, None, 0, 1], "the label is missing, expected 0 or 1"),
         ("label", [1.0, 0.5, 0.0, 1.0], "the label is '?0.5'?, expected 0 or 1"),
-        (
-            "age",
-            [1.5, float("inf"), 1e3, 0.25],
-            "column 'age' is '?inf'?, expected a finite number",
-        ),
+        ("age", [1.5, math.inf, 1e3, 0.25], "column 'age' is '?inf'?, expected a finite number"),
+        ("age", [1.5, -math.inf, 1e3, 0.25], "column 'age' is '?-inf'?, expected a finite number"),
     ],
 )
 def test_malformed_row_is_left_out_and_named(
@@ -322,7 +320,10 @@ def test_column_of_a_wrong_type_is_refused(
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "orc"])
-def test_lists_are_any_number_of_keys(tmp_path: Path, suffix: str) -> None:
+def test_lists_are_any_number_of_keys(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columnar, "BLOCK_ROWS", 2)
     table = pa.table(ROWS)
     items: list[list[str | None] | None] = [["a", "b"], [], None, ["c", None, "d"]]
     table = table.set_column(table.column_names.index("item"), "item", pa.array(items))
