@@ -25,7 +25,7 @@ from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.columnar import Columns, Decoder, blocks_of, shown
 from ps_worker.data.csv_scanner import FIELDS, GOOD, NO_QUOTE, QUOTE, scan_lines
 from ps_worker.data.file_columns import FileColumns, columns_of_file
-from ps_worker.data.line_blocks import line_blocks, line_parts, lines_before
+from ps_worker.data.line_blocks import BLOCK_BYTES, line_blocks, line_parts, lines_before
 from ps_worker.data.reader import Block, FilePart
 
 _NEWLINE = ord("\n")
@@ -143,9 +143,7 @@ class _Text:
 
     def _parsed(self, block: NDArray[np.uint8]) -> pa.RecordBatch:
         """Returns the texts of rows that `scan_lines` found good, null where they are empty."""
-        read, parse, convert = self._options
-        read.block_size = len(block) + 1
-        table = arrow_csv.read_csv(pa.py_buffer(block), read, parse, convert)
+        table = arrow_csv.read_csv(pa.py_buffer(block), *self._options)
         return table.combine_chunks().to_batches()[0]
 
     def _count(self, offset: int, fault: int, text: bytes) -> None:
@@ -169,7 +167,7 @@ def _options(
 ) -> tuple[arrow_csv.ReadOptions, arrow_csv.ParseOptions, arrow_csv.ConvertOptions]:
     """Returns how to parse rows without a header to binary columns."""
     return (
-        arrow_csv.ReadOptions(column_names=names, use_threads=False),
+        arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),
         arrow_csv.ParseOptions(
             delimiter=look.separator, quote_char=look.quote or False, ignore_empty_lines=False
         ),

@@ -394,6 +394,7 @@ def test_offset_is_the_number_of_a_row(tmp_path: Path, suffix: str) -> None:
     all_rows = rows_of(read(path))
 
     assert [block.offset for block in read(path)] == [0, 6, 12, 18]
+    assert [block.offset for block in read(path, 8)] == [8, 12, 18]
     for offset in range(21):
         assert rows_of(read(path, offset)) == all_rows[offset:]
 
