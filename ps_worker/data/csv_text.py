@@ -101,13 +101,8 @@ class CsvReader:
             names = line.removeprefix(_BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:1: the header is {shown(line)}, which is not UTF-8") from error
-        separator, quote = self._look.separator, self._look.quote
-        names_of_columns = (
-            names.rstrip("\r").split(separator)
-            if quote is None
-            else next(csv.reader([names], delimiter=separator, quotechar=quote), [])
-        )
-        return names_of_columns, len(line) + 1
+        fields = next(csv.reader([names], delimiter=self._look.separator), [])
+        return fields, len(line) + 1
 
 
 class _Text:
