@@ -41,12 +41,33 @@ def _orc(schema: Schema, bad_rows: BadRows) -> Reader:
     return OrcReader(schema, bad_rows)
 
 
+def _libsvm(schema: Schema, bad_rows: BadRows) -> Reader:
+    from ps_worker.data.svm import LibsvmReader
+
+    return LibsvmReader(schema, bad_rows)
+
+
+def _libffm(schema: Schema, bad_rows: BadRows) -> Reader:
+    from ps_worker.data.svm import LibffmReader
+
+    return LibffmReader(schema, bad_rows)
+
+
+def _multislot(schema: Schema, bad_rows: BadRows) -> Reader:
+    from ps_worker.data.multislot import MultiSlotReader
+
+    return MultiSlotReader(schema, bad_rows)
+
+
 # A reader is imported when it is needed: some load a lot.
 FORMATS: dict[str, MakeReader] = {
     "criteo": _criteo,
     "csv": _csv,
     "parquet": _parquet,
     "orc": _orc,
+    "libsvm": _libsvm,
+    "libffm": _libffm,
+    "multislot": _multislot,
 }
 
 SUFFIXES: dict[str, str] = {
@@ -54,6 +75,11 @@ SUFFIXES: dict[str, str] = {
     ".csv": "csv",
     ".parquet": "parquet",
     ".orc": "orc",
+    ".svm": "libsvm",
+    ".libsvm": "libsvm",
+    ".ffm": "libffm",
+    ".libffm": "libffm",
+    ".multislot": "multislot",
 }
 """Formats by the end of a file's name, before that of its compression; of all others it is the default."""
 
