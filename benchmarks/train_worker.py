@@ -1,10 +1,15 @@
-"""One worker of bench_train: trains on batches in memory, alone or in a cluster, and prints one JSON line."""
+"""One worker of bench_train and bench_data: trains alone or in a cluster, and prints one JSON line.
+
+It trains on batches that lie in memory, or on those of files as they are read.
+"""
 
 import argparse
+import itertools
 import json
 import math
 import os
 import time
+from collections.abc import Iterable
 
 from benchmarks.rows import batches
 from ctr_model.batch import Batch
@@ -16,6 +21,9 @@ from protos.store import Store
 from ps_server.store import ParameterStore
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.connect import connect
+from ps_worker.data.file_split import split_files
+from ps_worker.data.files import matching_files
+from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
 from ps_worker.job import override_job
@@ -36,6 +44,8 @@ def main() -> None:
     for name in ("batch-size", "steps", "warmup"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--files", default="", help="pattern; the workers share them out")
+    parser.add_argument("--stream", action="store_true", help="read files while training on them")
     options = parser.parse_args()
     role = role_from_environment(os.environ)
     if isinstance(role, WorkerRole):
@@ -59,41 +69,55 @@ def run(
     job = override_job({}, [*OPTIMIZERS, *options.set], source="bench")
     size = options.batch_size
     keep_freed_memory()  # as the commands do
-    rows = list(
-        batches((options.warmup + options.steps) * options.threads, size, seed=1000 + worker)
-    )
+    warm_rows, rows = data_of(options, worker, num_workers)
     declare(store, model, job)
     store.barrier("declared", worker, step=0).result()
     communicator = communicator_of(
         job, store, model, worker=worker, num_workers=num_workers, is_embedded=is_embedded
     )
+    progress = Progress(every_s=math.inf)
     trainer = Trainer(
         model,
         communicator,
         batch_size=size,
         thread_num=options.threads,
-        progress=Progress(every_s=math.inf),
+        progress=progress,
     )
 
-    def timed(name: str, part: list[Batch]) -> float:
+    def timed(name: str, part: Iterable[Batch]) -> float:
         start = time.perf_counter()
         trainer.train(part)
         communicator.rejoin(store.barrier(name, worker, step=communicator.version).result())
         return time.perf_counter() - start
 
-    num_warm = options.warmup * options.threads
-    timed("warm", rows[:num_warm])
-    seconds = timed("trained", rows[num_warm:])
+    timed("warm", warm_rows)
+    examples = progress.examples
+    seconds = timed("trained", rows)
     result: dict[str, float | None] = {
-        "examples_per_s": (len(rows) - num_warm) * size / seconds,
+        "examples_per_s": (progress.examples - examples) / seconds,
         "auc": None,
     }
-    if worker == 0:
+    if worker == 0 and not options.files:
         test = batches(TEST_ROWS // size, size, seed=1)
         result["auc"] = round(evaluate(store, model, test, batch_size=size).auc(), 4)
     communicator.close()
     store.done(worker, step=communicator.version)
     return result
+
+
+def data_of(
+    options: argparse.Namespace, worker: int, num_workers: int
+) -> tuple[Iterable[Batch], Iterable[Batch]]:
+    """Returns batches to warm up with, and those to train on; unless streamed, both are in memory."""
+    num_warm = options.warmup * options.threads
+    if not options.files:
+        number = num_warm + options.steps * options.threads
+        rows = list(batches(number, options.batch_size, seed=1000 + worker))
+        return rows[:num_warm], rows[num_warm:]
+    dataset = QueueDataset(criteo_schema(), options.batch_size)
+    dataset.set_filelist(split_files(matching_files(options.files), worker, num_workers))
+    warm_rows = list(itertools.islice(dataset, num_warm))
+    return warm_rows, dataset if options.stream else list(dataset)
 
 
 if __name__ == "__main__":
