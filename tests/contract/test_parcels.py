@@ -136,7 +136,8 @@ def test_those_who_wait_for_one_that_leaves_are_told_at_once(open_job: OpenJob) 
 
     second.done(1, step=0)
 
-    with pytest.raises(ProtocolError, match="worker 1 is done"):
+    # Over the wire the post may come after the departure; then worker 1 has no part any more.
+    with pytest.raises(ProtocolError, match=r"worker 1 (is done|has no part)"):
         posting.result()
     with pytest.raises(ProtocolError, match=r"workers \[1\] are done"):
         taking.result()

@@ -1,5 +1,8 @@
 """Rows that know their number, to see where they went."""
 
+import mmap
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,3 +57,8 @@ def assert_same_rows(expected: Batch, actual: Batch) -> None:
     for name in ("labels", "dense", "keys", "offsets"):
         np.testing.assert_array_equal(getattr(expected, name), getattr(actual, name), err_msg=name)
     assert expected.num_slots == actual.num_slots
+
+
+def resident_bytes() -> int:
+    """Returns how much memory this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

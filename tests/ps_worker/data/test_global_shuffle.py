@@ -1,6 +1,7 @@
 """Rows dealt to workers: each row once, evenly, by the seed alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from protos.errors import DataError, ProtocolError, WaitTimeoutError
 from protos.store import Future, Parcel, Store
 from ps_server.store import ParameterStore
 from ps_worker.data.global_shuffle import shuffle_globally
+from ps_worker.data.row_parcel import pack_rows
 from ps_worker.data.rows_in_memory import RowsInMemory
 from tests.support.cluster import cluster
 from tests.support.peers import StoreFleet, fleets_of, on_each
@@ -18,6 +20,7 @@ from tests.support.rows import (
     numbered_lists,
     numbered_rows,
     numbers_of,
+    resident_bytes,
 )
 
 Shares = Sequence[range]
@@ -137,6 +140,45 @@ def test_worker_alone_keeps_its_rows() -> None:
     (numbers,) = shuffle(fleets_of(one_store(1)), [range(100)])
 
     assert numbers.tolist() == list(range(100))
+
+
+class LossyStore:
+    """A store whose parcels of one worker arrive without their rows."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.all_reduce = store.all_reduce
+        self.take_parcels = store.take_parcels
+
+    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+        content = None if parcel.content is None else pack_rows(numbered_rows(range(0)))
+        return self._store.post_parcel(box, replace(parcel, content=content))
+
+
+def test_rows_that_are_lost_are_an_error_for_all() -> None:
+    store, *_ = one_store(2)
+    fleets = fleets_of([store, LossyStore(store)])
+    shares = [range(1_000), range(1_000, 2_000)]
+
+    for first_asked in (fleets, fleets[::-1]):
+        with pytest.raises(ProtocolError, match="had 2000 rows before the shuffle, and have 1"):
+            shuffle(first_asked, shares)
+
+
+def test_rows_that_were_sent_take_no_memory() -> None:
+    """A million rows of 36 bytes in one process; those before the shuffle are still referred to."""
+    old = [RowsInMemory(NUM_DENSE, NUM_SLOTS) for _ in range(2)]
+    for rows in old:
+        rows.extend(numbered_rows(range(500_000)), source=0)
+    before = resident_bytes()
+
+    def work(fleet: StoreFleet) -> RowsInMemory:
+        random = np.random.default_rng(fleet.worker)
+        return shuffle_globally(old[fleet.worker], fleet.peers(), random, parcel_bytes=2**16)
+
+    new = on_each(work, fleets_of(one_store(2, inbox_bytes=2**20)))
+
+    assert resident_bytes() - before < 0.3 * sum(rows.size_bytes for rows in new)
 
 
 class DyingStore:

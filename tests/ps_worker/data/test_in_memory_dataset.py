@@ -156,6 +156,16 @@ def test_slots_shuffle_swaps_one_set_of_slots_at_a_time(kind) -> None:
     assert_same_rows(before, next(iter(dataset)))
 
 
+def test_swapped_slots_do_not_depend_on_readers() -> None:
+    def swapped(reader_num: int) -> Batch:
+        files = [f"{start}-{start + 30}" for start in range(0, 300, 30)]
+        dataset = dataset_of(*files, batch_size=300, reader_num=reader_num)
+        dataset.slots_shuffle(["C1"])
+        return next(iter(dataset))
+
+    assert_same_rows(swapped(1), swapped(4))
+
+
 def slots_of(rows: Batch) -> list[list[tuple[int, ...]]]:
     """Returns for each slot the keys of each row."""
     pieces = np.split(rows.keys, rows.offsets[1:-1])
@@ -183,6 +193,14 @@ def test_position_resumes_with_exactly_the_rest(batch_size, shuffles, given_batc
     assert len(rest) == len(batches) - given_batches - 1
     for (expected, _), actual in zip(batches[given_batches + 1 :], rest, strict=True):
         assert_same_rows(expected, actual)
+
+
+def test_position_may_skip_rows() -> None:
+    dataset = dataset_of("0-60", batch_size=100)
+
+    ((rest, _),) = dataset.positioned(DataPosition(epoch=0, offset=10, skip=5))
+
+    assert_same_rows(numbered_rows(range(15, 60)), rest)
 
 
 def test_position_of_other_shuffles_is_refused() -> None:
@@ -360,6 +378,10 @@ def test_global_shuffle_deals_all_rows_in_an_order_of_the_seed() -> None:
     assert all(abs(len(each) - 10_000) < 200 for each in first)
     for each in first:
         assert abs(np.corrcoef(each, range(len(each)))[0, 1]) < 0.05
+    on_first = np.isin(np.arange(18_000), first[0])
+    assert (
+        0.45 < np.mean(on_first[:9_000] == on_first[9_000:]) < 0.55
+    )  # each worker draws for itself
     assert shuffled(1, reader_num=2) == first
     assert shuffled(2) != first
 

@@ -20,6 +20,7 @@ from tests.support.rows import (
     numbered_lists,
     numbered_rows,
     numbers_of,
+    resident_bytes,
 )
 
 KINDS = [numbered_rows, numbered_lists]
@@ -153,11 +154,6 @@ def test_release_gives_memory_back() -> None:
     rows.release(rows.in_order())
 
     assert before - resident_bytes() > 0.9 * rows.size_bytes
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 (no file of a folder)
-        return int(file.read().split()[1]) * 4096
 
 
 @pytest.mark.parametrize("kind", KINDS)
