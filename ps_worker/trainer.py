@@ -8,6 +8,7 @@ a step: unique keys -> pull -> forward, backward -> push
 """
 
 import itertools
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
@@ -28,7 +29,11 @@ from ps_worker.batch_keys import BatchKeys, keys_of_batch
 from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
 from ps_worker.progress import Progress
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+_LEAVE_LIMIT_S = 5.0  # for a thread that still reads a batch when training fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +209,7 @@ class Trainer:
                 _results([pool.submit(run, thread) for thread in self._threads])
             except BaseException:  # a signal's, too: it reaches this thread alone
                 source.stop()
+                source.wait_until_left(_LEAVE_LIMIT_S)
                 raise
 
     def _run(
@@ -275,3 +281,10 @@ class _SharedIterator:
         self._is_stopped = (
             True  # without the lock, which busy threads may keep from this one for long
         )
+
+    def wait_until_left(self, limit_s: float) -> None:
+        """After `stop`: waits until no thread is in the iterator, for only then can it be closed."""
+        if self._lock.acquire(timeout=limit_s):
+            self._lock.release()
+        else:
+            logger.warning("a thread still waits for its next batch: limit_s=%g", limit_s)

@@ -1,16 +1,18 @@
 """How training ends when something goes wrong: whatever the threads are doing, at once."""
 
+import contextlib
 import itertools
 import math
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ctr_model.batch import Batch
-from protos.errors import GradientError, ProtocolError, TransportError
+from protos.errors import DataError, GradientError, ProtocolError, TransportError
 from protos.partition import Keys
 from protos.store import Future, Pulled
 from ps_server.store import ParameterStore
@@ -100,6 +102,23 @@ def test_error_of_one_thread_does_not_wait_for_a_call_of_another(store, communic
         assert not failing.was_answered.is_set()
     finally:
         failing.may_answer.set()
+
+
+def test_batches_can_be_closed_after_an_error_while_another_thread_takes_one(store):
+    """Else closing them fails, and hides the error."""
+
+    def batches() -> Iterator[Batch]:
+        yield replace(BATCH, labels=None)
+        threading.Event().wait(0.2)  # the file is slow
+        yield BATCH
+
+    worker = DirectCommunicator(store, worker=0, num_params=small_model().num_params)
+
+    with (
+        pytest.raises(DataError, match="rows without labels"),
+        contextlib.closing(batches()) as taken,
+    ):
+        trainer_of(worker).train(taken)
 
 
 def test_push_says_how_many_batches_the_threads_took(store):
