@@ -87,12 +87,25 @@ def _url_matches(pattern: str) -> dict[str, bool]:
     with file_errors(pattern):
         file_system, name = _file_system_of(pattern)
         if not glob.has_magic(name):
-            return {pattern: file_system.isfile(name)} if file_system.exists(name) else {}
-        entries = file_system.glob(name, detail=True)
-        return {
-            file_system.unstrip_protocol(name): entry["type"] == "file"
-            for name, entry in entries.items()
-        }
+            is_there = file_system.exists(name)
+            names = {name: file_system.isfile(name)} if is_there else {}
+        else:
+            entries = file_system.glob(name, detail=True)
+            names = {name: entry["type"] == "file" for name, entry in entries.items()}
+    return {
+        _url_like(pattern, file_system.unstrip_protocol(name)): is_file
+        for name, is_file in names.items()
+    }
+
+
+def _url_like(pattern: str, url: str) -> str:
+    """Returns the URL of a match with the other links of the pattern's chain.
+
+    Of `simplecache::s3://clicks/*` and `zip://*.tsv::s3://clicks.zip` it is the first link with a path.
+    """
+    links = pattern.split("::")
+    links[next(index for index, link in enumerate(links) if "://" in link)] = url
+    return "::".join(links)
 
 
 def _file_system_of(url: str) -> tuple[Any, str]:

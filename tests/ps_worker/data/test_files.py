@@ -1,5 +1,6 @@
 """Which files match, locally and by URL."""
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,11 +75,31 @@ def test_folder_is_no_file(tmp_path: Path) -> None:
         ("memory://bucket/*.tsv", ["memory:///bucket/a.tsv", "memory:///bucket/b.tsv"]),
         ("memory://bucket/*", ["memory:///bucket/a.tsv", "memory:///bucket/b.tsv"]),
         ("memory://bucket/**/c.tsv", ["memory:///bucket/day/c.tsv"]),
-        ("memory://bucket/a.tsv", ["memory://bucket/a.tsv"]),
+        ("memory://bucket/a.tsv", ["memory:///bucket/a.tsv"]),
+        ("simplecache::memory://bucket/a*", ["simplecache::memory:///bucket/a.tsv"]),
+        ("simplecache::memory://bucket/a.tsv", ["simplecache::memory:///bucket/a.tsv"]),
     ],
 )
 def test_urls_match_as_paths_do(pattern: str, files: list[str]) -> None:
     assert matching_files(pattern) == files
+
+
+@pytest.mark.usefixtures("memory")
+def test_url_that_two_patterns_match_is_read_once() -> None:
+    patterns = ["memory://bucket/a.tsv", "memory:///bucket/a.tsv", "memory://bucket/a*"]
+
+    assert matching_files(patterns) == ["memory:///bucket/a.tsv"]
+
+
+def test_files_of_an_archive_match(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "clicks.zip", "w") as archive:
+        archive.writestr("a.tsv", "aa")
+        archive.writestr("b.txt", "")
+
+    (path,) = matching_files(f"zip://*.tsv::file://{tmp_path}/clicks.zip")
+
+    assert path == f"zip://a.tsv::file://{tmp_path}/clicks.zip"
+    assert size_of(path) == 2
 
 
 @pytest.mark.usefixtures("memory")
