@@ -7,6 +7,7 @@ same one however the files are read; the sets have the sizes of the ratio in exp
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from ctr_model.jit import kernel
 from protos.errors import DataError, UsageError
-from ps_worker.data.content import CODECS
+from ps_worker.data.formats import format_of
 from ps_worker.data.line_blocks import line_blocks
 from ps_worker.data.reader import FilePart
 from ps_worker.data.row_hash import row_hash
@@ -30,7 +31,8 @@ SETS = ("train", "validation", "test")
 ROWS_PER_FILE = 1_000_000
 
 _NEWLINE = np.uint8(ord("\n"))
-_WITH_HEADERS = (".csv", ".parquet", ".orc")
+_WITH_HEADERS = ("csv", "parquet", "orc")
+_OWN_NAME = re.compile(r"part-\d{5}\..+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +70,21 @@ def split_rows(
         suffix: Of the files' names, as ".tsv", ".tsv.gz" or ".tsv.zst".
 
     Raises:
-        UsageError: If ratio, seed, rows_per_file or suffix make no sense.
+        UsageError: If ratio, seed, rows_per_file or suffix make no sense, or a set's folder has files of
+            other origin.
         DataError: If a file cannot be read, has a header, is not text, or a set would be empty.
     """
     _require_options(ratio, seed, rows_per_file, suffix)
     folders = [folder / name for name in SETS[: len(ratio)]]
     for path in files:
         _require_lines(path)
+        _require_same_format(path, suffix)
         if Path(path).resolve().parent in [each.resolve() for each in folders]:
             raise UsageError(
                 f"{path!r} lies where the sets are to be written: choose another folder"
             )
+    for each in folders:
+        _refuse_foreign_files(each)
     try:
         with ExitStack() as stack:
             writers = [
@@ -115,8 +121,8 @@ def _require_options(ratio: Sequence[int], seed: int, rows_per_file: int, suffix
         raise UsageError(
             f"ratio is {':'.join(map(str, ratio))}, expected two or three numbers of at least 1, as in 9:1"
         )
-    if seed < 0:
-        raise UsageError(f"seed is {seed!r}, expected at least 0")
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed is {seed!r}, expected a number from 0 to 2^63 - 1")
     if rows_per_file < 1:
         raise UsageError(f"rows_per_file is {rows_per_file!r}, expected at least 1")
     if not suffix.startswith(".") or PurePath(f"part{suffix}").name != f"part{suffix}":
@@ -124,12 +130,30 @@ def _require_options(ratio: Sequence[int], seed: int, rows_per_file: int, suffix
 
 
 def _require_lines(path: str) -> None:
-    name = PurePath(path)
-    kind = name.with_suffix("").suffix if name.suffix in CODECS else name.suffix
+    kind = format_of(path)
     if kind in _WITH_HEADERS:
         raise DataError(
-            f"{path}: {kind[1:]} files cannot be dealt out line by line; only text without a header can"
+            f"{path}: {kind} files cannot be dealt out line by line; only text without a header can"
         )
+
+
+def _require_same_format(path: str, suffix: str) -> None:
+    """Refuses a suffix under which the rows would be read as something else than they are."""
+    kind, kind_out = format_of(path), format_of(f"part{suffix}")
+    if kind != kind_out:
+        raise UsageError(
+            f"suffix is {suffix!r}, which is the end of {kind_out} files, and {path!r} is {kind}: "
+            f"choose another suffix"
+        )
+
+
+def _refuse_foreign_files(folder: Path) -> None:
+    """Refuses a folder with files that would be read along with the set, and are not of an earlier call."""
+    for path in sorted(folder.glob("part-*")):
+        if not _OWN_NAME.fullmatch(path.name):
+            raise UsageError(
+                f"{str(path)!r} would be taken for a part of the set {folder.name!r}: choose another folder"
+            )
 
 
 def _limits(ratio: Sequence[int]) -> NDArray[np.uint64]:

@@ -205,6 +205,30 @@ def test_sets_are_never_written_over_their_source(tmp_path: Path) -> None:
     assert len(Path(file).read_text().splitlines()) == 100
 
 
+@pytest.mark.parametrize("name", ["part-0", "part-00000", "part-000.tsv"])
+def test_files_that_an_earlier_call_did_not_write_are_not_touched(
+    tmp_path: Path, name: str
+) -> None:
+    file = write(tmp_path / "rows.tsv", lines_of(500))
+    split_rows([file], tmp_path)
+    write(tmp_path / "validation" / name, ["mine"])
+    before = bytes_below(tmp_path)
+
+    with pytest.raises(UsageError, match=f"{name}' would be taken for a part of the set 'valid"):
+        split_rows([file], tmp_path, seed=2)
+
+    assert bytes_below(tmp_path) == before
+
+
+def test_suffix_of_another_format_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.svm", lines_of(500))
+
+    with pytest.raises(UsageError, match=r"'.tsv', which is the end of criteo files, .* is libsvm"):
+        split_rows([file], tmp_path)
+
+    assert split_rows([file], tmp_path, suffix=".svm")[0].files[0].name == "part-00000.svm"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -212,6 +236,7 @@ def test_sets_are_never_written_over_their_source(tmp_path: Path) -> None:
         ({"ratio": (9, 0)}, "ratio is 9:0"),
         ({"ratio": (7, 1, 1, 1)}, "ratio is 7:1:1:1"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
         ({"rows_per_file": 0}, "rows_per_file is 0"),
         ({"suffix": "tsv"}, "suffix is 'tsv'"),
         ({"suffix": ".tsv/x"}, "suffix is '.tsv/x'"),
