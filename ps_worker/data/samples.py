@@ -82,7 +82,7 @@ def batches_of_samples(
     Raises:
         DataError: Says which sample, which slot or number, and which value is wrong.
     """
-    columns = _Columns(schema)
+    columns = SampleColumns(schema)
     for number, sample in enumerate(samples, start=1):
         try:
             columns.add(sample)
@@ -90,7 +90,7 @@ def batches_of_samples(
             raise DataError(f"sample {number}: {error}") from error
         if columns.size == batch_size:
             yield columns.batch()
-            columns = _Columns(schema)
+            columns = SampleColumns(schema)
     if columns.size:
         yield columns.batch()
 
@@ -104,7 +104,7 @@ class _Hashed:
     positions: list[int] = field(default_factory=list)
 
 
-class _Columns:
+class SampleColumns:
     """The columns of a batch under construction; a sample that is refused leaves it unusable."""
 
     def __init__(self, schema: Schema) -> None:
