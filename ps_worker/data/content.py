@@ -12,6 +12,7 @@ from ps_worker.data.files import file_errors, open_file
 
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 
+_OTHER_CODECS = (".bz2", ".xz", ".lz4", ".lzo", ".snappy", ".br", ".Z", ".zip")
 _SKIP_BYTES = 1 << 18
 _DAMAGE = ("zlib inflate failed", "ZSTD decompress failed")  # how Arrow's messages begin
 
@@ -38,9 +39,17 @@ def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
         offset: Bytes of the content to leave out. Compressed content has to be decompressed up to there.
 
     Raises:
-        DataError: Names the file, if it cannot be read or is damaged; also what is raised while it is lent.
+        DataError: Names the file, if it cannot be read, is damaged or is compressed in another way; also
+            what is raised while it is lent.
     """
-    codec = CODECS.get(PurePath(path).suffix)
+    suffix = PurePath(path).suffix
+    if (
+        suffix in _OTHER_CODECS
+    ):  # its bytes have few lines, which might pass for some malformed rows
+        raise DataError(
+            f"{path}: {suffix} files are not read: decompress it, or compress it to .gz or .zst"
+        )
+    codec = CODECS.get(suffix)
     with file_errors(path), _damage_named(path, codec), open_file(path) as file:
         if codec is None:
             file.seek(offset)

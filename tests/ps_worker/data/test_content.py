@@ -99,3 +99,14 @@ def test_end_of_the_name_tells_whether_content_is_compressed() -> None:
     assert is_compressed("s3://bucket/a.tsv.gz")
     assert is_compressed("a.zst")
     assert not is_compressed("gz/a.tsv")
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".zip"])
+def test_other_compression_is_refused_and_not_read_as_text(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.tsv{suffix}"
+    path.write_bytes(CONTENT)
+
+    with pytest.raises(
+        DataError, match=rf"a\.tsv{suffix}: {suffix} files are not read: decompress"
+    ):
+        read(str(path))
