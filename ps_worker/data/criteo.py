@@ -1,10 +1,11 @@
 r"""Reads click logs in Criteo's layout: label \t numbers \t values, one row a line, plain, .gz or .zst.
 
 The schema says how many numbers and values there are: 13 and 26 for Criteo. Rows may come without
-a label, but all or none of a file: its first row with a right number of columns decides, and a
-row of the other kind is malformed. Values are bytes: none is decoded, so none can be invalid text.
+a label, but all or none of a file: most of the rows at its start decide, and a row of the other kind
+is malformed. Values are bytes: none is decoded, so none can be invalid text.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -17,8 +18,8 @@ from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.line_blocks import LineNumbers, line_blocks, line_parts
 from ps_worker.data.reader import Block, FilePart
 from ps_worker.data.scanner import COLUMN, LINE, START, STOP, scan_rows
+from ps_worker.data.text_reader import shown
 
-_MAX_SHOWN_BYTES = 60
 _MAX_MALFORMED = 64  # that one call of the scanner reports
 
 
@@ -44,27 +45,28 @@ class CriteoReader:
         scan: _Scan | None = None
         for text, position in line_blocks(part, offset):
             if scan is None:
-                has_label = self._has_label(part.path, text, position)
+                is_start = position == 0 and part.stop is None
+                has_label = self._has_label(text if is_start else _first_block(part.path))
                 lines = LineNumbers(part.path, position)
                 scan = _Scan(self._schema, self._bad_rows, part.path, has_label, lines)
             rows = scan.rows_of(text, position)
             if rows.size:
                 yield Block(rows, position)
 
-    def _has_label(self, path: str, text: NDArray[np.uint8], position: int) -> bool:
-        """Returns what the file's first row of a right length says, wherever `text` is in the file.
+    def _has_label(self, text: NDArray[np.uint8]) -> bool:
+        """Returns what most rows of a file's first block say, so that one cut-off row decides nothing.
 
-        Only the file's first block is looked at; where it has no such row, rows should have a label.
+        Where none has a right length, rows should have a label.
         """
-        if position > 0:
-            with closing(line_blocks(FilePart(path))) as blocks:
-                text, _ = next(blocks)
         num_features = len(self._schema.dense) + len(self._schema.slots)
-        for line in text.tobytes().split(b"\n"):
-            num_columns = line.count(b"\t") + 1
-            if num_columns in (num_features, num_features + 1):
-                return num_columns > num_features
-        return True
+        num_tabs = Counter(line.count(b"\t") for line in text.tobytes().split(b"\n")[:-1])
+        return num_tabs[num_features] >= num_tabs[num_features - 1]
+
+
+def _first_block(path: str) -> NDArray[np.uint8]:
+    """Returns where every part of a file looks, so that all agree."""
+    with closing(line_blocks(FilePart(path))) as blocks:
+        return next(blocks)[0]
 
 
 class _Scan:
@@ -135,14 +137,9 @@ class _Scan:
         expected = len(self._schema.dense) + len(self._schema.slots) + self._has_label
         if len(fields) != expected:
             kind = "with" if self._has_label else "without"
-            return f"{len(fields)} columns, expected {expected} ({kind} a label): {_shown(text)}"
-        field = _shown(fields[column - 1])
+            return f"{len(fields)} columns, expected {expected} ({kind} a label): {shown(text)}"
+        field = shown(fields[column - 1])
         if self._has_label and column == 1:
             return f"the label is {field}, expected 0 or 1"
         name = self._schema.dense[column - 1 - self._has_label].name
         return f"column {column} ({name}) is {field}, expected a 64-bit integer or nothing"
-
-
-def _shown(text: bytes) -> str:
-    cut = "..." if len(text) > _MAX_SHOWN_BYTES else ""
-    return repr(text[:_MAX_SHOWN_BYTES].decode(errors="backslashreplace")) + cut

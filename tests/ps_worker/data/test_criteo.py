@@ -144,7 +144,7 @@ def test_rows_without_label_give_blocks_without(tmp_path: Path) -> None:
     ("first", "second", "message"),
     [
         (row(1), "7\talice\tbook\n", r"a\.tsv:2: 3 columns, expected 4 \(with a label\)"),
-        ("7\talice\tbook\n", row(1), r"a\.tsv:2: 4 columns, expected 3 \(without a label\)"),
+        ("7\talice\tbook\n" * 2, row(1), r"a\.tsv:3: 4 columns, expected 3 \(without a label\)"),
     ],
 )
 def test_rows_of_the_other_kind_are_malformed(
@@ -156,27 +156,43 @@ def test_rows_of_the_other_kind_are_malformed(
         read(path)
 
 
-def test_first_row_of_a_right_length_decides_about_labels(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "garbage\n7\talice\tbook\n")
+def test_row_of_another_length_says_nothing_about_labels(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "garbage\n" * 3 + "7\talice\tbook\n")
 
-    rows = read(path, bad_row_limit=1)
+    rows = read(path, bad_row_limit=3)
 
     assert rows.labels is None
     assert rows.size == 1
+
+
+def test_one_row_that_lost_its_label_does_not_cost_the_others(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "7\talice\tbook\n" + row(1) * 3)
+
+    rows = read(path, bad_row_limit=1)
+
+    assert rows.labels is not None
+    assert rows.size == 3
+
+
+def test_part_with_rows_of_the_other_kind_alone_has_none(tmp_path: Path) -> None:
+    other = "7\talice\tbook\n"
+    path = write(tmp_path / "a.tsv", other + row(1) * 3)
+
+    assert list(CriteoReader(SCHEMA, BadRows(1)).blocks(FilePart(path, 0, len(other)))) == []
 
 
 @pytest.mark.parametrize("how", ["part", "offset"])
 def test_head_of_the_file_decides_about_labels_wherever_reading_begins(
     tmp_path: Path, how: str
 ) -> None:
-    labelled, other = row(1), "7\talice\tbook\n"
-    path = write(tmp_path / "a.tsv", labelled + other + labelled)
-    reader = CriteoReader(SCHEMA, BadRows(1))
+    head, other = row(1) * 3, "7\talice\tbook\n"
+    path = write(tmp_path / "a.tsv", head + other * 2 + row(1))
+    reader = CriteoReader(SCHEMA, BadRows(2))
 
     (block,) = (
-        reader.blocks(FilePart(path, len(labelled)))
+        reader.blocks(FilePart(path, len(head)))
         if how == "part"
-        else reader.blocks(FilePart(path), len(labelled))
+        else reader.blocks(FilePart(path), len(head))
     )
 
     assert block.rows.labels is not None
