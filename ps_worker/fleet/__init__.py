@@ -15,7 +15,6 @@ alone in one process.
 """
 
 from ps_worker.data.data_generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
-from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.samples import SampleLoader
 from ps_worker.fetch import Fetched
@@ -30,7 +29,6 @@ __all__ = [
     "DistributedOptimizer",
     "DistributedStrategy",
     "Fetched",
-    "InMemoryDataset",
     "MultiSlotDataGenerator",
     "MultiSlotStringDataGenerator",
     "PaddleCloudRoleMaker",
@@ -51,7 +49,6 @@ __all__ = [
     "load_model",
     "metrics",
     "optimizer",
-    "peers",
     "run_server",
     "save_persistables",
     "server_endpoints",
@@ -74,7 +71,6 @@ is_first_worker = FLEET.is_first_worker
 is_server = FLEET.is_server
 is_worker = FLEET.is_worker
 load_model = FLEET.load_model
-peers = FLEET.peers
 run_server = FLEET.run_server
 save_persistables = FLEET.save_persistables
 server_endpoints = FLEET.server_endpoints
