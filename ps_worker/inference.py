@@ -17,11 +17,11 @@ from ps_server.store import ParameterStore
 from ps_worker.data.files import matching_files
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job, stored_job
+from ps_worker.job_data import streamed
 from ps_worker.session import (
     JOB_ATTACHMENT,
     MODEL_ATTACHMENT,
     SCHEMA_ATTACHMENT,
-    dataset_of,
     figures,
     model_of,
     own_model_file,
@@ -60,7 +60,7 @@ def infer(
         raise JobError("no data to predict: give --data, or train with data.test")
     store = ParameterStore()
     store.load(model_dir)
-    dataset = dataset_of(job, schema)
+    dataset = streamed(job, schema)
     dataset.set_filelist(files)
     with _predictions_to(output) as write:
         metrics = evaluate(

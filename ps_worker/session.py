@@ -27,11 +27,11 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import shown, split_parts
 from ps_worker.data.files import matching_files
-from ps_worker.data.formats import reader_of, require_format
-from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.formats import reader_of
 from ps_worker.data.reader import FilePart
 from ps_worker.job import Job
 from ps_worker.job.faults import first_named
+from ps_worker.job_data import TrainingData, format_of_job, streamed
 from ps_worker.optimizer_checks import require_optimizers
 from ps_worker.worker import Worker
 
@@ -131,8 +131,7 @@ def _schema_of(job: Job) -> Schema:
 
 def _require_format(job: Job) -> None:
     try:
-        if job.data.format:
-            require_format(job.data.format)
+        format_of_job(job)
     except UsageError as error:
         raise job.error("data.format", f"data.format: {error}") from error
 
@@ -186,7 +185,7 @@ class Session:
         self._num_workers = num_workers
         self._is_embedded = is_embedded
         self._train_parts = split_parts(
-            lambda path: reader_of(path, plan.schema, BadRows(), _format_of(plan.job)),
+            lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(plan.job)),
             plan.train_files,
             worker,
             num_workers,
@@ -229,6 +228,7 @@ class Session:
                 "model": self._job.model.model_dump(mode="json"),
                 "strategy": self._job.strategy.model_dump(mode="json"),
                 "epochs": self._job.train.epochs,
+                "shuffle": self._job.data.shuffle,
             },
             sort_keys=True,
         )
@@ -248,19 +248,14 @@ class Session:
 
     def _train(self, worker: Worker) -> float:
         """Goes through the data `epochs` times; returns the seconds that all workers took for it."""
-        dataset = dataset_of(
-            self._job,
-            self._plan.schema,
-            reader_num=self._job.data.reader_num,
-            shuffle_files=self._job.data.shuffle_files,
-        )
-        dataset.set_filelist(self._train_parts)
+        data = TrainingData(self._job, self._plan.schema, self._train_parts)
         seconds = 0.0
         for epoch in range(1, self._job.train.epochs + 1):
+            data.prepare(worker)
             start = time.monotonic()
-            with closing(iter(dataset)) as batches:
+            with closing(data.batches()) as batches:
                 worker.train(batches)
-            self._bad_rows = dataset.bad_rows
+            self._bad_rows = data.bad_rows
             worker.meet(f"epoch-{epoch}")
             seconds += time.monotonic() - start
             worker.progress.log()
@@ -298,28 +293,9 @@ class Session:
     def _evaluation(self, worker: Worker) -> dict[str, Any]:
         if not self._plan.test_files:
             return {}
-        dataset = dataset_of(self._job, self._plan.schema)
+        dataset = streamed(self._job, self._plan.schema)
         dataset.set_filelist(self._plan.test_files)
         return figures(worker.evaluate(dataset))
-
-
-def dataset_of(
-    job: Job, schema: Schema, *, reader_num: int = 1, shuffle_files: bool = False
-) -> QueueDataset:
-    """Returns a dataset as the job describes it, without files yet."""
-    return QueueDataset(
-        schema,
-        job.train.batch_size,
-        format=_format_of(job),
-        bad_row_limit=job.data.bad_row_limit,
-        reader_num=reader_num,
-        shuffle_files=shuffle_files,
-        seed=job.train.seed,
-    )
-
-
-def _format_of(job: Job) -> str | None:
-    return job.data.format or None
 
 
 def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:

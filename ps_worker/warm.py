@@ -20,6 +20,7 @@ from ps_server.store import ParameterStore
 from ps_worker.client import scatter_rows
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.rows_in_memory import RowsInMemory
 from ps_worker.data.samples import batches_of_samples
 from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
@@ -46,6 +47,7 @@ def warm_model(model: Model, schema: Schema, job: Job) -> None:
         communicator.close()
         evaluate(store, model, batches, batch_size=1)
         _hash_a_sample(schema)
+        _gather_lists()
         _move_rows()
 
 
@@ -62,6 +64,20 @@ def _two_batches(schema: Schema) -> list[Batch]:
 def _hash_a_sample(schema: Schema) -> None:
     sample = (1, [0.0] * len(schema.dense), ["a"] * len(schema.slots))
     list(batches_of_samples([sample], schema, batch_size=1))
+
+
+def _gather_lists() -> None:
+    """Runs what a dataset in memory does with slots of several values."""
+    rows = RowsInMemory(num_dense=1, num_slots=1)
+    two_keys = Batch(
+        labels=None,
+        dense=np.zeros((1, 1), np.float32),
+        keys=np.zeros(2, np.uint64),
+        offsets=np.array([0, 2], np.int32),
+        num_slots=1,
+    )
+    rows.extend(two_keys, source=0)
+    rows.gather(rows.in_order())
 
 
 def _move_rows() -> None:

@@ -21,6 +21,7 @@ from protos.errors import JobError
 from protos.numbers import Numbers
 from protos.store import ReduceOp, Store, Version
 from ps_worker.communicators.choice import communicator_of
+from ps_worker.data.peers import Peers
 from ps_worker.declaring import declare
 from ps_worker.evaluator import OnPredictions, evaluate
 from ps_worker.job import Job
@@ -65,6 +66,7 @@ class Worker:
         self.index = index
         self.num_workers = num_workers
         self.progress = Progress(every_s=job.train.log_every_s)
+        self._num_reductions = 0
         self._model = model
         self._job = job
         declare(store, model, job)
@@ -86,7 +88,8 @@ class Worker:
         if not np.array_equal(reduced.values, numbers):
             raise JobError(
                 f"worker {self.index} does not run the same job as others: [model], [strategy], "
-                f"train.epochs or the data's schema differ; give every worker the same job and --set"
+                f"train.epochs, data.shuffle or the data's schema differ; give every worker the same job "
+                f"and --set"
             )
         return reduced.version
 
@@ -144,6 +147,15 @@ class Worker:
         ).result()
         self._communicator.rejoin(reduced.version)
         return reduced.values
+
+    def peers(self) -> Peers:
+        """Returns this worker's way to the others, for what all do together beside training."""
+
+        def all_reduce(values: Numbers, op: ReduceOp) -> Numbers:
+            self._num_reductions += 1
+            return self.all_reduce(f"peers-{self._num_reductions}", values, op)
+
+        return Peers(self.store, self.index, self.num_workers, all_reduce)
 
     def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
         """Saves all that the store holds, alone; see `Store.save`."""

@@ -15,6 +15,7 @@ alone in one process.
 """
 
 from ps_worker.data.data_generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
+from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.samples import SampleLoader
 from ps_worker.fetch import Fetched
@@ -29,6 +30,7 @@ __all__ = [
     "DistributedOptimizer",
     "DistributedStrategy",
     "Fetched",
+    "InMemoryDataset",
     "MultiSlotDataGenerator",
     "MultiSlotStringDataGenerator",
     "PaddleCloudRoleMaker",
@@ -49,6 +51,7 @@ __all__ = [
     "load_model",
     "metrics",
     "optimizer",
+    "peers",
     "run_server",
     "save_persistables",
     "server_endpoints",
@@ -71,6 +74,7 @@ is_first_worker = FLEET.is_first_worker
 is_server = FLEET.is_server
 is_worker = FLEET.is_worker
 load_model = FLEET.load_model
+peers = FLEET.peers
 run_server = FLEET.run_server
 save_persistables = FLEET.save_persistables
 server_endpoints = FLEET.server_endpoints

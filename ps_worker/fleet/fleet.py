@@ -18,6 +18,7 @@ from protos.store import ReduceOp, Shrunk
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import split_files, split_parts
 from ps_worker.data.formats import Format, reader_of
+from ps_worker.data.peers import Peers
 from ps_worker.data.reader import FilePart
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.worker_run import Task, WorkerRun
@@ -268,6 +269,10 @@ class Fleet:
     def all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
         """Returns the sum, largest or smallest of all workers' `values` float64[N]; all of them call it."""
         return self.run_of("fleet.util.all_reduce() and fleet.metrics").all_reduce(values, op)
+
+    def peers(self) -> Peers:
+        """Returns this worker's way to the others, for what all do together beside training."""
+        return self.run_of("fleet.peers()").peers
 
     def save_persistables(self, dirname: str | Path) -> None:
         """Saves all parameters and optimizer states to a folder; worker 0 alone, the others go on.

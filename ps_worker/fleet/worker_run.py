@@ -23,6 +23,7 @@ from protos.store import ReduceOp, Shrunk, Store
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from ps_worker.connect import connect
+from ps_worker.data.peers import Peers
 from ps_worker.declaring import declare
 from ps_worker.evaluator import OnPredictions, evaluate
 from ps_worker.fetch import FetchHandler, Fetching
@@ -135,6 +136,11 @@ class WorkerRun:
                 self._role.num_workers - num_brought,
             )
         return reduced[:-1]
+
+    @property
+    def peers(self) -> Peers:
+        """This worker's way to the others."""
+        return Peers(self._store, self._role.worker_index, self._role.num_workers, self.all_reduce)
 
     def save(self, url: str) -> None:
         """Saves all that the servers hold; no other worker takes part."""

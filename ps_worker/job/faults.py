@@ -52,7 +52,7 @@ def _way_out(detail: ErrorDetails, origin: Origin) -> str:
     """Returns how to override the mode of a file that has settings for another."""
     path = [str(part) for part in detail["loc"]]
     is_of_file = origin.is_overridden(["strategy", "mode"]) and not origin.is_overridden(path)
-    if detail["type"] != "setting_without_use" or not is_of_file:
+    if detail["type"] != "setting_without_use" or path[0] != "strategy" or not is_of_file:
         return ""
     return f", or replace the section: --set \"strategy={{mode='{detail['ctx']['mode']}'}}\""
 

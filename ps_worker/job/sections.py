@@ -1,8 +1,8 @@
 """The sections of a job that need no more than a list of keys."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -30,35 +30,6 @@ class ModelSection(Section):
         return dict(self.model_extra or {})
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-Globs = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
-
-
-class DataSection(Section):
-    """What to read.
-
-    Attributes:
-        train: Patterns of files to train on; the workers share them out.
-        test: Patterns of files to evaluate on after training; empty: no evaluation.
-        schema_source: Path of a schema, or "criteo"; the key is `schema`.
-        format: Of the files; empty: the end of a file's name tells.
-        bad_row_limit: Malformed rows that a worker skips in a pass over its files, before it stops.
-        reader_num: Threads of a worker that read files to train on; with more than 1 the order is free.
-        shuffle_files: Whether each epoch goes through a worker's files in another order, by train.seed.
-    """
-
-    train: Globs = ()
-    test: Globs = ()
-    schema_source: str = Field("criteo", alias="schema")
-    format: str = ""
-    bad_row_limit: int = Field(100, ge=0)
-    reader_num: int = Field(1, ge=1)
-    shuffle_files: bool = False
-
-
 class TrainSection(Section):
     """How to go through the data.
 
@@ -66,7 +37,7 @@ class TrainSection(Section):
         batch_size: Examples of one step of one thread.
         epochs: Passes over the data.
         thread_num: Training threads of one worker.
-        seed: Of the initial values of all parameters, and of the order of files.
+        seed: Of the initial values of all parameters, and of the order of files and rows.
         log_every_s: Seconds between lines of progress.
     """
 

@@ -79,6 +79,30 @@ def test_workers_train_together_and_merge_what_they_measure(mode: str, tmp_path:
         assert "all workers are done" in (tmp_path / f"log/pserver.{index}.log").read_text()
 
 
+def test_workers_share_the_rows_of_all(tmp_path: Path) -> None:
+    """Worker 1 gets no files."""
+    loads = """
+fleet.init_worker()
+dataset = fleet.InMemoryDataset(schema, batch_size=20)
+dataset.set_filelist(["rows.tsv"] if fleet.is_first_worker() else [])
+dataset.load_into_memory()
+dataset.global_shuffle(fleet)
+trainer.train_from_dataset(dataset)
+print("rows", dataset.get_memory_data_size(), dataset.get_memory_data_size(fleet))
+fleet.stop_worker()
+"""
+    rows = "".join(f"{row % 2}\t{row}\tu{row % 20}\ta\n" for row in range(4_000))
+    (tmp_path / "rows.tsv").write_text(rows)
+
+    done = launch(tmp_path, SCRIPT + SERVE + loads, "async")
+
+    assert done.returncode == 0, done.stderr
+    logs = [(tmp_path / f"log/trainer.{index}.log").read_text() for index in range(2)]
+    sizes = [list(map(int, log.split("rows ")[-1].split()[:2])) for log in logs]
+    assert sizes[0][0] + sizes[1][0] == sizes[0][1] == sizes[1][1] == 4_000
+    assert abs(sizes[0][0] - 2_000) < 200
+
+
 def test_fit_is_the_rest_of_the_script_in_both_roles(tmp_path: Path) -> None:
     fits = """
 batches = list(fleet.SampleLoader(samples, schema, batch_size=20)) if fleet.is_worker() else []

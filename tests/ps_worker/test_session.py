@@ -5,11 +5,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ctr_model.features import key_of
 from ctr_model.schema import Schema
 from protos.errors import DataError, JobError
 from protos.spec import OptimizerSpec
+from protos.store import Missing
 from ps_server.store import ParameterStore
 from ps_worker.data.generate import generate
 from ps_worker.declaring import table_specs
@@ -61,6 +64,86 @@ def test_more_workers_than_files_share_a_file(rows: Path, caplog: pytest.LogCapt
     middle = rows.stat().st_size // 2
     assert f"worker 0 trains on 1 files: {rows}[0:{middle}]" in caplog.messages
     assert f"worker 1 trains on 1 files: {rows}[{middle}:]" in caplog.messages
+
+
+@pytest.mark.parametrize("shuffle", ["none", "local", "global"])
+def test_rows_in_memory_are_trained_on_once_in_each_epoch(
+    rows: Path, shuffle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = override_job(
+        {},
+        [
+            f"data.train={rows}",
+            "data.in_memory=true",
+            f"data.shuffle={shuffle}",
+            "model.hidden=[4]",
+            "train.batch_size=8",
+            "train.epochs=2",
+        ],
+        source="test",
+    )
+    plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=60.0)
+    sessions = [Session(plan, store, worker=worker, num_workers=2) for worker in range(2)]
+
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(Session.run, sessions)
+
+    assert first.examples == 2 * 48
+    assert first.bad_rows + second.bad_rows == 2
+    loadings = [message for message in caplog.messages if message.startswith("loaded into memory")]
+    deals = [message for message in caplog.messages if message.startswith("shuffled globally")]
+    assert len(loadings) == 2  # each worker, not each epoch
+    assert len(deals) == (4 if shuffle == "global" else 0)
+
+
+def test_workers_that_would_shuffle_differently_are_refused(rows: Path) -> None:
+    store = ParameterStore(num_workers=2, wait_limit_s=60.0)
+    sessions = [
+        Session(
+            plan_of(
+                override_job(
+                    {},
+                    [f"data.train={rows}", "data.in_memory=true", f"data.shuffle={shuffle}"],
+                    source="test",
+                )
+            ),
+            store,
+            worker=worker,
+            num_workers=2,
+        )
+        for worker, shuffle in enumerate(["local", "global"])
+    ]
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(session.run) for session in sessions]
+        for run in runs:
+            with pytest.raises(JobError, match=r"data\.shuffle"):
+                run.result()
+
+
+def test_command_of_the_job_reads_the_files(tmp_path: Path) -> None:
+    schema = tmp_path / "words.toml"
+    schema.write_text('hash_version = 1\nslots = ["words"]\ndense = [{ name = "age" }]\n')
+    (tmp_path / "rows").write_text("1 30 a b\n0 40 c\n")
+    words = """for (i = 3; i <= NF; i++) printf " %s", $i"""
+    command = f"""awk '{{printf "1 %s 1 %s %d", $1, $2, NF - 2; {words}; print ""}}'"""
+    data = {
+        "train": str(tmp_path / "rows"),
+        "schema": str(schema),
+        "pipe_command": command,
+        "columns": ["click", "age", "words"],
+        "values": "text",
+    }
+    job = override_job({"data": data, "model": {"hidden": [4], "dim": 2}}, [], source="test")
+    store = ParameterStore()
+
+    summary = Session(plan_of(job), store).run()
+
+    assert summary.examples == 2
+    keys = np.array([key_of(1, word) for word in "abc"], np.uint64)
+    assert store.status().tables["embedding"].rows == 3
+    zeros = store.pull_sparse({"embedding": keys}, missing=Missing.ZEROS).result().rows["embedding"]
+    assert zeros.any(axis=1).all()  # these are the rows
 
 
 def test_several_readers_and_shuffled_files_train_on_the_same_rows(tmp_path: Path) -> None:

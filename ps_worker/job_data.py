@@ -1,0 +1,102 @@
+"""The data of a job: which format its files have, and what an epoch of training goes through.
+
+streamed    files --> batches, anew in each epoch
+in memory   files --load--> rows --shuffle--> batches, shuffled anew before each epoch
+"""
+
+from collections.abc import Generator, Sequence
+from functools import partial
+
+from ctr_model.batch import Batch
+from ctr_model.schema import Schema
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.formats import Format, require_format
+from ps_worker.data.in_memory_dataset import InMemoryDataset
+from ps_worker.data.multislot import MultiSlotReader
+from ps_worker.data.peers import Fleet
+from ps_worker.data.pipe import piped
+from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.reader import FilePart, Reader
+from ps_worker.job import Job
+
+
+def format_of_job(job: Job) -> Format | None:
+    """Returns the format of a job's files; None: their names tell.
+
+    Raises:
+        UsageError: If there is no such format.
+    """
+    data = job.data
+    if data.pipe_command:
+        return piped(data.pipe_command, columns=data.columns or None, values=data.values)
+    if data.format == "multislot":
+        return partial(_multislot, job)
+    if data.format:
+        require_format(data.format)
+    return data.format or None
+
+
+def _multislot(job: Job, schema: Schema, bad_rows: BadRows) -> Reader:
+    columns, values = job.data.columns or None, job.data.values
+    return MultiSlotReader(schema, bad_rows, columns=columns, values=values)
+
+
+def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> QueueDataset:
+    """Returns a dataset without files yet; what is not for training keeps the order of rows."""
+    data = job.data
+    return QueueDataset(
+        schema,
+        job.train.batch_size,
+        format=format_of_job(job),
+        bad_row_limit=data.bad_row_limit,
+        reader_num=data.reader_num if is_for_training else 1,
+        shuffle_files=data.shuffle_files and is_for_training,
+        seed=job.train.seed,
+    )
+
+
+class TrainingData:
+    """What one worker trains on."""
+
+    def __init__(self, job: Job, schema: Schema, parts: Sequence[FilePart]) -> None:
+        """Reads nothing yet."""
+        self._shuffle = job.data.shuffle
+        self._is_loaded = False
+        self._dataset: QueueDataset | InMemoryDataset
+        if job.data.in_memory:
+            self._dataset = InMemoryDataset(
+                schema,
+                job.train.batch_size,
+                format=format_of_job(job),
+                bad_row_limit=job.data.bad_row_limit,
+                reader_num=job.data.reader_num,
+                seed=job.train.seed,
+            )
+        else:
+            self._dataset = streamed(job, schema, is_for_training=True)
+        self._dataset.set_filelist(parts)
+
+    @property
+    def bad_rows(self) -> int:
+        """Malformed rows that a pass over the files skips."""
+        return self._dataset.bad_rows
+
+    def prepare(self, fleet: Fleet) -> None:
+        """Loads and shuffles rows that are to be in memory, before each epoch; all workers call it.
+
+        Args:
+            fleet: Reaches the other workers.
+        """
+        if not isinstance(self._dataset, InMemoryDataset):
+            return
+        if not self._is_loaded:
+            self._dataset.load_into_memory()
+            self._is_loaded = True
+        if self._shuffle == "local":
+            self._dataset.local_shuffle()
+        elif self._shuffle == "global":
+            self._dataset.global_shuffle(fleet)
+
+    def batches(self) -> Generator[Batch, None, None]:
+        """Yields the batches of the next epoch."""
+        yield from self._dataset
