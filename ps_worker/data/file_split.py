@@ -4,8 +4,10 @@ All workers come to the same answer without talking, whatever the order of their
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 
+from protos.errors import UsageError
 from ps_worker.data.files import size_of
 from ps_worker.data.reader import FilePart, Reader
 
@@ -25,8 +27,10 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
 
     Raises:
         ValueError: If `worker` is not in [0, num_workers).
+        UsageError: Names a file that is listed twice.
         DataError: Names a file that is not there.
     """
+    _refuse_duplicates(files)
     weights = {FilePart(path): float(size_of(path)) for path in files}
     return [part.path for part in _dealt(weights, worker, num_workers)]
 
@@ -36,8 +40,8 @@ def split_parts(
 ) -> list[FilePart]:
     """Returns what one worker reads; every row goes to exactly one worker.
 
-    These are whole files as long as there is one for each worker. Else every file that can be cut is cut
-    into as many parts as there are workers, and parts are dealt as files are.
+    These are whole files as long as there is one for each worker, empty ones not counted. Else every file
+    that can be cut is cut into as many parts as there are workers, and parts are dealt as files are.
 
     Args:
         reader_of: Returns the reader of a file.
@@ -50,12 +54,15 @@ def split_parts(
 
     Raises:
         ValueError: If `worker` is not in [0, num_workers).
+        UsageError: Names a file that is listed twice.
         DataError: Names a file that cannot be read.
     """
-    num_parts = 1 if len(files) >= num_workers else num_workers
+    _refuse_duplicates(files)
+    sizes = {path: size_of(path) for path in files}
+    num_full = sum(size > 0 for size in sizes.values())
+    num_parts = 1 if num_full >= num_workers else num_workers
     weights: dict[FilePart, float] = {}
-    for path in files:
-        size = size_of(path)
+    for path, size in sizes.items():
         parts = [FilePart(path)] if num_parts == 1 else reader_of(path).parts(path, num_parts)
         weights |= dict.fromkeys(parts, size / len(parts))
     return _dealt(weights, worker, num_workers)
@@ -75,6 +82,12 @@ def shown(part: FilePart) -> str:
     if part == FilePart(part.path):
         return part.path
     return f"{part.path}[{part.start}:{'' if part.stop is None else part.stop}]"
+
+
+def _refuse_duplicates(files: Sequence[str]) -> None:
+    path, count = next(iter(Counter(files).most_common(1)), ("", 0))
+    if count > 1:
+        raise UsageError(f"{path!r} is listed {count} times: a file is dealt to one worker, once")
 
 
 def _dealt(weights: dict[FilePart, float], worker: int, num_workers: int) -> list[FilePart]:

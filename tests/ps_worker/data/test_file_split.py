@@ -1,5 +1,6 @@
 """Which worker reads what."""
 
+import functools
 from pathlib import Path
 from random import Random
 
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctr_model.schema import Schema
-from protos.errors import DataError
+from protos.errors import DataError, UsageError
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.file_split import shown, shuffled, split_files, split_parts
@@ -86,6 +87,14 @@ def test_worker_outside_the_job_is_refused(worker: int, num_workers: int) -> Non
         split_parts(reader_of, [], worker, num_workers)
 
 
+def test_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    files = write(tmp_path, {"a": 10, "b": 10})
+
+    for split in (split_files, functools.partial(split_parts, reader_of)):
+        with pytest.raises(UsageError, match="b' is listed 2 times"):
+            split([*files, files[1]], 0, 2)
+
+
 def test_file_that_vanished_is_named(tmp_path: Path) -> None:
     for num_workers in (1, 2):
         with pytest.raises(DataError, match=r"cannot read .*absent"):
@@ -103,6 +112,14 @@ def test_with_a_file_for_each_worker_parts_are_whole_files(tmp_path: Path) -> No
         split_files(files, 0, 2),
         split_files(files, 1, 2),
     ]
+
+
+def test_empty_file_is_none_for_a_worker(tmp_path: Path) -> None:
+    full, empty = write(tmp_path, {"full": 100, "empty": 0})
+
+    dealt = [split_parts(reader_of, [full, empty], worker, 2) for worker in range(2)]
+
+    assert dealt == [[FilePart(empty), FilePart(full, 0, 50)], [FilePart(full, 50)]]
 
 
 @each_example
