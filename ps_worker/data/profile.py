@@ -4,6 +4,7 @@ Any format that there is a reader for will do: numbers come from it unscaled (as
 values as keys.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,11 +16,14 @@ from ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_model.slots import select_slots
 from protos.errors import DataError
 from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.batching import OneKindOfRows
 from ps_worker.data.formats import Format, format_of, reader_of
 from ps_worker.data.number_stats import NumberStats
 from ps_worker.data.reader import FilePart
 from ps_worker.data.value_counts import ValueCounts
 from ps_worker.data.value_texts import value_texts
+
+logger = logging.getLogger(__name__)
 
 NUM_BOUNDARIES = 21  # of "quantile": every 5 %
 _NUM_TOP = 5
@@ -34,10 +38,10 @@ class NumberProfile:
     Attributes:
         name: Of the column.
         missing_rate: Share of the rows, in [0, 1].
-        min: Exact.
-        max: Exact.
-        mean: Exact.
-        deviation: Exact, of the population.
+        min: Of all numbers, as are `max`, `mean` and `deviation`: of no sample.
+        max: See `min`.
+        mean: See `min`.
+        deviation: Of the population.
         log_mean: Mean of f(x) = sign(x) log(1 + |x|).
         log_deviation: Deviation of f(x).
         percentiles: Below which 0 %, 5 %, ... 100 % of the numbers lie.
@@ -113,15 +117,20 @@ def profile_files(
         bad_row_limit: Malformed rows to pass over before giving up.
 
     Raises:
-        DataError: If a file cannot be read, or there are no rows.
+        DataError: If a file cannot be read, there are no rows, or some files have labels and some have not.
         BadRowError: Names the malformed row beyond the limit.
     """
     bad_rows = BadRows(bad_row_limit)
+    kind = OneKindOfRows()
     columns = _Columns(schema)
     for path in files:
         reader = reader_of(path, columns.schema, bad_rows, format)
+        rows_before = columns.stats.rows
         for block in reader.blocks(FilePart(path)):
+            kind.require(path, block.rows)
             columns.add(block.rows)
+        if columns.stats.rows == rows_before:
+            logger.warning("a file has no rows: file=%s", path)
     if columns.stats.rows == 0:
         raise DataError(f"no rows in {len(files)} files ({bad_rows.total} malformed)")
     bad_rows.report(columns.stats.rows)
@@ -190,8 +199,7 @@ class _Columns:
         self._missing_keys = [np.uint64(key_of(slot, "")) for slot in range(1, num_slots + 1)]
         self._values = [ValueCounts() for _ in schema.slots]
         self._present = [0] * num_slots  # rows that have a value
-        self._labelled = 0
-        self._clicks = 0.0
+        self._clicks: float | None = None  # None: rows carry no label
 
     def add(self, rows: Batch) -> None:
         """Takes rows in."""
@@ -202,8 +210,7 @@ class _Columns:
         for slot in range(rows.num_slots):
             self._add_slot(slot, rows)
         if rows.labels is not None:
-            self._labelled += rows.size
-            self._clicks += float(rows.labels.sum())
+            self._clicks = (self._clicks or 0.0) + float(rows.labels.sum())
 
     def _add_slot(self, slot: int, rows: Batch) -> None:
         selected = select_slots(rows, (slot,))
@@ -221,7 +228,7 @@ class _Columns:
         return Profile(
             rows=self.stats.rows,
             bad_rows=bad_rows,
-            click_rate=self._clicks / self._labelled if self._labelled else None,
+            click_rate=None if self._clicks is None else self._clicks / self.stats.rows,
             numbers=tuple(self._number(column) for column in range(len(self.schema.dense))),
             slots=tuple(
                 SlotProfile(

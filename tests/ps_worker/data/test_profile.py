@@ -145,6 +145,26 @@ def test_files_without_rows_are_refused(tmp_path: Path) -> None:
         profile_of(tmp_path, "")
 
 
+def test_empty_file_among_others_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    empty.touch()
+    full.write_text(ROWS)
+
+    assert profile_files([str(empty), str(full)], TWO).rows == 4
+    assert caplog.messages == [f"a file has no rows: file={empty}"]
+
+
+def test_files_with_and_without_labels_are_refused_by_name(tmp_path: Path) -> None:
+    with_labels, without = tmp_path / "a", tmp_path / "b"
+    with_labels.write_text(ROWS)
+    without.write_text("3\t4\ta\tb\n")
+
+    with pytest.raises(DataError, match=f"{without} has rows without labels, and {with_labels}"):
+        profile_files([str(with_labels), str(without)], TWO)
+
+
 @pytest.mark.parametrize(
     ("transform", "expected"),
     [
