@@ -27,6 +27,8 @@ from ctr_model.schema_entries import (
 
 Transform = Literal["none", "log1p", "min_max", "quantile"]
 
+_FLOAT32_MAX = 3.4028234663852886e38
+
 _SETTINGS: Mapping[Transform, tuple[str, ...]] = {
     "none": ("shift", "scale"),
     "log1p": ("shift", "scale"),
@@ -143,6 +145,10 @@ class DenseColumn:
             number = getattr(self, name)
             if number is not None and not math.isfinite(number):
                 raise self._error(f"{name} is {number!r}, not finite")
+        if abs(self.missing) > _FLOAT32_MAX:
+            raise self._error(
+                f"missing is {self.missing!r}, expected a float32, as the model sees it"
+            )
 
     def _require_span(self) -> None:
         for name in ("min", "max"):

@@ -26,7 +26,10 @@ def number_entry(where: str, value: object) -> float:
     """Returns the number that `value` is."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise SchemaError(f"{where} is {value!r}, expected a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:  # an integer of more than 308 digits
+        raise SchemaError(f"{where} is an integer too large for a float64") from error
 
 
 def flag_entry(where: str, value: object) -> bool:

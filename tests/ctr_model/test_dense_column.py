@@ -37,6 +37,8 @@ def test_only_the_settings_of_the_transform_are_written() -> None:
         ({"transform": "log"}, "'log', expected one of none, log1p, min_max, quantile"),
         ({"scale": 0}, "scale is 0"),
         ({"shift": math.nan}, "shift is nan, not finite"),
+        ({"shift": 10**400}, "shift is an integer too large for a float64"),
+        ({"missing": 1e39}, "missing is 1e\\+39, expected a float32"),
         ({"shift": "1"}, "shift is '1', expected a number"),
         ({"missing": True}, "missing is True, expected a number"),
         ({"missing_indicator": 1}, "missing_indicator is 1, expected true or false"),
