@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Generic, TypeVar
@@ -31,8 +32,8 @@ def merged(
         sources: Each is gone through in a thread of its own.
         capacity: The most items that wait to be yielded; who has one more waits.
         stall_limit_s: The longest without an item from any source.
-        join_limit_s: The longest that leaving waits for a source that is stuck; its thread is left behind,
-            with a warning.
+        join_limit_s: The longest that leaving waits for sources that are stuck; their threads are left
+            behind, each with a warning.
 
     Raises:
         BaseException: The first error of any source.
@@ -50,9 +51,10 @@ def merged(
             yield item[0]
     finally:
         queue.close()
+        deadline = time.monotonic() + join_limit_s
         for thread in threads:
             if thread.ident is not None:
-                thread.join(join_limit_s)
+                thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 logger.warning("a reader is stuck and is left behind: thread=%s", thread.name)
 

@@ -1,6 +1,7 @@
 """Iterators in threads: all items once, the first error, and no thread left."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -106,4 +107,26 @@ def test_sources_that_give_nothing_are_not_waited_for_for_ever(
     assert caplog.messages == ["a reader is stuck and is left behind: thread=reader-0"]
     for thread in threading.enumerate():
         if thread.name == "reader-0":
+            thread.join(LIMIT_S)
+
+
+def test_leaving_waits_for_all_that_are_stuck_together(caplog: pytest.LogCaptureFixture) -> None:
+    is_over = threading.Event()
+
+    def stuck() -> Iterator[int]:
+        yield 1
+        is_over.wait(LIMIT_S)
+
+    items = merged([stuck() for _ in range(8)], capacity=8, join_limit_s=0.1)
+    for _ in range(8):
+        next(items)
+    start = time.monotonic()
+    items.close()
+    waited = time.monotonic() - start
+    is_over.set()
+
+    assert waited < 0.4
+    assert len(caplog.messages) == 8
+    for thread in threading.enumerate():
+        if thread.name.startswith("reader-"):
             thread.join(LIMIT_S)
