@@ -114,7 +114,9 @@ def _blocks(
         if end:
             yield array[:end], position
         elif filled == block_bytes:
-            raise DataError(f"{path}: a line is longer than {block_bytes} bytes")
+            raise DataError(
+                f"{path}: the line at byte {position} is longer than {block_bytes} bytes"
+            )
         position += end
         held = filled - end
         memory[:held] = memory[end:filled]

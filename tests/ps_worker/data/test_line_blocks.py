@@ -121,7 +121,7 @@ def test_line_as_long_as_a_block_with_its_end_is_read(tmp_path: Path) -> None:
 
 
 def test_longer_line_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path, "long.tsv", b"a" * 17)
+    path = write(tmp_path, "long.tsv", b"one\ntwo\n" + b"a" * 17)
 
-    with pytest.raises(DataError, match=r"long\.tsv: a line is longer than 16 bytes"):
+    with pytest.raises(DataError, match=r"long\.tsv: the line at byte 8 is longer than 16 bytes"):
         blocks_of(FilePart(path))
