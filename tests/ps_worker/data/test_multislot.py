@@ -228,6 +228,16 @@ def test_reader_tells_file_and_line_of_a_malformed_row(tmp_path: Path) -> None:
         list(MultiSlotReader(SCHEMA, BadRows(0)).blocks(FilePart(str(path))))
 
 
+def test_lines_are_counted_on_over_blocks_and_malformed_lines(tmp_path: Path) -> None:
+    path = tmp_path / "part-0"
+    rows = [f"2 1 2 1 {n} 0 1 1\n" for n in range(150_000)]
+    rows[2] = rows[140_000] = "x\n"
+    path.write_text("".join(rows))
+
+    with pytest.raises(BadRowError, match=r"part-0:140001: the count of 'dense_input'"):
+        list(MultiSlotReader(SCHEMA, BadRows(1)).blocks(FilePart(str(path))))
+
+
 def test_malformed_rows_up_to_the_limit_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "part-0"
     path.write_text("x\n" * 9 + "2 1 2 1 7 0 1 1\n")
