@@ -117,16 +117,16 @@ def test_leaving_waits_for_all_that_are_stuck_together(caplog: pytest.LogCapture
         yield 1
         is_over.wait(LIMIT_S)
 
-    items = merged([stuck() for _ in range(8)], capacity=8, join_limit_s=0.1)
-    for _ in range(8):
+    items = merged([stuck() for _ in range(30)], capacity=30, join_limit_s=0.1)
+    for _ in range(30):
         next(items)
     start = time.monotonic()
     items.close()
     waited = time.monotonic() - start
     is_over.set()
 
-    assert waited < 0.4
-    assert len(caplog.messages) == 8
+    assert waited < 1.5  # far below 30 times the limit
+    assert len(caplog.messages) == 30
     for thread in threading.enumerate():
         if thread.name.startswith("reader-"):
             thread.join(LIMIT_S)
