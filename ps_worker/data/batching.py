@@ -6,6 +6,7 @@ batches   |  view   |  copy   |  view   | . |       B = 4
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,9 +47,7 @@ def batches(
             pieces.append(rows_between(block.rows, row, stop))
             held += stop - row
             row = stop
-            position = DataPosition(
-                epoch=start.epoch, seed=start.seed, part=part, offset=block.offset, skip=stop
-            )
+            position = replace(start, part=part, offset=block.offset, skip=stop)
             if held == batch_size:
                 yield joined(pieces), position
                 pieces, held = [], 0

@@ -55,7 +55,7 @@ def is_nan(block: NDArray[np.uint8], start: int, stop: int) -> bool:
     matches = block[start] | _LOWER_CASE == _N
     matches &= block[start + 1] | _LOWER_CASE == _A
     matches &= block[start + 2] | _LOWER_CASE == _N
-    return matches
+    return bool(matches)
 
 
 @kernel
@@ -64,7 +64,7 @@ def scaled_by_power(significand: np.uint64, exponent: int) -> float:
     high = np.float64(significand)
     if significand <= _EXACT and abs(exponent) <= _EXACT_EXPONENT:
         power = _HIGH[_MAX_EXPONENT + abs(exponent)]
-        return high / power if exponent < 0 else high * power
+        return float(high / power if exponent < 0 else high * power)
     # Wraps where `high` is the larger one, and reads as the negative number that it is.
     low = np.float64(np.int64(significand - np.uint64(high)))
     power, power_low = _HIGH[_MAX_EXPONENT + exponent], _LOW[_MAX_EXPONENT + exponent]
@@ -74,7 +74,7 @@ def scaled_by_power(significand: np.uint64, exponent: int) -> float:
     split = _SPLITTER * power
     b = split - (split - power)
     error = ((a * b - product) + a * (power - b) + (high - a) * b) + (high - a) * (power - b)
-    return product + (error + (high * power_low + low * power))
+    return float(product + (error + (high * power_low + low * power)))
 
 
 @kernel
@@ -90,7 +90,7 @@ def parse_exponent(block: NDArray[np.uint8], start: int, stop: int) -> tuple[int
     for position in range(first_digit, stop):
         digit = block[position] - _ZERO
         is_valid &= digit <= 9
-        exponent = min(exponent * 10 + np.int64(digit), 1_000_000)
+        exponent = min(exponent * 10 + int(np.int64(digit)), 1_000_000)
     return (-exponent if is_negative else exponent), is_valid
 
 
@@ -134,7 +134,7 @@ def parse_magnitude(block: NDArray[np.uint8], start: int, stop: int) -> tuple[fl
 def scale_further(magnitude: float, exponent: int) -> float:
     """Returns magnitude * 10^exponent, for an exponent within +-130."""
     power = _HIGH[_MAX_EXPONENT + abs(exponent)]
-    return magnitude / power if exponent < 0 else magnitude * power
+    return float(magnitude / power if exponent < 0 else magnitude * power)
 
 
 @kernel

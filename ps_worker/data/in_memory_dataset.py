@@ -8,7 +8,7 @@ number since the rows were loaded, and on the rows: who loads and shuffles alike
 
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,11 +16,12 @@ from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.formats import Format, require_format
+from ps_worker.data.file_dataset import FileDataset
+from ps_worker.data.formats import Format
 from ps_worker.data.global_shuffle import shuffle_globally
 from ps_worker.data.loading import load_rows
 from ps_worker.data.peers import Fleet
-from ps_worker.data.position import DataPosition
+from ps_worker.data.position import DataPosition, digest_of_files
 from ps_worker.data.reader import FilePart
 from ps_worker.data.rows_in_memory import Index, RowsInMemory, SlotSwap
 
@@ -28,7 +29,7 @@ from ps_worker.data.rows_in_memory import Index, RowsInMemory, SlotSwap
 _LOCAL, _GLOBAL, _SLOTS = range(3)
 
 
-class InMemoryDataset:
+class InMemoryDataset(FileDataset):
     """Rows of files, in memory, as batches. For one thread.
 
     Attributes:
@@ -64,26 +65,16 @@ class InMemoryDataset:
         Raises:
             UsageError: If a number is too small, or there is no such format.
         """
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("thread_num", thread_num, 1),
-            ("bad_row_limit", bad_row_limit, 0),
-            ("reader_num", reader_num, 1),
-            ("seed", seed, 0),
-        ):
-            if value < least:
-                raise UsageError(f"{name} is {value!r}, expected at least {least}")
-        if isinstance(format, str):
-            require_format(format)
-        self.schema = schema
-        self.batch_size = batch_size
-        self.thread_num = thread_num
+        super().__init__(
+            schema,
+            batch_size,
+            thread_num,
+            format=format,
+            bad_row_limit=bad_row_limit,
+            reader_num=reader_num,
+            seed=seed,
+        )
         self.bad_rows = 0
-        self._format = format
-        self._bad_row_limit = bad_row_limit
-        self._reader_num = reader_num
-        self._seed = seed
-        self._parts: list[FilePart] | None = None
         self._preloading: _Preloading | None = None
         self._rows: RowsInMemory | None = None
         self._order: Index = np.empty(0, np.uint32)
@@ -96,14 +87,6 @@ class InMemoryDataset:
         self._num_shuffled_globally = 0
 
     # Loading
-
-    def set_filelist(self, files: Sequence[str | Path | FilePart]) -> None:
-        """Sets what to load, in this order: of a worker, its share as `fleet.split_files` returns it."""
-        if isinstance(files, str):
-            raise UsageError(f"files is {files!r}, expected a list of paths")
-        self._parts = [
-            file if isinstance(file, FilePart) else FilePart(str(file)) for file in files
-        ]
 
     def load_into_memory(self) -> None:
         """Reads all files; rows that were in memory are released first.
@@ -123,15 +106,12 @@ class InMemoryDataset:
         Raises:
             UsageError: If no files were set, or they are being loaded.
         """
-        if self._parts is None:
-            raise UsageError("the dataset has no files: call dataset.set_filelist(files) first")
+        parts = self._files()
         self._require_no_preloading("another loading")
         self._set_rows(None)
         self._reset_counts()
         bad_rows = BadRows(self._bad_row_limit)
-        self._preloading = _Preloading(
-            self._parts, self.schema, self._format, bad_rows, self._reader_num
-        )
+        self._preloading = _Preloading(parts, self.schema, self._format, bad_rows, self._reader_num)
 
     def wait_preload_done(self) -> None:
         """Waits until all is read.
@@ -246,8 +226,11 @@ class InMemoryDataset:
             DataError: If `start` is beyond the last row.
         """
         rows = self._loaded("a pass over the dataset")
-        first = DataPosition(epoch=self._num_shuffles, seed=self._seed, offset=0)
+        files = digest_of_files(self._parts or [], is_shuffled=False)
+        first = DataPosition(epoch=self._num_shuffles, seed=self._seed, offset=0, files=files)
         start = start or first
+        if start.files != files:
+            raise UsageError("the position is of other files than those that were loaded here")
         if (start.seed, start.epoch) != (first.seed, first.epoch):
             raise UsageError(
                 f"the position is of seed {start.seed} and {start.epoch} shuffles, and the dataset of seed "
@@ -257,18 +240,15 @@ class InMemoryDataset:
             raise DataError(
                 f"{start} is beyond the end of {rows.size} rows: these are not its files"
             )
-        return self._batches(rows, self._order, self._swap, row)
+        return self._batches(rows, self._order, self._swap, row, first)
 
     def _batches(
-        self, rows: RowsInMemory, order: Index, swap: SlotSwap | None, row: int
+        self, rows: RowsInMemory, order: Index, swap: SlotSwap | None, row: int, first: DataPosition
     ) -> Iterator[tuple[Batch, DataPosition]]:
         """Yields batches from a row on; of rows and order as they were, whatever happens meanwhile."""
-        number = self._num_shuffles
         for begin in range(row, rows.size, self.batch_size):
             index = order[begin : begin + self.batch_size]
-            offset = begin + index.size
-            position = DataPosition(epoch=number, seed=self._seed, offset=offset)
-            yield rows.gather(index, swap), position
+            yield rows.gather(index, swap), replace(first, offset=begin + index.size)
 
     # Sizes
 

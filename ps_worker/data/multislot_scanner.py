@@ -54,7 +54,7 @@ def word_end(block: NDArray[np.uint8], position: int) -> int:
 @kernel
 def is_at_line_end(block: NDArray[np.uint8], position: int) -> bool:
     r"""Returns whether the line ends at `position`, which is in the line, with "\n" or "\r\n"."""
-    return block[position + (block[position] == _RETURN)] == _NEWLINE
+    return bool(block[position + (block[position] == _RETURN)] == _NEWLINE)
 
 
 @kernel
@@ -62,7 +62,7 @@ def scan_count(block: NDArray[np.uint8], position: int) -> tuple[int, int]:
     """Returns the count at `position` and where it ends; -1 and its start, if it is none."""
     count, end = parse_key(block, position)
     is_count = (end > position) & (block[end] <= _BLANK) & (count <= _MAX_COUNT)
-    return (np.int64(count), end) if is_count else (-1, position)
+    return (int(np.int64(count)), end) if is_count else (-1, position)
 
 
 @kernel

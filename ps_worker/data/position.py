@@ -1,10 +1,13 @@
 """Where in its data a worker is: enough to go on from there exactly, and small enough for a checkpoint."""
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
 from protos.errors import DataError
+from ps_worker.data.reader import FilePart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,7 @@ class DataPosition:
         part: Index of the part in the order of the pass.
         offset: A block's in this part, as `Reader.blocks` takes it; None: the start of the part.
         skip: Rows from there on that were given already.
+        files: Digest of the files that it is a position in.
     """
 
     epoch: int = 1
@@ -24,6 +28,7 @@ class DataPosition:
     part: int = 0
     offset: int | None = None
     skip: int = 0
+    files: str = ""
 
     def to_json(self) -> str:
         """Returns a text that `from_json` reads back."""
@@ -45,8 +50,16 @@ class DataPosition:
             raise DataError(f"data position {text!r}: expected an object with {', '.join(names)}")
         for name, value in values.items():
             is_count = type(value) is int and value >= 0  # True is an int, too
-            if not is_count and not (name == "offset" and value is None):
+            if name == "files" and not isinstance(value, str):
+                raise DataError(f"data position: files is {value!r}, expected a text")
+            if name != "files" and not is_count and not (name == "offset" and value is None):
                 raise DataError(
                     f"data position: {name} is {value!r}, expected a whole number from 0 on"
                 )
         return cls(**values)
+
+
+def digest_of_files(parts: Sequence[FilePart], is_shuffled: bool) -> str:
+    """Returns 16 hex digits that differ where parts, their order or whether they are shuffled differ."""
+    text = json.dumps([is_shuffled, *([part.path, part.start, part.stop] for part in parts)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -34,7 +34,7 @@ def parse_label(block: NDArray[np.uint8], start: int, stop: int) -> int:
     is_signed = (stop - start == 2) & (last == _ONE)
     is_signed &= (block[start] == _PLUS) | (block[start] == _MINUS)
     label = (last == _ONE) & (block[start] != _MINUS)
-    return np.int64(label) if is_bare | is_signed else -1
+    return int(np.int64(label)) if is_bare | is_signed else -1
 
 
 @kernel
@@ -53,7 +53,7 @@ def field_of_index(
     """Returns the dense column of an index; the number of dense columns, the slot's field, if it is none."""
     place = np.searchsorted(dense_indexes, index)
     is_dense = dense_indexes[place] == index
-    return dense_columns[place if is_dense else -1]
+    return int(dense_columns[place if is_dense else -1])
 
 
 @kernel
@@ -78,7 +78,7 @@ def scan_word(
     index_stop = colon_after(block, index_start, stop) if has_fields else end
     number, _ = parse_decimal(block, min(index_stop + 1, stop), stop)
     is_valid &= (index_stop > index_start) & (not np.isnan(number))
-    field = np.int64(key) if has_fields else field_of_index(key, dense_indexes, dense_columns)
+    field = int(np.int64(key)) if has_fields else field_of_index(key, dense_indexes, dense_columns)
     return (field if is_valid else _NO_FIELD), index_start, index_stop, number
 
 

@@ -3,8 +3,10 @@
 import gzip
 import itertools
 import logging
+import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -198,7 +200,9 @@ def test_position_resumes_with_exactly_the_rest(batch_size, shuffles, given_batc
 def test_position_may_skip_rows() -> None:
     dataset = dataset_of("0-60", batch_size=100)
 
-    ((rest, _),) = dataset.positioned(DataPosition(epoch=0, offset=10, skip=5))
+    *_, (_, end) = dataset.positioned()
+
+    ((rest, _),) = dataset.positioned(replace(end, offset=10, skip=5))
 
     assert_same_rows(numbered_rows(range(15, 60)), rest)
 
@@ -211,9 +215,11 @@ def test_position_of_other_shuffles_is_refused() -> None:
     with pytest.raises(UsageError, match="seed 1 and 0 shuffles, and the dataset of seed 1 and 1"):
         dataset.positioned(position)
     with pytest.raises(UsageError, match="seed 2 and 1 shuffles"):
-        dataset.positioned(DataPosition(epoch=1, seed=2))
+        dataset.positioned(replace(position, epoch=1, seed=2))
     with pytest.raises(DataError, match="beyond the end of 60 rows"):
-        dataset.positioned(DataPosition(epoch=1, seed=1, offset=61))
+        dataset.positioned(replace(position, epoch=1, seed=1, offset=61))
+    with pytest.raises(UsageError, match="of other files"):
+        dataset_of("0-61", seed=1).positioned(position)
 
 
 def test_pass_goes_on_with_its_rows_whatever_happens_meanwhile() -> None:
@@ -332,7 +338,8 @@ def test_loading_says_how_far_it_is(caplog) -> None:
             clock=clock,
         )
 
-    assert "loading into memory: files=0/2 rows=14 MB=0" in caplog.text
+    # The reader may be ahead of what was stored.
+    assert re.search(r"loading into memory: files=[01]/2 rows=14 MB=0", caplog.text)
     assert "loaded into memory: files=2/2 rows=21 MB=0 rows/s=" in caplog.text
 
 

@@ -4,6 +4,7 @@ import gzip
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from protos.errors import BadRowError, DataError, UsageError
 from ps_worker.data import line_blocks
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.criteo import CriteoReader
+from ps_worker.data.data_generator import MultiSlotStringDataGenerator
 from ps_worker.data.position import DataPosition
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.reader import Block, FilePart
@@ -314,15 +316,53 @@ def test_position_after_the_last_batch_is_the_end_of_the_epoch(files: list[Path]
 
 def test_position_of_other_files_or_another_seed_is_refused(files: list[Path]) -> None:
     dataset = dataset_of(files)
+    _, start = next(dataset.positioned())
 
     with pytest.raises(DataError, match="beyond the end of 2 files"):
-        next(dataset.positioned(DataPosition(part=3)))
+        next(dataset.positioned(replace(start, part=3)))
     with pytest.raises(DataError, match="beyond the end of its part by 6 rows"):
-        next(dataset.positioned(DataPosition(offset=0, skip=9)))
+        next(dataset.positioned(replace(start, offset=0, skip=9)))
     with pytest.raises(UsageError, match="of seed 3, and the dataset's seed is 0"):
-        dataset.positioned(DataPosition(seed=3))
+        dataset.positioned(replace(start, seed=3))
+    for other in (
+        dataset_of(files[:1]),
+        dataset_of(files[::-1]),
+        dataset_of(files, shuffle_files=True),
+    ):
+        with pytest.raises(UsageError, match="of other files, of another order"):
+            other.positioned(start)
 
 
 def test_positions_are_of_one_reader(files: list[Path]) -> None:
     with pytest.raises(UsageError, match="reader_num is 2: only one reader"):
         dataset_of(files, reader_num=2).positioned()
+
+
+def test_command_reads_the_files(files: list[Path]) -> None:
+    dataset = dataset_of(files)
+    dataset.set_pipe_command('cut -f1,2 | awk \'{print "1", $2, "1 7 1", $1}\'')
+
+    (first, second) = dataset
+
+    assert [*first.dense[:, 0], *second.dense[:, 0]] == [1, 1, 1, 2, 2, 2]
+    assert set(first.keys) == {7}
+
+
+def test_command_that_cannot_be_is_refused_before_a_file_is_read(files: list[Path]) -> None:
+    with pytest.raises(UsageError, match="the command is ''"):
+        dataset_of(files).set_pipe_command("")
+    with pytest.raises(UsageError, match="C9"):
+        dataset_of(files).set_pipe_command("cat", columns=["click", "I1", "C9"])
+
+
+def test_generator_reads_the_files(files: list[Path]) -> None:
+    class Rows(MultiSlotStringDataGenerator):
+        def generate_sample(self, line: str):
+            label, number, value = line.rstrip("\n").split("\t")
+            return lambda: iter([[("C1", [value]), ("I1", [number]), ("click", [label])]])
+
+    dataset = dataset_of(files)
+    expected = [batch.keys.tolist() for batch in dataset]
+    dataset.set_generator(Rows())
+
+    assert [batch.keys.tolist() for batch in dataset] == expected

@@ -1,0 +1,108 @@
+"""One pass over parts of files: parts in, blocks out, for one reader or several that share the parts."""
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from ctr_model.schema import Schema
+from protos.errors import DataError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.batching import OneKindOfRows
+from ps_worker.data.formats import Format, reader_of
+from ps_worker.data.position import DataPosition
+from ps_worker.data.reader import Block, FilePart
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_FILES = 3
+
+
+class Reading:
+    """Parts of which each is read by one reader. Thread-safe.
+
+    Attributes:
+        bad_rows: Malformed rows so far.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[FilePart],
+        schema: Schema,
+        format: Format | None,
+        bad_rows: BadRows,
+        *,
+        start: DataPosition | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            parts: What to read, in this order.
+            schema: Of the rows.
+            format: Of the files; None: their names tell.
+            bad_rows: Counts malformed rows.
+            start: Where to begin; its block is the first one. None: at the first part.
+
+        Raises:
+            DataError: If `start` is beyond the end of the parts.
+        """
+        self._start = start or DataPosition()
+        if self._start.part > len(parts):
+            raise DataError(
+                f"{start} is beyond the end of {len(parts)} files: they are not those it is of"
+            )
+        self._parts = parts
+        self._schema = schema
+        self._format = format
+        self.bad_rows = bad_rows
+        self._to_read = deque(list(enumerate(parts))[self._start.part :])
+        self._done: list[int] = []
+        self._kind = OneKindOfRows()
+
+    @property
+    def num_parts(self) -> int:
+        """Parts in all."""
+        return len(self._parts)
+
+    @property
+    def num_done(self) -> int:
+        """Parts that were read to their end."""
+        return len(self._done)
+
+    def blocks(self) -> Iterator[tuple[int, Block]]:
+        """Yields the blocks of parts that no other reader has taken, each with the index of its part."""
+        while True:
+            try:
+                index, part = self._to_read.popleft()
+            except IndexError:
+                return
+            offset = self._start.offset if index == self._start.part else None
+            is_empty = offset is None
+            reader = reader_of(part.path, self._schema, self.bad_rows, self._format)
+            for block in reader.blocks(part, offset):
+                self._kind.require(part.path, block.rows)
+                yield index, block
+                is_empty = False
+            if is_empty and _is_whole(part):
+                logger.warning("a file has no rows: file=%s", part.path)
+            self._done.append(index)
+
+    def end(self, rows: int) -> None:
+        """Reports malformed rows beside `rows` good ones.
+
+        Raises:
+            DataError: If whole files had no row at all.
+        """
+        self.bad_rows.report(rows)
+        is_all = (self._start.part, self._start.offset, self._start.skip) == (0, None, 0)
+        # A part of a file may be shorter than a line.
+        if is_all and not rows and self._parts and all(map(_is_whole, self._parts)):
+            names = ", ".join(part.path for part in self._parts[:_SHOWN_FILES])
+            more = ", ..." if len(self._parts) > _SHOWN_FILES else ""
+            raise DataError(
+                f"no rows in {len(self._parts)} files: {names}{more} "
+                f"({self.bad_rows.total} malformed rows)"
+            )
+
+
+def _is_whole(part: FilePart) -> bool:
+    return part == FilePart(part.path)
