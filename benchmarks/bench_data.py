@@ -25,8 +25,8 @@ from typing import Any
 
 from benchmarks.bench_train import ROOT, free_ports, result_of, run_worker, servers_at
 from ctr_model.schema import criteo_schema
-from ps_worker.data.convert import convert
-from ps_worker.data.generate import generate
+from ps_worker.data.tools.convert import convert
+from ps_worker.data.tools.generate import generate
 
 BATCH_SIZES = (100, 512, 4096)
 FORMATS = {

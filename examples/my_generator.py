@@ -10,7 +10,7 @@ To see what the trainer would read, and to train on it, in processes of its own 
 from collections.abc import Callable, Iterator
 
 # `from ps_worker.fleet import MultiSlotStringDataGenerator` is the same class, but takes longer to load.
-from ps_worker.data.data_generator import MultiSlotStringDataGenerator
+from ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
 
 Sample = list[tuple[str, list[str]]]
 

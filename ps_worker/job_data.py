@@ -12,11 +12,11 @@ from ctr_model.schema import Schema
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.formats import Format, require_format
 from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.multislot import MultiSlotReader
-from ps_worker.data.peers import Fleet
-from ps_worker.data.pipe import piped
+from ps_worker.data.memory.peers import Fleet
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.reader import FilePart, Reader
+from ps_worker.data.text.multislot import MultiSlotReader
+from ps_worker.data.user_code.pipe import piped
 from ps_worker.job import Job
 
 

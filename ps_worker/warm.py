@@ -19,9 +19,9 @@ from protos.partition import route
 from ps_server.store import ParameterStore
 from ps_worker.client import scatter_rows
 from ps_worker.communicators.choice import communicator_of
+from ps_worker.data.memory.rows import RowsInMemory
 from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.rows_in_memory import RowsInMemory
-from ps_worker.data.samples import batches_of_samples
+from ps_worker.data.user_code.samples import batches_of_samples
 from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job

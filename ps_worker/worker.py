@@ -21,7 +21,7 @@ from protos.errors import JobError
 from protos.numbers import Numbers
 from protos.store import ReduceOp, Store, Version
 from ps_worker.communicators.choice import communicator_of
-from ps_worker.data.peers import Peers
+from ps_worker.data.memory.peers import Peers
 from ps_worker.declaring import declare
 from ps_worker.evaluator import OnPredictions, evaluate
 from ps_worker.job import Job

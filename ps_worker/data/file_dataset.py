@@ -10,8 +10,8 @@ from ps_worker.data.formats import Format, require_format
 from ps_worker.data.reader import FilePart
 
 if TYPE_CHECKING:
-    from ps_worker.data.data_generator import MultiSlotDataGenerator
-    from ps_worker.data.multislot import Values
+    from ps_worker.data.text.multislot import Values
+    from ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
 
 
 class FileDataset:
@@ -90,15 +90,15 @@ class FileDataset:
         Raises:
             UsageError: If the command is empty, or the columns are not the schema's.
         """
-        from ps_worker.data.multislot import MultiSlotScanner
-        from ps_worker.data.pipe import PipeReader, piped
+        from ps_worker.data.text.multislot import MultiSlotScanner
+        from ps_worker.data.user_code.pipe import PipeReader, piped
 
         PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # refuses what is wrong
         self._format = piped(command, columns=columns, values=values)
 
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
         """Has a generator parse the lines of the files, in this process, in place of a format."""
-        from ps_worker.data.generator_reader import generated
+        from ps_worker.data.user_code.generator_reader import generated
 
         self._format = generated(generator)
 

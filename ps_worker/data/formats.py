@@ -18,43 +18,43 @@ DEFAULT = "criteo"
 
 
 def _criteo(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.criteo import CriteoReader
+    from ps_worker.data.text.criteo import CriteoReader
 
     return CriteoReader(schema, bad_rows)
 
 
 def _csv(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.csv_text import CsvReader
+    from ps_worker.data.text.csv_text import CsvReader
 
     return CsvReader(schema, bad_rows)
 
 
 def _parquet(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.parquet import ParquetReader
+    from ps_worker.data.columnar.parquet import ParquetReader
 
     return ParquetReader(schema, bad_rows)
 
 
 def _orc(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.orc import OrcReader
+    from ps_worker.data.columnar.orc import OrcReader
 
     return OrcReader(schema, bad_rows)
 
 
 def _libsvm(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.svm import LibsvmReader
+    from ps_worker.data.text.svm import LibsvmReader
 
     return LibsvmReader(schema, bad_rows)
 
 
 def _libffm(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.svm import LibffmReader
+    from ps_worker.data.text.svm import LibffmReader
 
     return LibffmReader(schema, bad_rows)
 
 
 def _multislot(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.multislot import MultiSlotReader
+    from ps_worker.data.text.multislot import MultiSlotReader
 
     return MultiSlotReader(schema, bad_rows)
 

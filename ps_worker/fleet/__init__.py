@@ -14,10 +14,13 @@
 alone in one process.
 """
 
-from ps_worker.data.data_generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.samples import SampleLoader
+from ps_worker.data.user_code.data_generator import (
+    MultiSlotDataGenerator,
+    MultiSlotStringDataGenerator,
+)
+from ps_worker.data.user_code.samples import SampleLoader
 from ps_worker.fetch import Fetched
 from ps_worker.fleet import metrics, optimizer, util
 from ps_worker.fleet.distributed import DistributedOptimizer, distributed_optimizer

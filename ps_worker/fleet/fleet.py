@@ -18,7 +18,7 @@ from protos.store import ReduceOp, Shrunk
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import split_files, split_parts
 from ps_worker.data.formats import Format, reader_of
-from ps_worker.data.peers import Peers
+from ps_worker.data.memory.peers import Peers
 from ps_worker.data.reader import FilePart
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.worker_run import Task, WorkerRun

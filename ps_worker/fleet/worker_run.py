@@ -23,7 +23,7 @@ from protos.store import ReduceOp, Shrunk, Store
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from ps_worker.connect import connect
-from ps_worker.data.peers import Peers
+from ps_worker.data.memory.peers import Peers
 from ps_worker.declaring import declare
 from ps_worker.evaluator import OnPredictions, evaluate
 from ps_worker.fetch import FetchHandler, Fetching

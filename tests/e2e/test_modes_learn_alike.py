@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_worker.data.generate import PlantedReport, generate
+from ps_worker.data.tools.generate import PlantedReport, generate
 from tests.support.commands import result_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -10,11 +10,11 @@ import pytest
 from ctr_model.schema import criteo_schema
 from examples.my_generator import CriteoGenerator
 from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.criteo import CriteoReader
 from ps_worker.data.formats import MakeReader
-from ps_worker.data.generator_reader import generated
-from ps_worker.data.pipe import piped
 from ps_worker.data.reader import FilePart
+from ps_worker.data.text.criteo import CriteoReader
+from ps_worker.data.user_code.generator_reader import generated
+from ps_worker.data.user_code.pipe import piped
 from tests.support.commands import ROOT
 
 COMMAND = f"PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} {ROOT}/examples/my_generator.py"

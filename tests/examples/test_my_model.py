@@ -7,7 +7,7 @@ import pytest
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from ps_server.store import ParameterStore
-from ps_worker.data.generate import generate
+from ps_worker.data.tools.generate import generate
 from ps_worker.job import load_job
 from ps_worker.session import Session, plan_of
 from tests.reference import my_model as oracle

@@ -14,7 +14,7 @@ from protos.errors import DataError, JobError
 from protos.spec import OptimizerSpec
 from protos.store import Missing
 from ps_server.store import ParameterStore
-from ps_worker.data.generate import generate
+from ps_worker.data.tools.generate import generate
 from ps_worker.declaring import table_specs
 from ps_worker.job import load_job, override_job
 from ps_worker.session import Session, model_of, plan_of

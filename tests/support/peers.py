@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from protos.numbers import Numbers
 from protos.store import ReduceOp, Store
-from ps_worker.data.peers import Peers
+from ps_worker.data.memory.peers import Peers
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import BadRowError, DataError, UsageError
-from ps_worker.data import line_blocks
 from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.criteo import CriteoReader
-from ps_worker.data.data_generator import MultiSlotStringDataGenerator
 from ps_worker.data.position import DataPosition
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.text import line_blocks
+from ps_worker.data.text.criteo import CriteoReader
+from ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
 
 SCHEMA = Schema.numbered(1, 1)
 

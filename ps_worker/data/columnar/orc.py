@@ -1,0 +1,76 @@
+"""Reads ORC, stripe by stripe. A part is a range of stripes, an offset the number of a row, from 0."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import orc
+
+from ctr_model.schema import Schema
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.columnar.columns import (
+    Columns,
+    Decoder,
+    blocks_of,
+    cut_evenly,
+)
+from ps_worker.data.columnar.file_columns import check_types, columns_of_file
+from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.reader import Block, FilePart
+
+
+class OrcReader:
+    """Reads the columns of a schema, by name. Several threads may use it at once."""
+
+    def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
+        self._schema = schema
+        self._bad_rows = bad_rows
+
+    def parts(self, path: str, num_parts: int) -> list[FilePart]:
+        """Cuts a file between stripes, as many in each part; see `Reader.parts`."""
+        with open_columnar(path, "ORC") as source:
+            num_stripes = orc.ORCFile(source).nstripes
+        return [
+            FilePart(path, start, stop) for start, stop in cut_evenly([1] * num_stripes, num_parts)
+        ]
+
+    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a part in order; see `Reader.blocks`."""
+        for columns in self.columns(part, offset):
+            yield from blocks_of(columns, self._schema)
+
+    def columns(self, part: FilePart, offset: int | None = None) -> Iterator[Columns]:
+        """Yields the rows of a part in order as columns; arguments and errors are those of `blocks`."""
+        with open_columnar(part.path, "ORC") as source:
+            file = orc.ORCFile(source)
+            columns = columns_of_file(part.path, file.schema, self._schema)
+            check_types(part.path, file.schema, self._schema, columns)
+            decoder = Decoder(part.path, self._schema, columns, self._bad_rows, _place)
+            for row, batch in _rows(file, part, offset or 0, columns.names):
+                for start in range(0, len(batch), columns.read_rows):
+                    piece = batch.slice(start, columns.read_rows)
+                    yield decoder.decode(piece, np.arange(row + start, row + start + len(piece)))
+
+
+def _rows(
+    file: orc.ORCFile, part: FilePart, offset: int, names: list[str]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yields the rows of a part from `offset` on, stripe by stripe, and the number of their first row."""
+    last = file.nstripes if part.stop is None else min(part.stop, file.nstripes)
+    stop = 0
+    for stripe in range(last):
+        # Arrow tells how many rows a stripe has only by reading a column of it.
+        is_known_early = stripe < part.start or stop < offset
+        if is_known_early:
+            num_rows = len(file.read_stripe(stripe, columns=names[:1]))
+            if stripe < part.start or stop + num_rows <= offset:
+                stop += num_rows
+                continue
+        batch = file.read_stripe(stripe, columns=names)
+        skipped = max(offset - stop, 0)
+        yield stop + skipped, batch.slice(skipped)
+        stop += len(batch)
+
+
+def _place(offset: int) -> str:
+    return f"row {offset + 1}"

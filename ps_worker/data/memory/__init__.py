@@ -1,0 +1,1 @@
+"""Rows in memory, and how workers deal them to each other."""

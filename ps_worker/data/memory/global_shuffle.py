@@ -1,0 +1,201 @@
+"""Rows dealt at random to all workers, through a box of the store.
+
+    own rows --a stretch at a time--> by receiver | 0 --post--> box
+                                                  | 1 (itself) --> new rows <--take-- box
+
+Each worker posts and takes at the same time, so bounded boxes never block for good. What was sent is released
+at once: one worker holds about as many rows as it had or will have, never both.
+
+Who gets a row is drawn from the worker's own generator, and new rows are ordered by who sent them, so the
+outcome depends on the seed and on the order of rows, not on timing.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import DataError, ProtocolError
+from protos.store import Future, Parcel
+from ps_worker.data.memory.peers import Peers
+from ps_worker.data.memory.row_parcel import pack_rows, unpack_rows
+from ps_worker.data.memory.rows import Index, RowsInMemory
+
+logger = logging.getLogger(__name__)
+
+PARCEL_BYTES = 2**20
+
+
+def shuffle_globally(
+    rows: RowsInMemory,
+    peers: Peers,
+    random: np.random.Generator,
+    *,
+    parcel_bytes: int = PARCEL_BYTES,
+) -> RowsInMemory:
+    """Returns this worker's share of the rows of all workers, in no random order yet; all workers call it.
+
+    Args:
+        rows: This worker's own, any number; they are released, and of no use afterwards.
+        peers: The workers.
+        random: Draws who gets which row; another one on each worker.
+        parcel_bytes: About how many bytes are sent at once.
+
+    Raises:
+        ProtocolError: If a worker has left, has another schema, or rows were lost.
+        DataError: If some workers have rows with labels, and others without.
+        WaitTimeoutError: If a worker died on the way; names it.
+    """
+    if peers.num_workers == 1:
+        return rows
+    token, num_rows = _agree(rows, peers)
+    shuffled = RowsInMemory(rows.num_dense, rows.num_slots)
+    with _Exchange(peers, f"shuffle-{token}", shuffled) as exchange:
+        _send_all(rows, peers, exchange, random, parcel_bytes)
+        exchange.end()
+    (num_shuffled,) = peers.total(shuffled.size)
+    if num_shuffled != num_rows:
+        raise ProtocolError(
+            f"the workers had {num_rows} rows before the shuffle, and have {num_shuffled} after it"
+        )
+    logger.info("shuffled globally: rows=%d of_all=%d", shuffled.size, num_rows)
+    return shuffled
+
+
+def _agree(rows: RowsInMemory, peers: Peers) -> tuple[int, int]:
+    """Returns a number that no other exchange has, and the rows of all workers."""
+    with_labels, without = rows.has_labels is True, rows.has_labels is False
+    # Numbers of 40 bits, of which thousands add up exactly.
+    token, num_workers, num_with, num_without, num_rows = peers.total(
+        secrets.randbits(40), 1, with_labels, without, rows.size
+    )
+    if num_workers != peers.num_workers:
+        raise ProtocolError(
+            f"{num_workers} workers shuffle their rows, but there were {peers.num_workers}: who has left "
+            f"would be sent rows, too"
+        )
+    if num_with and num_without:
+        raise DataError(
+            f"{num_with} workers have rows with labels, and {num_without} have rows without: read them apart"
+        )
+    return token, num_rows
+
+
+def _send_all(
+    rows: RowsInMemory,
+    peers: Peers,
+    exchange: "_Exchange",
+    random: np.random.Generator,
+    parcel_bytes: int,
+) -> None:
+    """Deals rows to the workers, a stretch of about one parcel for each at a time."""
+    order = rows.in_order()
+    stretch_bytes = parcel_bytes * peers.num_workers
+    stretch_rows = max(1, stretch_bytes * rows.size // max(1, rows.size_bytes))
+    for start in range(0, rows.size, stretch_rows):
+        stretch = order[start : start + stretch_rows]
+        receivers = random.integers(peers.num_workers, size=stretch.size, dtype=np.uint16)
+        by_receiver = np.argsort(receivers, kind="stable")
+        bounds = np.searchsorted(receivers[by_receiver], np.arange(peers.num_workers + 1))
+        for receiver in _others_first(peers):
+            index = stretch[by_receiver[bounds[receiver] : bounds[receiver + 1]]]
+            for piece in _cut(index, rows.bytes_of(index), parcel_bytes):
+                exchange.send(rows, piece, receiver)
+        rows.release(stretch)
+
+
+def _others_first(peers: Peers) -> Iterator[int]:
+    """Yields all workers, beginning with the next, so that not all workers send to the same one at once."""
+    for distance in range(1, peers.num_workers + 1):
+        yield (peers.worker + distance) % peers.num_workers
+
+
+def _cut(index: Index, sizes: NDArray[np.int64], piece_bytes: int) -> list[Index]:
+    """Cuts rows of these sizes into pieces of `piece_bytes`, and up to a row more."""
+    pieces = (np.cumsum(sizes) - sizes) // piece_bytes
+    return [piece for piece in np.split(index, np.flatnonzero(np.diff(pieces)) + 1) if piece.size]
+
+
+class _Exchange:
+    """One worker's part in an exchange: what it sends, and a thread that takes what comes."""
+
+    def __init__(self, peers: Peers, box: str, rows: RowsInMemory) -> None:
+        """Will add to `rows` what comes."""
+        self._peers = peers
+        self._box = box
+        self._rows = rows
+        self._num_posted = [0] * peers.num_workers
+        self._answers: dict[int, Future[None]] = {}
+        self._error: BaseException | None = None
+        self._is_over = threading.Event()
+        # A daemon: after an error nobody waits for it. It ends with its call, which has a limit.
+        self._thread = threading.Thread(target=self._take_all, name="global-shuffle", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+
+    def send(self, rows: RowsInMemory, index: Index, receiver: int) -> None:
+        """Sends rows to a worker; to this one, adds them."""
+        batch = rows.gather(index)
+        if receiver == self._peers.worker:
+            self._rows.extend(batch, source=receiver)
+        else:
+            self._post(receiver, pack_rows(batch))
+
+    def end(self) -> None:
+        """Says that there is no more, and returns when all workers have said so."""
+        for receiver in range(self._peers.num_workers):
+            self._post(receiver, None)
+        for answer in self._answers.values():
+            answer.result()
+        self._thread.join()
+        self._require_health()
+
+    def _post(self, receiver: int, content: bytes | None) -> None:
+        """Posts a parcel once the one before to the same worker was accepted."""
+        self._require_health()
+        if receiver in self._answers:
+            self._answers.pop(receiver).result()
+        parcel = Parcel(
+            sender=self._peers.worker,
+            receiver=receiver,
+            sequence=self._num_posted[receiver],
+            content=content,
+        )
+        self._answers[receiver] = self._peers.store.post_parcel(self._box, parcel)
+        self._num_posted[receiver] += 1
+
+    def _require_health(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _take_all(self) -> None:
+        received = 0
+        try:
+            while not self._is_over.is_set():
+                answer = self._peers.store.take_parcels(
+                    self._box, self._peers.worker, received=received
+                )
+                if not (parcels := answer.result()):
+                    return
+                for parcel in parcels:
+                    self._add(parcel)
+                received += len(parcels)
+        except BaseException as error:  # raised by who sends
+            self._error = error
+
+    def _add(self, parcel: Parcel) -> None:
+        widths = {"num_dense": self._rows.num_dense, "num_slots": self._rows.num_slots}
+        try:
+            rows = unpack_rows(parcel.content or b"", **widths)
+        except ProtocolError as error:
+            raise ProtocolError(f"from worker {parcel.sender}: {error}") from error
+        self._rows.extend(rows, source=parcel.sender)

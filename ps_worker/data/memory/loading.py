@@ -1,0 +1,86 @@
+"""Files into memory: reader threads, a part of a file each, and a line of progress every few seconds."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from ctr_model.schema import Schema
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.formats import Format
+from ps_worker.data.memory.rows import RowsInMemory
+from ps_worker.data.reader import FilePart
+from ps_worker.data.reader_threads import merged
+from ps_worker.data.reading import Reading
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 5.0
+
+_QUEUED_BLOCKS = 2  # that wait to be stored, for each reader
+
+
+def load_rows(
+    parts: Sequence[FilePart],
+    schema: Schema,
+    *,
+    format: Format | None,
+    bad_rows: BadRows,
+    reader_num: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> RowsInMemory:
+    """Returns the rows of all parts; their number in `parts` is their source.
+
+    Args:
+        parts: What to read; none gives no rows.
+        schema: Of the rows.
+        format: Of the files; None: their names tell.
+        bad_rows: Counts malformed rows.
+        reader_num: Threads that read.
+        clock: Seconds, for the progress.
+
+    Raises:
+        DataError: Names the file that cannot be read, is damaged or does not fit; or says that whole files
+            have no rows at all.
+        BadRowError: Names file, place and fault of the malformed row beyond the limit.
+    """
+    rows = RowsInMemory(schema.num_dense, len(schema.slots))
+    reading = Reading(parts, schema, format, bad_rows)
+    progress = _Progress(reading, rows, clock)
+    readers = [reading.blocks() for _ in range(min(reader_num, len(parts)))]
+    with closing(merged(readers, capacity=_QUEUED_BLOCKS * reader_num)) as blocks:
+        for source, block in blocks:
+            rows.extend(block.rows, source)
+            progress.show_if_due()
+    reading.end(rows.size)
+    progress.show("loaded into memory")
+    return rows
+
+
+class _Progress:
+    """Says how far loading is, every few seconds."""
+
+    def __init__(self, reading: Reading, rows: RowsInMemory, clock: Callable[[], float]) -> None:
+        self._reading = reading
+        self._rows = rows
+        self._clock = clock
+        self._start = self._shown = clock()
+
+    def show_if_due(self) -> None:
+        """Logs a line if the last one is old enough."""
+        if self._clock() - self._shown >= PROGRESS_EVERY_S:
+            self.show("loading into memory")
+
+    def show(self, what: str) -> None:
+        """Logs a line."""
+        self._shown = self._clock()
+        seconds = self._shown - self._start
+        logger.info(
+            "%s: files=%d/%d rows=%d MB=%d rows/s=%d",
+            what,
+            self._reading.num_done,
+            self._reading.num_parts,
+            self._rows.size,
+            self._rows.size_bytes // 10**6,
+            self._rows.size / seconds if seconds else 0,
+        )

@@ -1,0 +1,145 @@
+r"""Reads click logs in Criteo's layout: label \t numbers \t values, one row a line, plain, .gz or .zst.
+
+The schema says how many numbers and values there are: 13 and 26 for Criteo. Rows may come without
+a label, but all or none of a file: most of the rows at its start decide, and a row of the other kind
+is malformed. Values are bytes: none is decoded, so none can be invalid text.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.schema import Schema
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.text.criteo_scanner import COLUMN, LINE, START, STOP, scan_rows
+from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_parts
+from ps_worker.data.text.text_reader import shown
+
+_MAX_MALFORMED = 64  # that one call of the scanner reports
+
+
+class CriteoReader:
+    """Turns files into blocks of rows; a `Reader`, so thread-safe."""
+
+    def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
+        """Opens nothing yet.
+
+        Args:
+            schema: The columns behind the label.
+            bad_rows: Counts malformed rows.
+        """
+        self._schema = schema
+        self._bad_rows = bad_rows
+
+    def parts(self, path: str, num_parts: int) -> list[FilePart]:
+        """Cuts a file by bytes, a compressed one not at all; see `Reader.parts`."""
+        return line_parts(path, num_parts)
+
+    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a part; offsets are bytes of the content. See `Reader.blocks`."""
+        scan: _Scan | None = None
+        for text, position in line_blocks(part, offset):
+            if scan is None:
+                is_start = position == 0 and part.stop is None
+                has_label = self._has_label(text if is_start else _first_block(part.path))
+                lines = LineNumbers(part.path, position)
+                scan = _Scan(self._schema, self._bad_rows, part.path, has_label, lines)
+            rows = scan.rows_of(text, position)
+            if rows.size:
+                yield Block(rows, position)
+
+    def _has_label(self, text: NDArray[np.uint8]) -> bool:
+        """Returns what most rows of a file's first block say, so that one cut-off row decides nothing.
+
+        Where none has a right length, rows should have a label.
+        """
+        num_features = len(self._schema.dense) + len(self._schema.slots)
+        num_tabs = Counter(line.count(b"\t") for line in text.tobytes().split(b"\n")[:-1])
+        return num_tabs[num_features] >= num_tabs[num_features - 1]
+
+
+def _first_block(path: str) -> NDArray[np.uint8]:
+    """Returns where every part of a file looks, so that all agree."""
+    with closing(line_blocks(FilePart(path))) as blocks:
+        return next(blocks)[0]
+
+
+class _Scan:
+    """One pass over a part of a file. For one thread."""
+
+    def __init__(
+        self, schema: Schema, bad_rows: BadRows, path: str, has_label: bool, lines: LineNumbers
+    ) -> None:
+        self._schema = schema
+        self._bad_rows = bad_rows
+        self._path = path
+        self._has_label = has_label
+        self._lines = lines
+        self._malformed = np.empty((_MAX_MALFORMED, 4), np.int64)
+        # Every slot holds one key, so all blocks share the offsets; numbers are used up at once.
+        self._offsets = np.zeros(1, np.int32)
+        self._numbers = np.empty((0, len(schema.dense)), np.float64)
+
+    def rows_of(self, text: NDArray[np.uint8], position: int) -> Batch:
+        """Returns the rows in a block of lines, which may be none; `position` is its offset."""
+        num_lines = int(np.count_nonzero(text == ord("\n")))
+        self._make_room(num_lines)
+        labels = np.empty(num_lines, np.float32)
+        keys = np.empty((num_lines, len(self._schema.slots)), np.uint64)
+        size = start = 0
+        while start < len(text):
+            start, num_rows, num_malformed = scan_rows(
+                text,
+                start,
+                self._has_label,
+                labels[size:],
+                self._numbers[size:],
+                keys[size:],
+                self._malformed,
+            )
+            size += num_rows
+            for row in self._malformed[:num_malformed]:
+                self._count_malformed(text[row[START] : row[STOP]].tobytes(), row, position)
+            self._lines.passed += num_rows + num_malformed
+        num_slots = len(self._schema.slots)
+        return Batch(
+            labels=labels[:size] if self._has_label else None,
+            dense=self._schema.scale_dense(self._numbers[:size]),
+            keys=keys[:size].reshape(-1),
+            offsets=self._offsets[: size * num_slots + 1],
+            num_slots=num_slots,
+        )
+
+    def _make_room(self, num_rows: int) -> None:
+        if num_rows > len(self._numbers):
+            num_slots = len(self._schema.slots)
+            self._offsets = np.arange(num_rows * num_slots + 1, dtype=np.int32)
+            self._numbers = np.empty((num_rows, len(self._schema.dense)), np.float64)
+
+    def _count_malformed(self, text: bytes, row: NDArray[np.int64], position: int) -> None:
+        """Counts the malformed row `text`; `row` says what the scanner does of it."""
+        # The number of a line may cost a pass over what is before it, its offset costs nothing.
+        place = (
+            str(self._lines.number(int(row[LINE])))
+            if self._bad_rows.is_shown
+            else f"byte {position + row[START]}"
+        )
+        self._bad_rows.add(self._path, place, self._fault(text, int(row[COLUMN])))
+
+    def _fault(self, text: bytes, column: int) -> str:
+        """Returns what is wrong with a malformed row, in words."""
+        fields = text.split(b"\t")
+        expected = len(self._schema.dense) + len(self._schema.slots) + self._has_label
+        if len(fields) != expected:
+            kind = "with" if self._has_label else "without"
+            return f"{len(fields)} columns, expected {expected} ({kind} a label): {shown(text)}"
+        field = shown(fields[column - 1])
+        if self._has_label and column == 1:
+            return f"the label is {field}, expected 0 or 1"
+        name = self._schema.dense[column - 1 - self._has_label].name
+        return f"column {column} ({name}) is {field}, expected a 64-bit integer or nothing"

@@ -1,0 +1,176 @@
+r"""Reads CSV with a header, plain or compressed: one row a line, the columns of a schema by name.
+
+    click,user,age
+    1,alice,31
+    0,"smith, bob",
+
+The first line names the columns. A missing value is empty. Offsets are bytes of the content, as of all text.
+A quoted value may hold separators and doubled quotes, but no line break: such a line is malformed, as is one
+with another number of fields. Values of slots are bytes: none is decoded, and `NULL` is text like any other.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import csv as arrow_csv
+
+from ctr_model.schema import Schema
+from protos.errors import DataError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.columnar.columns import Columns, Decoder, blocks_of, shown
+from ps_worker.data.columnar.file_columns import FileColumns, columns_of_file
+from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.text.csv_scanner import FIELDS, GOOD, NO_QUOTE, QUOTE, scan_lines
+from ps_worker.data.text.line_blocks import BLOCK_BYTES, line_blocks, line_parts, lines_before
+
+_NEWLINE = ord("\n")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Separated:
+    """What separated values look like.
+
+    Attributes:
+        separator: One byte.
+        quote: One byte around values that hold separators; None: quotes are bytes like any other.
+    """
+
+    separator: str = ","
+    quote: str | None = '"'
+
+
+class CsvReader:
+    """Reads the columns of a schema, by name. Several threads may use it at once."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        bad_rows: BadRows,
+        *,
+        look: Separated = Separated(),
+        header: Sequence[str] | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            schema: Columns to read; others are passed over.
+            bad_rows: Counts malformed rows.
+            look: Of the text.
+            header: Names of all columns, if the files have no header.
+        """
+        self._schema = schema
+        self._bad_rows = bad_rows
+        self._look = look
+        self._header = header
+
+    def parts(self, path: str, num_parts: int) -> list[FilePart]:
+        """Cuts a file by bytes, a compressed one not at all; see `Reader.parts`."""
+        return line_parts(path, num_parts)
+
+    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a part in order; see `Reader.blocks`."""
+        for columns in self.columns(part, offset):
+            yield from blocks_of(columns, self._schema)
+
+    def columns(self, part: FilePart, offset: int | None = None) -> Iterator[Columns]:
+        """Yields the rows of a part in order as columns; arguments and errors are those of `blocks`."""
+        text: _Text | None = None
+        for block, position in line_blocks(part, offset):
+            if text is None:
+                names, length = self._names(part.path)
+                text = _Text(part.path, names, self._look, self._schema, self._bad_rows)
+            if position == 0 and length:
+                block, position = block[length:], length  # noqa: PLW2901
+            if len(block) and (columns := text.columns(block, position)) is not None:
+                yield columns
+
+    def _names(self, path: str) -> tuple[list[str], int]:
+        """Returns the names of a file's columns, and how long the line is that has them."""
+        if self._header is not None:
+            return list(self._header), 0
+        with closing(line_blocks(FilePart(path))) as blocks:
+            block, _ = next(blocks)
+            line = block.tobytes().partition(b"\n")[0]
+        try:
+            names = line.removeprefix(_BYTE_ORDER_MARK).decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}:1: the header is {shown(line)}, which is not UTF-8") from error
+        fields = next(csv.reader([names], delimiter=self._look.separator), [])
+        return fields, len(line) + 1
+
+
+class _Text:
+    """One pass over a part of a file. For one thread."""
+
+    def __init__(
+        self, path: str, names: list[str], look: Separated, schema: Schema, bad_rows: BadRows
+    ) -> None:
+        self._path = path
+        self._names = names
+        self._look = look
+        self._bad_rows = bad_rows
+        fields = pa.schema([(name, pa.binary()) for name in names])
+        columns = columns_of_file(path, fields, schema)
+        self._decoder = Decoder(path, schema, columns, bad_rows, self._place)
+        self._options = _options(names, columns, look)
+
+    def columns(self, block: NDArray[np.uint8], position: int) -> Columns | None:
+        """Returns the rows in a block of lines, None if there are none; `position` is its offset."""
+        num_lines = int(np.count_nonzero(block == _NEWLINE))
+        starts, faults = np.empty(num_lines + 1, np.int64), np.empty(num_lines, np.uint8)
+        quote = NO_QUOTE if self._look.quote is None else ord(self._look.quote)
+        scan_lines(block, ord(self._look.separator), quote, len(self._names), starts, faults)
+        is_good = faults == GOOD
+        for line in np.flatnonzero(~is_good):
+            text = block[starts[line] : starts[line + 1]].tobytes()
+            self._count(int(position + starts[line]), int(faults[line]), text)
+        if not is_good.all():
+            block = block[np.repeat(is_good, np.diff(starts))]
+        if not len(block):
+            return None
+        return self._decoder.decode(self._parsed(block), position + starts[:-1][is_good])
+
+    def _parsed(self, block: NDArray[np.uint8]) -> pa.RecordBatch:
+        """Returns the texts of rows that `scan_lines` found good, null where they are empty."""
+        table = arrow_csv.read_csv(pa.py_buffer(block), *self._options)
+        return table.combine_chunks().to_batches()[0]
+
+    def _count(self, offset: int, fault: int, text: bytes) -> None:
+        line = text.rstrip(b"\r\n")
+        if fault == QUOTE:
+            what = "a quote that the line does not close; values with line breaks cannot be read"
+        elif fault == FIELDS:
+            separator = self._look.separator
+            what = f"not {len(self._names)} fields between {separator!r} as in the header"
+        else:
+            what = "a carriage return inside the line"
+        place = self._place(offset) if self._bad_rows.is_shown else ""
+        self._bad_rows.add(self._path, place, f"{what}: {shown(line)}")
+
+    def _place(self, offset: int) -> str:
+        return str(lines_before(self._path, offset) + 1)
+
+
+def _options(
+    names: list[str], columns: FileColumns, look: Separated
+) -> tuple[arrow_csv.ReadOptions, arrow_csv.ParseOptions, arrow_csv.ConvertOptions]:
+    """Returns how to parse rows without a header to binary columns."""
+    return (
+        arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),
+        arrow_csv.ParseOptions(
+            delimiter=look.separator, quote_char=look.quote or False, ignore_empty_lines=False
+        ),
+        arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(columns.names, pa.binary()),
+            include_columns=columns.names,
+            null_values=[""],
+            strings_can_be_null=True,
+            check_utf8=False,
+        ),
+    )

@@ -1,0 +1,139 @@
+r"""Paddle's multi-slot text: a line a row, and in it for each column its number of values, and the values.
+
+    columns   dense_input          user     words        click
+    line      2 0.5 -3             1 7      3 12 9 44    1 1
+
+The text has no names: which column comes when, the reader is told. A number is what `parse_decimal` takes,
+nan where it is missing, and the schema scales it. The values of a slot are keys as they are, from 0 to
+2^64 - 1, or, with values="text", hashed with the slot's number as every format does it.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.schema import Schema
+from protos.errors import UsageError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.text import multislot_scanner as scanner
+from ps_worker.data.text.column_order import ColumnOrder, Kind
+from ps_worker.data.text.text_reader import BadLine, TextReader, shown
+
+Values = Literal["keys", "text"]
+
+_EXPECTED = {
+    scanner.LABEL: "0 or 1",
+    scanner.NUMBER: "a number",
+    scanner.NUMBERS: "a number",
+    scanner.KEYS: "a whole number from 0 to 2**64 - 1 (values='text' hashes text)",
+}
+
+
+class MultiSlotScanner:
+    """Rows from blocks of multi-slot text. Stateless: threads share it."""
+
+    def __init__(
+        self, schema: Schema, columns: Sequence[str] | None = None, values: Values = "keys"
+    ) -> None:
+        """Takes what the text does not say.
+
+        Args:
+            schema: The columns of a row.
+            columns: Their names in the order of the text, as in `ColumnOrder`.
+            values: What the values of slots are: keys, or text that is hashed.
+
+        Raises:
+            UsageError: Names what is wrong in `columns`, or `values`.
+        """
+        if values not in get_args(Values):
+            expected = " or ".join(map(repr, get_args(Values)))
+            raise UsageError(f"values is {values!r}, expected {expected}")
+        self._schema = schema
+        self._order = ColumnOrder(schema, columns)
+        kinds = {
+            Kind.LABEL: scanner.LABEL,
+            Kind.NUMBER: scanner.NUMBER,
+            Kind.NUMBERS: scanner.NUMBERS,
+            Kind.SLOT: scanner.KEYS if values == "keys" else scanner.TEXTS,
+        }
+        self._kinds = np.array([kinds[kind] for kind, _ in self._order.columns], np.int64)
+        # Slots are hashed with their number, which is from 1.
+        self._indexes = np.array(
+            [index + (kind is Kind.SLOT) for kind, index in self._order.columns], np.int64
+        )
+        slots = [index for kind, index in self._order.columns if kind is Kind.SLOT]
+        self._places = np.argsort(slots)
+
+    def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
+        """Returns the rows of a block of whole lines, maybe none, and what is malformed, in order."""
+        num_lines, num_blanks = scanner.count_lines_and_blanks(block)
+        num_slots = len(self._schema.slots)
+        labels = np.empty(num_lines, np.float32)
+        dense = np.empty((num_lines, len(self._schema.dense)), np.float64)
+        keys = np.empty(num_blanks, np.uint64)
+        counts = np.empty((num_lines, num_slots), np.int64)
+        malformed = np.empty((num_lines, 8), np.int64)
+        num_rows, num_keys, num_malformed = scanner.scan_lines(
+            block, self._kinds, self._indexes, labels, dense, keys, counts, malformed
+        )
+        ordered = np.empty(num_keys, np.uint64)
+        offsets = np.empty(num_rows * num_slots + 1, np.int32)
+        scanner.put_slots_in_order(keys, counts[:num_rows], self._places, ordered, offsets)
+        rows = Batch(
+            labels=labels[:num_rows] if self._order.has_label else None,
+            dense=self._schema.scale_dense(dense[:num_rows]),
+            keys=ordered,
+            offsets=offsets,
+            num_slots=num_slots,
+        )
+        return rows, [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
+
+    def _bad_line(self, block: NDArray[np.uint8], entry: NDArray[np.int64]) -> BadLine:
+        rest = block[entry[scanner.POSITION] : entry[scanner.STOP]].tobytes()
+        return BadLine(
+            int(entry[scanner.LINE]), int(entry[scanner.START]), self._fault(entry, rest)
+        )
+
+    def _fault(self, entry: NDArray[np.int64], rest: bytes) -> str:
+        """Returns what is wrong with a line, of which `rest` begins with what is at fault."""
+        column, count, num_read = (
+            int(entry[field]) for field in (scanner.COLUMN, scanner.COUNT, scanner.NUM_READ)
+        )
+        name = f"{self._order.names[column]!r} (column {column + 1} of {len(self._kinds)})"
+        word = shown(rest.split(maxsplit=1)[0]) if rest.strip() else None
+        match int(entry[scanner.FAULT]):
+            case scanner.BAD_COUNT if word is None:
+                return f"the line ends before {name}"
+            case scanner.BAD_COUNT:
+                return f"the count of {name} is {word}, expected a whole number"
+            case scanner.WRONG_COUNT:
+                return f"the count of {name} is {count}, expected {self._right_count(column)}"
+            case scanner.BAD_VALUE if word is None:
+                return f"the count of {name} is {count}, but the line ends after {num_read} values"
+            case scanner.BAD_VALUE:
+                expected = _EXPECTED[int(self._kinds[column])]
+                return f"value {num_read + 1} of {count} of {name} is {word}, expected {expected}"
+            case _:
+                return f"after the last column, {name}, stands {shown(rest.rstrip())}"
+
+    def _right_count(self, column: int) -> str:
+        right = {scanner.NUMBERS: str(len(self._schema.dense)), scanner.NUMBER: "0 or 1"}
+        return right.get(int(self._kinds[column]), "1")
+
+
+class MultiSlotReader(TextReader):
+    """Reads files of multi-slot text, plain or compressed."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        bad_rows: BadRows,
+        *,
+        columns: Sequence[str] | None = None,
+        values: Values = "keys",
+    ) -> None:
+        """Opens nothing yet; arguments and errors are those of `MultiSlotScanner`."""
+        super().__init__(MultiSlotScanner(schema, columns, values), bad_rows)

@@ -1,0 +1,155 @@
+r"""The text formats of libsvm and libffm, where a row names what it has and leaves out the rest.
+
+    libsvm    label index:value ...             +1 3:0.5 17:1 204:1
+    libffm    label field:index:value ...       1 0:0:0.5 1:u7:1 2:a3:1 2:b9:1
+
+Labels are 1 and +1, 0 and -1; every row has one.
+
+libsvm: a dense column's name is its index, and every other index is a value of the only slot. Its number has
+to be 1, and the index is hashed as it stands there. A number that is left out is 0; the slot may be empty.
+
+libffm: fields count from 0 through the dense columns, then the slots, in the order of the schema. In a dense
+column's field the number is the number, and the index means nothing. In a slot's field the number has to be
+1, and the index, any text, is the value that is hashed; a field may come several times. What is left out is
+missing: the schema says what the model sees of a number, and a slot's value is the empty one.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.schema import Schema
+from protos.errors import UsageError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.text import svm_scanner as scanner
+from ps_worker.data.text.decimals import parse_decimal
+from ps_worker.data.text.multislot_scanner import count_lines_and_blanks
+from ps_worker.data.text.text_reader import BadLine, TextReader, shown
+
+
+class SvmScanner:
+    """Rows from blocks of libsvm or libffm text. Stateless: threads share it."""
+
+    def __init__(self, schema: Schema, *, has_fields: bool) -> None:
+        """Takes the columns.
+
+        Args:
+            schema: The columns of a row.
+            has_fields: Whether it is libffm.
+
+        Raises:
+            UsageError: If libsvm cannot have such columns; names one.
+        """
+        names = [column.name for column in schema.dense]
+        indexes = list(range(len(names))) if has_fields else _dense_indexes(schema)
+        order = sorted(range(len(names)), key=indexes.__getitem__)
+        self._schema = schema
+        self._has_fields = has_fields
+        self._dense = dict(zip(indexes, names, strict=True))
+        self._dense_indexes = np.array([*sorted(indexes), 2**64 - 1], np.uint64)
+        self._dense_columns = np.array([*order, len(names)], np.int64)
+
+    def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
+        """Returns the rows of a block of whole lines, maybe none, and what is malformed, in order."""
+        num_lines, num_blanks = count_lines_and_blanks(block)
+        num_slots = len(self._schema.slots)
+        labels = np.empty(num_lines, np.float32)
+        dense = np.empty((num_lines, len(self._schema.dense)), np.float64)
+        keys = np.empty(num_blanks + num_lines * num_slots, np.uint64)
+        offsets = np.zeros(num_lines * num_slots + 1, np.int32)
+        malformed = np.empty((num_lines, 4), np.int64)
+        num_rows, num_malformed = scanner.scan_lines(
+            block,
+            self._has_fields,
+            self._dense_indexes,
+            self._dense_columns,
+            np.empty((num_blanks, 3), np.int64),
+            labels,
+            dense,
+            np.empty(num_slots, np.int64),
+            keys,
+            offsets,
+            malformed,
+        )
+        offsets = offsets[: num_rows * num_slots + 1]
+        if not self._has_fields:
+            np.nan_to_num(dense[:num_rows], copy=False)
+        rows = Batch(
+            labels=labels[:num_rows],
+            dense=self._schema.scale_dense(dense[:num_rows]),
+            # Copied: the bytes bound the number of keys from far above.
+            keys=keys[: offsets[-1]].copy(),
+            offsets=offsets,
+            num_slots=num_slots,
+        )
+        return rows, [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
+
+    def _bad_line(self, block: NDArray[np.uint8], entry: NDArray[np.int64]) -> BadLine:
+        start, stop, position = (
+            int(entry[field]) for field in (scanner.START, scanner.STOP, scanner.POSITION)
+        )
+        before = block[start:position].tobytes().strip()
+        word = (block[position:stop].tobytes().split(maxsplit=1) or [b""])[0]
+        fault = (
+            self._fault(word) if before else f"the label is {shown(word)}, expected 0, 1, +1 or -1"
+        )
+        return BadLine(int(entry[scanner.LINE]), start, fault)
+
+    def _fault(self, word: bytes) -> str:
+        """Returns what is wrong with a word that is no label."""
+        form = "field:index:number" if self._has_fields else "index:number"
+        pieces = word.split(b":")
+        if len(pieces) != form.count(":") + 1 or not (pieces[0].isdigit() and pieces[-2]):
+            return f"{shown(word)} is not {form}"
+        field = int(pieces[0])
+        num_fields = len(self._schema.dense) + len(self._schema.slots)
+        if self._has_fields and field >= num_fields:
+            return f"the field of {shown(word)} is not one of the schema's, 0 to {num_fields - 1}"
+        if field not in self._dense:
+            slot = self._schema.slots[field - len(self._dense) if self._has_fields else 0]
+            return f"{shown(word)} is a value of slot {slot!r}, so its number has to be 1"
+        name = self._dense[field]
+        text = np.frombuffer(word + b"\n", np.uint8)
+        number, _ = parse_decimal(text, word.rindex(b":") + 1, len(word))
+        if not math.isnan(number):
+            return f"{shown(word)} is the second number of {name!r}"
+        return f"the number of {name!r} is {shown(pieces[-1])}, expected a number"
+
+
+class LibsvmReader(TextReader):
+    """Reads files in the format of libsvm, plain or compressed."""
+
+    def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
+        """Opens nothing yet.
+
+        Raises:
+            UsageError: If the schema has more than one slot, or a dense column that is not named by an index.
+        """
+        super().__init__(SvmScanner(schema, has_fields=False), bad_rows)
+
+
+class LibffmReader(TextReader):
+    """Reads files in the format of libffm, plain or compressed."""
+
+    def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
+        """Opens nothing yet."""
+        super().__init__(SvmScanner(schema, has_fields=True), bad_rows)
+
+
+def _dense_indexes(schema: Schema) -> list[int]:
+    """Returns the index that each dense column is named by."""
+    if len(schema.slots) > 1:
+        raise UsageError(
+            f"libsvm has no fields, so its schema has one slot, not {len(schema.slots)}: "
+            f"use format libffm, or one slot for all indexes"
+        )
+    for column in schema.dense:
+        # "07" is another text than 7, and would never be asked for.
+        if not column.name.isdecimal() or str(int(column.name)) != column.name:
+            raise UsageError(
+                f"dense column {column.name!r}: with libsvm its name has to be its index, as '3'"
+            )
+    return [int(column.name) for column in schema.dense]

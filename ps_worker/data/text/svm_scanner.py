@@ -1,0 +1,238 @@
+r"""One pass over the bytes of libsvm and libffm text: a label, and words of two or three pieces.
+
+    libsvm    label index:value ...             +1 3:0.5 17:1 204:1 \n
+    libffm    label field:index:value ...       1 0:0:0.5 1:u7:1 2:a3:1 2:b9:1 \n
+
+Words come in any order; blanks between them, and the way conditions are written, are as in
+`multislot_scanner`. A line that breaks this is reported, with the word at fault, and takes no place in the
+columns of the batch.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.features import hash_bytes
+from ctr_model.jit import kernel
+from ps_worker.data.text.criteo_scanner import line_end
+from ps_worker.data.text.decimals import parse_decimal, parse_key
+from ps_worker.data.text.multislot_scanner import skip_blanks, word_end
+
+# The columns of `malformed`, a row of which describes a malformed line: its number from 0, where it begins
+# and ends, and where the word at fault begins.
+LINE, START, STOP, POSITION = range(4)
+
+_NEWLINE, _COLON, _ZERO, _ONE, _PLUS, _MINUS = (np.uint8(ord(character)) for character in "\n:01+-")
+
+_NO_FIELD = -1
+
+
+@kernel
+def parse_label(block: NDArray[np.uint8], start: int, stop: int) -> int:
+    """Returns 1 for "1" and "+1", 0 for "0" and "-1", -1 for all else."""
+    last = block[stop - 1]
+    is_bare = (stop - start == 1) & ((last == _ZERO) | (last == _ONE))
+    is_signed = (stop - start == 2) & (last == _ONE)
+    is_signed &= (block[start] == _PLUS) | (block[start] == _MINUS)
+    label = (last == _ONE) & (block[start] != _MINUS)
+    return int(np.int64(label)) if is_bare | is_signed else -1
+
+
+@kernel
+def colon_after(block: NDArray[np.uint8], start: int, stop: int) -> int:
+    """Returns where the first colon in `block[start:stop]` is; `stop` if there is none."""
+    position = start
+    while (position < stop) & (block[position] != _COLON):
+        position += 1
+    return position
+
+
+@kernel
+def field_of_index(
+    index: np.uint64, dense_indexes: NDArray[np.uint64], dense_columns: NDArray[np.int64]
+) -> int:
+    """Returns the dense column of an index; the number of dense columns, the slot's field, if it is none."""
+    place = np.searchsorted(dense_indexes, index)
+    is_dense = dense_indexes[place] == index
+    return int(dense_columns[place if is_dense else -1])
+
+
+@kernel
+def scan_word(
+    block: NDArray[np.uint8],
+    start: int,
+    stop: int,
+    has_fields: bool,
+    dense_indexes: NDArray[np.uint64],
+    dense_columns: NDArray[np.int64],
+) -> tuple[int, int, int, float]:
+    """Takes a word apart; arguments are those of `scan_lines`.
+
+    Returns:
+        Its field, dense columns first, then slots, or _NO_FIELD if it is malformed; where its index begins
+        and ends; its number.
+    """
+    key, end = parse_key(block, start)
+    is_valid = (end > start) & (block[end] == _COLON)
+    # A piece that is not there is an empty one at the end of the word.
+    index_start = min(end + 1, stop) if has_fields else start
+    index_stop = colon_after(block, index_start, stop) if has_fields else end
+    number, _ = parse_decimal(block, min(index_stop + 1, stop), stop)
+    is_valid &= (index_stop > index_start) & (not np.isnan(number))
+    field = int(np.int64(key)) if has_fields else field_of_index(key, dense_indexes, dense_columns)
+    return (field if is_valid else _NO_FIELD), index_start, index_stop, number
+
+
+@kernel
+def scan_features(
+    block: NDArray[np.uint8],
+    position: int,
+    has_fields: bool,
+    dense_indexes: NDArray[np.uint64],
+    dense_columns: NDArray[np.int64],
+    row: int,
+    dense: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    found: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Writes the numbers of a row, and where its values are.
+
+    Args:
+        block: As for `scan_lines`, as the other arguments are, too.
+        position: After the label.
+        has_fields: Whether words begin with a field.
+        dense_indexes: Of the dense columns.
+        dense_columns: Of the dense columns.
+        row: Of `dense`, which is nan there.
+        dense: The numbers.
+        counts: 0; the number of values of each slot is added.
+        found: int64[words, 3], overwritten: for each value its slot, start and stop.
+
+    Returns:
+        How many values there are, or -1; and the position of the end of the line, or of the word at fault.
+    """
+    num_dense = dense.shape[1]
+    num_fields = num_dense + len(counts)
+    num_found = 0
+    start = skip_blanks(block, position)
+    while block[start] != _NEWLINE:
+        stop = word_end(block, start)
+        field, index_start, index_stop, number = scan_word(
+            block, start, stop, has_fields, dense_indexes, dense_columns
+        )
+        if (field < 0) | (field >= num_fields):
+            return -1, start
+        if field < num_dense:
+            if not np.isnan(dense[row, field]):
+                return -1, start
+            dense[row, field] = number
+        else:
+            if number != 1:
+                return -1, start
+            slot = field - num_dense
+            found[num_found, 0] = slot
+            found[num_found, 1] = index_start
+            found[num_found, 2] = index_stop
+            counts[slot] += 1
+            num_found += 1
+        start = skip_blanks(block, stop)
+    return num_found, start
+
+
+@kernel
+def put_values(
+    block: NDArray[np.uint8],
+    has_fields: bool,
+    found: NDArray[np.int64],
+    num_found: int,
+    row: int,
+    counts: NDArray[np.int64],
+    offsets: NDArray[np.int32],
+    keys: NDArray[np.uint64],
+) -> None:
+    """Writes the keys of a row slot by slot; the values of a slot keep the order of the line."""
+    num_slots = len(counts)
+    first = row * num_slots
+    for slot in range(num_slots):
+        start = offsets[first + slot]
+        if has_fields and counts[slot] == 0:
+            keys[start] = hash_bytes(block, 0, 0, slot + 1)
+            counts[slot] = 1
+        offsets[first + slot + 1] = start + counts[slot]
+        counts[slot] = 0
+    for index in range(num_found):
+        slot = found[index, 0]
+        place = offsets[first + slot] + counts[slot]
+        keys[place] = hash_bytes(block, found[index, 1], found[index, 2], slot + 1)
+        counts[slot] += 1
+
+
+@kernel
+def scan_lines(
+    block: NDArray[np.uint8],
+    has_fields: bool,
+    dense_indexes: NDArray[np.uint64],
+    dense_columns: NDArray[np.int64],
+    found: NDArray[np.int64],
+    labels: NDArray[np.float32],
+    dense: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    offsets: NDArray[np.int32],
+    malformed: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Scans the lines of a block.
+
+    Args:
+        block: uint8[n], whole lines: the last byte is a newline.
+        has_fields: Whether it is libffm. There, a slot without a value gets the empty one; in libsvm it
+            has none.
+        dense_indexes: uint64[num_dense + 1], of libsvm: the dense columns' indexes, ascending, and 2^64 - 1.
+        dense_columns: int64[num_dense + 1], of libsvm: the dense column of each, and num_dense.
+        found: int64[blanks, 3], overwritten.
+        labels: float32[lines], overwritten from the start, as the other columns are.
+        dense: float64[lines, num_dense], nan where missing.
+        counts: int64[S], overwritten.
+        keys: uint64[blanks + lines * S].
+        offsets: int32[lines * S + 1], begins with 0.
+        malformed: int64[lines, 4].
+
+    Returns:
+        The number of rows written, and of malformed lines.
+    """
+    num_rows = 0
+    num_malformed = 0
+    position = 0
+    while position < len(block):
+        start = position
+        word = skip_blanks(block, start)
+        position = word_end(block, word)
+        label = parse_label(block, word, position)
+        num_found = -1
+        if label >= 0:
+            labels[num_rows] = label
+            dense[num_rows] = np.nan
+            counts[:] = 0
+            num_found, word = scan_features(
+                block,
+                position,
+                has_fields,
+                dense_indexes,
+                dense_columns,
+                num_rows,
+                dense,
+                counts,
+                found,
+            )
+        if num_found >= 0:
+            put_values(block, has_fields, found, num_found, num_rows, counts, offsets, keys)
+            num_rows += 1
+            position = word + 1
+            continue
+        stop = line_end(block, word)
+        malformed[num_malformed, LINE] = num_rows + num_malformed
+        malformed[num_malformed, START] = start
+        malformed[num_malformed, STOP] = stop
+        malformed[num_malformed, POSITION] = word
+        num_malformed += 1
+        position = stop + 1
+    return num_rows, num_malformed

@@ -1,0 +1,78 @@
+"""Reads files of lines in any format that has a scanner of blocks of lines."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_parts
+
+_MAX_SHOWN_BYTES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A malformed line.
+
+    Attributes:
+        index: Its number in the block, from 0.
+        start: Where it begins in the block.
+        fault: What is wrong, with the value.
+    """
+
+    index: int
+    start: int
+    fault: str
+
+
+class LineScanner(Protocol):
+    """A format of lines. Stateless: threads share it."""
+
+    def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
+        """Returns the rows of a block of whole lines, maybe none, and what is malformed, in order."""
+        ...
+
+
+class TextReader:
+    """Turns files of lines, plain or compressed, into blocks of rows; a `Reader`, so thread-safe."""
+
+    def __init__(self, scanner: LineScanner, bad_rows: BadRows) -> None:
+        """Opens nothing yet.
+
+        Args:
+            scanner: Of the format.
+            bad_rows: Counts malformed lines.
+        """
+        self._scanner = scanner
+        self._bad_rows = bad_rows
+
+    def parts(self, path: str, num_parts: int) -> list[FilePart]:
+        """Cuts a file by bytes, a compressed one not at all; see `Reader.parts`."""
+        return line_parts(path, num_parts)
+
+    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a part; offsets are bytes of the content. See `Reader.blocks`."""
+        lines: LineNumbers | None = None
+        for block, position in line_blocks(part, offset):
+            lines = lines or LineNumbers(part.path, position)
+            rows, bad_lines = self._scanner.scan(block)
+            for bad in bad_lines:
+                # The number of a line may cost a pass over what is before it, its offset costs nothing.
+                place = f"byte {position + bad.start}"
+                if self._bad_rows.is_shown:
+                    place = str(lines.number(bad.index))
+                self._bad_rows.add(part.path, place, bad.fault)
+            lines.passed += rows.size + len(bad_lines)
+            if rows.size:
+                yield Block(rows, position)
+
+
+def shown(text: bytes) -> str:
+    """Returns text as a message quotes it: with escapes, and cut."""
+    cut = "..." if len(text) > _MAX_SHOWN_BYTES else ""
+    return repr(text[:_MAX_SHOWN_BYTES].decode(errors="backslashreplace")) + cut

@@ -1,0 +1,1 @@
+"""`ps-data`: makes, converts, splits and describes files."""

@@ -1,0 +1,134 @@
+"""Writes planted click logs to files, with a report of the best that a model can reach on them.
+
+    FOLDER/train/part-000.tsv ...    FOLDER/test/part-000.tsv ...    FOLDER/schema.toml    FOLDER/planted.json
+
+The report is written last: where there is one, the rows are all there and fit it.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import DataError, UsageError
+from ps_worker.data.tools.criteo_text import criteo_text
+from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT, PlantedModel
+from ps_worker.data.whole_file import whole_file
+
+MIN_TEST_ROWS = 100
+
+_CHUNK_ROWS = 20_000
+_MAX_ZIPF_EXPONENT = 10.0  # all rows have the first value long before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlantedReport:
+    """What was generated, and the best that a model can reach on the test rows.
+
+    Attributes:
+        rows: Rows to train on.
+        test_rows: Rows to test on.
+        seed: Of weights and rows.
+        click_rate: Share of clicks in the test rows.
+        best_auc: Area under the ROC curve of the true probabilities, on the test rows.
+        best_log_loss: Of the true probabilities, on the test rows; natural logarithm.
+    """
+
+    rows: int
+    test_rows: int
+    seed: int
+    click_rate: float
+    best_auc: float
+    best_log_loss: float
+
+
+def generate(
+    folder: Path,
+    *,
+    rows: int,
+    test_rows: int,
+    files: int,
+    test_files: int,
+    seed: int,
+    num_slots: int = NUM_SLOTS,
+    zipf_exponent: float = ZIPF_EXPONENT,
+) -> PlantedReport:
+    """Writes planted rows into `folder`, in place of those of an earlier call.
+
+    The same arguments give the same bytes, and more test rows leave the training rows as they are.
+
+    Raises:
+        UsageError: If there would be a file without a row, too few test rows to judge by, no slot, or an
+            exponent that is negative or very large.
+        DataError: If the folder cannot be written to.
+    """
+    if not 1 <= files <= rows or not 1 <= test_files <= test_rows:
+        raise UsageError(
+            f"cannot spread {rows} rows over {files} files and {test_rows} test rows over "
+            f"{test_files}: every file needs a row"
+        )
+    if test_rows < MIN_TEST_ROWS:
+        raise UsageError(f"{test_rows} test rows are too few to judge by, use {MIN_TEST_ROWS}")
+    if num_slots < 1 or not 0 <= zipf_exponent <= _MAX_ZIPF_EXPONENT:
+        raise UsageError(
+            f"slots is {num_slots} and zipf {zipf_exponent}, expected at least 1 slot and an exponent from 0 "
+            f"to {_MAX_ZIPF_EXPONENT:.0f}"
+        )
+    model = PlantedModel(seed, num_slots=num_slots, zipf_exponent=zipf_exponent)
+    report_path = folder / "planted.json"
+    try:
+        report_path.unlink(missing_ok=True)
+        _write_files(folder / "train", model, [seed, 1], rows, files)
+        clicks, probabilities = _write_files(
+            folder / "test", model, [seed, 2], test_rows, test_files
+        )
+        report = PlantedReport(
+            rows=rows,
+            test_rows=test_rows,
+            seed=seed,
+            click_rate=float(clicks.mean()),
+            best_auc=_auc(clicks, probabilities),
+            best_log_loss=_log_loss(clicks, probabilities),
+        )
+        with whole_file(folder / "schema.toml") as file:
+            file.write(model.schema.to_toml().encode())
+        with whole_file(report_path) as file:
+            file.write(json.dumps(asdict(report), indent=2).encode() + b"\n")
+    except OSError as error:
+        raise DataError(f"cannot write to {str(folder)!r}: {error}") from error
+    return report
+
+
+def _write_files(
+    folder: Path, model: PlantedModel, seed: list[int], num_rows: int, num_files: int
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Writes the rows, evenly over the files; returns their clicks and true probabilities."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob("part-*.tsv"):
+        stale.unlink()
+    clicks, probabilities = [], []
+    for index in range(num_files):
+        rng = np.random.default_rng([*seed, index])
+        left = num_rows * (index + 1) // num_files - num_rows * index // num_files
+        with whole_file(folder / f"part-{index:03d}.tsv") as file:
+            while left:
+                rows = model.draw(rng, min(left, _CHUNK_ROWS))
+                left -= len(rows.clicks)
+                clicks.append(rows.clicks)
+                probabilities.append(rows.probabilities)
+                file.write(criteo_text(rows.clicks, rows.numbers, rows.values))
+    return np.concatenate(clicks), np.concatenate(probabilities)
+
+
+def _auc(clicks: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
+    """Returns the share of (click, no click) pairs in the right order, by the sum of ranks."""
+    num_clicks = int(clicks.sum())
+    ranks = np.flatnonzero(clicks[np.argsort(probabilities)]) + 1
+    pairs = num_clicks * (len(clicks) - num_clicks)
+    return float(ranks.sum() - num_clicks * (num_clicks + 1) / 2) / pairs
+
+
+def _log_loss(clicks: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
+    return float(-np.log(np.where(clicks, probabilities, 1 - probabilities)).mean())

@@ -1,0 +1,261 @@
+"""What the columns of some files are like, in one pass, and a schema that scales them.
+
+Any format that there is a reader for will do: numbers come from it unscaled (as float32, with seven digits),
+values as keys.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ctr_model.batch import Batch
+from ctr_model.features import key_of
+from ctr_model.schema import DenseColumn, Schema, Transform
+from ctr_model.slots import select_slots
+from protos.errors import DataError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.batching import OneKindOfRows
+from ps_worker.data.formats import Format, format_of, reader_of
+from ps_worker.data.reader import FilePart
+from ps_worker.data.tools.number_stats import NumberStats
+from ps_worker.data.tools.value_counts import ValueCounts
+from ps_worker.data.tools.value_texts import value_texts
+
+logger = logging.getLogger(__name__)
+
+NUM_BOUNDARIES = 21  # of "quantile": every 5 %
+_NUM_TOP = 5
+_SHARES = np.linspace(0.0, 1.0, NUM_BOUNDARIES)
+_PERCENTILE_95 = NUM_BOUNDARIES - 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberProfile:
+    """A dense column. Where all is missing, what follows the rate is 0.
+
+    Attributes:
+        name: Of the column.
+        missing_rate: Share of the rows, in [0, 1].
+        min: Of all numbers, as are `max`, `mean` and `deviation`: of no sample.
+        max: See `min`.
+        mean: See `min`.
+        deviation: Of the population.
+        log_mean: Mean of f(x) = sign(x) log(1 + |x|).
+        log_deviation: Deviation of f(x).
+        percentiles: Below which 0 %, 5 %, ... 100 % of the numbers lie.
+    """
+
+    name: str
+    missing_rate: float
+    min: float
+    max: float
+    mean: float
+    deviation: float
+    log_mean: float
+    log_deviation: float
+    percentiles: tuple[float, ...]
+
+    @property
+    def percentile_95(self) -> float:
+        """By which the tutorials normalise."""
+        return self.percentiles[_PERCENTILE_95]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotProfile:
+    """A slot.
+
+    Attributes:
+        name: Of the slot.
+        missing_rate: Share of the rows, in [0, 1], that have an empty value or none.
+        num_distinct: Different values, the missing one not among them.
+        is_exact: Whether that and the counts of `top` are; if not, the number has a standard error of 0.81 %.
+        top: The most frequent values with their counts.
+        undercount: By how much the counts of `top` may be too small.
+    """
+
+    name: str
+    missing_rate: float
+    num_distinct: int
+    is_exact: bool
+    top: tuple[tuple[str, int], ...]
+    undercount: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Some files.
+
+    Attributes:
+        rows: Good rows.
+        bad_rows: Malformed ones.
+        click_rate: Share of the rows; None where they carry no label.
+        numbers: The dense columns, in order.
+        slots: In order.
+        has_exact_percentiles: If not, they are those of a sample, see `number_stats`.
+    """
+
+    rows: int
+    bad_rows: int
+    click_rate: float | None
+    numbers: tuple[NumberProfile, ...]
+    slots: tuple[SlotProfile, ...]
+    has_exact_percentiles: bool
+
+
+def profile_files(
+    files: Sequence[str], schema: Schema, *, format: Format | None = None, bad_row_limit: int = 0
+) -> Profile:
+    """Returns the profile of files.
+
+    Args:
+        files: Paths or URLs.
+        schema: Names of the columns; how it scales them does not matter.
+        format: Of the files; None: their names tell.
+        bad_row_limit: Malformed rows to pass over before giving up.
+
+    Raises:
+        DataError: If a file cannot be read, there are no rows, or some files have labels and some have not.
+        BadRowError: Names the malformed row beyond the limit.
+    """
+    bad_rows = BadRows(bad_row_limit)
+    kind = OneKindOfRows()
+    columns = _Columns(schema)
+    for path in files:
+        reader = reader_of(path, columns.schema, bad_rows, format)
+        rows_before = columns.stats.rows
+        for block in reader.blocks(FilePart(path)):
+            kind.require(path, block.rows)
+            columns.add(block.rows)
+        if columns.stats.rows == rows_before:
+            logger.warning("a file has no rows: file=%s", path)
+    if columns.stats.rows == 0:
+        raise DataError(f"no rows in {len(files)} files ({bad_rows.total} malformed)")
+    bad_rows.report(columns.stats.rows)
+    texts = [path for path in files if (format or format_of(path)) == "criteo"]
+    return columns.profile(texts, bad_rows.total)
+
+
+def schema_of(
+    profile: Profile, transform: Transform, *, missing_indicators: bool = False
+) -> Schema:
+    """Returns a schema that scales the columns of a profile.
+
+    Args:
+        profile: Of the data to train on.
+        transform: "none" and "log1p" standardise; "min_max" takes the minimum and the 95th percentile, as the
+            tutorials do, and cuts nothing off; "quantile" takes every 5 %.
+        missing_indicators: Whether columns that are missing in some rows get an indicator.
+    """
+    return Schema(
+        dense=tuple(
+            replace(
+                _scaled(column, transform),
+                missing_indicator=missing_indicators and column.missing_rate > 0,
+            )
+            for column in profile.numbers
+        ),
+        slots=tuple(slot.name for slot in profile.slots),
+    )
+
+
+def _scaled(column: NumberProfile, transform: Transform) -> DenseColumn:
+    """Returns the column with the transform; one that is always the same, or missing, is only shifted."""
+    name = column.name
+    if column.min == column.max:
+        return DenseColumn(name=name, shift=column.min)
+    if transform == "min_max":
+        # Where 95 % are the minimum, the maximum is the next best to divide by.
+        high = column.percentile_95 if column.percentile_95 > column.min else column.max
+        return DenseColumn(name=name, transform=transform, min=column.min, max=high)
+    if transform == "quantile":
+        return DenseColumn(name=name, transform=transform, boundaries=column.percentiles)
+    if transform == "log1p":
+        return DenseColumn(
+            name=name, transform=transform, shift=column.log_mean, scale=column.log_deviation
+        )
+    return DenseColumn(name=name, shift=column.mean, scale=column.deviation)
+
+
+class _Columns:
+    """All that is known of the columns so far.
+
+    Attributes:
+        schema: Under which rows have to be read: numbers as they are, and an indicator for each.
+        stats: Of the numbers.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = replace(
+            schema,
+            dense=tuple(
+                DenseColumn(name=column.name, missing_indicator=True) for column in schema.dense
+            ),
+        )
+        self.stats = NumberStats(len(schema.dense))
+        num_slots = len(schema.slots)
+        self._missing_keys = [np.uint64(key_of(slot, "")) for slot in range(1, num_slots + 1)]
+        self._values = [ValueCounts() for _ in schema.slots]
+        self._present = [0] * num_slots  # rows that have a value
+        self._clicks: float | None = None  # None: rows carry no label
+
+    def add(self, rows: Batch) -> None:
+        """Takes rows in."""
+        num_columns = len(self.schema.dense)
+        numbers = rows.dense[:, :num_columns].astype(np.float64)
+        numbers[rows.dense[:, num_columns:] == 1] = np.nan
+        self.stats.add(numbers)
+        for slot in range(rows.num_slots):
+            self._add_slot(slot, rows)
+        if rows.labels is not None:
+            self._clicks = (self._clicks or 0.0) + float(rows.labels.sum())
+
+    def _add_slot(self, slot: int, rows: Batch) -> None:
+        selected = select_slots(rows, (slot,))
+        is_there = selected.keys != self._missing_keys[slot]
+        present = selected.keys[is_there]
+        self._values[slot].add(present)
+        before = np.concatenate([[0], np.cumsum(is_there)])[selected.offsets]  # [B + 1]
+        self._present[slot] += int(np.count_nonzero(np.diff(before)))
+
+    def profile(self, text_files: Sequence[str], bad_rows: int) -> Profile:
+        """Returns what is known; a value is shown as text if `text_files` have it near their start."""
+        tops = [values.top(_NUM_TOP) for values in self._values]
+        wanted = [{key for key, _ in top} for top in tops]
+        texts = value_texts(text_files, len(self.schema.dense), wanted)
+        return Profile(
+            rows=self.stats.rows,
+            bad_rows=bad_rows,
+            click_rate=None if self._clicks is None else self._clicks / self.stats.rows,
+            numbers=tuple(self._number(column) for column in range(len(self.schema.dense))),
+            slots=tuple(
+                SlotProfile(
+                    name=name,
+                    missing_rate=1 - self._present[slot] / self.stats.rows,
+                    num_distinct=self._values[slot].num_distinct,
+                    is_exact=self._values[slot].is_exact,
+                    top=tuple((texts[slot].get(key, hex(key)), count) for key, count in tops[slot]),
+                    undercount=self._values[slot].undercount,
+                )
+                for slot, name in enumerate(self.schema.slots)
+            ),
+            has_exact_percentiles=self.stats.is_exact,
+        )
+
+    def _number(self, column: int) -> NumberProfile:
+        stats = self.stats
+        count = int(stats.moments.counts[column])
+        percentiles = stats.percentiles(column, _SHARES) if count else np.zeros(NUM_BOUNDARIES)
+        return NumberProfile(
+            name=self.schema.dense[column].name,
+            missing_rate=1 - count / stats.rows,
+            min=float(percentiles[0]),
+            max=float(percentiles[-1]),
+            mean=float(stats.moments.means[column]),
+            deviation=float(stats.moments.deviations[column]),
+            log_mean=float(stats.log_moments.means[column]),
+            log_deviation=float(stats.log_moments.deviations[column]),
+            percentiles=tuple(percentiles.tolist()),
+        )

@@ -1,0 +1,60 @@
+"""A profile as tables for a terminal, or for a file that they are sent to."""
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ps_worker.data.tools.profile import NumberProfile, Profile, SlotProfile
+
+
+def profile_table(profile: Profile) -> Group:
+    """Returns what `ps-data profile` prints."""
+    numbers = _table("column", ("missing", "min", "max", "mean", "deviation", "95th"))
+    for number in profile.numbers:
+        numbers.add_row(*map(Text, _number_cells(number)))  # brackets in a name are no markup
+    slots = _table("slot", ("missing", "distinct"), "most frequent values")
+    for slot in profile.slots:
+        slots.add_row(*map(Text, _slot_cells(slot, profile.rows)))
+    clicks = "no labels" if profile.click_rate is None else f"click rate {profile.click_rate:.4f}"
+    head = f"{profile.rows:,} rows, {clicks}, {profile.bad_rows:,} malformed rows"
+    return Group(head, numbers, slots, *_notes(profile))
+
+
+def _table(name: str, figures: tuple[str, ...], *texts: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(name, no_wrap=True)
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)
+    for text in texts:
+        table.add_column(text, overflow="fold")
+    return table
+
+
+def _number_cells(number: NumberProfile) -> tuple[str, ...]:
+    missing = f"{number.missing_rate:.2%}"
+    if number.missing_rate == 1:
+        return (number.name, missing, *["-"] * 5)
+    figures = (number.min, number.max, number.mean, number.deviation, number.percentile_95)
+    return (number.name, missing, *(f"{figure:,.6g}" for figure in figures))
+
+
+def _slot_cells(slot: SlotProfile, rows: int) -> tuple[str, ...]:
+    distinct = f"{'' if slot.is_exact else '~'}{slot.num_distinct:,}"
+    top = "  ".join(f"{text} {count / rows:.2%}" for text, count in slot.top)
+    return slot.name, f"{slot.missing_rate:.2%}", distinct, top
+
+
+def _notes(profile: Profile) -> list[str]:
+    """Returns what has to be said of figures that are not exact."""
+    notes = []
+    if not profile.has_exact_percentiles:
+        notes.append(
+            "95th: of a sample of 131,072 rows; the share below it is 95 % with a standard error of 0.06 % "
+            "(0.06 % / sqrt(1 - missing) where numbers are missing)"
+        )
+    if not all(slot.is_exact for slot in profile.slots):
+        worst = max(slot.undercount for slot in profile.slots) / profile.rows
+        notes.append(
+            f"~: estimated, standard error 0.81 %; in such slots a share may be up to {worst:.2%} too small"
+        )
+    return notes

@@ -1,0 +1,280 @@
+"""Deals the rows of text files to sets, as the tutorials' nine parts to train on and one to validate by.
+
+    FOLDER/train/part-00000.tsv ...    FOLDER/validation/part-00000.tsv ...    FOLDER/test/...
+
+A row goes by a hash of the seed and of its number over all files. So it is in exactly one set, and in the
+same one however the files are read; the sets have the sizes of the ratio in expectation.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.jit import kernel
+from protos.errors import DataError, UsageError
+from ps_worker.data.formats import format_of
+from ps_worker.data.reader import FilePart
+from ps_worker.data.text.line_blocks import line_blocks
+from ps_worker.data.tools.row_hash import row_hash
+from ps_worker.data.whole_file import hidden_path, open_to_write
+
+logger = logging.getLogger(__name__)
+
+SETS = ("train", "validation", "test")
+ROWS_PER_FILE = 1_000_000
+
+_NEWLINE = np.uint8(ord("\n"))
+_WITH_HEADERS = ("csv", "parquet", "orc")
+_OWN_NAME = re.compile(r"part-\d{5}\..+")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSet:
+    """One of the sets.
+
+    Attributes:
+        name: One of `SETS`.
+        rows: In all of its files.
+        files: In the order of the rows.
+    """
+
+    name: str
+    rows: int
+    files: tuple[Path, ...]
+
+
+def split_rows(
+    files: Sequence[str],
+    folder: Path,
+    *,
+    ratio: Sequence[int] = (9, 1),
+    seed: int = 1,
+    rows_per_file: int = ROWS_PER_FILE,
+    suffix: str = ".tsv",
+) -> list[WrittenSet]:
+    """Writes the sets, in place of those of an earlier call; all files appear at the end.
+
+    Args:
+        files: Text with a row a line, plain, .gz or .zst; the order of the files counts.
+        folder: Made if it is not there.
+        ratio: Of the sets' sizes: train to validation, or also to test.
+        seed: Of the hash.
+        rows_per_file: In all files of a set but the last.
+        suffix: Of the files' names, as ".tsv", ".tsv.gz" or ".tsv.zst".
+
+    Raises:
+        UsageError: If ratio, seed, rows_per_file or suffix make no sense, or a set's folder has files of
+            other origin.
+        DataError: If a file cannot be read, has a header, is not text, or a set would be empty.
+    """
+    _require_options(ratio, seed, rows_per_file, suffix)
+    folders = [folder / name for name in SETS[: len(ratio)]]
+    for path in files:
+        _require_lines(path)
+        _require_same_format(path, suffix)
+        if Path(path).resolve().parent in [each.resolve() for each in folders]:
+            raise UsageError(
+                f"{path!r} lies where the sets are to be written: choose another folder"
+            )
+    for each in folders:
+        _refuse_foreign_files(each)
+    try:
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(_SetWriter(each, rows_per_file, suffix)) for each in folders
+            ]
+            _deal(files, seed, _limits(ratio), writers)
+            num_rows = sum(writer.rows for writer in writers)
+            for writer in writers:
+                if writer.rows == 0:
+                    raise DataError(
+                        f"{writer.folder.name!r} would be empty: {num_rows} rows are too few for it"
+                    )
+            return [
+                WrittenSet(writer.folder.name, writer.rows, writer.finish()) for writer in writers
+            ]
+    except OSError as error:
+        raise DataError(f"cannot write to {str(folder)!r}: {error}") from error
+
+
+def parse_ratio(text: str) -> tuple[int, ...]:
+    """Returns the numbers of a ratio such as "9:1".
+
+    Raises:
+        UsageError: If it has another form.
+    """
+    try:
+        return tuple(int(part) for part in text.split(":"))
+    except ValueError as error:
+        raise UsageError(f"ratio is {text!r}, expected whole numbers as in 9:1") from error
+
+
+def _require_options(ratio: Sequence[int], seed: int, rows_per_file: int, suffix: str) -> None:
+    if not 2 <= len(ratio) <= len(SETS) or min(ratio) < 1:
+        raise UsageError(
+            f"ratio is {':'.join(map(str, ratio))}, expected two or three numbers of at least 1, as in 9:1"
+        )
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed is {seed!r}, expected a number from 0 to 2^63 - 1")
+    if rows_per_file < 1:
+        raise UsageError(f"rows_per_file is {rows_per_file!r}, expected at least 1")
+    if not suffix.startswith(".") or PurePath(f"part{suffix}").name != f"part{suffix}":
+        raise UsageError(f"suffix is {suffix!r}, expected the end of a name, as .tsv.gz")
+
+
+def _require_lines(path: str) -> None:
+    kind = format_of(path)
+    if kind in _WITH_HEADERS:
+        raise DataError(
+            f"{path}: {kind} files cannot be dealt out line by line; only text without a header can"
+        )
+
+
+def _require_same_format(path: str, suffix: str) -> None:
+    """Refuses a suffix under which the rows would be read as something else than they are."""
+    kind, kind_out = format_of(path), format_of(f"part{suffix}")
+    if kind != kind_out:
+        raise UsageError(
+            f"suffix is {suffix!r}, which is the end of {kind_out} files, and {path!r} is {kind}: "
+            f"choose another suffix"
+        )
+
+
+def _refuse_foreign_files(folder: Path) -> None:
+    """Refuses a folder with files that would be read along with the set, and are not of an earlier call."""
+    for path in sorted(folder.glob("part-*")):
+        if not _OWN_NAME.fullmatch(path.name):
+            raise UsageError(
+                f"{str(path)!r} would be taken for a part of the set {folder.name!r}: choose another folder"
+            )
+
+
+def _limits(ratio: Sequence[int]) -> NDArray[np.uint64]:
+    """Returns the hashes at which each set but the first begins."""
+    starts = np.cumsum(ratio)[:-1].tolist()
+    return np.array([(start << 64) // sum(ratio) for start in starts], np.uint64)
+
+
+def _deal(
+    files: Sequence[str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
+) -> None:
+    first_row = 0
+    out = np.empty((len(writers), 0), np.uint8)
+    for path in files:
+        is_empty = True
+        for block, _ in line_blocks(FilePart(path)):
+            is_empty = False
+            if out.shape[1] < len(block):
+                out = np.empty((len(writers), len(block)), np.uint8)
+            sizes = np.zeros((len(writers), 2), np.int64)
+            _deal_lines(block, seed, first_row, limits, out, sizes)
+            first_row += int(sizes[:, 1].sum())
+            for writer, content, (num_bytes, num_rows) in zip(writers, out, sizes, strict=True):
+                writer.write(content[:num_bytes], int(num_rows))
+        if is_empty:
+            logger.warning("a file has no rows: file=%s", path)
+
+
+@kernel
+def _deal_lines(
+    block: NDArray[np.uint8],
+    seed: int,
+    first_row: int,
+    limits: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+    sizes: NDArray[np.int64],
+) -> None:
+    """Copies each line of a block to its set.
+
+    Args:
+        block: uint8[n], whole lines.
+        seed: Of the hash.
+        first_row: The number of the first line.
+        limits: uint64[K - 1], ascending.
+        out: uint8[K, n], a row of which gets the lines of a set.
+        sizes: int64[K, 2], zeros; gets the bytes and rows of each set.
+    """
+    row = first_row
+    position = 0
+    while position < len(block):
+        hashed = row_hash(seed, row)
+        chosen = 0
+        while chosen < len(limits) and hashed >= limits[chosen]:
+            chosen += 1
+        end = sizes[chosen, 0]
+        byte = np.uint8(0)
+        while byte != _NEWLINE:
+            byte = block[position]
+            out[chosen, end] = byte
+            end += 1
+            position += 1
+        sizes[chosen, 0] = end
+        sizes[chosen, 1] += 1
+        row += 1
+
+
+class _SetWriter:
+    """Writes one set to files of so many rows, hidden until `finish`; without that they are removed.
+
+    Attributes:
+        folder: Of the files.
+        rows: Written so far.
+    """
+
+    def __init__(self, folder: Path, rows_per_file: int, suffix: str) -> None:
+        self.folder = folder
+        self.rows = 0
+        self._rows_per_file = rows_per_file
+        self._suffix = suffix
+        self._paths: list[Path] = []
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "_SetWriter":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        for path in self._paths:
+            hidden_path(path).unlink(missing_ok=True)
+
+    def write(self, content: NDArray[np.uint8], num_rows: int) -> None:
+        """Appends rows."""
+        while num_rows:
+            room = self._rows_per_file - self.rows % self._rows_per_file
+            if self._file is None or room == self._rows_per_file:
+                self._file = self._next_file()
+            count = min(room, num_rows)
+            stop = len(content)
+            if count < num_rows:
+                stop = int(np.flatnonzero(content == _NEWLINE)[count - 1]) + 1
+            self._file.write(content[:stop].data)
+            content = content[stop:]
+            num_rows -= count
+            self.rows += count
+
+    def finish(self) -> tuple[Path, ...]:
+        """Puts the files in the place of those that were there."""
+        self._close()
+        for stale in self.folder.glob("part-*"):
+            stale.unlink()
+        for path in self._paths:
+            hidden_path(path).replace(path)
+        return tuple(self._paths)
+
+    def _next_file(self) -> BinaryIO:
+        self._close()
+        self._paths.append(self.folder / f"part-{len(self._paths):05d}{self._suffix}")
+        return open_to_write(hidden_path(self._paths[-1]))
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,1 @@
+"""Data by code of the user's own: samples, generators, commands."""

@@ -1,0 +1,269 @@
+r"""A user's own parsing as a class, with the names of Paddle's data generators.
+
+    class Clicks(MultiSlotDataGenerator):
+        def generate_sample(self, line):
+            def samples():
+                label, age, *words = line.split()
+                keys = [int(word) for word in words]
+                yield [("age", [float(age)]), ("words", keys), ("click", [int(label)])]
+            return samples
+
+    if __name__ == "__main__":
+        Clicks().run_from_stdin()        # cat part-0 | python clicks.py
+
+A line becomes any number of samples, a sample a row of multi-slot text (`ps_worker.data.text.multislot`), or
+of a batch in the same process (`generator_reader.py`). This module loads fast, as pipe commands want it.
+"""
+
+import math
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from protos.errors import DataError, UsageError
+
+Number = int | float
+RawSample = Iterable[tuple[str, Sequence[Any]]]
+Cells = list[tuple[str, list[Any]]]
+
+T = TypeVar("T")
+Produced = Callable[[], Iterable[T]] | Iterable[T]
+"""What a user's method returns: a function that makes an iterator, as in Paddle, or what can be iterated."""
+
+_MAX_SHOWN = 60
+
+
+class DataGenerator(ABC):
+    """Samples from lines. A subclass says how; it keeps no state of a file, as threads may share it."""
+
+    batch_size = 32
+
+    @abstractmethod
+    def generate_sample(self, line: str | None) -> Produced[RawSample | None]:
+        r"""Returns the samples of a line.
+
+        Args:
+            line: With its "\n"; None in `run_from_memory`.
+
+        Returns:
+            A function that returns an iterator of samples, or the iterator. A sample is
+            [(name, [value, ...]), ...], with the same names in the same order each time; None is passed over.
+        """
+
+    def generate_batch(self, samples: list[RawSample]) -> Produced[RawSample]:
+        """Returns what comes of the samples of a batch; may be overridden, to pad them, say."""
+        return samples
+
+    def set_batch(self, batch_size: int) -> None:
+        """Sets how many samples `generate_batch` gets at once; the last time it gets what is left.
+
+        Raises:
+            UsageError: If it is below 1.
+        """
+        if batch_size < 1:
+            raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
+        self.batch_size = batch_size
+
+    def run_from_stdin(self) -> None:
+        """Writes a line of text to stdout for every sample of the lines of stdin.
+
+        Raises:
+            DataError: Names the line, and the value that is wrong.
+        """
+        self._write_texts(enumerate(sys.stdin.buffer, start=1))
+
+    def run_from_memory(self) -> None:
+        """Writes a line of text to stdout for every sample that `generate_sample(None)` has.
+
+        Raises:
+            DataError: Names the value that is wrong.
+        """
+        self._write_texts([(1, None)])
+
+    @abstractmethod
+    def checked_value(self, value: Any) -> Any:
+        """Returns a value as plain Python knows it.
+
+        Raises:
+            DataError: If such a generator cannot have it.
+        """
+
+    @abstractmethod
+    def text_of(self, value: Any) -> str:
+        """Returns how a checked value is written."""
+
+    def _write_texts(self, lines: Iterable[tuple[int, bytes | None]]) -> None:
+        run = GeneratorRun(self)
+        number = 0
+        try:
+            for number, line in lines:  # noqa: B007 (told by the error)
+                self._write(run.samples_of(line))
+            self._write(run.rest())
+            sys.stdout.flush()
+        except DataError as error:
+            raise DataError(f"line {number}: {error}") from error
+        except BrokenPipeError:
+            # Who reads has seen enough, as `head` does. What is buffered would fail again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _write(self, samples: Iterable[Cells]) -> None:
+        for cells in samples:
+            words = []
+            for _, values in cells:
+                words.append(str(len(values)))
+                words.extend(map(self.text_of, values))
+            sys.stdout.buffer.write(f"{' '.join(words)}\n".encode())
+
+
+class MultiSlotDataGenerator(DataGenerator):
+    """Samples of numbers: those of dense columns and the label, and the keys of slots.
+
+    None and nan are a missing number.
+    """
+
+    def checked_value(self, value: Any) -> Number:
+        """Returns a number; see `DataGenerator.checked_value`."""
+        if type(value) is int:
+            return value
+        if value is None:
+            return math.nan
+        if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):
+            hint = "; MultiSlotStringDataGenerator has text" if isinstance(value, str) else ""
+            raise DataError(f"{shown(value)}, expected a finite number{hint}")
+        return int(value) if isinstance(value, Integral) else float(value)
+
+    def text_of(self, value: Number) -> str:
+        """Returns the shortest text that reads back as the same number."""
+        return repr(value)
+
+
+class MultiSlotStringDataGenerator(DataGenerator):
+    """Samples of text, which is written as it is.
+
+    A reader is told by values="text" to hash the values of slots; else they are numbers, and keys.
+    """
+
+    def checked_value(self, value: Any) -> str:
+        """Returns a text; see `DataGenerator.checked_value`."""
+        if not isinstance(value, str):
+            raise DataError(f"{shown(value)}, expected text; MultiSlotDataGenerator has numbers")
+        if value and min(value) <= " ":
+            raise DataError(f"{shown(value)}, and values of multi-slot text have no blanks in them")
+        return value
+
+    def text_of(self, value: str) -> str:
+        """Returns it."""
+        return value
+
+
+class GeneratorRun:
+    """One pass of a generator over lines. For one thread.
+
+    Attributes:
+        names: Of the first sample's columns; None before it.
+    """
+
+    def __init__(self, generator: DataGenerator) -> None:
+        """Calls nothing yet."""
+        self._generator = generator
+        self._waiting: list[RawSample] | None = [] if has_batches(generator) else None
+        self.names: tuple[str, ...] | None = None
+
+    @property
+    def is_between_batches(self) -> bool:
+        """Whether no sample of the lines so far waits for more."""
+        return not self._waiting
+
+    def samples_of(self, line: bytes | None) -> Iterator[Cells]:
+        """Yields the checked samples that come with a line.
+
+        Raises:
+            DataError: Says which column and value is wrong, or what the user's code raised.
+        """
+        text = None if line is None else _decoded(line)
+        for sample in _produced("generate_sample", self._generator.generate_sample, text):
+            if sample is None:
+                continue
+            if self._waiting is None:
+                yield self._checked(sample)
+                continue
+            self._waiting.append(sample)
+            if len(self._waiting) == self._generator.batch_size:
+                yield from self.rest()
+
+    def rest(self) -> Iterator[Cells]:
+        """Yields the checked samples that wait for a whole batch; errors are those of `samples_of`."""
+        if self._waiting:
+            samples, self._waiting = self._waiting, []
+            for sample in _produced("generate_batch", self._generator.generate_batch, samples):
+                yield self._checked(sample)
+
+    def _checked(self, sample: RawSample) -> Cells:
+        cells = [self._checked_cell(cell) for cell in _cells(sample)]
+        names = tuple(name for name, _ in cells)
+        if self.names is None:
+            self.names = names
+        if names != self.names:
+            raise DataError(
+                f"the columns of the sample are {', '.join(names)}, but those of the first one "
+                f"{', '.join(self.names)}"
+            )
+        return cells
+
+    def _checked_cell(self, cell: Any) -> tuple[str, list[Any]]:
+        match cell:
+            case (str() as name, values):
+                pass
+            case _:
+                raise DataError(
+                    f"a column of the sample is {shown(cell)}, expected (name, [values])"
+                )
+        if hasattr(values, "tolist"):  # of numpy
+            values = values.tolist()
+        if not isinstance(values, list | tuple):
+            raise DataError(f"{name!r} has {shown(values)}, expected a list of values")
+        try:
+            return name, [self._generator.checked_value(value) for value in values]
+        except DataError as error:
+            raise DataError(f"{name!r} has {error}") from error
+
+
+def has_batches(generator: DataGenerator) -> bool:
+    """Returns whether `generate_batch` is overridden, so that samples depend on those around them."""
+    return type(generator).generate_batch is not DataGenerator.generate_batch
+
+
+def shown(value: object) -> str:
+    """Returns a value as a message quotes it: cut."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"the line is not UTF-8: {shown(line)}") from error
+
+
+def _cells(sample: RawSample) -> list[Any]:
+    if isinstance(sample, str | bytes) or not isinstance(sample, Iterable):
+        raise DataError(f"a sample is {shown(sample)}, expected [(name, [values]), ...]")
+    cells = list(sample)
+    if not cells:
+        raise DataError("a sample has no columns, expected [(name, [values]), ...]")
+    return cells
+
+
+def _produced(name: str, method: Callable[[Any], Produced[T]], argument: object) -> Iterator[T]:
+    """Yields what a user's method produces; what it raises becomes an error of data."""
+    try:
+        produced = method(argument)
+        yield from produced() if callable(produced) else produced
+    except Exception as error:  # a user's code may raise anything
+        raise DataError(
+            f"{name} raised {type(error).__name__}: {error}; it was given {shown(argument)}"
+        ) from error

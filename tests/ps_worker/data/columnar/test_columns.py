@@ -1,0 +1,448 @@
+"""What holds for all formats with named columns: the same rows from each, labels, faults, parts, offsets."""
+
+import csv
+import io
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import orc
+
+from ctr_model.batch import Batch
+from ctr_model.schema import DenseColumn, Schema
+from protos.errors import BadRowError, DataError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.columnar import columns as columnar
+from ps_worker.data.columnar.columns import cut_evenly
+from ps_worker.data.formats import reader_of
+from ps_worker.data.reader import Block, FilePart, Reader
+from tests.reference.features import key_of
+
+SCHEMA = Schema(
+    dense=(DenseColumn(name="age", shift=1.0, scale=2.0, missing=-1.0), DenseColumn(name="hits")),
+    slots=("user", "item", "place"),
+)
+ROWS: dict[str, list[object]] = {
+    "place": ["", None, "café", "x" * 30],
+    "label": [1, 0, 0, 1],
+    "ignored": [b"\xff", None, b"", b"a"],
+    "item": ["12345678", "123456789", None, "68fd1e64"],
+    "hits": [None, 2, -3, 4],
+    "user": ["7", "07", "-7", ""],
+    "age": [1.5, None, 1e3, 0.25],
+}
+FORMATS = ("csv", "parquet", "orc")
+
+
+def write(path: Path, table: pa.Table, rows_per_unit: int = 1000) -> str:
+    """Writes in the format that the name tells; units are row groups or stripes."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=rows_per_unit)
+    elif path.suffix == ".orc":
+        with orc.ORCWriter(str(path), stripe_size=1, batch_size=rows_per_unit) as writer:
+            for start in range(0, max(len(table), 1), rows_per_unit):
+                writer.write(table[start : start + rows_per_unit])
+    else:
+        path.write_bytes(csv_text(table))
+    return str(path)
+
+
+def csv_text(table: pa.Table) -> bytes:
+    """Returns the columns of numbers and valid text as CSV with a header."""
+    columns = {
+        name: [value if value is not None else "" for value in table[name].to_pylist()]
+        for name in table.column_names
+        if name != "ignored"
+    }
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
+
+
+def reader(path: str, bad_row_limit: int = 0, schema: Schema = SCHEMA) -> Reader:
+    return reader_of(path, schema, BadRows(bad_row_limit))
+
+
+def read(path: str, offset: int | None = None, schema: Schema = SCHEMA) -> list[Block]:
+    return list(reader(path, 100, schema).blocks(FilePart(path), offset))
+
+
+def rows_of(blocks: Sequence[Block]) -> list[tuple[object, ...]]:
+    """Returns each row as plain values."""
+    return [row for block in blocks for row in rows_of_batch(block.rows)]
+
+
+def rows_of_batch(batch: Batch) -> Iterator[tuple[object, ...]]:
+    for row in range(batch.size):
+        bounds = batch.offsets[row * batch.num_slots : (row + 1) * batch.num_slots + 1].tolist()
+        keys = [batch.keys[a:b].tolist() for a, b in itertools.pairwise(bounds)]
+        label = None if batch.labels is None else float(batch.labels[row])
+        yield label, batch.dense[row].tolist(), keys
+
+
+def numbered(size: int) -> pa.Table:
+    """Returns `size` rows that differ from each other."""
+    return pa.table(
+        {
+            "label": [row % 2 for row in range(size)],
+            "age": [float(row) for row in range(size)],
+            "hits": list(range(size)),
+            **{slot: [f"{slot}{row}" for row in range(size)] for slot in SCHEMA.slots},
+        }
+    )
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_rows_have_labels_scaled_numbers_and_keys_in_the_order_of_the_schema(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = write(tmp_path / f"a.{suffix}", pa.table(ROWS))
+
+    (block,) = read(path)
+
+    batch = block.rows
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [1, 0, 0, 1]
+    assert batch.dense.tolist() == [[0.25, 0], [-1, 2], [499.5, -3], [-0.375, 4]]
+    expected = [
+        key_of(slot, str(ROWS[name][row] or "").encode())
+        for row in range(4)
+        for slot, name in enumerate(SCHEMA.slots, start=1)
+    ]
+    assert batch.keys.tolist() == expected
+    assert batch.offsets.tolist() == list(range(13))
+    arrays = (batch.labels, batch.dense, batch.keys, batch.offsets)
+    assert [array.dtype.name for array in arrays] == ["float32", "float32", "uint64", "int32"]
+
+
+def in_types(text: pa.DataType) -> Callable[[pa.Table], pa.Table]:
+    def cast(table: pa.Table) -> pa.Table:
+        if pa.types.is_dictionary(text):
+            arrays = [table[slot].combine_chunks().dictionary_encode() for slot in SCHEMA.slots]
+        else:
+            arrays = [table[slot].cast(text) for slot in SCHEMA.slots]
+        for slot, array in zip(SCHEMA.slots, arrays, strict=True):
+            table = table.set_column(table.column_names.index(slot), slot, array)
+        return table
+
+    return cast
+
+
+TEXTS = st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), max_size=20)
+ROW = st.fixed_dictionaries(
+    {
+        "label": st.integers(0, 1),
+        "age": st.none() | st.integers(-(2**53), 2**53),
+        "hits": st.none() | st.integers(-99, 99),
+        "user": TEXTS,
+        "item": TEXTS,
+        "place": st.none() | st.integers(-(2**63), 2**63 - 1),
+    }
+)
+KINDS = pa.schema(
+    {
+        "label": pa.int8(),
+        "age": pa.int64(),
+        "hits": pa.int32(),
+        "user": pa.string(),
+        "item": pa.string(),
+        "place": pa.int64(),
+    }
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(st.lists(ROW, min_size=1, max_size=12), st.integers(1, 5))
+def test_same_values_give_the_same_rows_from_every_format(
+    tmp_path: Path, rows: list[dict[str, object]], rows_per_unit: int
+) -> None:
+    table = pa.Table.from_pylist(rows, KINDS)
+    as_text = table.set_column(5, "place", table["place"].cast(pa.string()))
+    written = [write(tmp_path / f"a.{suffix}", table, rows_per_unit) for suffix in FORMATS]
+    for index, kind in enumerate(
+        (pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string()))
+    ):
+        path = tmp_path / f"{index}.parquet"
+        written.append(write(path, in_types(kind)(as_text), rows_per_unit))
+    lines = [["" if row[name] is None else str(row[name]) for name in KINDS.names] for row in rows]
+    if not any("\t" in value for line in lines for value in line):
+        path = tmp_path / "a.tsv"
+        path.write_bytes("".join("\t".join(line) + "\n" for line in lines).encode())
+        written.append(str(path))
+
+    first, *others = [rows_of(read(path)) for path in written]
+
+    assert len(first) == len(rows)
+    for other in others:
+        assert other == first
+
+
+def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", pa.table(ROWS))
+    script = (
+        "import sys; from tests.ps_worker.data.columnar import test_columns as t; "
+        "print([k for b in t.read(sys.argv[1]) for k in b.rows.keys.tolist()])"
+    )
+
+    output = subprocess.run(
+        [sys.executable, "-c", script, path],
+        env=os.environ | {"PYTHONHASHSEED": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    ).stdout
+
+    assert output == f"{[key for block in read(path) for key in block.rows.keys.tolist()]}\n"
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("name", ["click", "clicked", "target", None])
+def test_label_is_found_by_its_usual_names(tmp_path: Path, suffix: str, name: str | None) -> None:
+    table = pa.table(ROWS)
+    names = [name or "other" if column == "label" else column for column in table.column_names]
+    path = write(tmp_path / f"a.{suffix}", table.rename_columns(names))
+
+    (block,) = read(path)
+
+    labels = block.rows.labels
+    assert (
+        labels is None if name is None else labels is not None and labels.tolist() == [1, 0, 0, 1]
+    )
+
+
+def test_column_of_the_schema_is_no_label(tmp_path: Path) -> None:
+    schema = Schema(dense=(DenseColumn(name="label"),), slots=("user",))
+    path = write(tmp_path / "a.parquet", pa.table(ROWS))
+
+    (block,) = read(path, schema=schema)
+
+    assert block.rows.labels is None
+    assert block.rows.dense[:, 0].tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_missing_column_is_named_with_the_nearest(tmp_path: Path, suffix: str) -> None:
+    table = pa.table(ROWS)
+    names = ["items" if name == "item" else name for name in table.column_names]
+    path = write(tmp_path / f"a.{suffix}", table.rename_columns(names))
+
+    with pytest.raises(
+        DataError, match=rf"a\.{suffix}: no column 'item'.*nearest that it has is 'items'"
+    ):
+        read(path)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_column_that_is_there_twice_is_refused(tmp_path: Path, suffix: str) -> None:
+    if suffix == "csv":
+        (tmp_path / "a.csv").write_text("user,age,hits,user,item,place\n1,2,3,4,5,6\n")
+    else:
+        table = pa.table(ROWS).drop_columns("ignored")
+        write(tmp_path / f"a.{suffix}", table.append_column("user", table["user"]))
+
+    with pytest.raises(DataError, match="column 'user' is there twice"):
+        read(str(tmp_path / f"a.{suffix}"))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("column", "values", "fault"),
+    [
+        ("label", [1, 2, 0, 1], "the label is '?2'?, expected 0 or 1"),
+        ("label", [1, None, 0, 1], "the label is missing, expected 0 or 1"),
+        ("label", [1.0, 0.5, 0.0, 1.0], "the label is '?0.5'?, expected 0 or 1"),
+        ("age", [1.5, math.inf, 1e3, 0.25], "column 'age' is '?inf'?, expected a finite number"),
+        ("age", [1.5, -math.inf, 1e3, 0.25], "column 'age' is '?-inf'?, expected a finite number"),
+    ],
+)
+def test_malformed_row_is_left_out_and_named(
+    tmp_path: Path, suffix: str, column: str, values: list[object], fault: str
+) -> None:
+    table = pa.table(ROWS | {column: values})
+    path = write(tmp_path / f"a.{suffix}", table)
+    place = "3" if suffix == "csv" else "row 2"
+
+    with pytest.raises(
+        BadRowError, match=rf"a\.{suffix}:{place}: {fault}; this is malformed row 1"
+    ):
+        list(reader(path).blocks(FilePart(path)))
+    good = pa.table(ROWS).take([0, 2, 3])
+    expected = rows_of(read(write(tmp_path / f"b.{suffix}", good)))
+    assert rows_of(read(path)) == expected
+
+
+@pytest.mark.parametrize("values", [[True, False], [1.0, 0.0], np.array([1, 0], np.uint64)])
+def test_label_is_any_kind_of_0_and_1(tmp_path: Path, values: Sequence[object]) -> None:
+    table = pa.table(ROWS)[:2]
+    table = table.set_column(1, "label", pa.array(values))
+
+    (block,) = read(write(tmp_path / "a.parquet", table))
+
+    assert block.rows.labels is not None
+    assert block.rows.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "orc"])
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("user", [1.5, 2.0], "column 'user' is of type double.*as slot 1: write it as text"),
+        ("user", [True, False], "column 'user' is of type bool"),
+        ("user", [[0.5], []], r"column 'user' is of type list<.*double>"),
+        ("age", ["1", "2"], "column 'age' is of type string, expected numbers"),
+        ("label", ["1", "0"], "column 'label' is of type string, expected numbers"),
+    ],
+)
+def test_column_of_a_wrong_type_is_refused(
+    tmp_path: Path, suffix: str, column: str, values: list[object], message: str
+) -> None:
+    table = pa.table(ROWS)[:2]
+    table = table.set_column(table.column_names.index(column), column, pa.array(values))
+    path = write(tmp_path / f"a.{suffix}", table)
+
+    with pytest.raises(DataError, match=rf"a\.{suffix}: {message}"):
+        read(path)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "orc"])
+def test_lists_are_any_number_of_keys(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columnar, "BLOCK_ROWS", 2)
+    table = pa.table(ROWS)
+    items: list[list[str | None] | None] = [["a", "b"], [], None, ["c", None, "d"]]
+    table = table.set_column(table.column_names.index("item"), "item", pa.array(items))
+    path = write(tmp_path / f"a.{suffix}", table, rows_per_unit=3)
+
+    keys = [row[2] for row in rows_of(read(path))]
+
+    expected = [[""] if row is None else [value or "" for value in row] for row in items]
+    assert [row[1] for row in keys] == [[key_of(2, v.encode()) for v in row] for row in expected]
+    assert [row[0] for row in keys] == [[key_of(1, str(v).encode())] for v in ROWS["user"]]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_file_without_rows_gives_no_blocks(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a.{suffix}", numbered(1)[:0])
+
+    parts = reader(path).parts(path, 3)
+
+    assert read(path) == []
+    assert [list(reader(path).blocks(part)) for part in parts] == [[] for _ in parts]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("rows_per_unit", [1, 7, 1000])
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 50, 200])
+def test_parts_hold_every_row_once(
+    tmp_path: Path, suffix: str, rows_per_unit: int, num_parts: int
+) -> None:
+    path = write(tmp_path / f"a.{suffix}", numbered(50), rows_per_unit)
+
+    parts = reader(path).parts(path, num_parts)
+
+    assert 1 <= len(parts) <= num_parts
+    found = [row for part in parts for row in rows_of(list(reader(path).blocks(part)))]
+    assert found == rows_of(read(path))
+    assert len(found) == 50
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("rows_per_unit", [1, 7, 1000])
+def test_reading_begins_again_at_any_block(
+    tmp_path: Path, suffix: str, rows_per_unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columnar, "BLOCK_ROWS", 3)
+    columnar._single_offsets.cache_clear()
+    table = numbered(30)
+    labels = pa.array([5 if row in (0, 10, 11, 29) else row % 2 for row in range(30)])
+    path = write(tmp_path / f"a.{suffix}", table.set_column(0, "label", labels), rows_per_unit)
+    blocks = read(path)
+    all_rows = rows_of(blocks)
+
+    for part in reader(path).parts(path, 4):
+        part_blocks = list(reader(path, 100).blocks(part))
+        for index, block in enumerate(part_blocks):
+            rest = list(reader(path, 100).blocks(part, block.offset))
+            assert rows_of(rest) == rows_of(part_blocks[index:])
+    given = 0
+    for block in blocks:
+        assert rows_of(read(path, block.offset)) == all_rows[given:]
+        given += block.rows.size
+    assert given == 26
+    columnar._single_offsets.cache_clear()
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "orc"])
+def test_offset_is_the_number_of_a_row(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a.{suffix}", numbered(20), rows_per_unit=6)
+    all_rows = rows_of(read(path))
+
+    assert [block.offset for block in read(path)] == [0, 6, 12, 18]
+    assert [block.offset for block in read(path, 8)] == [8, 12, 18]
+    for offset in range(21):
+        assert rows_of(read(path, offset)) == all_rows[offset:]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_blocks_are_bounded(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a.{suffix}", numbered(10_000), rows_per_unit=10_000)
+
+    sizes = [block.rows.size for block in read(path)]
+
+    assert max(sizes) <= columnar.BLOCK_ROWS
+    assert sum(sizes) == 10_000
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_url_is_read_as_a_local_file(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a.{suffix}", numbered(20), rows_per_unit=6)
+    url = f"memory://columnar/a.{suffix}"
+    with fsspec.open(url, "wb") as file:
+        file.write(Path(path).read_bytes())
+
+    parts = reader(url).parts(url, 2)
+
+    assert len(parts) == 2
+    assert rows_of(read(url)) == rows_of(read(path))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_file_that_is_not_there_is_named(tmp_path: Path, suffix: str) -> None:
+    path = str(tmp_path / f"none.{suffix}")
+
+    with pytest.raises(DataError, match=rf"cannot read .*none\.{suffix}"):
+        read(path)
+    with pytest.raises(DataError, match=rf"cannot read .*none\.{suffix}"):
+        reader(path).parts(path, 2)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=20), st.integers(1, 25))
+def test_cut_covers_all_in_ranges_that_are_not_empty(sizes: list[int], num_parts: int) -> None:
+    ranges = cut_evenly(sizes, num_parts)
+
+    assert 1 <= len(ranges) <= num_parts
+    assert [index for start, stop in ranges for index in range(start, stop)] == list(
+        range(len(sizes))
+    )
+    assert all(start < stop for start, stop in ranges)
+
+
+def test_cut_is_even() -> None:
+    assert cut_evenly([1] * 8, 4) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert cut_evenly([10, 1, 1, 1, 1, 6], 2) == [(0, 1), (1, 6)]

@@ -1,0 +1,147 @@
+"""What holds for Parquet alone: dictionaries, files of keys, damage."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ctr_model.schema import Schema
+from protos.errors import DataError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.columnar.parquet import ParquetReader
+from ps_worker.data.reader import FilePart
+from tests.reference.features import key_of
+
+SCHEMA = Schema(dense=(), slots=("user", "item"))
+KEYS_OF_FILE = {"ctr_ps.hash_version": "1", "ctr_ps.slots": json.dumps(["user", "item"])}
+
+
+def read_keys(path: Path, schema: Schema = SCHEMA) -> list[list[int]]:
+    reader = ParquetReader(schema, BadRows())
+    rows: list[list[int]] = []
+    for block in reader.blocks(FilePart(str(path))):
+        rows += block.rows.keys.reshape(-1, len(schema.slots)).tolist()
+    return rows
+
+
+def write_keys(path: Path, metadata: dict[str, str], kind: pa.DataType | None = None) -> Path:
+    keys = pa.array([2**64 - 1, None, 5], pa.uint64())
+    table = pa.table({"item": keys, "user": pa.array([1, 2, 3], kind or pa.uint64())})
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    return path
+
+
+@pytest.mark.parametrize("num_values", [3, 5000])
+@pytest.mark.parametrize("dictionary_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("row_group_size", [10_000, 777])
+def test_values_are_the_same_with_and_without_dictionaries(
+    tmp_path: Path, num_values: int, dictionary_bytes: int, row_group_size: int
+) -> None:
+    texts = [f"value {row % num_values}" for row in range(6000)]
+    pq.write_table(
+        pa.table({"user": texts, "item": [None if row % 5 else "x" for row in range(6000)]}),
+        tmp_path / "a.parquet",
+        dictionary_pagesize_limit=dictionary_bytes,
+        data_page_size=4096,
+        row_group_size=row_group_size,
+    )
+
+    keys = read_keys(tmp_path / "a.parquet")
+
+    item, missing = key_of(2, b"x"), key_of(2, b"")
+    by_text = {text: key_of(1, text.encode()) for text in set(texts)}
+    assert keys == [[by_text[text], missing if row % 5 else item] for row, text in enumerate(texts)]
+
+
+def test_numbers_in_metadata_do_not_make_keys_of_whole_numbers(tmp_path: Path) -> None:
+    path = write_keys(tmp_path / "a.parquet", {})
+
+    assert read_keys(path)[0] == [key_of(1, b"1"), key_of(2, b"18446744073709551615")]
+
+
+def test_file_of_keys_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = write_keys(tmp_path / "a.parquet", KEYS_OF_FILE)
+
+    assert read_keys(path) == [[1, 2**64 - 1], [2, key_of(2, b"")], [3, 5]]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "kind", "message"),
+    [
+        ({"ctr_ps.hash_version": "2"}, pa.uint64(), "hash version '2', those of the schema of 1: convert"),
+        ({"ctr_ps.slots": '["item", "user"]'}, pa.uint64(), "'user' were not made for slot 1, .*'item'"),
+        ({}, pa.int64(), "'user' is of type int64, expected keys as uint64"),
+        ({}, pa.list_(pa.int64()), "'user' is of type list<.*int64>, expected keys as uint64"),
+    ],
+    ids=["version", "order", "type", "list"],
+)  # fmt: skip
+def test_keys_that_are_not_those_of_the_schema_are_refused(
+    tmp_path: Path, metadata: dict[str, str], kind: pa.DataType, message: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    user = pa.array([[1], [2], [3]] if pa.types.is_list(kind) else [1, 2, 3], kind)
+    table = pa.table({"item": pa.array([1, 2, 3], pa.uint64()), "user": user})
+    pq.write_table(table.replace_schema_metadata(KEYS_OF_FILE | metadata), path)
+
+    with pytest.raises(DataError, match=rf"a\.parquet: .*{message}"):
+        read_keys(path)
+
+
+def test_schema_may_have_fewer_slots_than_the_keys_were_made_for(tmp_path: Path) -> None:
+    path = write_keys(tmp_path / "a.parquet", KEYS_OF_FILE)
+
+    assert read_keys(path, Schema(dense=(), slots=("user",))) == [[1], [2], [3]]
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    table = pa.table(
+        {name: [f"{x:08x}" for x in rng.integers(0, 2**32, 500)] for name in SCHEMA.slots}
+    )
+    path = tmp_path / "sound.parquet"
+    pq.write_table(table, path, row_group_size=100, write_page_checksum=True, compression="zstd")
+    return path
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, 0.5, -1])
+def test_truncated_file_is_refused(sound: Path, kept: float) -> None:
+    content = sound.read_bytes()
+    path = sound.with_name("cut.parquet")
+    path.write_bytes(content[: int(kept * len(content)) if isinstance(kept, float) else kept])
+
+    with pytest.raises(
+        DataError, match=r"cut\.parquet: no sound Parquet file.*copy or write it again"
+    ):
+        read_keys(path)
+
+
+def test_text_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_text("1\t2\t3\n" * 100)
+
+    with pytest.raises(DataError, match=r"a\.parquet: no sound Parquet file"):
+        read_keys(path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(st.data())
+def test_damaged_page_is_refused_or_harmless(sound: Path, data: st.DataObject) -> None:
+    content = bytearray(sound.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    position = data.draw(st.integers(4, footer - 1))
+    content[position] ^= data.draw(st.integers(1, 255))
+    path = sound.with_name("damaged.parquet")
+    path.write_bytes(content)
+
+    try:
+        found = read_keys(path)
+    except DataError as error:
+        assert "damaged.parquet" in str(error)  # noqa: PT017 (either is right)
+    else:
+        assert found == read_keys(sound)

@@ -1,0 +1,52 @@
+"""Rows as bytes and back."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.errors import ProtocolError
+from ps_worker.data.memory.row_parcel import pack_rows, unpack_rows
+from tests.support.rows import (
+    NUM_DENSE,
+    NUM_SLOTS,
+    assert_same_rows,
+    numbered_lists,
+    numbered_rows,
+)
+
+WIDTHS = {"num_dense": NUM_DENSE, "num_slots": NUM_SLOTS}
+
+
+@given(numbers=st.lists(st.integers(0, 10**6)), labels=st.booleans())
+def test_rows_survive_the_way(numbers, labels) -> None:
+    for rows in (numbered_rows(numbers, labels=labels), numbered_lists(numbers)):
+        assert_same_rows(rows, unpack_rows(pack_rows(rows), **WIDTHS))
+
+
+def test_columns_are_aligned() -> None:
+    rows = unpack_rows(pack_rows(numbered_lists(range(7))), **WIDTHS)
+
+    assert rows.labels is not None
+    for column in (rows.keys, rows.dense, rows.labels):
+        assert column.flags.aligned
+
+
+@pytest.mark.parametrize(("num_dense", "num_slots"), [(NUM_DENSE + 1, NUM_SLOTS), (NUM_DENSE, 1)])
+def test_rows_of_another_schema_are_refused(num_dense, num_slots) -> None:
+    with pytest.raises(ProtocolError, match=f"2 numbers and 3 slots came, .* {num_dense} and"):
+        unpack_rows(pack_rows(numbered_rows(range(3))), num_dense=num_dense, num_slots=num_slots)
+
+
+@pytest.mark.parametrize("length", [0, 31, 40, -1])
+def test_bytes_that_are_cut_off_are_refused(length) -> None:
+    with pytest.raises(ProtocolError, match="bytes"):
+        unpack_rows(pack_rows(numbered_rows(range(3)))[:length], **WIDTHS)
+
+
+def test_counts_that_do_not_fit_the_keys_are_refused() -> None:
+    data = bytearray(pack_rows(numbered_lists(range(4))))
+    data[-2:] = np.uint16(9).tobytes()
+
+    with pytest.raises(ProtocolError, match="slots have"):
+        unpack_rows(bytes(data), **WIDTHS)

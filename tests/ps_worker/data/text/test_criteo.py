@@ -1,0 +1,290 @@
+"""The Criteo reader: blocks of rows, rows without labels, malformed rows, parts, real rows."""
+
+import gzip
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ctr_model.batch import Batch
+from ctr_model.features import key_of
+from ctr_model.schema import DenseColumn, Schema, criteo_schema
+from protos.errors import BadRowError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.batching import joined
+from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.text.criteo import CriteoReader
+from ps_worker.data.text.line_blocks import BLOCK_BYTES
+from tests.reference import criteo as reference
+
+SCHEMA = Schema(
+    dense=(DenseColumn(name="age", shift=1.0, scale=2.0, missing=-1.0),), slots=("user", "item")
+)
+
+
+def row(number: int) -> str:
+    return f"{number % 2}\t{number}\tu{number}\ti{number}\n"
+
+
+def write(path: Path, text: str) -> str:
+    data = text.encode()
+    packed = {".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
+    path.write_bytes(packed.get(path.suffix, bytes)(data))
+    return str(path)
+
+
+def blocks_of(part: str | FilePart, bad_rows: BadRows | None = None) -> list[Block]:
+    part = FilePart(part) if isinstance(part, str) else part
+    return list(CriteoReader(SCHEMA, bad_rows or BadRows()).blocks(part))
+
+
+def read(path: str, bad_row_limit: int = 0) -> Batch:
+    return joined([block.rows for block in blocks_of(path, BadRows(bad_row_limit))])
+
+
+def ages(rows: Batch) -> list[float]:
+    return [float(age) * 2.0 + 1.0 for age in rows.dense[:, 0]]
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".tsv.zst"])
+def test_rows_are_labels_scaled_numbers_and_one_key_a_slot(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a{suffix}", "1\t7\talice\tbook\n0\t\t\tpen\n")
+
+    (block,) = blocks_of(path)
+
+    rows = block.rows
+    assert block.offset == 0
+    assert rows.labels is not None
+    assert rows.labels.tolist() == [1.0, 0.0]
+    assert rows.dense.tolist() == [[3.0], [-1.0]]
+    assert rows.keys.tolist() == [
+        key_of(1, "alice"), key_of(2, "book"), key_of(1, ""), key_of(2, "pen"),
+    ]  # fmt: skip
+    assert rows.offsets.tolist() == [0, 1, 2, 3, 4]
+    assert (rows.size, rows.num_slots) == (2, 2)
+    arrays = (rows.labels, rows.dense, rows.keys, rows.offsets)
+    assert [array.dtype.name for array in arrays] == ["float32", "float32", "uint64", "int32"]
+
+
+def test_value_that_is_no_text_is_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"1\t7\t\xff\xfe\tbook\n")
+
+    rows = read(str(path))
+
+    assert rows.keys[0] == key_of(1, b"\xff\xfe")
+
+
+def test_file_of_many_blocks_is_read_in_order_and_later_blocks_leave_earlier_alone(
+    tmp_path: Path,
+) -> None:
+    num_rows = 120_000
+    path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(num_rows)))
+
+    blocks = blocks_of(path)
+
+    assert len(blocks) >= 3
+    rows = joined([block.rows for block in blocks])
+    assert ages(rows) == list(range(num_rows))
+    assert rows.keys[::2].tolist() == [key_of(1, f"u{n}") for n in range(num_rows)]
+
+
+def test_later_block_may_have_more_rows(tmp_path: Path) -> None:
+    long_row = f"1\t0\t{'u' * 1000}\ti\n"
+    num_long = BLOCK_BYTES // len(long_row) + 1
+    path = write(tmp_path / "a.tsv", long_row * num_long + "".join(row(n) for n in range(9999)))
+
+    rows = joined([block.rows for block in blocks_of(path)])
+
+    assert ages(rows) == [0] * num_long + list(range(9999))
+
+
+def test_block_can_be_read_again_from_its_offset(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(60_000)))
+    _, second, *_ = blocks_of(path)
+
+    again = next(CriteoReader(SCHEMA, BadRows()).blocks(FilePart(path), second.offset))
+
+    assert again.offset == second.offset
+    assert ages(again.rows)[:5] == ages(second.rows)[:5]
+
+
+def test_parts_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(100)))
+    reader = CriteoReader(SCHEMA, BadRows())
+
+    parts = reader.parts(path, 7)
+    found = [age for part in parts for block in reader.blocks(part) for age in ages(block.rows)]
+
+    assert len(parts) == 7
+    assert found == list(range(100))
+
+
+@pytest.mark.parametrize("content", ["", "bad\nrows\n"])
+def test_no_block_is_empty(tmp_path: Path, content: str) -> None:
+    path = write(tmp_path / "a.tsv", content)
+
+    assert blocks_of(path, BadRows(2)) == []
+
+
+def test_rows_without_label_give_blocks_without(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "7\talice\tbook\n\t\tpen\n")
+
+    rows = read(path)
+
+    assert rows.labels is None
+    assert rows.dense.tolist() == [[3.0], [-1.0]]
+    assert rows.keys[:2].tolist() == [key_of(1, "alice"), key_of(2, "book")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (row(1), "7\talice\tbook\n", r"a\.tsv:2: 3 columns, expected 4 \(with a label\)"),
+        ("7\talice\tbook\n" * 2, row(1), r"a\.tsv:3: 4 columns, expected 3 \(without a label\)"),
+    ],
+)
+def test_rows_of_the_other_kind_are_malformed(
+    tmp_path: Path, first: str, second: str, message: str
+) -> None:
+    path = write(tmp_path / "a.tsv", first + second)
+
+    with pytest.raises(BadRowError, match=message):
+        read(path)
+
+
+def test_row_of_another_length_says_nothing_about_labels(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "garbage\n" * 3 + "7\talice\tbook\n")
+
+    rows = read(path, bad_row_limit=3)
+
+    assert rows.labels is None
+    assert rows.size == 1
+
+
+def test_one_row_that_lost_its_label_does_not_cost_the_others(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "7\talice\tbook\n" + row(1) * 3)
+
+    rows = read(path, bad_row_limit=1)
+
+    assert rows.labels is not None
+    assert rows.size == 3
+
+
+def test_part_with_rows_of_the_other_kind_alone_has_none(tmp_path: Path) -> None:
+    other = "7\talice\tbook\n"
+    path = write(tmp_path / "a.tsv", other + row(1) * 3)
+
+    assert list(CriteoReader(SCHEMA, BadRows(1)).blocks(FilePart(path, 0, len(other)))) == []
+
+
+@pytest.mark.parametrize("how", ["part", "offset"])
+def test_head_of_the_file_decides_about_labels_wherever_reading_begins(
+    tmp_path: Path, how: str
+) -> None:
+    head, other = row(1) * 3, "7\talice\tbook\n"
+    path = write(tmp_path / "a.tsv", head + other * 2 + row(1))
+    reader = CriteoReader(SCHEMA, BadRows(2))
+
+    (block,) = (
+        reader.blocks(FilePart(path, len(head)))
+        if how == "part"
+        else reader.blocks(FilePart(path), len(head))
+    )
+
+    assert block.rows.labels is not None
+    assert block.rows.size == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("", r"1 columns, expected 4 \(with a label\): ''"),
+        ("1\t5\tu", "3 columns, expected 4"),
+        ("1\t5\tu\ti\tx", "5 columns, expected 4"),
+        ("2\t5\tu\ti", "the label is '2', expected 0 or 1"),
+        ("1\t5.5\tu\ti", r"column 2 \(age\) is '5\.5', expected a 64-bit integer or nothing"),
+        ("1\t" + "9" * 70 + "\tu\ti", r"is '9{60}'\.\.\., expected"),
+    ],
+)
+def test_malformed_row_is_named_by_file_line_and_fault(
+    tmp_path: Path, bad: str, message: str
+) -> None:
+    path = write(tmp_path / "a.tsv", row(1) + row(2) + bad + "\n" + row(3))
+
+    with pytest.raises(BadRowError, match=rf"a\.tsv:3: .*{message}"):
+        read(path)
+
+
+def test_malformed_rows_up_to_the_limit_are_skipped_counted_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "a.tsv", row(1) + "x\n" + row(2) + "y\n" + row(3))
+    bad_rows = BadRows(2)
+
+    with caplog.at_level(logging.WARNING):
+        (block,) = blocks_of(path, bad_rows)
+
+    assert ages(block.rows) == [1, 2, 3]
+    assert bad_rows.total == 2
+    assert "'y'" in caplog.messages[1]
+    assert caplog.messages[1].endswith(f"file={path} place=4")
+
+
+def test_limit_is_of_all_files_together(tmp_path: Path) -> None:
+    bad_rows = BadRows(2)
+    blocks_of(write(tmp_path / "a.tsv", row(1) + "x\n" * 2), bad_rows)
+    second = write(tmp_path / "b.tsv", row(1) * 9 + "x\n")
+
+    with pytest.raises(BadRowError, match=r"b\.tsv:10: .* malformed row 3, and bad_row_limit is 2"):
+        blocks_of(second, bad_rows)
+
+
+def test_more_malformed_rows_than_one_scan_reports_are_all_skipped(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", row(1) + "x\n" * 300 + row(2) + "y\n")
+
+    rows = read(path, bad_row_limit=301)
+
+    assert ages(rows) == [1, 2]
+    assert rows.labels is not None
+    assert rows.labels.tolist() == [1, 0]
+    assert rows.keys[::2].tolist() == [key_of(1, "u1"), key_of(1, "u2")]
+
+
+def test_line_of_a_row_behind_many_malformed_ones_is_exact(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", row(1) + "x\n" * 300 + row(2) + "y\n")
+    bad_rows = BadRows(300)
+
+    with pytest.raises(BadRowError, match=r"a\.tsv:303: .*'y'"):
+        blocks_of(path, bad_rows)
+
+
+def test_line_is_exact_in_a_part_and_in_a_later_block(tmp_path: Path) -> None:
+    rows = "".join(row(n) for n in range(120_000))
+    path = write(tmp_path / "a.tsv", rows + "x\n")
+    middle = len(rows) - BLOCK_BYTES - 100
+
+    for part in (FilePart(path), FilePart(path, middle)):
+        with pytest.raises(BadRowError, match=r"a\.tsv:120001: "):
+            blocks_of(part)
+
+
+def test_real_rows_equal_rows_parsed_by_python() -> None:
+    folder = os.environ.get("CTR_SAMPLE_DIR")
+    if folder is None and not os.environ.get("CI"):
+        pytest.skip("CTR_SAMPLE_DIR names no folder with rows of Criteo")
+    path = min(Path(folder or "").glob("*.tsv.gz"))
+    schema = criteo_schema()
+
+    rows = next(CriteoReader(schema, BadRows()).blocks(FilePart(str(path)))).rows
+
+    with gzip.open(path) as file:
+        parsed = [reference.parse_row(next(file).rstrip(b"\n"), schema) for _ in range(300)]
+    labels, dense, keys = zip(*(row for row in parsed if row is not None), strict=True)
+    assert rows.labels is not None
+    assert rows.labels[:300].tolist() == list(labels)
+    np.testing.assert_allclose(rows.dense[:300], np.array(dense), rtol=1e-6, atol=1e-6)
+    assert rows.keys[: 300 * 26].tolist() == [key for row_keys in keys for key in row_keys]

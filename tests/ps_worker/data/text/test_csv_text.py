@@ -1,0 +1,183 @@
+"""What holds for CSV alone: headers, quotes, malformed lines, compression, bytes as they are."""
+
+import gzip
+import logging
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ctr_model.schema import DenseColumn, Schema
+from protos.errors import BadRowError, DataError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.text.csv_text import CsvReader, Separated
+from tests.reference.features import key_of
+
+SCHEMA = Schema(dense=(DenseColumn(name="age"),), slots=("user",))
+
+
+def write(path: Path, text: bytes) -> str:
+    if path.suffix == ".zst":
+        with pa.output_stream(str(path), compression="zstd") as stream:
+            stream.write(text)
+    else:
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return str(path)
+
+
+def read(path: str, bad_rows: BadRows | None = None, offset: int | None = None) -> list[Block]:
+    return list(CsvReader(SCHEMA, bad_rows or BadRows()).blocks(FilePart(path), offset))
+
+
+def users(text: bytes, tmp_path: Path) -> list[int]:
+    return [
+        key for block in read(write(tmp_path / "a.csv", text)) for key in block.rows.keys.tolist()
+    ]
+
+
+def keys_of(*values: bytes) -> list[int]:
+    return [key_of(1, value) for value in values]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"age,user\n1,a\n2,b\n",
+        b"age,user\n1,a\n2,b",
+        b"age,user\r\n1,a\r\n2,b\r\n",
+        b"\xef\xbb\xbfage,user\n1,a\n2,b\n",
+        b'"age","user"\n"1","a"\n2,"b"\n',
+        b'x,user,"y,z",age\n,a,"p,q",1\n,b,,2\n',
+    ],
+    ids=["plain", "no-end", "crlf", "byte-order-mark", "quoted", "more-columns"],
+)
+def test_header_names_the_columns(tmp_path: Path, text: bytes) -> None:
+    blocks = read(write(tmp_path / "a.csv", text))
+
+    assert [block.rows.labels for block in blocks] == [None] * len(blocks)
+    assert np.concatenate([block.rows.dense[:, 0] for block in blocks]).tolist() == [1, 2]
+    assert np.concatenate([block.rows.keys for block in blocks]).tolist() == keys_of(b"a", b"b")
+
+
+def test_values_are_bytes_and_no_word_means_missing(tmp_path: Path) -> None:
+    text = b'age,user\n1,\xff\xfe\n1,NULL\n1,nan\n1,\n1,""\n1,"a ""b"""\n1, a\n1,a\x00\n1,5" x\n'
+
+    assert users(text, tmp_path) == keys_of(
+        b"\xff\xfe", b"NULL", b"nan", b"", b"", b'a "b"', b" a", b"a\x00", b'5" x'
+    )
+
+
+def test_missing_number_is_empty_or_nan(tmp_path: Path) -> None:
+    (block,) = read(write(tmp_path / "a.csv", b'age,user\n,a\nnan,a\n"",a\n-2.5e1,a\n'))
+
+    assert block.rows.dense[:, 0].tolist() == [0, 0, 0, -25]
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (b"1", "not 2 fields between ',' as in the header: '1'"),
+        (b"1,a,b", "not 2 fields between ',' as in the header: '1,a,b'"),
+        (b"", "not 2 fields between ',' as in the header: ''"),
+        (b'1,"a', "a quote that the line does not close; values with line breaks .*: '1,\"a'"),
+        (b"1,a\rb", r"a carriage return inside the line: '1,a\\rb'"),
+        (b"x,a", "column 'age' is 'x', expected a finite number"),
+        (b"\xff,a", r"column 'age' is '\\\\xff', expected a finite number"),
+        (b"1" * 99 + b"x,a", r"column 'age' is '1{50,}\.\.\., expected"),
+    ],
+)
+def test_malformed_line_is_named_and_left_out(
+    tmp_path: Path, line: bytes, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = b"age,user\n1,a\n" + line + b"\n3,c\n"
+    path = write(tmp_path / "a.csv", text)
+
+    with pytest.raises(BadRowError, match=rf"a\.csv:3: {fault}"):
+        read(path)
+    with caplog.at_level(logging.WARNING):
+        (block,) = read(path, BadRows(1))
+    assert block.rows.dense[:, 0].tolist() == [1, 3]
+    assert block.rows.keys.tolist() == keys_of(b"a", b"c")
+    assert "place=3" in caplog.text
+
+
+def test_number_of_a_line_counts_from_the_start_of_the_file(tmp_path: Path) -> None:
+    lines = [b"age,user\n", *(b"%d,u\n" % row for row in range(100)), b"bad\n", b"x,u\n"]
+    path = write(tmp_path / "a.csv", b"".join(lines))
+    reader = CsvReader(SCHEMA, BadRows(1))
+
+    with pytest.raises(BadRowError, match=r"a\.csv:103: column 'age'"):
+        list(reader.blocks(FilePart(path, 300)))
+
+
+def test_only_malformed_lines_give_no_block(tmp_path: Path) -> None:
+    bad_rows = BadRows(9)
+
+    assert read(write(tmp_path / "a.csv", b"age,user\nx,a\nbad\n"), bad_rows) == []
+    assert bad_rows.total == 2
+
+
+def test_offset_is_the_byte_of_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"age,user\nbad\n1,a\n22,b\n")
+
+    (block,) = read(path, BadRows(1))
+
+    assert block.offset == len(b"age,user\nbad\n")
+    assert [b.offset for b in read(path, offset=len(b"age,user\nbad\n1,a\n"))] == [17]
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_compressed_file_is_one_part_with_offsets_of_its_content(
+    tmp_path: Path, suffix: str
+) -> None:
+    text = b"age,user\n" + b"".join(b"%d,u%d\n" % (row, row) for row in range(20_000))
+    plain, path = write(tmp_path / "a.csv", text), write(tmp_path / f"a.csv.{suffix}", text)
+    reader = CsvReader(SCHEMA, BadRows())
+
+    assert reader.parts(path, 4) == [FilePart(path)]
+    blocks, expected = read(path), read(plain)
+    assert len(blocks) > 1
+    assert [block.offset for block in blocks] == [block.offset for block in expected]
+    last = read(path, offset=blocks[-1].offset)
+    assert [b.rows.keys.tolist() for b in last] == [blocks[-1].rows.keys.tolist()]
+
+
+def test_cut_off_gzip_is_refused(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.csv.gz", b"age,user\n" + b"1,a\n" * 1000))
+    path.write_bytes(path.read_bytes()[:-9])
+
+    with pytest.raises(DataError, match=r"a\.csv\.gz: the file is cut off"):
+        read(str(path))
+
+
+def test_header_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"age,us\xff\n1,a\n")
+
+    with pytest.raises(DataError, match=r"a\.csv:1: the header is .*not UTF-8"):
+        read(path)
+
+
+def test_empty_file_has_no_rows(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "a.csv", b"")) == []
+
+
+def test_header_may_be_given_and_the_separator_be_another(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b'"a\t1\nb"\t2\n')
+    reader = CsvReader(SCHEMA, BadRows(), look=Separated("\t", None), header=["user", "age"])
+
+    (block,) = reader.blocks(FilePart(path))
+
+    assert block.rows.keys.tolist() == keys_of(b'"a', b'b"')
+    assert np.array_equal(block.rows.dense[:, 0], [1, 2])
+    assert block.offset == 0
+
+
+def test_file_of_one_column_may_have_empty_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"user\na\n\nb\n")
+    reader = CsvReader(Schema(dense=(), slots=("user",)), BadRows())
+
+    (block,) = reader.blocks(FilePart(path))
+
+    assert block.rows.keys.tolist() == keys_of(b"a", b"", b"b")

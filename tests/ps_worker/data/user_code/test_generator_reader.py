@@ -1,0 +1,268 @@
+"""Generators in process: the rows are those of their text, and places are told by file and line."""
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ctr_model.batch import Batch
+from ctr_model.features import key_of
+from ctr_model.schema import DenseColumn, Schema
+from protos.errors import DataError, UsageError
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.text.multislot import MultiSlotScanner
+from ps_worker.data.user_code.data_generator import (
+    DataGenerator,
+    MultiSlotDataGenerator,
+    MultiSlotStringDataGenerator,
+)
+from ps_worker.data.user_code.generator_reader import GeneratorReader, generated
+
+SCHEMA = Schema(
+    dense=(DenseColumn(name="age", shift=1.0, scale=2.0, missing=-9.0),), slots=("user", "words")
+)
+NAMES = ["words", "click", "age", "user"]
+
+
+class Numbers(MultiSlotDataGenerator):
+    """From a line "click age user word ...", as many samples as click says, at least one."""
+
+    def generate_sample(self, line: str | None) -> Any:
+        click, age, user, *words = (line or "").split()
+
+        def samples() -> Iterator[Any]:
+            for _ in range(max(int(click), 1)):
+                yield [
+                    ("words", [int(word) for word in words]),
+                    ("click", [int(click) % 2]),
+                    ("age", [] if age == "-" else [float(age)]),
+                    ("user", [int(user)]),
+                ]
+
+        return samples
+
+
+class Texts(MultiSlotStringDataGenerator):
+    """The same of text."""
+
+    def generate_sample(self, line: str | None) -> Any:
+        click, age, user, *words = (line or "").split()
+        return [
+            [
+                ("words", words),
+                ("click", [click]),
+                ("age", ["nan" if age == "-" else age]),
+                ("user", [user]),
+            ]
+        ]
+
+
+class Paired(Numbers):
+    """Numbers, each sample with the user of the next one in the batch."""
+
+    def generate_batch(self, samples: list[Any]) -> Any:
+        users = [sample[3] for sample in samples]
+        return lambda: [
+            [*sample[:3], user]
+            for sample, user in zip(samples, [*users[1:], users[0]], strict=True)
+        ]
+
+
+def text_of(generator: DataGenerator, content: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    output = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    monkeypatch.setattr(sys, "stdout", output)
+    generator.run_from_stdin()
+    return output.buffer.getvalue()
+
+
+def joined(blocks: Iterator[Block]) -> list[Any]:
+    """The rows of blocks, as plain Python."""
+    rows: list[Any] = []
+    for block in blocks:
+        rows += rows_of(block.rows)
+    return rows
+
+
+def rows_of(batch: Batch) -> list[Any]:
+    slots = np.split(batch.keys, batch.offsets[1:-1])
+    return [
+        (batch.labels[i], batch.dense[i].tolist(), [s.tolist() for s in slots[2 * i : 2 * i + 2]])
+        for i in range(batch.size)
+    ]
+
+
+def test_numbers_are_keys_and_are_scaled(tmp_path: Path) -> None:
+    path = tmp_path / "part-0"
+    path.write_text("1 5 7 11 12\n0 - 8\n")
+
+    (block,) = GeneratorReader(Numbers(), SCHEMA).blocks(FilePart(str(path)))
+
+    assert rows_of(block.rows) == [(1.0, [2.0], [[7], [11, 12]]), (0.0, [-9.0], [[8], []])]
+
+
+def test_texts_are_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "part-0"
+    path.write_text("1 5 7 a b\n0 - 8\n")
+
+    (block,) = GeneratorReader(Texts(), SCHEMA).blocks(FilePart(str(path)))
+
+    assert rows_of(block.rows) == [
+        (1.0, [2.0], [[key_of(1, "7")], [key_of(2, "a"), key_of(2, "b")]]),
+        (0.0, [-9.0], [[key_of(1, "8")], []]),
+    ]
+
+
+def test_all_numbers_may_come_together_and_the_label_be_left_out(tmp_path: Path) -> None:
+    class Grouped(MultiSlotDataGenerator):
+        def generate_sample(self, line: str | None) -> Any:
+            return [[("dense_input", [5]), ("user", [1]), ("words", [2])]]
+
+    path = tmp_path / "part-0"
+    path.write_text("\n")
+
+    (block,) = generated(Grouped())(SCHEMA, BadRows(0)).blocks(FilePart(str(path)))
+
+    assert block.rows.labels is None
+    assert (block.rows.dense.tolist(), block.rows.keys.tolist()) == ([[2.0]], [1, 2])
+
+
+LINES = st.lists(
+    st.builds(
+        lambda click, age, keys: " ".join([str(click), age, *map(str, keys)]),
+        st.integers(0, 3),
+        st.sampled_from(["-", "5", "0.25", "-1e3"]),
+        st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=4),
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize(("make", "values"), [(Numbers, "keys"), (Paired, "keys"), (Texts, "text")])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=LINES)
+def test_rows_are_those_that_are_read_from_the_text(
+    tmp_path: Path, make: type[DataGenerator], values: Any, lines: list[str]
+) -> None:
+    generator = make()
+    generator.set_batch(3)
+    if make is Texts:
+        lines = [f"{int(line[0]) % 2}{line[1:]}" for line in lines]
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path = tmp_path / "part-0"
+    path.write_bytes(content)
+
+    rows = joined(GeneratorReader(generator, SCHEMA).blocks(FilePart(str(path))))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        text = text_of(generator, content, monkeypatch)
+    read, bad_lines = MultiSlotScanner(SCHEMA, NAMES, values).scan(np.frombuffer(text, np.uint8))
+    assert bad_lines == []
+    assert rows == rows_of(read)
+
+
+@pytest.mark.parametrize("make", [Numbers, Paired])
+def test_reading_goes_on_from_the_offset_of_any_block(
+    tmp_path: Path, make: type[DataGenerator]
+) -> None:
+    path = tmp_path / "part-0"
+    path.write_text("".join(f"{n % 4} {n} {n} 1 2\n" for n in range(3000)))
+    generator = make()
+    generator.set_batch(5)  # most lines end inside a batch
+    reader, part = GeneratorReader(generator, SCHEMA), FilePart(str(path))
+    blocks = list(reader.blocks(part))
+    assert len(blocks) > 2
+
+    for number, block in enumerate(blocks):
+        assert joined(reader.blocks(part, block.offset)) == joined(iter(blocks[number:]))
+
+
+def test_parts_hold_each_sample_once(tmp_path: Path) -> None:
+    path = tmp_path / "part-0"
+    path.write_text("".join(f"1 {n} {n}\n" for n in range(100)))
+    reader = GeneratorReader(Numbers(), SCHEMA)
+
+    parts = reader.parts(str(path), 4)
+
+    assert len(parts) == 4
+    assert [slots[0][0] for part in parts for _, _, slots in joined(reader.blocks(part))] == list(
+        range(100)
+    )
+
+
+def test_file_whose_samples_depend_on_each_other_is_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "part-0"
+    path.write_text("1 1 1\n" * 100)
+
+    assert len(GeneratorReader(Paired(), SCHEMA).parts(str(path), 4)) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "line", "message"),
+    [
+        (Numbers, "x 1 1", "generate_sample raised ValueError: invalid literal for int"),
+        (Numbers, "1 1 -7", "slot 1 ('user') has -7, expected text, bytes or a key"),
+        (Numbers, "1 inf 7", "'age' has inf, expected a finite number"),
+        (Texts, "2 1 7", "the label is 2.0, expected 0, 1 or None"),
+        (Texts, "1 x 7", "'age' has 'x', expected a finite number"),
+        (Texts, "1 1_0 7", "'age' has '1_0', expected a finite number"),
+        (Texts, "1 inf 7", "'age' has 'inf', expected a finite number"),
+    ],
+)
+def test_what_is_wrong_is_told_with_file_and_line(
+    tmp_path: Path, make: type[DataGenerator], line: str, message: str
+) -> None:
+    path = tmp_path / "part-0"
+    path.write_text(f"1 1 1\n1 1 1\n{line}\n")
+    part = GeneratorReader(make(), SCHEMA).parts(str(path), 2)[1]
+
+    with pytest.raises(DataError) as caught:
+        list(GeneratorReader(make(), SCHEMA).blocks(part))
+
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert message in str(caught.value)
+
+
+def test_last_batch_that_fails_is_told_with_the_last_line(tmp_path: Path) -> None:
+    class Broken(Numbers):
+        def generate_batch(self, samples: list[Any]) -> Any:
+            raise KeyError("age")
+
+    path = tmp_path / "part-0"
+    path.write_text("1 1 1\n1 1 1\n")
+
+    with pytest.raises(DataError, match="part-0:2: generate_batch raised KeyError: 'age'"):
+        list(GeneratorReader(Broken(), SCHEMA).blocks(FilePart(str(path))))
+
+
+def test_wrong_number_of_values_is_told(tmp_path: Path) -> None:
+    class Wrong(MultiSlotDataGenerator):
+        def generate_sample(self, line: str | None) -> Any:
+            click, ages = eval(line or "")
+            return [[("click", click), ("age", ages), ("user", [1]), ("words", [])]]
+
+    path = tmp_path / "part-0"
+    for text, message in [
+        ("[1, 0], [2]", "'click' has 2 values, expected 1"),
+        ("[], [2]", "'click' has 0 values, expected 1"),
+        ("[1], [2, 3]", "'age' has 2 values, expected 0 or 1"),
+    ]:
+        path.write_text(f"{text}\n")
+        with pytest.raises(DataError, match=f"part-0:1: {message}"):
+            list(GeneratorReader(Wrong(), SCHEMA).blocks(FilePart(str(path))))
+
+
+def test_columns_that_the_schema_does_not_have_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "part-0"
+    path.write_text("1 1 1\n")
+    schema = Schema(dense=SCHEMA.dense, slots=("user", "word"))
+
+    with pytest.raises(UsageError, match="'words', which is nothing known; did you mean 'word'"):
+        list(GeneratorReader(Numbers(), schema).blocks(FilePart(str(path))))
