@@ -3,9 +3,10 @@
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from protos.errors import CheckpointError, JobError, UsageError
 from ps_server.checkpoint.reader import ATTACHMENTS, Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.data.files import matching_files
+from ps_worker.data.whole_file import whole_file
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job, stored_job
 from ps_worker.job_data import streamed
@@ -42,7 +44,8 @@ def infer(
     Args:
         model_dir: A checkpoint, or a folder of checkpoints, whose newest is taken.
         data: Patterns of files; empty: the test files of the job that trained the model.
-        output: Where to write one click probability a line, in the order of the rows.
+        output: Where to write one click probability a line, in the order of the rows. No malformed row is
+            passed over then, unless overridden: line n is that of row n.
         overrides: `section.key=value`, over the job that trained the model.
 
     Returns:
@@ -52,7 +55,8 @@ def infer(
         CtrPsError: If model, job or data are wrong.
     """
     checkpoint = Checkpoint.open(model_dir)
-    job = _job_of(checkpoint, overrides)
+    strict = [] if output is None else ["data.bad_row_limit=0"]
+    job = _job_of(checkpoint, [*strict, *overrides])
     _warn_of_other_code(checkpoint, job)
     schema = Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
     files = matching_files(data or job.data.test)
@@ -108,25 +112,14 @@ def _predictions_to(
     if output is None:
         yield None
         return
-    partial = output.with_name(f".{output.name}.partial")
-    with _opened(partial) as file:
+    is_writable = output.parent.is_dir() and os.access(output.parent, os.W_OK)
+    if not is_writable or output.is_dir():
+        raise UsageError(
+            f"--output: cannot write {str(output)!r}: give the path of a file in a folder that is there"
+        )
+    with whole_file(output) as file:
 
         def write(predictions: NDArray[np.float32]) -> None:
             np.savetxt(file, predictions, fmt="%.7f")
 
-        try:
-            yield write
-        except BaseException:
-            partial.unlink()
-            raise
-    partial.replace(output)
-
-
-def _opened(path: Path) -> TextIO:
-    try:
-        return path.open("w", encoding="ascii")
-    except OSError as error:
-        raise UsageError(
-            f"--output: cannot write to {str(path.parent)!r}: {error.strerror}; give a path in a folder "
-            f"that is there"
-        ) from error
+        yield write

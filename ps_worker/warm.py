@@ -4,6 +4,7 @@ It trains on two rows with a store of its own, so whatever a step runs is compil
 cache on disk.
 """
 
+import contextlib
 import math
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from ctr_model.batch import Batch
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.compile_lock import compile_lock
+from protos.errors import CtrPsError
 from protos.gradients import SparseGrad, sum_sparse
 from protos.partition import route
 from ps_server.store import ParameterStore
@@ -25,6 +27,7 @@ from ps_worker.data.user_code.samples import batches_of_samples
 from ps_worker.declaring import declare
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job
+from ps_worker.job_data import streamed
 from ps_worker.progress import Progress
 from ps_worker.session import Plan, plan_of
 from ps_worker.trainer import Trainer
@@ -33,6 +36,8 @@ from ps_worker.trainer import Trainer
 def warm(plan: Plan) -> None:
     """Compiles what a worker runs for this plan."""
     warm_model(plan.model, plan.schema, plan.job)
+    if plan.train_files and not plan.job.data.pipe_command:
+        _read_a_batch(plan)
 
 
 def warm_model(model: Model, schema: Schema, job: Job) -> None:
@@ -49,6 +54,14 @@ def warm_model(model: Model, schema: Schema, job: Job) -> None:
         _hash_a_sample(schema)
         _gather_lists()
         _move_rows()
+
+
+def _read_a_batch(plan: Plan) -> None:
+    """Compiles what reads the files, each format its own."""
+    dataset = streamed(plan.job, plan.schema)
+    dataset.set_filelist(plan.train_files[:1])
+    with compile_lock(), contextlib.suppress(CtrPsError):  # training says it, and to all
+        next(iter(dataset), None)
 
 
 def _two_batches(schema: Schema) -> list[Batch]:

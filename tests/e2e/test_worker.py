@@ -185,7 +185,7 @@ def test_output_that_cannot_be_written_is_a_usage_error(
     )  # fmt: skip
 
     assert done.returncode == 2, done.stderr
-    assert f"cannot write to '{tmp_path}/nowhere'" in done.stderr
+    assert f"cannot write '{tmp_path}/nowhere/predictions.txt'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
