@@ -1,10 +1,8 @@
 """The feature hash: what it must equal for ever, and what it may not depend on."""
 
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +11,7 @@ from hypothesis import strategies as st
 
 from ctr_model.features import HASH_VERSION, MAX_SLOT, hash_bytes, key_of, mix64
 from tests.reference import features as reference
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "features.md"
-VECTOR_ROW = re.compile(r"^\| (\d+) \| `([0-9a-f ]*)` \| [^|]* \| `0x([0-9a-f]{16})` \|$", re.M)
-
-
-def published_vectors() -> list[tuple[int, bytes, int]]:
-    rows = VECTOR_ROW.findall(DOCUMENT.read_text(encoding="utf-8"))
-    return [(int(slot), bytes.fromhex(value), int(key, 16)) for slot, value, key in rows]
+from tests.support.key_vectors import DOCUMENT, published_vectors
 
 
 def test_keys_equal_the_published_vectors() -> None:

@@ -1,0 +1,268 @@
+"""What holds for files of every format, as datasets read them: the same rows, and resume."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr_model.batch import Batch
+from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.columnar import file_columns
+from ps_worker.data.formats import reader_of
+from ps_worker.data.in_memory_dataset import InMemoryDataset
+from ps_worker.data.position import DataPosition
+from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.reader import FilePart
+from ps_worker.data.text import line_blocks
+from ps_worker.data.user_code import generator_reader, pipe
+from tests.support.commands import ROOT
+from tests.support.formats import (
+    FILE_FORMATS,
+    ROWS,
+    SCHEMA,
+    Row,
+    batch_of,
+    dataset_of,
+    rows_of,
+    schema_of,
+    write,
+)
+from tests.support.key_vectors import published_vectors
+from tests.support.rows import assert_same_rows
+
+formats = pytest.mark.parametrize("name", FILE_FORMATS)
+kinds = pytest.mark.parametrize("kind", [QueueDataset, InMemoryDataset])
+
+Kind = type[QueueDataset] | type[InMemoryDataset]
+
+# The same rows
+
+
+@formats
+@kinds
+def test_rows_are_the_same_from_every_format(tmp_path: Path, name: str, kind: Kind) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    files = [write(tmp_path, name, rows[:2], "a"), write(tmp_path, name, rows[2:], "b")]
+
+    actual = rows_of(dataset_of(kind, name, files))
+
+    assert len(rows) >= 4
+    assert_same_rows(batch_of(rows), actual)
+
+
+numbers = st.none() | st.integers(-(2**63), 2**63 - 1)
+values = st.text(st.characters(exclude_categories=["Cs"]), max_size=24)
+rows_of_any_text = st.lists(
+    st.builds(Row, st.integers(0, 1), st.tuples(numbers, numbers), st.tuples(*[values] * 3)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def without(pattern: str, row: Row) -> Row:
+    first, second, third = (re.sub(pattern, "", value) for value in row.values)
+    return replace(row, values=(first, second, third))
+
+
+@formats
+def test_any_text_and_any_number_are_the_same_from_every_format(name: str) -> None:
+    @settings(max_examples=10 if name == "pipe" else 40)
+    @given(rows_of_any_text)
+    def check(drawn: list[Row]) -> None:
+        rows = [without(FILE_FORMATS[name].cannot_write, row) for row in drawn]
+        with tempfile.TemporaryDirectory() as folder:
+            path = write(Path(folder), name, rows)
+
+            actual = rows_of(dataset_of(QueueDataset, name, [path]))
+
+        assert_same_rows(batch_of(rows), actual)
+
+    check()
+
+
+def vector_rows(num_slots: int) -> tuple[list[Row], dict[int, tuple[int, int]]]:
+    """Returns a row for each published vector that is text, and by its number slot and key."""
+    rows: list[Row] = []
+    expected = {}
+    for slot, value, key in published_vectors():
+        if slot <= num_slots:
+            values = [""] * num_slots
+            values[slot - 1] = value.decode()
+            expected[len(rows)] = (slot, key)
+            rows.append(Row(0, (len(rows), None), tuple(values)))
+    return rows, expected
+
+
+@formats
+def test_keys_are_the_published_ones(tmp_path: Path, name: str) -> None:
+    rows, expected = vector_rows(num_slots=26)
+    writable = FILE_FORMATS[name].writable(rows)
+    schema = schema_of(rows)
+    path = write(tmp_path, name, writable, schema=schema)
+
+    keys = rows_of(dataset_of(QueueDataset, name, [path], schema=schema)).keys.reshape(-1, 26)
+
+    assert len(writable) >= 11
+    for row, row_keys in zip(writable, keys, strict=True):
+        slot, key = expected[rows.index(row)]
+        assert int(row_keys[slot - 1]) == key, (slot, row.values[slot - 1])
+
+
+def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
+    expected = []
+    for name in sorted(FILE_FORMATS):
+        path = write(tmp_path, name, FILE_FORMATS[name].writable(ROWS), name)
+        expected.append(
+            " ".join([name, *map(str, rows_of(dataset_of(QueueDataset, name, [path])).keys)])
+        )
+
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.formats", str(len(SCHEMA.slots)), tmp_path],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for seed in ("1", "2")
+    ]
+
+    for process in processes:
+        output, _ = process.communicate(timeout=120)
+        assert sorted(output.splitlines()) == sorted(expected)
+
+
+# Resume
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has each reader cut files of some rows into several blocks."""
+    monkeypatch.setattr(line_blocks.line_blocks, "__defaults__", (None, 96))
+    monkeypatch.setattr(file_columns, "READ_ROWS", 2)
+    monkeypatch.setattr(generator_reader, "_BLOCK_ROWS", 2)
+    monkeypatch.setattr(pipe, "_BLOCK_BYTES", 64)
+
+
+def rows_of_files(contents: list[str]) -> list[list[Row]]:
+    """Returns a row for each letter, all different: of "b" a malformed one."""
+    number = 0
+    files = []
+    for content in contents:
+        rows = []
+        for letter in content:
+            number += 1
+            values = (f"u{number}", "" if number % 3 else "é" * (number % 5), "c")
+            label = 7 if letter == "b" else number % 2
+            rows.append(Row(label, (number, None if number % 4 else -number), values))
+        files.append(rows)
+    return files
+
+
+contents = st.lists(st.text("gggb", max_size=12), min_size=1, max_size=3)
+
+
+def files_of(name: str, contents: list[str], folder: Path, num_parts: int) -> list[FilePart]:
+    """Writes files, in which there is at least one good row, and cuts them."""
+    contents = [contents[0] + "g", *contents[1:]]
+    if not FILE_FORMATS[name].skips_bad_rows:
+        contents = [content.replace("b", "") for content in contents]
+    parts = []
+    for index, rows in enumerate(rows_of_files(contents)):
+        path = str(write(folder, name, rows, str(index)))
+        reader = reader_of(path, SCHEMA, BadRows(), FILE_FORMATS[name].reader)
+        parts += reader.parts(path, num_parts if name != "pipe" else 1)
+    return parts
+
+
+Pass = list[tuple[tuple[bytes, ...], DataPosition]]
+
+
+def all_of(batches: Iterator[tuple[Batch, DataPosition]]) -> Pass:
+    """Returns all batches, bit for bit, and the positions after them, as a checkpoint holds them."""
+    return [
+        (as_bytes(batch), DataPosition.from_json(position.to_json())) for batch, position in batches
+    ]
+
+
+def as_bytes(batch: Batch) -> tuple[bytes, ...]:
+    assert batch.labels is not None
+    columns = (batch.labels, batch.dense, batch.keys, batch.offsets)
+    return tuple(column.tobytes() for column in columns)
+
+
+def batches_of(given_batches: Pass) -> list[tuple[bytes, ...]]:
+    return [batch for batch, _ in given_batches]
+
+
+@formats
+@pytest.mark.usefixtures("small_blocks")
+def test_streaming_goes_on_from_every_position_with_exactly_the_rest(name: str) -> None:
+    @settings(max_examples=8 if name == "pipe" else 20)
+    @given(contents, st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(1, 2))
+    def check(
+        contents: list[str], batch_size: int, num_parts: int, shuffle_files: bool, epoch: int
+    ) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            parts = files_of(name, contents, Path(folder), num_parts)
+
+            def new() -> QueueDataset:
+                options: dict[str, Any] = {
+                    "bad_row_limit": 99,
+                    "shuffle_files": shuffle_files,
+                    "seed": 3,
+                }
+                return dataset_of(QueueDataset, name, parts, batch_size, **options)
+
+            dataset = new()
+            for _ in range(epoch):
+                given_batches = all_of(dataset.positioned())
+            next_epoch = all_of(dataset.positioned())
+
+            for number, (_, position) in enumerate(given_batches, start=1):
+                resumed = new()
+                rest = all_of(resumed.positioned(position))
+                assert batches_of(rest) == batches_of(given_batches[number:])
+                # Blocks may be others now, and so their offsets; they are as good.
+                for _, resumed_position in rest[:1]:
+                    again = all_of(new().positioned(resumed_position))
+                    assert batches_of(again) == batches_of(rest[1:])
+            assert all_of(resumed.positioned()) == next_epoch
+
+    check()
+
+
+@formats
+@pytest.mark.usefixtures("small_blocks")
+def test_memory_goes_on_from_every_position_with_exactly_the_rest(name: str) -> None:
+    @settings(max_examples=5 if name == "pipe" else 10)
+    @given(contents, st.integers(1, 5), st.integers(1, 3), st.integers(0, 2))
+    def check(contents: list[str], batch_size: int, num_parts: int, num_shuffles: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            parts = files_of(name, contents, Path(folder), num_parts)
+
+            def new() -> InMemoryDataset:
+                dataset = dataset_of(
+                    InMemoryDataset, name, parts, batch_size, bad_row_limit=99, seed=3
+                )
+                dataset.load_into_memory()
+                for _ in range(num_shuffles):
+                    dataset.local_shuffle()
+                return dataset
+
+            given_batches = all_of(new().positioned())
+            resumed = new()
+
+        for number, (_, position) in enumerate(given_batches, start=1):
+            assert all_of(resumed.positioned(position)) == given_batches[number:]
+
+    check()
