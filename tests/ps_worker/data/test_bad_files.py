@@ -1,0 +1,252 @@
+"""Bad files of every format, as datasets read them: skipped and counted, or an error that names them."""
+
+import logging
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+
+from ctr_model.schema import Schema
+from protos.errors import BadRowError, CtrPsError, DataError
+from ps_worker.data.in_memory_dataset import InMemoryDataset
+from ps_worker.data.queue_dataset import QueueDataset
+from tests.reference.features import key_of
+from tests.support.formats import (
+    FILE_FORMATS,
+    NUM_DENSE,
+    ROWS,
+    SCHEMA,
+    Row,
+    batch_of,
+    dataset_of,
+    rows_of,
+    write,
+    write_text,
+)
+from tests.support.rows import assert_same_rows
+
+BAD = Row(7, (1, 2), ("a", "b", "c"))
+
+formats = pytest.mark.parametrize("name", FILE_FORMATS)
+formats_that_skip = pytest.mark.parametrize(
+    "name", [name for name, each in FILE_FORMATS.items() if each.skips_bad_rows]
+)
+kinds = pytest.mark.parametrize("kind", [QueueDataset, InMemoryDataset])
+
+Kind = type[QueueDataset] | type[InMemoryDataset]
+
+
+@formats_that_skip
+@kinds
+def test_row_with_a_wrong_label_is_skipped_and_reported_or_an_error(
+    tmp_path: Path, name: str, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    path = write(tmp_path, name, [*rows[:3], BAD, rows[3], BAD])
+    line = 5 if name == "csv" else 4
+    place = f"row {line}" if name in ("parquet", "orc") else str(line)
+
+    with pytest.raises(
+        BadRowError,
+        match=rf"^{path}:{place}: .* is '?7'?, expected .*malformed row 1, and bad_row_limit is 0",
+    ):
+        rows_of(dataset_of(kind, name, [path]))
+    with pytest.raises(BadRowError, match="malformed row 2, and bad_row_limit is 1"):
+        rows_of(dataset_of(kind, name, [path], bad_row_limit=1))
+    caplog.clear()
+    dataset = dataset_of(kind, name, [path], bad_row_limit=2)
+    actual = rows_of(dataset)
+
+    assert_same_rows(batch_of(rows[:4]), actual)
+    assert dataset.bad_rows == 2
+    warnings = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    assert [f"file={path} place={place}" in warning for warning in warnings] == [True, False, False]
+    assert warnings[-1] == f"malformed rows skipped: bad_rows=2 rows=4 most in: {path} (2)"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("criteo", "x\t1\t2\ta\tb\tc", "the label is 'x', expected 0 or 1"),
+        ("gzip", "1\t1\t2\ta\tb", "5 columns, expected 6"),
+        ("zstd", "1\t1\t2\ta\tb\tc\td", "7 columns, expected 6"),
+        ("csv", "x,1,2,a,b,c", "the label is 'x', expected 0 or 1"),
+        ("csv", "1,1,2,a,b", "not 6 fields between ',' as in the header: '1,1,2,a,b'"),
+        ("libffm", "x 0:0:1 2:a:1", "the label is 'x', expected 0, 1, \\+1 or -1"),
+        ("libffm", "1 5:a:1", "the field of '5:a:1' is not one of the schema's, 0 to 4"),
+        ("multislot", "2 1 2 1 a 1 b 1 c 1 x", "value 1 of 1 of 'click' .* is 'x', expected 0 or"),
+        ("multislot", "2 1 2 1 a 1 b 1 1", "the line ends before 'click'"),
+    ],
+)  # fmt: skip
+@kinds
+def test_line_that_is_no_row_is_skipped_or_named(
+    tmp_path: Path, kind: Kind, name: str, line: str, message: str
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    path = tmp_path / f"part{FILE_FORMATS[name].suffix}"
+    write_text(path, with_line(name, rows, 3, line.encode()))
+
+    with pytest.raises(BadRowError, match=rf"^{path}:3: {message}.*malformed row 1"):
+        rows_of(dataset_of(kind, name, [path]))
+    good = rows_of(dataset_of(kind, name, [path], bad_row_limit=1))
+
+    assert_same_rows(batch_of(rows), good)
+
+
+def with_line(name: str, rows: Sequence[Row], number: int, line: bytes) -> bytes:
+    """Returns the text of rows and, as line `number` of it, counted from 1, another one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text"
+        FILE_FORMATS[name].write(path, rows, SCHEMA)
+        lines = path.read_bytes().splitlines(keepends=True)
+    return b"".join([*lines[: number - 1], line + b"\n", *lines[number - 1 :]])
+
+
+@pytest.mark.parametrize("name", ["generator", "pipe"])
+@pytest.mark.parametrize(
+    ("line", "generator_message", "pipe_message"),
+    [
+        ("x\t1\t2\ta\tb\tc", ":2: 'click' has 'x'", "bad line 2, '2 1 2 1 a 1 b 1 c 1 x'.*'click'.* is 'x'"),
+        ("1\t1\t2\ta\tb", ":2: the columns of the sample are .*, C2, but", "bad line 2, .*'click'"),
+    ],
+)  # fmt: skip
+def test_limit_of_malformed_rows_is_not_for_faults_of_code(
+    tmp_path: Path, name: str, line: str, generator_message: str, pipe_message: str
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    path = tmp_path / "part.tsv"
+    path.write_bytes(with_line(name, rows, 2, line.encode()))
+
+    message = generator_message if name == "generator" else pipe_message
+    with pytest.raises(DataError, match=rf"^{path}.*{message}"):
+        rows_of(dataset_of(QueueDataset, name, [path], bad_row_limit=9))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FILE_FORMATS if name not in ("keys", "orc", "parquet")]
+)
+def test_bytes_that_are_no_text_are_a_value_but_to_python(tmp_path: Path, name: str) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    path = tmp_path / f"part{FILE_FORMATS[name].suffix}"
+    lines = {".csv": b"1,1,2,%s,b,c", ".ffm": b"1 0:0:1 1:0:2 2:%s:1 3:b:1 4:c:1"}
+    lines |= {".multislot": b"2 1 2 1 %s 1 b 1 c 1 1"}
+    line = lines.get(FILE_FORMATS[name].suffix, b"1\t1\t2\t%s\tb\tc") % b"\xff\xfe"
+    write_text(path, with_line(name, rows, 3, line))
+    dataset = dataset_of(QueueDataset, name, [path])
+
+    if name == "generator":
+        with pytest.raises(DataError, match=rf"^{path}:3: .*UTF-8"):
+            rows_of(dataset)
+    else:
+        keys = rows_of(dataset).keys
+        assert int(keys[(1 if name == "csv" else 2) * 3]) == key_of(1, b"\xff\xfe")
+
+
+@pytest.mark.parametrize("name", ["parquet", "orc"])
+def test_bytes_that_are_no_text_are_a_value_in_columns(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"part.{name}"
+    values = {slot: pa.array([b"\xff\xfe"], pa.binary()) for slot in SCHEMA.slots}
+    table = pa.table({"I1": [1], "I2": [2], **values})
+    pq.write_table(table, path) if name == "parquet" else orc.write_table(table, str(path))
+
+    keys = rows_of(dataset_of(QueueDataset, name, [path])).keys
+
+    assert [int(key) for key in keys] == [key_of(slot, b"\xff\xfe") for slot in (1, 2, 3)]
+
+
+@formats
+@kinds
+def test_file_without_rows_among_others_is_told(
+    tmp_path: Path, name: str, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    files = [write(tmp_path, name, each, stem) for stem, each in (("a", rows), ("b", []))]
+
+    actual = rows_of(dataset_of(kind, name, files))
+
+    assert_same_rows(batch_of(rows), actual)
+    warnings = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    assert warnings == [f"a file has no rows: file={files[1]}"]
+
+
+@formats
+@kinds
+def test_no_row_in_any_file_is_an_error(tmp_path: Path, name: str, kind: Kind) -> None:
+    files = [write(tmp_path, name, [], stem) for stem in ("a", "b")]
+
+    with pytest.raises(DataError, match=rf"^no rows in 2 files: {files[0]}, {files[1]} "):
+        rows_of(dataset_of(kind, name, files))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gzip", "the file is cut off; copy or compress it again"),
+        ("zstd", "the file is cut off; copy or compress it again"),
+        ("parquet", "no sound Parquet file"),
+        ("keys", "no sound Parquet file"),
+        ("orc", "no sound ORC file"),
+    ],
+)
+@kinds
+def test_truncated_file_is_named_and_the_ones_before_it_were_read(
+    tmp_path: Path, kind: Kind, name: str, message: str
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    sound, cut = (write(tmp_path, name, rows, stem) for stem in ("a", "b"))
+    cut.write_bytes(cut.read_bytes()[:-5])
+    dataset = dataset_of(kind, name, [sound, cut], batch_size=len(rows))
+
+    if isinstance(dataset, QueueDataset):
+        batches = iter(dataset)
+        assert_same_rows(batch_of(rows), next(batches))
+        with pytest.raises(DataError, match=rf"^{cut}: {message}"):
+            next(batches)
+    else:
+        with pytest.raises(DataError, match=rf"^{cut}: {message}"):
+            dataset.load_into_memory()
+        assert dataset.get_memory_data_size() == 0
+
+
+@formats
+@kinds
+def test_file_that_vanished_is_named(tmp_path: Path, name: str, kind: Kind) -> None:
+    path = tmp_path / f"absent{FILE_FORMATS[name].suffix}"
+
+    with pytest.raises(DataError, match=rf"^cannot read '{path}': No such file"):
+        rows_of(dataset_of(kind, name, [path]))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("criteo", r"no rows in 1 files: {path} \(\d malformed rows\)"),
+        ("csv", "{path}: no column 'C4', which the schema has; the nearest"),
+        ("libffm", None),  # left out is missing
+        ("multislot", r"no rows in 1 files: {path} \(\d malformed rows\)"),
+        ("parquet", "{path}: no column 'C4', which the schema has; the nearest"),
+        ("keys", "{path}: no column 'C4', which the schema has; the nearest"),
+        ("orc", "{path}: no column 'C4', which the schema has; the nearest"),
+        ("generator", "columns lacks 'C4': a row has every column of the schema"),
+        ("pipe", "{path}: the command .*bad line 1, .*the line ends before 'C5'"),
+    ],
+)
+@kinds
+def test_schema_with_more_slots_is_refused(
+    tmp_path: Path, kind: Kind, name: str, message: str | None
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    path = write(tmp_path, name, rows)
+    schema = Schema.numbered(NUM_DENSE, len(SCHEMA.slots) + 2)
+    dataset = dataset_of(kind, name, [path], schema=schema, bad_row_limit=9)
+
+    if message is None:
+        assert rows_of(dataset).size == len(rows)
+    else:
+        with pytest.raises(CtrPsError, match="^" + message.format(path=re.escape(str(path)))):
+            rows_of(dataset)
