@@ -16,7 +16,7 @@ _ZERO, _ONE, _MINUS, _PLUS, _POINT = (np.uint8(ord(character)) for character in 
 _LOWER_CASE = np.uint8(0x20)  # set in a lower-case letter, clear in its capital
 _E, _N, _A = (np.uint8(ord(character)) for character in "ena")
 
-_MAX_KEY_DIGITS = 20
+MAX_KEY_DIGITS = 20
 _ROOM = np.uint64(10**18)  # a significand below this has room for one more digit
 _EXACT = np.uint64(2**53)  # whole numbers up to this are float64 numbers, as are powers up to 10^22
 _EXACT_EXPONENT = 22
@@ -42,8 +42,8 @@ def parse_key(block: NDArray[np.uint8], start: int) -> tuple[np.uint64, int]:
         digit = block[position] - _ZERO
     num_digits = position - start
     # 20 digits that fit begin with 1, and what overflows then wraps to less than 20 digits.
-    is_long = (num_digits == _MAX_KEY_DIGITS) & (block[start] == _ONE) & (key >= np.uint64(10**19))
-    fits = (num_digits < _MAX_KEY_DIGITS) | is_long
+    is_long = (num_digits == MAX_KEY_DIGITS) & (block[start] == _ONE) & (key >= np.uint64(10**19))
+    fits = (num_digits < MAX_KEY_DIGITS) | is_long
     return key, position if fits else start
 
 

@@ -25,9 +25,11 @@ from ctr_model.schema import Schema
 from protos.errors import UsageError
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.text import svm_scanner as scanner
-from ps_worker.data.text.decimals import parse_decimal
-from ps_worker.data.text.multislot_scanner import count_lines_and_blanks
+from ps_worker.data.text.decimals import MAX_KEY_DIGITS, parse_decimal
+from ps_worker.data.text.multislot_scanner import count_lines_and_blanks, skip_blanks, word_end
 from ps_worker.data.text.text_reader import BadLine, TextReader, shown
+
+_MAX_INDEX = 2**64 - 1
 
 
 class SvmScanner:
@@ -60,7 +62,7 @@ class SvmScanner:
         dense = np.empty((num_lines, len(self._schema.dense)), np.float64)
         keys = np.empty(num_blanks + num_lines * num_slots, np.uint64)
         offsets = np.zeros(num_lines * num_slots + 1, np.int32)
-        malformed = np.empty((num_lines, 4), np.int64)
+        malformed = np.empty((num_lines, 3), np.int64)
         num_rows, num_malformed = scanner.scan_lines(
             block,
             self._has_fields,
@@ -88,13 +90,13 @@ class SvmScanner:
         return rows, [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
 
     def _bad_line(self, block: NDArray[np.uint8], entry: NDArray[np.int64]) -> BadLine:
-        start, stop, position = (
-            int(entry[field]) for field in (scanner.START, scanner.STOP, scanner.POSITION)
-        )
-        before = block[start:position].tobytes().strip()
-        word = (block[position:stop].tobytes().split(maxsplit=1) or [b""])[0]
+        start, position = int(entry[scanner.START]), int(entry[scanner.POSITION])
+        word = block[position : word_end(block, position)].tobytes()
+        is_label = position == skip_blanks(block, start)
         fault = (
-            self._fault(word) if before else f"the label is {shown(word)}, expected 0, 1, +1 or -1"
+            f"the label is {shown(word)}, expected 0, 1, +1 or -1"
+            if is_label
+            else self._fault(word)
         )
         return BadLine(int(entry[scanner.LINE]), start, fault)
 
@@ -104,6 +106,8 @@ class SvmScanner:
         pieces = word.split(b":")
         if len(pieces) != form.count(":") + 1 or not (pieces[0].isdigit() and pieces[-2]):
             return f"{shown(word)} is not {form}"
+        if len(pieces[0]) > MAX_KEY_DIGITS or int(pieces[0]) > _MAX_INDEX:
+            return f"the first number of {shown(word)} is beyond 2**64 - 1"
         field = int(pieces[0])
         num_fields = len(self._schema.dense) + len(self._schema.slots)
         if self._has_fields and field >= num_fields:
@@ -152,4 +156,6 @@ def _dense_indexes(schema: Schema) -> list[int]:
             raise UsageError(
                 f"dense column {column.name!r}: with libsvm its name has to be its index, as '3'"
             )
+        if int(column.name) > _MAX_INDEX:
+            raise UsageError(f"dense column {column.name!r}: an index is at most 2**64 - 1")
     return [int(column.name) for column in schema.dense]

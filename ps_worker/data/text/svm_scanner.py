@@ -17,9 +17,9 @@ from ps_worker.data.text.criteo_scanner import line_end
 from ps_worker.data.text.decimals import parse_decimal, parse_key
 from ps_worker.data.text.multislot_scanner import skip_blanks, word_end
 
-# The columns of `malformed`, a row of which describes a malformed line: its number from 0, where it begins
-# and ends, and where the word at fault begins.
-LINE, START, STOP, POSITION = range(4)
+# The columns of `malformed`, a row of which describes a malformed line: its number from 0, where it begins,
+# and where the word at fault begins.
+LINE, START, POSITION = range(3)
 
 _NEWLINE, _COLON, _ZERO, _ONE, _PLUS, _MINUS = (np.uint8(ord(character)) for character in "\n:01+-")
 
@@ -194,7 +194,7 @@ def scan_lines(
         counts: int64[S], overwritten.
         keys: uint64[blanks + lines * S].
         offsets: int32[lines * S + 1], begins with 0.
-        malformed: int64[lines, 4].
+        malformed: int64[lines, 3].
 
     Returns:
         The number of rows written, and of malformed lines.
@@ -228,11 +228,9 @@ def scan_lines(
             num_rows += 1
             position = word + 1
             continue
-        stop = line_end(block, word)
         malformed[num_malformed, LINE] = num_rows + num_malformed
         malformed[num_malformed, START] = start
-        malformed[num_malformed, STOP] = stop
         malformed[num_malformed, POSITION] = word
         num_malformed += 1
-        position = stop + 1
+        position = line_end(block, word) + 1
     return num_rows, num_malformed

@@ -98,6 +98,11 @@ def test_schema_without_numbers_makes_every_index_a_value() -> None:
         (FFM, "1 3:u:0.2", "'3:u:0.2' is a value of slot 'words', so its number has to be 1"),
         (FFM, "1 1:u:nan", "the number of 'n' is 'nan', expected a number"),
         (FFM, "1 0:1:2 0:1:2", "'0:1:2' is the second number of 'age'"),
+        (FFM, f"1 {'0' * 21}:u:1", "the first number of '000000000000000000000:u:1' is beyond"),
+        (SVM, "1 18446744073709551616:1", "the first number of '18446744073709551616:1' is beyond"),
+        (SVM, f"1 {'7' * 5000}:1", f"the first number of '{'7' * 60}'... is beyond 2**64 - 1"),
+        (SVM, "\x01 2 7:1", "the label is '2', expected 0, 1, +1 or -1"),
+        (SVM, "1 7:1\x017", "'7' is not index:number"),
     ],
 )
 def test_malformed_line_is_told_by_its_word(schema: Schema, line: str, message: str) -> None:
@@ -174,6 +179,7 @@ def test_parts_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
         (FFM, "its schema has one slot, not 2"),
         (Schema(dense=(DenseColumn(name="age"),), slots=("a",)), "dense column 'age': with libsvm"),
         (Schema(dense=(DenseColumn(name="07"),), slots=("a",)), "dense column '07': with libsvm"),
+        (Schema(dense=(DenseColumn(name=f"{2**64}"),), slots=("a",)), "an index is at most"),
     ],
 )
 def test_schema_that_libsvm_cannot_have_is_refused(schema: Schema, message: str) -> None:
