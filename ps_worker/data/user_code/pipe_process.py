@@ -24,6 +24,8 @@ _STDERR_LINES = 20
 _STDERR_BYTES = 1 << 14
 _JOIN_LIMIT_S = 10.0
 
+_SIGNALS = {int(each): each.name for each in signal.Signals}  # real-time ones have no names
+
 
 class PipeProcess:
     """One run of a command over one file. For one thread, which leaves it by `with`."""
@@ -183,8 +185,8 @@ def _ending(exit_code: int | None) -> str:
     if exit_code is None:
         return "was still running and was killed"
     if exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
+        return f"was killed by {_SIGNALS.get(-exit_code, f'signal {-exit_code}')}"
     # A shell ends so when a command of its was killed.
-    if exit_code > 128 and exit_code - 128 in set(signal.Signals):
-        return f"ended with exit code {exit_code} ({signal.Signals(exit_code - 128).name})"
+    if exit_code - 128 in _SIGNALS:
+        return f"ended with exit code {exit_code} ({_SIGNALS[exit_code - 128]})"
     return f"ended with exit code {exit_code}"

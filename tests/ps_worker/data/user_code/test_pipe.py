@@ -153,6 +153,7 @@ def test_command_that_fails_is_told_with_its_exit_code_and_last_words(part: File
     ("command", "message"),
     [
         ("kill -9 $$", "failed; it was killed by SIGKILL; its stderr ends with: nothing"),
+        ("kill -35 $$", "failed; it was killed by signal 35; its stderr ends with: nothing"),
         ("bash -c 'kill -TERM $$'; exit $?", "it ended with exit code 143 (SIGTERM)"),
         ("false | cat", "failed; it ended with exit code 1"),
         ("no-such-command", "it ended with exit code 127; its stderr ends with:\n  bash: "),
