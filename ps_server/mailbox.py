@@ -11,6 +11,7 @@ limit and one parcel of each sender. What was sent is kept until the receiver sa
 answer is sent again.
 """
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -62,8 +63,7 @@ class Mailbox:
         self._workers = range(num_workers)
         self._inbox_bytes = inbox_bytes
         self._left: set[int] = set()
-        self._inboxes: dict[tuple[str, int], _Inbox] = {}
-        self._current: dict[int, str] = {}  # the box that a receiver last took from
+        self._inboxes: dict[tuple[str, int], _Inbox] = {}  # of a receiver, in the order of boxes
 
     @property
     def held_bytes(self) -> int:
@@ -112,7 +112,9 @@ class Mailbox:
         return None
 
     def acknowledge(self, box: str, receiver: int, received: int) -> None:
-        """Forgets the first `received` parcels of a box, and all of the box that the receiver last took from.
+        """Forgets the first `received` parcels of a box, and all of the boxes before it for this receiver.
+
+        A sender posts to a box only after its last to the one before, so the older one has come first.
 
         Raises:
             ProtocolError: If there were not so many, or more are forgotten, or the receiver is done.
@@ -124,9 +126,9 @@ class Mailbox:
                 f"worker {receiver} says that it has {received} parcels of box {box!r}, but of its "
                 f"{inbox.num_posted} parcels {inbox.received} are forgotten: was this server restarted?"
             )
-        if (last := self._current.get(receiver, box)) != box:
-            del self._inboxes[last, receiver]
-        self._current[receiver] = box
+        boxes = [each for each, of in self._inboxes if of == receiver]
+        for each in itertools.takewhile(lambda each: each != box, boxes):
+            del self._inboxes[each, receiver]
         self._inboxes[box, receiver] = inbox
         while inbox.received < received:
             inbox.taken += len(inbox.parcels.popleft().content or b"")

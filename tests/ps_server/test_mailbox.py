@@ -197,6 +197,17 @@ def test_next_box_makes_the_one_before_forgotten() -> None:
     assert not mailbox.is_accepted("box", parcel(1))
 
 
+def test_box_that_its_receiver_never_took_from_is_forgotten_with_the_next() -> None:
+    mailbox = Mailbox(2)
+    mailbox.post("box", parcel(0))
+    mailbox.post("next", parcel(0, b"new"))
+    mailbox.post("after", parcel(0, b"newest"))
+
+    mailbox.acknowledge("next", 1, 0)
+
+    assert mailbox.held_bytes == len(b"new") + len(b"newest")
+
+
 @given(
     posts=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=40),
     takes=st.lists(st.booleans()),
