@@ -7,13 +7,18 @@ batches   |  view   |  copy   |  view   | . |       B = 4
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from protos.errors import DataError
 from ps_worker.data.position import DataPosition
 from ps_worker.data.reader import Block
+
+MAX_BATCH_KEYS = 2**31 - 1
+"""The most that int32 offsets count."""
 
 
 def batches(
@@ -74,11 +79,28 @@ def rows_between(rows: Batch, start: int, stop: int) -> Batch:
     )
 
 
+def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
+    """Returns the offsets of a batch whose slots have so many keys, row by row.
+
+    Raises:
+        DataError: If there are more keys than offsets count.
+    """
+    _require_countable(int(lengths.sum(dtype=np.int64)), lengths.shape[0])
+    offsets = np.zeros(lengths.size + 1, np.int32)
+    np.cumsum(lengths.reshape(-1), out=offsets[1:])
+    return offsets
+
+
 def joined(pieces: Sequence[Batch]) -> Batch:
-    """Returns the rows of several batches as one; all of them have labels, or none has."""
+    """Returns the rows of several batches as one; all of them have labels, or none has.
+
+    Raises:
+        DataError: If there are more keys than offsets count.
+    """
     if len(pieces) == 1:
         return pieces[0]
     starts = np.cumsum([0, *(len(piece.keys) for piece in pieces)])
+    _require_countable(int(starts[-1]), sum(piece.size for piece in pieces))
     offsets = [piece.offsets[1:] + start for piece, start in zip(pieces, starts, strict=False)]
     labels = [piece.labels for piece in pieces if piece.labels is not None]
     return Batch(
@@ -88,6 +110,14 @@ def joined(pieces: Sequence[Batch]) -> Batch:
         offsets=np.concatenate([pieces[0].offsets[:1], *offsets], dtype=np.int32),
         num_slots=pieces[0].num_slots,
     )
+
+
+def _require_countable(num_keys: int, num_rows: int) -> None:
+    if num_keys > MAX_BATCH_KEYS:
+        raise DataError(
+            f"{num_rows} rows have {num_keys} keys, and a batch has at most {MAX_BATCH_KEYS}: make "
+            f"batches smaller"
+        )
 
 
 class OneKindOfRows:

@@ -17,6 +17,7 @@ from ctr_model.batch import Batch
 from ctr_model.jit import kernel
 from ctr_model.schema import Schema
 from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.batching import offsets_of
 from ps_worker.data.columnar.arrow_columns import (
     KeyColumn,
     KeyLists,
@@ -202,8 +203,7 @@ def _rows_of_keys(
         return keys.reshape(-1), _single_offsets(num_slots)[: keys.size + 1]
     lists = [_lists(column, start, stop) for column in columns]
     lengths = np.stack([np.diff(column.bounds) for column in lists], axis=1)
-    offsets = np.zeros(size * num_slots + 1, np.int32)
-    np.cumsum(lengths.reshape(-1), out=offsets[1:])
+    offsets = offsets_of(lengths)
     flat = np.empty(offsets[-1], np.uint64)
     for index, lists_of_slot in enumerate(lists):
         _scatter_lists(lists_of_slot.keys, lists_of_slot.bounds, index, num_slots, offsets, flat)

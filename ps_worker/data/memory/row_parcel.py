@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from protos.errors import ProtocolError
+from ps_worker.data.batching import offsets_of
 from ps_worker.data.memory.rows import has_one_key_a_slot
 
 # Rows, keys, width of dense, slots, 1 if there are labels, 1 if there are counts.
@@ -62,14 +63,12 @@ def unpack_rows(data: bytes, *, num_dense: int, num_slots: int) -> Batch:
         raise ProtocolError(f"rows of {ends[-1]} bytes came as {len(data)}")
     view = memoryview(data)
     counts = np.frombuffer(view[ends[2] :], "<u2") if has_counts else np.ones(size * slots, "<u2")
-    offsets = np.zeros(counts.size + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    if offsets[-1] != num_keys:
-        raise ProtocolError(f"rows came whose slots have {offsets[-1]} keys, with {num_keys} keys")
+    if (num_counted := int(counts.sum(dtype=np.int64))) != num_keys:
+        raise ProtocolError(f"rows came whose slots have {num_counted} keys, with {num_keys} keys")
     return Batch(
         labels=np.frombuffer(view[ends[1] : ends[2]], "<f4") if has_labels else None,
         dense=np.frombuffer(view[ends[0] : ends[1]], "<f4").reshape(size, width),
         keys=np.frombuffer(view[_HEADER.size : ends[0]], "<u8"),
-        offsets=offsets,
+        offsets=offsets_of(counts.reshape(size, slots)),
         num_slots=slots,
     )

@@ -21,6 +21,7 @@ from ctr_model.batch import Batch
 from protos.errors import DataError
 from protos.jit import kernel
 from ps_server.table.arena import Arena
+from ps_worker.data.batching import offsets_of
 
 Index = NDArray[np.integer[Any]]
 """Numbers of rows: where they lie."""
@@ -52,6 +53,7 @@ class RowsInMemory:
         num_slots: S.
         size: N.
         has_labels: Whether the rows have labels; None without rows.
+        are_released: Whether some of them must not be read any more.
     """
 
     def __init__(self, num_dense: int, num_slots: int) -> None:
@@ -59,6 +61,7 @@ class RowsInMemory:
         self.num_slots = num_slots
         self.size = 0
         self.has_labels: bool | None = None
+        self.are_released = False
         self._num_keys = 0
         self._labels = _column(np.float32, 1)
         self._dense = _column(np.float32, num_dense)
@@ -131,6 +134,7 @@ class RowsInMemory:
 
     def release(self, index: Index) -> None:
         """Gives the memory of rows back to the system, whole pages of it; they must not be read any more."""
+        self.are_released = True
         for run in np.split(index, np.flatnonzero(np.diff(index.astype(np.int64)) != 1) + 1):
             if not run.size:
                 continue
@@ -202,8 +206,7 @@ class RowsInMemory:
             donors, is_swapped = swap.donors[index], swap.is_swapped
         lengths = np.empty((len(index), self.num_slots), np.int32)
         gather_counts(index, donors, is_swapped, counts.array, lengths)
-        offsets = np.zeros(lengths.size + 1, np.int32)
-        np.cumsum(lengths.reshape(-1), out=offsets[1:])
+        offsets = offsets_of(lengths)
         keys = np.empty(offsets[-1], np.uint64)
         columns = starts.array.reshape(-1), counts.array, self._keys.array.reshape(-1)
         gather_lists(index, donors, is_swapped, *columns, keys)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
 from protos.errors import DataError
-from ps_worker.data.batching import OneKindOfRows, batches, joined, rows_between
+from ps_worker.data import batching
+from ps_worker.data.batching import OneKindOfRows, batches, joined, offsets_of, rows_between
 from ps_worker.data.position import DataPosition
 from ps_worker.data.reader import Block
 
@@ -124,6 +125,17 @@ def test_position_beyond_the_end_of_its_part_is_refused(
 
     with pytest.raises(DataError, match="beyond the end of its part by 2 rows"):
         list(batches(blocks_of(parts, start), 2, start))
+
+
+def test_more_keys_than_offsets_count_are_refused(monkeypatch) -> None:
+    pieces = [rows_of([(2, 3)]), rows_of([(1, 0), (4, 0)])]
+    monkeypatch.setattr(batching, "MAX_BATCH_KEYS", 9)
+
+    with pytest.raises(DataError, match="3 rows have 10 keys, and a batch has at most 9"):
+        joined(pieces)
+    with pytest.raises(DataError, match="2 rows have 10 keys"):
+        offsets_of(np.array([[3, 3], [3, 1]]))
+    assert offsets_of(np.array([[3, 0], [3, 3]])).tolist() == [0, 3, 3, 6, 9]
 
 
 def test_slices_and_joins_keep_rows_without_labels() -> None:

@@ -1,5 +1,7 @@
 """Rows as bytes and back."""
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,6 +44,16 @@ def test_rows_of_another_schema_are_refused(num_dense, num_slots) -> None:
 def test_bytes_that_are_cut_off_are_refused(length) -> None:
     with pytest.raises(ProtocolError, match="bytes"):
         unpack_rows(pack_rows(numbered_rows(range(3)))[:length], **WIDTHS)
+
+
+def test_counts_that_wrap_around_are_refused() -> None:
+    num_rows = 2**32 // (2**16 - 1) + 1
+    counts = np.full(num_rows, 2**16 - 1, "<u2")
+    num_keys = int(counts.sum(dtype=np.int64)) - 2**32
+    header = struct.pack("<QQIIII", num_rows, num_keys, 0, 1, 0, 1)
+
+    with pytest.raises(ProtocolError, match="slots have"):
+        unpack_rows(header + bytes(8 * num_keys) + counts.tobytes(), num_dense=0, num_slots=1)
 
 
 def test_counts_that_do_not_fit_the_keys_are_refused() -> None:

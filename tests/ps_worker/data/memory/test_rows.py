@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
 from protos.errors import DataError
+from ps_worker.data import batching
 from ps_worker.data.batching import joined
 from ps_worker.data.memory import rows as rows_in_memory
 from ps_worker.data.memory.row_parcel import pack_rows
@@ -81,6 +82,15 @@ def test_rows_with_and_without_labels_do_not_mix() -> None:
     assert_same_rows(numbered_rows(range(3)), rows.gather(rows.in_order()))
 
 
+def test_batch_of_more_keys_than_offsets_count_is_refused(monkeypatch) -> None:
+    rows = rows_of(numbered_lists(range(100)))
+    monkeypatch.setattr(batching, "MAX_BATCH_KEYS", 400)
+
+    assert len(rows.gather(np.arange(80)).keys) < 400
+    with pytest.raises(DataError, match="100 rows have 450 keys, and a batch has at most 400"):
+        rows.gather(np.arange(100))
+
+
 def test_list_that_is_too_long_is_refused() -> None:
     rows = rows_of(numbered_rows(range(3)))
     keys = np.zeros(MAX_KEYS + 2, np.uint64)
@@ -151,9 +161,11 @@ def test_release_gives_memory_back() -> None:
     rows = rows_of(
         *(numbered_rows(range(start, start + 100_000)) for start in range(0, 10**6, 10**5))
     )
+    stretches = np.array_split(rows.in_order(), 100)
     before = resident_bytes()
 
-    rows.release(rows.in_order())
+    for stretch in stretches:  # whose own arrays are small beside what is released
+        rows.release(stretch)
 
     assert before - resident_bytes() > 0.9 * rows.size_bytes
 
