@@ -245,8 +245,17 @@ class InMemoryDataset(FileDataset):
     def _batches(
         self, rows: RowsInMemory, order: Index, swap: SlotSwap | None, row: int, first: DataPosition
     ) -> Iterator[tuple[Batch, DataPosition]]:
-        """Yields batches from a row on; of rows and order as they were, whatever happens meanwhile."""
+        """Yields batches from a row on; of rows and order as they were, whatever happens meanwhile.
+
+        Raises:
+            UsageError: If rows were dealt to other workers meanwhile.
+        """
         for begin in range(row, rows.size, self.batch_size):
+            if rows.are_released:
+                raise UsageError(
+                    "dataset.global_shuffle() in the middle of a pass: its rows have gone to other "
+                    "workers, so end the pass before, or begin another one"
+                )
             index = order[begin : begin + self.batch_size]
             yield rows.gather(index, swap), replace(first, offset=begin + index.size)
 

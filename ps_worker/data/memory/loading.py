@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from ctr_model.schema import Schema
+from protos.errors import DataError
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.formats import Format
 from ps_worker.data.memory.rows import RowsInMemory
@@ -50,7 +51,10 @@ def load_rows(
     readers = [reading.blocks() for _ in range(min(reader_num, len(parts)))]
     with closing(merged(readers, capacity=_QUEUED_BLOCKS * reader_num)) as blocks:
         for source, block in blocks:
-            rows.extend(block.rows, source)
+            try:
+                rows.extend(block.rows, source)
+            except DataError as error:
+                raise DataError(f"{parts[source].path}: {error}") from error
             progress.show_if_due()
     reading.end(rows.size)
     progress.show("loaded into memory")

@@ -21,6 +21,7 @@ from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.batching import joined
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory import loading
+from ps_worker.data.memory.rows import MAX_KEYS
 from ps_worker.data.position import DataPosition
 from ps_worker.data.reader import Block, FilePart
 from tests.support.cluster import cluster
@@ -233,6 +234,20 @@ def test_pass_goes_on_with_its_rows_whatever_happens_meanwhile() -> None:
     assert_same_rows(numbered_rows(range(60)), joined([first, *batches]))
 
 
+def test_pass_ends_with_an_error_once_its_rows_are_dealt_to_others() -> None:
+    def work(fleet: StoreFleet) -> str:
+        dataset = dataset_of("0-300")
+        batches = iter(dataset)
+        next(batches)
+        dataset.global_shuffle(fleet)
+        with pytest.raises(UsageError) as raised:
+            next(batches)
+        return str(raised.value)
+
+    for message in on_each(work, fleets_of([ParameterStore(num_workers=2)] * 2)):
+        assert "its rows have gone to other workers" in message
+
+
 def test_rows_are_loaded_in_the_background() -> None:
     gate = threading.Event()
     dataset = InMemoryDataset(SCHEMA, 10, format=lambda *_: RangeReader(gate=gate))
@@ -271,6 +286,16 @@ def test_bad_rows_are_counted(tmp_path) -> None:
     dataset.load_into_memory()
 
     assert (dataset.get_memory_data_size(), dataset.bad_rows) == (1, 2)
+
+
+def test_list_that_is_too_long_names_its_file(tmp_path) -> None:
+    path = tmp_path / "long.multislot"
+    path.write_text(f"1 0 {MAX_KEYS + 1} {'7 ' * (MAX_KEYS + 1)} 1 1\n")
+    dataset = InMemoryDataset(Schema.numbered(1, 1), 10)
+    dataset.set_filelist([path])
+
+    with pytest.raises(DataError, match=rf"{path}: slot 1 of a row has {MAX_KEYS + 1} values"):
+        dataset.load_into_memory()
 
 
 def test_released_rows_are_gone() -> None:
@@ -339,7 +364,7 @@ def test_loading_says_how_far_it_is(caplog) -> None:
         )
 
     # The reader may be ahead of what was stored.
-    assert re.search(r"loading into memory: files=[01]/2 rows=14 MB=0", caplog.text)
+    assert re.search(r"loading into memory: files=[012]/2 rows=14 MB=0", caplog.text)
     assert "loaded into memory: files=2/2 rows=21 MB=0 rows/s=" in caplog.text
 
 
