@@ -152,6 +152,8 @@ class MultiSlotStringDataGenerator(DataGenerator):
             raise DataError(f"{shown(value)}, expected text; MultiSlotDataGenerator has numbers")
         if value and min(value) <= " ":
             raise DataError(f"{shown(value)}, and values of multi-slot text have no blanks in them")
+        if not value.isascii():
+            _require_utf8(value)
         return value
 
     def text_of(self, value: str) -> str:
@@ -240,6 +242,13 @@ def shown(value: object) -> str:
     """Returns a value as a message quotes it: cut."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _require_utf8(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{shown(text)}, which UTF-8 cannot write") from error
 
 
 def _decoded(line: bytes) -> str:

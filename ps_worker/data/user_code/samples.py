@@ -166,7 +166,7 @@ class SampleColumns:
         row = []
         for column, number in zip(self._schema.dense, numbers, strict=True):
             if type(number) in _NUMBERS or _is_number(number):
-                row.append(float(number))
+                row.append(_float(column.name, number))
             elif number is None:
                 row.append(math.nan)
             else:
@@ -179,7 +179,7 @@ class SampleColumns:
         hashed, keys = self._hashed, self._keys
         for each in value if isinstance(value, _LISTS) else (value,):
             if isinstance(each, str | bytes):
-                hashed.data.append(each.encode() if isinstance(each, str) else each)
+                hashed.data.append(self._encoded(slot, each) if isinstance(each, str) else each)
                 hashed.slots.append(slot)
                 hashed.positions.append(len(keys))
                 keys.append(0)
@@ -193,6 +193,15 @@ class SampleColumns:
                 )
         self._offsets.append(len(keys))
 
+    def _encoded(self, slot: int, text: str) -> bytes:
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            name = self._schema.slots[slot - 1]
+            raise DataError(
+                f"slot {slot} ({name!r}) has {_shown(text)}, which UTF-8 cannot write"
+            ) from error
+
 
 def _list(what: str, values: Any, length: int) -> Iterable[Any]:
     if not isinstance(values, _LISTS):
@@ -200,6 +209,13 @@ def _list(what: str, values: Any, length: int) -> Iterable[Any]:
     if len(values) != length:
         raise DataError(f"it has {len(values)} {what}, expected {length} as in the schema")
     return values
+
+
+def _float(name: str, number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError as error:
+        raise DataError(f"dense column {name!r} has a number that no float holds") from error
 
 
 def _is_number(value: object) -> bool:

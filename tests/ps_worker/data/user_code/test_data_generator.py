@@ -190,6 +190,7 @@ GOOD = "[[('age', [1]), ('click', [1])]]"
             "[[('age', [1])]]",
             "'age' has 1, expected text; MultiSlotDataGenerator has numbers",
         ),
+        (Texts, r"[[('age', ['\ud800'])]]", r"'age' has '\ud800', which UTF-8 cannot write"),
         (
             Texts,
             "[[('age', ['a b'])]]",

@@ -100,6 +100,8 @@ def test_last_batch_is_what_is_left() -> None:
         ((1, [1, 2], ["a", "b", ["c", None]]), r"slot 3 \('words'\) has None"),
         ((1, [1, 2], ["a", -1, "c"]), r"slot 2 \('ad'\) has -1"),
         ((1, [1, 2], [2**64, "b", "c"]), r"slot 1 \('user'\) has 18446744073709551616"),
+        ((1, [1, 10**400], GOOD[2]), "dense column 'n' has a number that no float holds"),
+        ((1, [1, 2], ["\ud800", "b", "c"]), r"slot 1 \('user'\) has '.*, which UTF-8 cannot write"),
         ((1, [1, 2], [True, "b", "c"]), r"slot 1 \('user'\) has True"),
     ],
 )
