@@ -34,7 +34,7 @@ from tests.reference.features import key_of
 NUM_DENSE = 2
 
 # Rows of a row group or stripe: few, so that small files have several.
-GROUP_ROWS = 3
+GROUP_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
 from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.columnar import file_columns
+from ps_worker.data.columnar import columns, file_columns
 from ps_worker.data.formats import reader_of
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.position import DataPosition
@@ -148,7 +148,9 @@ def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has each reader cut files of some rows into several blocks."""
     monkeypatch.setattr(line_blocks.line_blocks, "__defaults__", (None, 96))
-    monkeypatch.setattr(file_columns, "READ_ROWS", 2)
+    monkeypatch.setattr(file_columns, "READ_ROWS", 4)
+    monkeypatch.setattr(columns, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(columns, "_single_offsets", columns._single_offsets.__wrapped__)
     monkeypatch.setattr(generator_reader, "_BLOCK_ROWS", 2)
     monkeypatch.setattr(pipe, "_BLOCK_BYTES", 64)
 
