@@ -1,6 +1,6 @@
 """Reading: rows/s of one core by format, memory of rows in memory, and what streaming costs training.
 
-    python -m benchmarks.bench_data                              # one JSON line a case; 2 GB of disk
+    python -m benchmarks.bench_data                              # one JSON line a case; 200 MB of disk
     python -m benchmarks.bench_data --case read --format tsv     # some cases only
     python -m benchmarks.bench_data --rows-in-memory 10000000
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--format", action="append", choices=FORMATS, help="default: all")
-    parser.add_argument("--rows", type=int, default=800_000, help="rows of the files")
+    parser.add_argument("--rows", type=int, default=400_000, help="rows of the files")
     parser.add_argument("--rows-in-memory", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -95,7 +95,7 @@ def read_lines(folder: Path, formats: list[str], rounds: int) -> Iterator[dict[s
 
 def memory_lines(folder: Path, rows: int, rows_in_memory: int) -> Iterator[dict[str, Any]]:
     """Measures rows in memory."""
-    copies = max(1, rows_in_memory // rows)
+    copies = -(-rows_in_memory // rows)
     result = read(folder / FORMATS["tsv"], "--in-memory", "--copies", str(copies))
     yield {"case": "memory", **result}
 
