@@ -43,6 +43,7 @@ def minimize(args: argparse.Namespace, schema: Schema) -> fleet.Trainer:
     strategy = fleet.DistributedStrategy(mode=args.mode)
     if args.mode == "async":
         strategy.max_merge_dense_num = 1
+        strategy.send_queue_size = 2  # a queue that is always full makes gradients old
     optimizer = fleet.distributed_optimizer(
         fleet.optimizer.Adagrad(learning_rate=0.02),
         strategy,

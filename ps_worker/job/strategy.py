@@ -61,7 +61,7 @@ class StrategySection(Section):
     mode: Mode = "async"
     max_merge_var_num: int = Field(1, ge=1)
     max_merge_dense_num: int = Field(4, ge=1)
-    send_queue_size: int = Field(16, ge=1)
+    send_queue_size: int = Field(4, ge=1)
     max_delay_ms: float = Field(100.0, gt=0)
     min_send_grad_num_before_recv: int = Field(1, ge=1)
     independent_recv_thread: bool = True
