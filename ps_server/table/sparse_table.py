@@ -21,16 +21,9 @@ from protos.spec import TableSpec
 from protos.store import Missing, TableStatus
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import hyper_of, initial_state
-from ps_server.table.arena import RESERVED_REGION_BYTES, Arena
-from ps_server.table.change_bits import NOBODY, ChangeBits
-from ps_server.table.hash_index import (
-    INITIAL_SLOTS,
-    MAX_LOAD_PERCENT,
-    TableArrays,
-    has_room,
-    rebuild_index,
-    slots_for,
-)
+from ps_server.table.arena import RESERVED_REGION_BYTES
+from ps_server.table.change_bits import NOBODY
+from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import build_initializer
 from ps_server.table.names import check_name
 from ps_server.table.row_kernels import (
@@ -41,6 +34,7 @@ from ps_server.table.row_kernels import (
     write_rows,
 )
 from ps_server.table.row_layout import RowLayout
+from ps_server.table.row_regions import RowRegions
 
 MAX_DIM = 4096
 MAX_SHARDS = 4096
@@ -79,24 +73,14 @@ class SparseTable:
         self._num_servers = num_servers
         self.shards: Sequence[int] = shards_of_server(spec.num_shards, server_index, num_servers)
         self.declare(spec)
-        self.layout = RowLayout(spec.dim, self.state_width, has_base)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
-        self._slab = Arena(
-            np.float32,
-            num_regions=spec.num_shards,
-            width=self.layout.stride,
+        self._regions = RowRegions(
+            RowLayout(spec.dim, self.state_width, has_base),
+            num_shards=spec.num_shards,
+            shards=self.shards,
+            num_observers=num_observers,
             region_bytes=region_bytes,
         )
-        self._changes = self._change_bits(num_observers)
-        # Two regions a shard: a growing index moves from one to the other.
-        self._index = Arena(
-            np.uint64, num_regions=2 * spec.num_shards, width=1, region_bytes=region_bytes // 4
-        )
-        self._index.reserve(INITIAL_SLOTS)
-        self._index_side = np.zeros(spec.num_shards, np.int64)
-        self._num_slots = np.full(spec.num_shards, INITIAL_SLOTS, np.int64)
-        self._num_rows = np.zeros(spec.num_shards, np.int64)
-        self._arrays = self._view()
 
     def declare(self, spec: TableSpec) -> None:
         """Takes another spec for the same rows, as when a job trains a loaded table on.
@@ -116,18 +100,12 @@ class SparseTable:
     def record_changes(self, num_observers: int) -> None:
         """From now on remembers changes for so many observers, for whom every row has changed."""
         with self._locked(range(self.spec.num_shards)):
-            self._changes = self._change_bits(num_observers)
-            self._changes.reserve(int(self._num_rows.max()))
-            self._changes.mark_all(self._num_rows)
-            self._arrays = self._view()
+            self._regions.record_changes(num_observers)
 
-    def _change_bits(self, num_observers: int) -> ChangeBits:
-        return ChangeBits(
-            num_observers,
-            shards=self.shards,
-            num_shards=self.spec.num_shards,
-            rows=self._slab.region_rows,
-        )
+    @property
+    def layout(self) -> RowLayout:
+        """Columns of a row."""
+        return self._regions.layout
 
     @property
     def state_width(self) -> int:
@@ -137,10 +115,7 @@ class SparseTable:
     @property
     def status(self) -> TableStatus:
         """Rows, and bytes of rows, index and marks of changes."""
-        rows = int(self._num_rows.sum())
-        row_bytes = 4 * self.layout.stride + self._changes.row_bytes
-        size_bytes = rows * row_bytes + 8 * int(self._num_slots[self.shards].sum())
-        return TableStatus(rows=rows, size_bytes=size_bytes)
+        return TableStatus(rows=int(self._num_rows.sum()), size_bytes=self._regions.size_bytes)
 
     def check(self, grad: SparseGrad) -> None:
         """Raises GradientError or ProtocolError if `push` could not take this gradient."""
@@ -221,9 +196,9 @@ class SparseTable:
         Raises:
             ProtocolError: If there is no such observer, or `max_rows` is less than 1.
         """
-        if not 0 <= observer < self._changes.num_observers:
+        if not 0 <= observer < self._regions.changes.num_observers:
             raise ProtocolError(
-                f"table {self.spec.name!r} remembers changes for {self._changes.num_observers} "
+                f"table {self.spec.name!r} remembers changes for {self._regions.changes.num_observers} "
                 f"observers, not for observer {observer}"
             )
         if max_rows < 1:
@@ -232,7 +207,7 @@ class SparseTable:
         size = min(max_rows, int(num_rows.sum()))
         keys, weights = np.empty(size, np.uint64), np.empty((size, self.spec.dim), np.float32)
         count = 0
-        for shard, start, stop in self._changes.stretches(observer, num_rows):
+        for shard, start, stop in self._regions.changes.stretches(observer, num_rows):
             if count == size:
                 break
             with self._locks[shard]:
@@ -240,7 +215,7 @@ class SparseTable:
                     self._arrays, shard, start, stop, observer, keys[count:], weights[count:]
                 )
             count += taken
-            self._changes.stop_at(observer, shard, row)
+            self._regions.changes.stop_at(observer, shard, row)
         return keys[:count], weights[:count]
 
     def evict(self, max_norm: float) -> int:
@@ -255,15 +230,14 @@ class SparseTable:
                 num_rows = int(self._num_rows[shard])
                 kept = drop_rows(self._arrays, shard, self.spec.dim, max_norm)
                 if kept < num_rows:
-                    self._free_rows(shard, kept, num_rows)
+                    self._regions.free_rows(shard, kept, num_rows)
             removed += num_rows - kept
         return removed
 
     def export_shard(self, shard: int) -> Rows:
         """Returns a copy of one shard's rows, ascending by key."""
         with self._locks[shard]:
-            first = shard * self._arrays.region_rows
-            rows = slice(first, first + int(self._num_rows[shard]))
+            rows = self._regions.rows_of(shard)
             order = np.argsort(self._arrays.keys[rows, 0])
             slab = self._arrays.slab[rows]
             return Rows(
@@ -272,21 +246,13 @@ class SparseTable:
                 state=slab[order, self.layout.state],
             )
 
-    def _view(self) -> TableArrays:
-        regions = 2 * np.arange(self.spec.num_shards) + self._index_side
-        return TableArrays(
-            slots=self._index.array.reshape(-1),
-            slot_starts=regions * self._index.region_rows,
-            num_slots=self._num_slots,
-            num_rows=self._num_rows,
-            slab=self._slab.array,
-            keys=self._slab.array.view(np.uint64),
-            region_rows=self._slab.region_rows,
-            change_words=self._changes.words,
-            change_rows=self._changes.region_rows,
-            base_column=self.layout.base_column,
-            num_shards=self.spec.num_shards,
-        )
+    @property
+    def _arrays(self) -> TableArrays:
+        return self._regions.arrays
+
+    @property
+    def _num_rows(self) -> NDArray[np.int64]:
+        return self._regions.num_rows
 
     def _with_room(self, keys: Keys, kernel: Callable[[int], int]) -> None:
         """Runs a kernel that stops at a key whose shard is full, and lets it go on from there."""
@@ -296,41 +262,9 @@ class SparseTable:
                 position = kernel(position)
             if position == keys.size:
                 return
-            self._grow(int(shard_of(keys[position], self.spec.num_shards)))
-
-    def _grow(self, shard: int) -> None:
-        """Makes room for a row in one shard, unless another thread just did."""
-        with self._locked(range(self.spec.num_shards)):
-            if has_room(self._arrays, shard):
-                return
-            num_rows = int(self._num_rows[shard]) + 1
-            try:
-                self._slab.reserve(num_rows)
-                self._changes.reserve(num_rows)
-                if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
-                    self._double_index(shard)
-            finally:  # the slab may have moved before memory ran out for the index
-                self._arrays = self._view()
-
-    def _double_index(self, shard: int) -> None:
-        old_slots = int(self._num_slots[shard])
-        old_region = 2 * shard + int(self._index_side[shard])
-        self._index.reserve(2 * old_slots)
-        self._num_slots[shard] = 2 * old_slots
-        self._index_side[shard] ^= 1
-        rebuild_index(self._view(), shard)
-        old_start = old_region * self._index.region_rows
-        self._index.release(old_start, old_start + old_slots)
-
-    def _free_rows(self, shard: int, start: int, stop: int) -> None:
-        """Gives back the memory of rows that the index still has, and builds it anew without them."""
-        first = shard * self._slab.region_rows
-        self._slab.release(first + start, first + stop)
-        self._changes.release(shard, start, stop)
-        first_slot = int(self._arrays.slot_starts[shard])
-        self._index.release(first_slot, first_slot + int(self._num_slots[shard]))
-        self._num_slots[shard] = slots_for(start)
-        rebuild_index(self._arrays, shard)
+            shard = int(shard_of(keys[position], self.spec.num_shards))
+            with self._locked(range(self.spec.num_shards)):
+                self._regions.grow(shard)
 
     def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
         return count_by_shard(

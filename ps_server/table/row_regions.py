@@ -1,0 +1,141 @@
+"""The memory of a table: for each shard a region of rows, its index, and marks of which rows changed.
+
+What a key is given here is a place; what stands in it is the business of the kernels, to which `arrays`
+shows everything at once.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ps_server.table.arena import RESERVED_REGION_BYTES, Arena
+from ps_server.table.change_bits import ChangeBits
+from ps_server.table.hash_index import (
+    INITIAL_SLOTS,
+    MAX_LOAD_PERCENT,
+    TableArrays,
+    has_room,
+    rebuild_index,
+    slots_for,
+)
+from ps_server.table.row_layout import RowLayout
+
+
+class RowRegions:
+    """Rows, index and change bits of some shards. Not thread-safe: a table locks its shards.
+
+    Attributes:
+        layout: Columns of a row.
+        arrays: What kernels work on; replaced when memory moves.
+        changes: Which rows changed.
+    """
+
+    def __init__(
+        self,
+        layout: RowLayout,
+        *,
+        num_shards: int,
+        shards: Sequence[int],
+        num_observers: int = 0,
+        region_bytes: int = RESERVED_REGION_BYTES,
+    ) -> None:
+        """Makes regions without rows.
+
+        Args:
+            layout: Columns of a row.
+            num_shards: Shards of the table.
+            shards: Those that have rows here.
+            num_observers: For how many observers to remember which rows changed.
+            region_bytes: Address space to reserve for each shard.
+        """
+        self.layout = layout
+        self._shards = shards
+        self._num_shards = num_shards
+        self._slab = Arena(
+            np.float32, num_regions=num_shards, width=layout.stride, region_bytes=region_bytes
+        )
+        self.changes = self._change_bits(num_observers)
+        # Two regions a shard: a growing index moves from one to the other.
+        self._index = Arena(
+            np.uint64, num_regions=2 * num_shards, width=1, region_bytes=region_bytes // 4
+        )
+        self._index.reserve(INITIAL_SLOTS)
+        self._index_side = np.zeros(num_shards, np.int64)
+        self._num_slots = np.full(num_shards, INITIAL_SLOTS, np.int64)
+        self.num_rows = np.zeros(num_shards, np.int64)
+        self.arrays = self._view()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of rows, index and marks of changes."""
+        row_bytes = 4 * self.layout.stride + self.changes.row_bytes
+        return int(self.num_rows.sum()) * row_bytes + 8 * int(self._num_slots[self._shards].sum())
+
+    def rows_of(self, shard: int) -> slice:
+        """Returns where the rows of a shard stand in the slab."""
+        first = shard * self._slab.region_rows
+        return slice(first, first + int(self.num_rows[shard]))
+
+    def record_changes(self, num_observers: int) -> None:
+        """From now on remembers changes for so many observers, for whom every row has changed."""
+        self.changes = self._change_bits(num_observers)
+        self.changes.reserve(int(self.num_rows.max()))
+        self.changes.mark_all(self.num_rows)
+        self.arrays = self._view()
+
+    def grow(self, shard: int) -> None:
+        """Makes room for a row in one shard, unless there is; all shards must be locked."""
+        if has_room(self.arrays, shard):
+            return
+        num_rows = int(self.num_rows[shard]) + 1
+        try:
+            self._slab.reserve(num_rows)
+            self.changes.reserve(num_rows)
+            if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
+                self._double_index(shard)
+        finally:  # the slab may have moved before memory ran out for the index
+            self.arrays = self._view()
+
+    def free_rows(self, shard: int, start: int, stop: int) -> None:
+        """Gives back the memory of rows that the index still has, and builds it anew without them."""
+        first = shard * self._slab.region_rows
+        self._slab.release(first + start, first + stop)
+        self.changes.release(shard, start, stop)
+        first_slot = int(self.arrays.slot_starts[shard])
+        self._index.release(first_slot, first_slot + int(self._num_slots[shard]))
+        self._num_slots[shard] = slots_for(start)
+        rebuild_index(self.arrays, shard)
+
+    def _change_bits(self, num_observers: int) -> ChangeBits:
+        return ChangeBits(
+            num_observers,
+            shards=self._shards,
+            num_shards=self._num_shards,
+            rows=self._slab.region_rows,
+        )
+
+    def _view(self) -> TableArrays:
+        regions = 2 * np.arange(self._num_shards) + self._index_side
+        return TableArrays(
+            slots=self._index.array.reshape(-1),
+            slot_starts=regions * self._index.region_rows,
+            num_slots=self._num_slots,
+            num_rows=self.num_rows,
+            slab=self._slab.array,
+            keys=self._slab.array.view(np.uint64),
+            region_rows=self._slab.region_rows,
+            change_words=self.changes.words,
+            change_rows=self.changes.region_rows,
+            base_column=self.layout.base_column,
+            num_shards=self._num_shards,
+        )
+
+    def _double_index(self, shard: int) -> None:
+        old_slots = int(self._num_slots[shard])
+        old_region = 2 * shard + int(self._index_side[shard])
+        self._index.reserve(2 * old_slots)
+        self._num_slots[shard] = 2 * old_slots
+        self._index_side[shard] ^= 1
+        rebuild_index(self._view(), shard)
+        old_start = old_region * self._index.region_rows
+        self._index.release(old_start, old_start + old_slots)
