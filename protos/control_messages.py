@@ -6,7 +6,7 @@ from protos.codec import decode_numbers, encode_numbers
 from protos.errors import ProtocolError
 from protos.numbers import Numbers
 from protos.staleness import Staleness, merge_staleness
-from protos.store import Reduced, ReduceOp, Shrunk, StoreStatus, TableStatus
+from protos.store import Reduced, ReduceOp, Shrunk, StoreStatus, TableStatus, WorkerProgress
 from protos.v1 import control_plane_pb2
 
 _OP_TO_MESSAGE = {
@@ -59,6 +59,35 @@ def staleness_from_message(message: control_plane_pb2.Staleness) -> Staleness:
     return Staleness(counts=tuple(message.counts), total=message.total, largest=message.largest)
 
 
+def progress_to_message(progress: WorkerProgress) -> control_plane_pb2.WorkerProgress:
+    """Returns the message of one worker's progress."""
+    return control_plane_pb2.WorkerProgress(
+        incarnation=progress.incarnation,
+        sequence=progress.sequence,
+        step=progress.step,
+        position=progress.position,
+    )
+
+
+def progress_from_message(message: control_plane_pb2.WorkerProgress) -> WorkerProgress:
+    """Returns the progress of a message."""
+    return WorkerProgress(
+        incarnation=message.incarnation,
+        sequence=message.sequence,
+        step=message.step,
+        position=message.position,
+    )
+
+
+def merge_progress(parts: Sequence[Mapping[int, WorkerProgress]]) -> dict[int, WorkerProgress]:
+    """Returns how much of each worker's training every server has: the least of any."""
+    everywhere = set(parts[0]).intersection(*parts[1:])
+    return {
+        worker: min((part[worker] for part in parts), key=lambda progress: progress.step)
+        for worker in sorted(everywhere)
+    }
+
+
 def status_to_message(
     status: StoreStatus, server_index: int, num_servers: int
 ) -> control_plane_pb2.GetStatusResponse:
@@ -71,9 +100,16 @@ def status_to_message(
         ],
         workers=[
             control_plane_pb2.WorkerStatus(
-                worker=worker, examples=status.examples.get(worker, 0), done=worker in status.done
+                worker=worker,
+                examples=status.examples.get(worker, 0),
+                done=worker in status.done,
+                progress=(
+                    progress_to_message(status.progress[worker])
+                    if worker in status.progress
+                    else None
+                ),
             )
-            for worker in sorted(status.examples.keys() | status.done)
+            for worker in sorted(status.examples.keys() | status.done | status.progress.keys())
         ],
         server_index=server_index,
         num_servers=num_servers,
@@ -92,6 +128,11 @@ def status_from_message(message: control_plane_pb2.GetStatusResponse) -> StoreSt
         examples={worker.worker: worker.examples for worker in message.workers},
         done=frozenset(worker.worker for worker in message.workers if worker.done),
         staleness=staleness_from_message(message.staleness),
+        progress={
+            worker.worker: progress_from_message(worker.progress)
+            for worker in message.workers
+            if worker.HasField("progress")
+        },
     )
 
 
@@ -119,6 +160,7 @@ def merge_status(parts: list[StoreStatus]) -> StoreStatus:
         },
         done=frozenset.intersection(*(part.done for part in parts)),
         staleness=merge_staleness(part.staleness for part in parts),
+        progress=merge_progress([part.progress for part in parts]),
     )
 
 

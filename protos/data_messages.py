@@ -27,6 +27,7 @@ def stamp_to_message(stamp: Stamp) -> data_plane_pb2.Stamp:
         examples=stamp.examples,
         batches=stamp.batches,
         pulled=stamp.pulled,
+        position=stamp.position,
     )
 
 
@@ -40,6 +41,7 @@ def stamp_from_message(message: data_plane_pb2.Stamp) -> Stamp:
         examples=message.examples,
         batches=message.batches,
         pulled=message.pulled,
+        position=message.position,
     )
 
 

@@ -86,11 +86,14 @@ class Stamp:
         worker: Index of the worker, from 0.
         incarnation: Chosen at random when the worker starts; tells a restarted worker from its past.
         sequence: Number of this push, from 0, without gaps in one incarnation.
-        step: Batches that the worker has taken so far.
+        step: Batches of the worker, from the first of its training on, that are whole on a server once this
+            push and all before it are applied.
         examples: Examples that this push completes; over all pushes each example counts once.
         batches: Batches that this push completes; over all pushes each batch counts once.
         pulled: The version of the parameters that the gradients were computed from; of merged batches the
             oldest.
+        position: Where in its data the worker goes on after these `step` batches, in words of its own; empty:
+            it does not say.
     """
 
     worker: int
@@ -100,6 +103,24 @@ class Stamp:
     examples: int
     batches: int
     pulled: Version
+    position: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProgress:
+    """How much of a worker's training is in the parameters: its last stamp up to which all is applied.
+
+    Attributes:
+        incarnation: See `Stamp`.
+        sequence: See `Stamp`; of a cluster the smallest of all servers.
+        step: All of the worker's batches up to this number are applied.
+        position: Where in its data they end; empty: the worker does not say.
+    """
+
+    incarnation: int
+    sequence: int
+    step: int
+    position: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +170,7 @@ class StoreStatus:
         staleness: Of the batches pushed so far. A push counts as many times as it completes batches, a
             worker's part of a synchronous step once; each with the version that it was applied to minus the
             version that it was computed from. Every server counts every batch, by its own versions.
+        progress: How much of each worker's training is in the parameters; of one without, nothing.
     """
 
     version: Version
@@ -156,6 +178,7 @@ class StoreStatus:
     examples: Mapping[int, int]
     done: frozenset[int]
     staleness: Staleness
+    progress: Mapping[int, WorkerProgress]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,11 +29,13 @@ from protos.store import (
     StoreStatus,
     TableStatus,
     Version,
+    WorkerProgress,
 )
 from ps_server.aggregation import StepAggregator
 from ps_server.barrier import BarrierBook
 from ps_server.mailbox import Mailbox
 from ps_server.pace import PaceBook
+from ps_server.progress_book import ProgressBook
 from ps_server.reduction import Contribution, Given, ReductionBook, reduce_numbers
 from ps_server.table.change_bits import NOBODY
 from ps_server.waiting import Answered, WaitingFuture
@@ -73,7 +75,8 @@ class Workers:
         self._apply = apply
         self._lock = threading.Lock()
         self._steps = StepAggregator(num_workers)
-        self._step_examples: dict[Version, int] = {}
+        self._step_stamps: dict[Version, list[Stamp]] = {}
+        self._progress = ProgressBook()
         self._barriers = BarrierBook(num_workers)
         self._barrier_futures: dict[tuple[str, int], WaitingFuture[Any]] = {}
         self._reductions = ReductionBook()
@@ -102,7 +105,15 @@ class Workers:
                 examples=dict(self._examples),
                 done=frozenset(self._done),
                 staleness=self._staleness,
+                progress=self._progress.progress(),
             )
+
+    def progress(self) -> Mapping[int, WorkerProgress]:
+        """Returns how much of each worker's training is applied.
+
+        Takes no lock that is held while gradients are applied, so whoever holds these back may ask.
+        """
+        return self._progress.progress()
 
     # Pushes
 
@@ -115,7 +126,7 @@ class Workers:
         with self._lock:
             self._steps.begin_arrival(stamp.worker)
         try:
-            self._apply(gradients, stamp.worker)
+            self._apply_and_note(gradients, stamp.worker, [stamp])
         except BaseException:
             with self._lock:
                 self._steps.end_arrival(0)
@@ -137,9 +148,14 @@ class Workers:
             )
         with self._change():
             self._steps.add(stamp.worker, step, gradients)
-            self._step_examples[step] = self._step_examples.get(step, 0) + stamp.examples
+            self._step_stamps.setdefault(step, []).append(stamp)
             self._count(stamp, version=step, batches=1)
         return self.version
+
+    def _apply_and_note(self, gradients: Gradients, source: int, stamps: Sequence[Stamp]) -> None:
+        self._apply(gradients, source)
+        for stamp in stamps:
+            self._progress.note(stamp)
 
     def _count(self, stamp: Stamp, *, version: Version, batches: int) -> None:
         """Counts a push that is applied to `version`; the caller holds the lock."""
@@ -313,9 +329,10 @@ class Workers:
     def _settle(self) -> list[Callable[[], None]]:
         """Applies the steps that are complete; returns how to answer those who wait no more."""
         while (parts := self._steps.take_complete_step()) is not None:
-            examples = self._step_examples.pop(self._steps.version - 1)
-            if examples:
-                self._apply(_over_all_examples(sum_gradients(parts), examples), NOBODY)
+            stamps = self._step_stamps.pop(self._steps.version - 1)
+            examples = sum(stamp.examples for stamp in stamps)
+            gradients = sum_gradients(parts) if examples else Gradients()
+            self._apply_and_note(_over_all_examples(gradients, examples), NOBODY, stamps)
         # In this order: who waits for slower workers goes on as soon as these are in a barrier, before it is
         # released and they count from 0 again.
         return [*self._take_ready(), *self._take_released()]

@@ -169,15 +169,29 @@ class TableStatus(_message.Message):
     size_bytes: int
     def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
+class WorkerProgress(_message.Message):
+    __slots__ = ("incarnation", "sequence", "step", "position")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    sequence: int
+    step: int
+    position: str
+    def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
+
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "examples", "done")
+    __slots__ = ("worker", "examples", "done", "progress")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     examples: int
     done: bool
-    def __init__(self, worker: _Optional[int] = ..., examples: _Optional[int] = ..., done: bool = ...) -> None: ...
+    progress: WorkerProgress
+    def __init__(self, worker: _Optional[int] = ..., examples: _Optional[int] = ..., done: bool = ..., progress: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
 
 class Staleness(_message.Message):
     __slots__ = ("counts", "total", "largest")

@@ -17,7 +17,7 @@ MISSING_INITIAL: Missing
 MISSING_ZEROS: Missing
 
 class Stamp(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "step", "examples", "batches", "pulled")
+    __slots__ = ("worker", "incarnation", "sequence", "step", "examples", "batches", "pulled", "position")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Stamp(_message.Message):
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
@@ -32,7 +33,8 @@ class Stamp(_message.Message):
     examples: int
     batches: int
     pulled: int
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., pulled: _Optional[int] = ...) -> None: ...
+    position: str
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., pulled: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
 
 class KeyColumn(_message.Message):
     __slots__ = ("table", "keys")

@@ -2,13 +2,14 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.staleness import Staleness
-from protos.store import Missing, Store
+from protos.store import Missing, Store, WorkerProgress
 from tests.support.stores import (
     KEYS,
     TOWER,
@@ -229,3 +230,18 @@ def test_worker_that_is_not_of_the_job_is_refused(open_job):
 
     assert first.status().done == frozenset()
     assert first.digest() == before
+
+
+def test_status_tells_how_much_of_each_worker_is_applied(open_job):
+    first, second = open_job(num_workers=2)
+    stamps = [replace(stamp(worker, 0), position=f"worker {worker}") for worker in range(2)]
+
+    first.push_grad(random_gradients(0), stamps[0], at=0).result()
+    waiting = first.status().progress
+    second.push_grad(random_gradients(1), stamps[1], at=0).result()
+
+    assert waiting == {}
+    assert second.status().progress == {
+        worker: WorkerProgress(incarnation=7, sequence=0, step=0, position=f"worker {worker}")
+        for worker in range(2)
+    }

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protos import control_messages
 from protos.errors import ProtocolError
 from protos.staleness import Staleness
-from protos.store import Reduced, ReduceOp, Shrunk, StoreStatus, TableStatus
+from protos.store import Reduced, ReduceOp, Shrunk, StoreStatus, TableStatus, WorkerProgress
 from protos.v1 import control_plane_pb2
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -18,19 +18,26 @@ STALENESS = st.builds(
     Staleness, counts=st.lists(UINT64, max_size=9).map(tuple), total=UINT64, largest=UINT64
 )
 WORKERS = st.dictionaries(st.integers(0, 9), UINT64, max_size=5)
+PROGRESS = st.dictionaries(
+    st.integers(0, 9),
+    st.builds(WorkerProgress, incarnation=UINT64, sequence=UINT64, step=UINT64, position=st.text()),
+    max_size=5,
+)
 STATUSES = st.builds(
-    lambda version, tables, examples, done, staleness: StoreStatus(
+    lambda version, tables, examples, done, staleness, progress: StoreStatus(
         version=version,
         tables=tables,
-        examples=examples,
+        examples=dict.fromkeys(progress, 0) | examples,
         done=frozenset(done) & examples.keys(),
         staleness=staleness,
+        progress=progress,
     ),
     UINT64,
     st.dictionaries(NAMES, st.builds(TableStatus, rows=UINT64, size_bytes=UINT64), max_size=4),
     WORKERS,
     st.sets(st.integers(0, 9)),
     STALENESS,
+    PROGRESS,
 )
 
 
@@ -43,7 +50,9 @@ def test_status_survives_the_wire(status: StoreStatus) -> None:
 
 
 def test_status_names_its_server() -> None:
-    status = StoreStatus(version=0, tables={}, examples={}, done=frozenset(), staleness=Staleness())
+    status = StoreStatus(
+        version=0, tables={}, examples={}, done=frozenset(), staleness=Staleness(), progress={}
+    )
 
     message = control_messages.status_to_message(status, 2, 3)
 
@@ -117,6 +126,10 @@ def test_digests_survive_the_wire(digests: dict[tuple[str, int], bytes]) -> None
     assert control_messages.digests_from_message(message) == digests
 
 
+def progress(step: int) -> WorkerProgress:
+    return WorkerProgress(incarnation=1, sequence=step, step=step, position=f"after {step}")
+
+
 def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
     first = StoreStatus(
         version=4,
@@ -127,6 +140,7 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         examples={0: 100, 1: 50},
         done=frozenset({0, 1}),
         staleness=Staleness().add(0, 6).add(3),
+        progress={0: progress(step=7), 1: progress(step=4)},
     )
     second = StoreStatus(
         version=3,
@@ -134,6 +148,7 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         examples={0: 90},
         done=frozenset({1}),
         staleness=Staleness().add(0, 4).add(5, 3),
+        progress={0: progress(step=6)},
     )
 
     merged = control_messages.merge_status([first, second])
@@ -147,4 +162,5 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         examples={0: 100, 1: 50},
         done=frozenset({1}),
         staleness=Staleness().add(0, 10).add(3).add(5, 3),
+        progress={0: progress(step=6)},
     )

@@ -24,6 +24,7 @@ STAMPS = st.builds(
     examples=UINT64,
     batches=UINT64,
     pulled=UINT64,
+    position=st.text(),
 )
 
 

@@ -59,3 +59,29 @@ def test_call_that_was_cancelled_is_forgotten_by_the_next_change() -> None:
     gc.collect()
 
     assert remembered() is None
+
+
+def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
+    workers = workers_of(2)
+
+    workers.push_part(Gradients(), stamp(0), 0)
+    before = workers.progress()
+    workers.push_part(Gradients(), stamp(1), 0)
+
+    assert before == {}
+    assert workers.progress().keys() == {0, 1}
+
+
+def test_push_is_progress_when_it_is_applied() -> None:
+    seen: list[object] = []
+    workers = Workers(
+        1,
+        wait_limit_s=10.0,
+        inbox_bytes=1000,
+        apply=lambda *_: seen.append(workers.progress()),
+    )
+
+    workers.push_on_arrival(Gradients(), stamp())
+
+    assert seen == [{}]
+    assert workers.status({}).progress == workers.progress() != {}

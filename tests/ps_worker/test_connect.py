@@ -11,7 +11,9 @@ from ps_worker.connect import FIRST_LOOK_S, LOOK_S, wait_for_servers
 from ps_worker.transport import ServerStatus
 from tests.support.local_transport import Answer
 
-STATUS = StoreStatus(version=0, tables={}, examples={}, done=frozenset(), staleness=Staleness())
+STATUS = StoreStatus(
+    version=0, tables={}, examples={}, done=frozenset(), staleness=Staleness(), progress={}
+)
 
 
 class Servers:
