@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import ProtocolError
-from protos.gradients import Values
+from protos.gradients import NUM_COUNTS, Counts, Values
 from protos.numbers import Numbers
 from protos.partition import Keys
 
@@ -56,6 +56,27 @@ def decode_rows(data: bytes, num_rows: int) -> Values:
             f"a column of float32 has {values.size} numbers, which {num_rows} keys cannot share equally"
         )
     return values.reshape(num_rows, values.size // num_rows if num_rows else 0)
+
+
+def encode_counts(counts: Counts | None) -> bytes:
+    """Returns uint32[N, 2] as 8 * N bytes; no bytes for none."""
+    return b"" if counts is None else counts.astype("<u4", copy=False).tobytes()
+
+
+def decode_counts(data: bytes, num_rows: int) -> Counts | None:
+    """Returns a read-only uint32[num_rows, 2], or None for no bytes.
+
+    Raises:
+        ProtocolError: If the length does not fit.
+    """
+    if not data:
+        return None
+    if len(data) != 4 * NUM_COUNTS * num_rows:
+        raise ProtocolError(
+            f"a column of counts has {len(data)} bytes, expected {4 * NUM_COUNTS} for each of "
+            f"{num_rows} keys"
+        )
+    return np.frombuffer(data, "<u4").reshape(num_rows, NUM_COUNTS)
 
 
 def encode_numbers(values: Numbers) -> bytes:

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from protos.codec import decode_keys, decode_rows, decode_values, encode_keys, encode_values
+from protos.codec import (
+    decode_counts,
+    decode_keys,
+    decode_rows,
+    decode_values,
+    encode_counts,
+    encode_keys,
+    encode_values,
+)
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.partition import Keys
@@ -154,6 +162,7 @@ def sparse_grad_to_message(table: str, grad: SparseGrad) -> data_plane_pb2.Spars
         keys=encode_keys(grad.keys),
         values=encode_values(grad.values),
         examples=grad.examples,
+        counts=encode_counts(grad.counts),
     )
 
 
@@ -172,7 +181,8 @@ def sparse_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, 
     for column in request.sparse:
         keys = decode_keys(column.keys)
         values = decode_rows(column.values, keys.size)
-        grads.append((column.table, SparseGrad(keys, values, column.examples)))
+        counts = decode_counts(column.counts, keys.size)
+        grads.append((column.table, SparseGrad(keys, values, column.examples, counts)))
     return grads
 
 

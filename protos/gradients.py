@@ -4,12 +4,16 @@ Whoever applies a gradient divides by the number of examples, once, at the end. 
 threads or workers is adding, and what is applied is always the mean over all their examples: merging
 never multiplies a step (it does in systems that add up means).
 
+Beside a gradient travel counts: how often each key occurred in the batches that it is from. They are added as
+gradients are, so that whoever counts counts each occurrence once, however batches were merged.
+
 Float addition is not associative: `sum_sparse` and `sum_dense` add in the order given, which is worker
 order on a server and thread order in a worker. That order is part of the contract of sync training.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +24,10 @@ from protos.partition import Keys
 from protos.unique import unique_keys
 
 Values = NDArray[np.float32]
+Counts = NDArray[np.uint32]
+
+NUM_COUNTS = 2
+"""Columns of counts: occurrences, and those that were clicked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +38,26 @@ class SparseGrad:
         keys: uint64[N], unique.
         values: float32[N, D], summed over the examples.
         examples: Number of examples summed over, those included that touched none of the keys.
+        counts: uint32[N, 2], occurrences of each key, and of these the ones in examples that were clicked;
+            None for a table that keeps no statistics.
     """
 
     keys: Keys
     values: Values
     examples: int
+    counts: Counts | None = None
+
+    def take(self, positions: NDArray[np.int32]) -> "SparseGrad":
+        """Returns a copy of the rows at `positions` int32[n]."""
+        counts = None if self.counts is None else self.counts.take(positions, axis=0)
+        return SparseGrad(
+            self.keys[positions], self.values.take(positions, axis=0), self.examples, counts
+        )
+
+    def stretch(self, rows: slice) -> "SparseGrad":
+        """Returns a view of some rows in their order."""
+        counts = None if self.counts is None else self.counts[rows]
+        return SparseGrad(self.keys[rows], self.values[rows], self.examples, counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +82,7 @@ class Gradients:
 
 
 @kernel
-def _add_rows(inverse: NDArray[np.int32], values: Values, out: Values) -> None:
+def _add_rows(inverse: NDArray[np.int32], values: NDArray[Any], out: NDArray[Any]) -> None:
     for i in range(inverse.size):
         row = inverse[i]
         for j in range(values.shape[1]):
@@ -74,15 +97,18 @@ def sum_sparse(grads: Sequence[SparseGrad]) -> SparseGrad:
     examples = sum(grad.examples for grad in grads)
     parts = [grad for grad in grads if grad.keys.size] or grads[:1]
     if len(parts) == 1:
-        return SparseGrad(parts[0].keys, parts[0].values, examples)
+        return replace(parts[0], examples=examples)
     keys, inverse = unique_keys(np.concatenate([part.keys for part in parts]))
     values = np.zeros((keys.size, parts[0].values.shape[1]), np.float32)
+    counts = None if parts[0].counts is None else np.zeros((keys.size, NUM_COUNTS), np.uint32)
     start = 0
     for part in parts:
         stop = start + part.keys.size
         _add_rows(inverse[start:stop], part.values, values)
+        if counts is not None and part.counts is not None:
+            _add_rows(inverse[start:stop], part.counts, counts)
         start = stop
-    return SparseGrad(keys, values, examples)
+    return SparseGrad(keys, values, examples, counts)
 
 
 def sum_dense(grads: Sequence[DenseGrad]) -> DenseGrad:
@@ -107,6 +133,45 @@ def sum_gradients(parts: Sequence[Gradients]) -> Gradients:
             for name in dict.fromkeys(name for part in parts for name in part.dense)
         },
     )
+
+
+def require_counts(table: str, grad: SparseGrad, *, keeps_statistics: bool) -> None:
+    """Checks that a push has the counts that its table wants.
+
+    Args:
+        table: Its name, for messages.
+        grad: With or without keys; without, it needs no counts.
+        keeps_statistics: Whether the table's rows count.
+
+    Raises:
+        GradientError: If there are none and should be, or the other way round, or they make no sense.
+    """
+    counts = grad.counts
+    if not grad.keys.size:
+        return
+    if counts is None:
+        if keeps_statistics:
+            raise GradientError(
+                f"push to table {table!r} has no counts, but the table keeps statistics: give it "
+                f"occurrences and clicks of each key"
+            )
+        return
+    if not keeps_statistics:
+        raise GradientError(
+            f"push to table {table!r} has counts, but the table keeps no statistics: declare it with them"
+        )
+    expected = (grad.keys.size, NUM_COUNTS)
+    if counts.shape != expected or counts.dtype != np.uint32:
+        raise GradientError(
+            f"push to table {table!r} has counts {counts.dtype}{list(counts.shape)}, expected "
+            f"uint32{list(expected)}: occurrences and clicks of each key"
+        )
+    if wrong := np.flatnonzero(counts[:, 1] > counts[:, 0])[:1].tolist():
+        occurrences, clicks = counts[wrong[0]].tolist()
+        raise GradientError(
+            f"push to table {table!r} says that key {int(grad.keys[wrong[0]])} occurred "
+            f"{occurrences} times and was clicked {clicks} times"
+        )
 
 
 @kernel

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos.errors import ProtocolError
-from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
 
 KEY_BYTES = 8
 VALUE_BYTES = 4
+COUNT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,13 @@ def cut_columns(
 def cut_push(gradients: Gradients, limit_bytes: int) -> list[PushPart]:
     """Returns the parts of a push, each of about `limit_bytes` at most; always at least one."""
     tables, blocks = list(gradients.sparse.items()), list(gradients.dense.items())
-    columns = [
-        (grad.keys.size, KEY_BYTES + VALUE_BYTES * grad.values.shape[1]) for _, grad in tables
-    ] + [(grad.values.size, VALUE_BYTES) for _, grad in blocks]
+    columns = [(grad.keys.size, _row_bytes(grad)) for _, grad in tables]
+    columns += [(grad.values.size, VALUE_BYTES) for _, grad in blocks]
     groups = cut_columns(columns, limit_bytes)
     return [
         PushPart(
             sparse=[
-                (tables[column][0], _rows(tables[column][1], rows))
+                (tables[column][0], tables[column][1].stretch(rows))
                 for column, rows in group
                 if column < len(tables)
             ],
@@ -90,8 +90,10 @@ def cut_push(gradients: Gradients, limit_bytes: int) -> list[PushPart]:
     ]
 
 
-def _rows(grad: SparseGrad, rows: slice) -> SparseGrad:
-    return SparseGrad(grad.keys[rows], grad.values[rows], grad.examples)
+def _row_bytes(grad: SparseGrad) -> int:
+    dim: int = grad.values.shape[1]
+    num_counts = 0 if grad.counts is None else NUM_COUNTS
+    return KEY_BYTES + VALUE_BYTES * dim + COUNT_BYTES * num_counts
 
 
 def _stretch(grad: DenseGrad, where: slice) -> tuple[int, DenseGrad]:
@@ -122,10 +124,14 @@ def _join_rows(table: str, pieces: list[SparseGrad]) -> SparseGrad:
         return pieces[0]
     _require_equal(f"table {table!r}", "dim", [piece.values.shape[1] for piece in pieces])
     _require_equal(f"table {table!r}", "examples", [piece.examples for piece in pieces])
+    counts = [piece.counts for piece in pieces if piece.counts is not None]
+    has_counts = [int(piece.counts is not None) for piece in pieces]
+    _require_equal(f"table {table!r}", "having counts", has_counts)
     return SparseGrad(
         np.concatenate([piece.keys for piece in pieces]),
         np.concatenate([piece.values for piece in pieces]),
         pieces[0].examples,
+        np.concatenate(counts) if counts else None,
     )
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from protos.channel import MAX_MESSAGE_BYTES, PART_BYTES
 from protos.control_messages import merge_shrunk, merge_status
 from protos.errors import GradientError, ProtocolError, SpecConflictError, UnknownTableError
-from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, require_finite
+from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
 from protos.jit import kernel
 from protos.numbers import Numbers, require_numbers
 from protos.partition import Keys, piece_of_server, route
@@ -277,12 +277,7 @@ class ClusterClient:
     ) -> Gradients:
         return Gradients(
             sparse={
-                table: SparseGrad(
-                    grad.keys[routes[table][server]],
-                    grad.values.take(routes[table][server], axis=0),
-                    grad.examples,
-                )
-                for table, grad in gradients.sparse.items()
+                table: grad.take(routes[table][server]) for table, grad in gradients.sparse.items()
             },
             dense={
                 block: DenseGrad(grad.values[self._piece(block, server)], grad.examples)
@@ -299,6 +294,8 @@ class ClusterClient:
                     f"{expected}: one row of dim {expected[1]} for each key"
                 )
             _require_examples(f"table {table!r}", grad.examples if grad.keys.size else 1)
+            keeps_statistics = self._table(table).statistics is not None
+            require_counts(table, grad, keeps_statistics=keeps_statistics)
         for block, dense in gradients.dense.items():
             _require_length(self._block(block), dense.values, GradientError, "push to")
             _require_examples(f"dense block {block!r}", dense.examples)

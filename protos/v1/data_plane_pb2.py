@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/v1/data_plane.proto\x12\tctr_ps.v1\"\x91\x01\n\x05Stamp\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\x04\x12\x0e\n\x06pulled\x18\x07 \x01(\x04\x12\x10\n\x08position\x18\x08 \x01(\t\"(\n\tKeyColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\",\n\x0bValueColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"w\n\x11PullSparseRequest\x12%\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.KeyColumn\x12#\n\x07missing\x18\x02 \x01(\x0e\x32\x12.ctr_ps.v1.Missing\x12\x0f\n\x02\x61t\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x05\n\x03_at\"N\n\x12PullSparseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ValueColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"F\n\x12PullChangedRequest\x12\x0e\n\x06tables\x18\x01 \x03(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08max_rows\x18\x03 \x01(\x04\"<\n\rChangedColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"c\n\x13PullChangedResponse\x12)\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x18.ctr_ps.v1.ChangedColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08has_more\x18\x03 \x01(\x08\"Q\n\x10SparseGradColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\"Q\n\x0f\x44\x65nseGradColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x03 \x01(\x04\x12\r\n\x05start\x18\x04 \x01(\x04\"\xc3\x01\n\x0fPushGradRequest\x12\x1f\n\x05stamp\x18\x01 \x01(\x0b\x32\x10.ctr_ps.v1.Stamp\x12+\n\x06sparse\x18\x02 \x03(\x0b\x32\x1b.ctr_ps.v1.SparseGradColumn\x12)\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x1a.ctr_ps.v1.DenseGradColumn\x12\x0f\n\x02\x61t\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\x11\n\tnum_parts\x18\x06 \x01(\rB\x05\n\x03_at\"#\n\x10PushGradResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\":\n\x10PullDenseRequest\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0f\n\x02\x61t\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x05\n\x03_at\",\n\x0b\x44\x65nseColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"M\n\x11PullDenseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.DenseColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"v\n\x11PostParcelRequest\x12\x0b\n\x03\x62ox\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\r\x12\x10\n\x08receiver\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x14\n\x07\x63ontent\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_content\"\x14\n\x12PostParcelResponse\"C\n\x12TakeParcelsRequest\x12\x0b\n\x03\x62ox\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08received\x18\x03 \x01(\x04\";\n\x06Parcel\x12\x0e\n\x06sender\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"9\n\x13TakeParcelsResponse\x12\"\n\x07parcels\x18\x01 \x03(\x0b\x32\x11.ctr_ps.v1.Parcel*J\n\x07Missing\x12\x17\n\x13MISSING_UNSPECIFIED\x10\x00\x12\x13\n\x0fMISSING_INITIAL\x10\x01\x12\x11\n\rMISSING_ZEROS\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/v1/data_plane.proto\x12\tctr_ps.v1\"\x91\x01\n\x05Stamp\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\x04\x12\x0e\n\x06pulled\x18\x07 \x01(\x04\x12\x10\n\x08position\x18\x08 \x01(\t\"(\n\tKeyColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\",\n\x0bValueColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"w\n\x11PullSparseRequest\x12%\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.KeyColumn\x12#\n\x07missing\x18\x02 \x01(\x0e\x32\x12.ctr_ps.v1.Missing\x12\x0f\n\x02\x61t\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x05\n\x03_at\"N\n\x12PullSparseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ValueColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"F\n\x12PullChangedRequest\x12\x0e\n\x06tables\x18\x01 \x03(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08max_rows\x18\x03 \x01(\x04\"<\n\rChangedColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"c\n\x13PullChangedResponse\x12)\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x18.ctr_ps.v1.ChangedColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08has_more\x18\x03 \x01(\x08\"a\n\x10SparseGradColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\x12\x0e\n\x06\x63ounts\x18\x05 \x01(\x0c\"Q\n\x0f\x44\x65nseGradColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x03 \x01(\x04\x12\r\n\x05start\x18\x04 \x01(\x04\"\xc3\x01\n\x0fPushGradRequest\x12\x1f\n\x05stamp\x18\x01 \x01(\x0b\x32\x10.ctr_ps.v1.Stamp\x12+\n\x06sparse\x18\x02 \x03(\x0b\x32\x1b.ctr_ps.v1.SparseGradColumn\x12)\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x1a.ctr_ps.v1.DenseGradColumn\x12\x0f\n\x02\x61t\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04part\x18\x05 \x01(\r\x12\x11\n\tnum_parts\x18\x06 \x01(\rB\x05\n\x03_at\"#\n\x10PushGradResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\":\n\x10PullDenseRequest\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0f\n\x02\x61t\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x05\n\x03_at\",\n\x0b\x44\x65nseColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"M\n\x11PullDenseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.DenseColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"v\n\x11PostParcelRequest\x12\x0b\n\x03\x62ox\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\r\x12\x10\n\x08receiver\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x14\n\x07\x63ontent\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_content\"\x14\n\x12PostParcelResponse\"C\n\x12TakeParcelsRequest\x12\x0b\n\x03\x62ox\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08received\x18\x03 \x01(\x04\";\n\x06Parcel\x12\x0e\n\x06sender\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"9\n\x13TakeParcelsResponse\x12\"\n\x07parcels\x18\x01 \x03(\x0b\x32\x11.ctr_ps.v1.Parcel*J\n\x07Missing\x12\x17\n\x13MISSING_UNSPECIFIED\x10\x00\x12\x13\n\x0fMISSING_INITIAL\x10\x01\x12\x11\n\rMISSING_ZEROS\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.data_plane_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MISSING']._serialized_start=1630
-  _globals['_MISSING']._serialized_end=1704
+  _globals['_MISSING']._serialized_start=1646
+  _globals['_MISSING']._serialized_end=1720
   _globals['_STAMP']._serialized_start=42
   _globals['_STAMP']._serialized_end=187
   _globals['_KEYCOLUMN']._serialized_start=189
@@ -50,27 +50,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PULLCHANGEDRESPONSE']._serialized_start=612
   _globals['_PULLCHANGEDRESPONSE']._serialized_end=711
   _globals['_SPARSEGRADCOLUMN']._serialized_start=713
-  _globals['_SPARSEGRADCOLUMN']._serialized_end=794
-  _globals['_DENSEGRADCOLUMN']._serialized_start=796
-  _globals['_DENSEGRADCOLUMN']._serialized_end=877
-  _globals['_PUSHGRADREQUEST']._serialized_start=880
-  _globals['_PUSHGRADREQUEST']._serialized_end=1075
-  _globals['_PUSHGRADRESPONSE']._serialized_start=1077
-  _globals['_PUSHGRADRESPONSE']._serialized_end=1112
-  _globals['_PULLDENSEREQUEST']._serialized_start=1114
-  _globals['_PULLDENSEREQUEST']._serialized_end=1172
-  _globals['_DENSECOLUMN']._serialized_start=1174
-  _globals['_DENSECOLUMN']._serialized_end=1218
-  _globals['_PULLDENSERESPONSE']._serialized_start=1220
-  _globals['_PULLDENSERESPONSE']._serialized_end=1297
-  _globals['_POSTPARCELREQUEST']._serialized_start=1299
-  _globals['_POSTPARCELREQUEST']._serialized_end=1417
-  _globals['_POSTPARCELRESPONSE']._serialized_start=1419
-  _globals['_POSTPARCELRESPONSE']._serialized_end=1439
-  _globals['_TAKEPARCELSREQUEST']._serialized_start=1441
-  _globals['_TAKEPARCELSREQUEST']._serialized_end=1508
-  _globals['_PARCEL']._serialized_start=1510
-  _globals['_PARCEL']._serialized_end=1569
-  _globals['_TAKEPARCELSRESPONSE']._serialized_start=1571
-  _globals['_TAKEPARCELSRESPONSE']._serialized_end=1628
+  _globals['_SPARSEGRADCOLUMN']._serialized_end=810
+  _globals['_DENSEGRADCOLUMN']._serialized_start=812
+  _globals['_DENSEGRADCOLUMN']._serialized_end=893
+  _globals['_PUSHGRADREQUEST']._serialized_start=896
+  _globals['_PUSHGRADREQUEST']._serialized_end=1091
+  _globals['_PUSHGRADRESPONSE']._serialized_start=1093
+  _globals['_PUSHGRADRESPONSE']._serialized_end=1128
+  _globals['_PULLDENSEREQUEST']._serialized_start=1130
+  _globals['_PULLDENSEREQUEST']._serialized_end=1188
+  _globals['_DENSECOLUMN']._serialized_start=1190
+  _globals['_DENSECOLUMN']._serialized_end=1234
+  _globals['_PULLDENSERESPONSE']._serialized_start=1236
+  _globals['_PULLDENSERESPONSE']._serialized_end=1313
+  _globals['_POSTPARCELREQUEST']._serialized_start=1315
+  _globals['_POSTPARCELREQUEST']._serialized_end=1433
+  _globals['_POSTPARCELRESPONSE']._serialized_start=1435
+  _globals['_POSTPARCELRESPONSE']._serialized_end=1455
+  _globals['_TAKEPARCELSREQUEST']._serialized_start=1457
+  _globals['_TAKEPARCELSREQUEST']._serialized_end=1524
+  _globals['_PARCEL']._serialized_start=1526
+  _globals['_PARCEL']._serialized_end=1585
+  _globals['_TAKEPARCELSRESPONSE']._serialized_start=1587
+  _globals['_TAKEPARCELSRESPONSE']._serialized_end=1644
 # @@protoc_insertion_point(module_scope)

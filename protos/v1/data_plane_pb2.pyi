@@ -101,16 +101,18 @@ class PullChangedResponse(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[_Union[ChangedColumn, _Mapping]]] = ..., version: _Optional[int] = ..., has_more: bool = ...) -> None: ...
 
 class SparseGradColumn(_message.Message):
-    __slots__ = ("table", "keys", "values", "examples")
+    __slots__ = ("table", "keys", "values", "examples", "counts")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     table: str
     keys: bytes
     values: bytes
     examples: int
-    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ...) -> None: ...
+    counts: bytes
+    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., counts: _Optional[bytes] = ...) -> None: ...
 
 class DenseGradColumn(_message.Message):
     __slots__ = ("block", "values", "examples", "start")

@@ -30,8 +30,52 @@ class InitializerSpec(_message.Message):
     scale: float
     def __init__(self, kind: _Optional[str] = ..., scale: _Optional[float] = ...) -> None: ...
 
+class StatisticsSpec(_message.Message):
+    __slots__ = ("nonclk_coeff", "click_coeff", "decay")
+    NONCLK_COEFF_FIELD_NUMBER: _ClassVar[int]
+    CLICK_COEFF_FIELD_NUMBER: _ClassVar[int]
+    DECAY_FIELD_NUMBER: _ClassVar[int]
+    nonclk_coeff: float
+    click_coeff: float
+    decay: float
+    def __init__(self, nonclk_coeff: _Optional[float] = ..., click_coeff: _Optional[float] = ..., decay: _Optional[float] = ...) -> None: ...
+
+class AdmissionSpec(_message.Message):
+    __slots__ = ("policy", "threshold", "table", "counter", "expected_keys", "false_positive_rate", "default_value")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    FALSE_POSITIVE_RATE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    threshold: float
+    table: str
+    counter: str
+    expected_keys: int
+    false_positive_rate: float
+    default_value: float
+    def __init__(self, policy: _Optional[str] = ..., threshold: _Optional[float] = ..., table: _Optional[str] = ..., counter: _Optional[str] = ..., expected_keys: _Optional[int] = ..., false_positive_rate: _Optional[float] = ..., default_value: _Optional[float] = ...) -> None: ...
+
+class ExpirySpec(_message.Message):
+    __slots__ = ("delete_threshold", "max_unseen", "ttl_s", "max_rows", "max_bytes", "evict")
+    DELETE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    MAX_UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
+    delete_threshold: float
+    max_unseen: int
+    ttl_s: float
+    max_rows: int
+    max_bytes: int
+    evict: str
+    def __init__(self, delete_threshold: _Optional[float] = ..., max_unseen: _Optional[int] = ..., ttl_s: _Optional[float] = ..., max_rows: _Optional[int] = ..., max_bytes: _Optional[int] = ..., evict: _Optional[str] = ...) -> None: ...
+
 class TableSpec(_message.Message):
-    __slots__ = ("name", "dim", "initializer", "optimizer", "seed", "num_shards", "records_changes")
+    __slots__ = ("name", "dim", "initializer", "optimizer", "seed", "num_shards", "records_changes", "statistics", "admission", "expiry")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +83,9 @@ class TableSpec(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    EXPIRY_FIELD_NUMBER: _ClassVar[int]
     name: str
     dim: int
     initializer: InitializerSpec
@@ -46,7 +93,10 @@ class TableSpec(_message.Message):
     seed: int
     num_shards: int
     records_changes: bool
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., seed: _Optional[int] = ..., num_shards: _Optional[int] = ..., records_changes: bool = ...) -> None: ...
+    statistics: StatisticsSpec
+    admission: AdmissionSpec
+    expiry: ExpirySpec
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., seed: _Optional[int] = ..., num_shards: _Optional[int] = ..., records_changes: bool = ..., statistics: _Optional[_Union[StatisticsSpec, _Mapping]] = ..., admission: _Optional[_Union[AdmissionSpec, _Mapping]] = ..., expiry: _Optional[_Union[ExpirySpec, _Mapping]] = ...) -> None: ...
 
 class DenseSegment(_message.Message):
     __slots__ = ("length", "initializer")

@@ -133,6 +133,27 @@ def test_gradients_survive_the_wire_in_their_order() -> None:
     ]
 
 
+@pytest.mark.parametrize("counts", [None, [[3, 0], [2**32 - 1, 2**32 - 2]]])
+def test_counts_survive_the_wire(counts: list[list[int]] | None) -> None:
+    numbers = None if counts is None else np.array(counts, np.uint32)
+    grad = SparseGrad(np.array([3, 4], np.uint64), np.ones((2, 1), np.float32), 5, numbers)
+
+    data = data_messages.sparse_grad_to_message("wide", grad).SerializeToString()
+    column = data_plane_pb2.SparseGradColumn.FromString(data)
+    ((_, found),) = data_messages.sparse_grads_of(data_plane_pb2.PushGradRequest(sparse=[column]))
+
+    assert (found.counts is None) == (counts is None)
+    assert found.counts is None or found.counts.tolist() == counts
+
+
+@pytest.mark.parametrize("size", [1, 8, 15, 24])
+def test_counts_that_are_not_two_a_key_are_refused(size: int) -> None:
+    column = data_plane_pb2.SparseGradColumn(keys=bytes(16), values=bytes(8), counts=bytes(size))
+
+    with pytest.raises(ProtocolError, match=f"counts has {size} bytes, expected 8 for each of 2"):
+        data_messages.sparse_grads_of(data_plane_pb2.PushGradRequest(sparse=[column]))
+
+
 @given(stamp=STAMPS, at=st.none() | UINT64)
 def test_part_of_a_push_survives_the_wire(stamp: Stamp, at: int | None) -> None:
     grad = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)

@@ -1,5 +1,7 @@
 """Sums of gradients, and the refusal of what must not be summed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -173,3 +175,24 @@ def test_views_of_other_memory_are_checked_too() -> None:
         )
     with pytest.raises(GradientError, match="element 3"):
         require_finite(Gradients(dense={"d": DenseGrad(matrix[:, 4], 1)}))
+
+
+@given(grads=st.lists(sparse_grads(), min_size=1, max_size=5))
+def test_counts_are_summed_by_key(grads: list[SparseGrad]) -> None:
+    """Exactly, beyond what a float32 counts."""
+    expected: dict[int, list[int]] = {}
+    counted = []
+    for number, grad in enumerate(grads):
+        shows = [2**24 + number + row for row in range(grad.keys.size)]
+        for key, show in zip(grad.keys.tolist(), shows, strict=True):
+            total = expected.setdefault(key, [0, 0])
+            expected[key] = [total[0] + show, total[1] + number]
+        counts = np.array([[show, number] for show in shows], np.uint32).reshape(-1, 2)
+        counted.append(replace(grad, counts=counts if shows else None))
+
+    total = sum_sparse(counted)
+
+    if expected:
+        assert total.counts is not None
+        assert total.counts.dtype == np.uint32
+        assert dict(zip(total.keys.tolist(), total.counts.tolist(), strict=True)) == expected

@@ -8,10 +8,11 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.parts import PushPart, cut_columns, cut_push, join_push
 
 
-def rows(count, dim, examples=3, first_key=0):
+def rows(count, dim, examples=3, first_key=0, counts=False):
     keys = np.arange(first_key, first_key + count, dtype=np.uint64)
     values = np.arange(count * dim, dtype=np.float32).reshape(count, dim)
-    return SparseGrad(keys, values, examples)
+    numbers = np.arange(count * 2, dtype=np.uint32).reshape(count, 2)
+    return SparseGrad(keys, values, examples, numbers if counts else None)
 
 
 def stretch(count, examples=3):
@@ -19,9 +20,10 @@ def stretch(count, examples=3):
 
 
 def size_of(part):
-    return sum(grad.keys.nbytes + grad.values.nbytes for _, grad in part.sparse) + sum(
-        grad.values.nbytes for _, _, grad in part.dense
-    )
+    return sum(
+        grad.keys.nbytes + grad.values.nbytes + (0 if grad.counts is None else grad.counts.nbytes)
+        for _, grad in part.sparse
+    ) + sum(grad.values.nbytes for _, _, grad in part.dense)
 
 
 def assert_same(expected, actual):
@@ -30,6 +32,7 @@ def assert_same(expected, actual):
     for table, grad in expected.sparse.items():
         np.testing.assert_array_equal(grad.keys, actual.sparse[table].keys)
         np.testing.assert_array_equal(grad.values, actual.sparse[table].values)
+        np.testing.assert_array_equal(grad.counts, actual.sparse[table].counts)
         assert grad.examples == actual.sparse[table].examples
     for block, dense in expected.dense.items():
         np.testing.assert_array_equal(dense.values, actual.dense[block].values)
@@ -37,7 +40,12 @@ def assert_same(expected, actual):
 
 
 GRADIENTS = Gradients(
-    sparse={"wide": rows(40, 1), "none": rows(0, 4), "deep": rows(17, 10)},
+    sparse={
+        "wide": rows(40, 1),
+        "none": rows(0, 4),
+        "deep": rows(17, 10),
+        "counted": rows(21, 7, counts=True),
+    },
     dense={"tower": stretch(100), "nothing": stretch(0), "bias": stretch(3, examples=9)},
 )
 
@@ -96,6 +104,10 @@ def test_element_larger_than_the_limit_is_alone_in_its_group():
             r"differ in examples: \[4, 5\]",
         ),
         (
+            [PushPart([("t", rows(1, 2))], []), PushPart([("t", rows(1, 2, counts=True))], [])],
+            r"differ in having counts: \[0, 1\]",
+        ),
+        (
             [PushPart([], [("b", 0, stretch(2, 4))]), PushPart([], [("b", 2, stretch(2, 5))])],
             "'b' differ in examples",
         ),
@@ -105,7 +117,7 @@ def test_element_larger_than_the_limit_is_alone_in_its_group():
             "goes on at element 1 after 2 elements",
         ),
     ],
-    ids=["dim", "examples", "dense-examples", "gap", "overlap"],
+    ids=["dim", "examples", "counts", "dense-examples", "gap", "overlap"],
 )
 def test_parts_that_do_not_fit_each_other_are_refused(parts, message):
     with pytest.raises(ProtocolError, match=message):

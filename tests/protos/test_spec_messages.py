@@ -4,7 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import spec_messages
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.spec import (
+    AdmissionSpec,
+    DenseSegment,
+    DenseSpec,
+    ExpirySpec,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
 from protos.v1 import spec_pb2
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -13,6 +22,26 @@ UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 INITIALIZERS = st.builds(InitializerSpec, kind=NAMES, scale=NUMBERS)
 OPTIMIZERS = st.builds(OptimizerSpec, name=NAMES, params=st.dictionaries(NAMES, NUMBERS))
+STATISTICS = st.builds(StatisticsSpec, nonclk_coeff=NUMBERS, click_coeff=NUMBERS, decay=NUMBERS)
+ADMISSIONS = st.builds(
+    AdmissionSpec,
+    policy=NAMES,
+    threshold=NUMBERS,
+    table=NAMES,
+    counter=NAMES,
+    expected_keys=UINT64,
+    false_positive_rate=NUMBERS,
+    default_value=NUMBERS,
+)
+EXPIRIES = st.builds(
+    ExpirySpec,
+    delete_threshold=NUMBERS,
+    max_unseen=UINT64,
+    ttl_s=NUMBERS,
+    max_rows=UINT64,
+    max_bytes=UINT64,
+    evict=NAMES,
+)
 TABLE_SPECS = st.builds(
     TableSpec,
     name=NAMES,
@@ -22,6 +51,9 @@ TABLE_SPECS = st.builds(
     seed=UINT64,
     num_shards=UINT32,
     records_changes=st.booleans(),
+    statistics=st.none() | STATISTICS,
+    admission=st.none() | ADMISSIONS,
+    expiry=st.none() | EXPIRIES,
 )
 DENSE_SPECS = st.builds(
     DenseSpec,
