@@ -46,6 +46,7 @@ from ps_server.checkpoint.writer import save_checkpoint, verify_token, write_par
 from ps_server.mailbox import INBOX_BYTES
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
+from ps_server.table.statistics import Clock, wall_clock
 from ps_server.waiting import Answered
 from ps_server.workers import Workers
 
@@ -63,6 +64,7 @@ class ParameterStore:
         num_servers: int = 1,
         wait_limit_s: float = DEFAULT_WAIT_LIMIT_S,
         inbox_bytes: int = INBOX_BYTES,
+        clock: Clock = wall_clock,
     ) -> None:
         """Makes an empty store.
 
@@ -72,12 +74,14 @@ class ParameterStore:
             num_servers: Servers of the cluster; 1 holds everything.
             wait_limit_s: How long a pull, a barrier or a parcel waits for other workers, in seconds.
             inbox_bytes: Limit of the parcels that wait for one worker.
+            clock: When rows are seen.
         """
         self.server_index = server_index
         self.num_servers = num_servers
         self.num_workers = num_workers
         self._wait_limit_s = wait_limit_s
         self._inbox_bytes = inbox_bytes
+        self._clock = clock
         self._tables: dict[str, SparseTable] = {}
         self._blocks: dict[str, DenseTable] = {}
         self._undeclared: set[str] = set()  # loaded, but not yet claimed by a job
@@ -106,10 +110,11 @@ class ParameterStore:
                 self._refuse_taken_name(spec.name)
                 self._tables[spec.name] = self._new_table(spec)
                 return
-            is_loaded = spec.name in self._undeclared
-            self._declare(table, spec)
-            if is_loaded and spec.records_changes:
-                table.record_changes(self.num_workers)
+            if spec.name in self._undeclared:
+                self._tables[spec.name] = self._claim(table, spec)
+                self._undeclared.discard(spec.name)
+            else:
+                _require_equal_spec(table.spec, spec)
 
     def create_dense(self, spec: DenseSpec) -> None:
         """See `protos.store.Store`."""
@@ -118,8 +123,12 @@ class ParameterStore:
             if block is None:
                 self._refuse_taken_name(spec.name)
                 self._blocks[spec.name] = self._new_block(spec)
+            elif spec.name in self._undeclared:
+                _require_same_shape(block.spec, spec)
+                block.declare(spec)
+                self._undeclared.discard(spec.name)
             else:
-                self._declare(block, spec)
+                _require_equal_spec(block.spec, spec)
 
     def _new_table(self, spec: TableSpec) -> SparseTable:
         return SparseTable(
@@ -127,6 +136,7 @@ class ParameterStore:
             server_index=self.server_index,
             num_servers=self.num_servers,
             num_observers=self.num_workers if spec.records_changes else 0,
+            clock=self._clock,
         )
 
     def _new_block(self, spec: DenseSpec) -> DenseTable:
@@ -136,17 +146,18 @@ class ParameterStore:
         if name in self._tables or name in self._blocks:
             raise SpecConflictError(f"{name!r} is both a table and a dense block: rename one")
 
-    def _declare(self, existing: SparseTable | DenseTable, spec: Any) -> None:
-        name = spec.name
-        if name in self._undeclared:
-            _require_same_shape(existing.spec, spec)
-            existing.declare(spec)
-            self._undeclared.discard(name)
-        elif existing.spec != spec:
-            raise SpecConflictError(
-                f"{name!r} exists with another spec: {_difference(existing.spec, spec)}; "
-                f"all workers of a job must declare the same"
-            )
+    def _claim(self, table: SparseTable, spec: TableSpec) -> SparseTable:
+        """Returns the rows of a loaded table as a job declares them."""
+        _require_same_shape(table.spec, spec)
+        if (spec.statistics is None) != (table.spec.statistics is None):
+            claimed = self._new_table(spec)
+            for shard in table.shards:
+                claimed.write(table.export_shard(shard))
+            return claimed
+        table.declare(spec)
+        if spec.records_changes:
+            table.record_changes(self.num_workers)
+        return table
 
     # Moving data
 
@@ -314,8 +325,8 @@ class ParameterStore:
 
     def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
         saved = checkpoint.tables[name]
-        # Who loads to read has no use for a record; a job that wants one declares so.
-        unclaimed = replace(saved, records_changes=False)
+        # Who loads to read has no use for what is of a job; a job that wants it declares so.
+        unclaimed = replace(saved, records_changes=False, admission=None, expiry=None)
         spec = self._tables[name].spec if name in self._tables else unclaimed
         _require_loadable(saved, spec)
         table = self._new_table(spec)
@@ -388,6 +399,14 @@ def _difference(first: Any, second: Any) -> str:
         for field in first.__dataclass_fields__
         if getattr(first, field) != getattr(second, field)
     )
+
+
+def _require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
+    if existing != spec:
+        raise SpecConflictError(
+            f"{spec.name!r} exists with another spec: {_difference(existing, spec)}; "
+            f"all workers of a job must declare the same"
+        )
 
 
 def _shape(spec: TableSpec | DenseSpec) -> dict[str, object]:

@@ -54,6 +54,7 @@ class TableArrays(NamedTuple):
         region_rows: Rows from one shard's region to the next.
         change_words: uint64[num_shards * change_rows, W], W = 0 without observers (change_bits.py).
         change_rows: Rows from one shard's words to the next.
+        statistics_column: Where in a row its statistics begin; 0 without.
         base_column: Where in a row its base begins; 0 without.
         num_shards: A power of two.
     """
@@ -67,6 +68,7 @@ class TableArrays(NamedTuple):
     region_rows: int
     change_words: NDArray[np.uint64]
     change_rows: int
+    statistics_column: int
     base_column: int
     num_shards: int
 

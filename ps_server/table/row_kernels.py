@@ -1,12 +1,12 @@
 """What is done with rows: read them, or give them gradients. One call serves all shards of a request."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.gradients import Values
+from protos.gradients import Counts, Values
 from protos.jit import kernel
 from protos.partition import Keys, mix64
 from ps_server.optimizers.row_update import update_row
@@ -22,7 +22,30 @@ from ps_server.table.hash_index import (
 )
 from ps_server.table.initializers import Initializer, initialize_row
 from ps_server.table.intrinsics import Int, borrow, prefetch
-from ps_server.table.row_layout import KEY_COLUMNS
+from ps_server.table.row_layout import KEY_COLUMNS, STATISTICS_WIDTH
+from ps_server.table.statistics import count_push
+
+
+class Push(NamedTuple):
+    """A push to one table as kernels see it; all arrays are read-only.
+
+    Attributes:
+        keys: uint64[N].
+        grads: float32[N, D], sums over examples.
+        scale: One over the number of examples.
+        counts: uint32[N, 2], occurrences and clicks; uint32[0, 2] for a table without statistics.
+        admitted: uint8[N], whether a key without a row gets one; uint8[0]: all do.
+        now: In seconds since 1970.
+        source: The observer who sent it, for whom the rows do not count as changed; or NOBODY.
+    """
+
+    keys: Keys
+    grads: Values
+    scale: np.float32
+    counts: Counts
+    admitted: NDArray[np.uint8]
+    now: np.uint32
+    source: int
 
 
 @kernel
@@ -84,23 +107,17 @@ def apply_rows(
     initializer: Initializer,
     initial_state: Values,
     hyper: Any,
-    keys: Keys,
-    grads: Values,
-    scale: np.float32,
-    source: int,
+    push: Push,
     start: int,
 ) -> int:
-    """Applies gradients to the rows of `keys[start:]`, creating those that are missing.
+    """Applies a push from key `start` on, creating rows that are missing for keys that are admitted.
 
     Args:
         table: The table, whose rows are updated in place.
         initializer: Weights of a new row.
         initial_state: float32[state_width], state of a new row.
         hyper: Hyper-parameters of the optimizer, which select it.
-        keys: uint64[N].
-        grads: float32[N, D], sums over examples.
-        scale: One over the number of examples.
-        source: The observer who sent them, for whom the rows do not count as changed; or NOBODY.
+        push: What to apply.
         start: First key.
 
     Returns:
@@ -109,44 +126,59 @@ def apply_rows(
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
-    slab, flat_grads = table.slab.reshape(-1), grads.reshape(-1)
+    slab, flat_grads = table.slab.reshape(-1), push.grads.reshape(-1)
+    bits = slab.view(np.uint32)
     words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
-    dim, state_width = grads.shape[1], initial_state.size
-    while start < keys.size:
-        stop = min(start + BLOCK, keys.size)
-        find_block(table, keys, start, stop, hashes, rows)
+    dim, state_width = push.grads.shape[1], initial_state.size
+    while start < push.keys.size:
+        stop = min(start + BLOCK, push.keys.size)
+        find_block(table, push.keys, start, stop, hashes, rows)
         if num_words:
             _prefetch_words(table, hashes, rows, stop - start)
         for i in range(stop - start):
             row = rows[i]
-            key = keys[start + i]
+            key = push.keys[start + i]
             shard = shard_of_hash(table, hashes[i])
             is_new = False
             if row < 0:
                 row = find_row(table, shard, hashes[i], key)  # a key twice in this block
             if row < 0:
+                if push.admitted.size and not push.admitted[start + i]:
+                    continue
                 if not has_room(table, shard):
                     return start + i
                 row = insert_row(table, shard, hashes[i], key)
                 is_new = True
-            first = row * table.slab.shape[1] + KEY_COLUMNS
-            weights = borrow(slab, first, dim)
-            state = borrow(slab, first + dim, state_width)
+            first = row * table.slab.shape[1]
+            weights = borrow(slab, first + KEY_COLUMNS, dim)
+            state = borrow(slab, first + KEY_COLUMNS + dim, state_width)
             if is_new:
                 initialize_row(initializer, key, weights)
                 state[:] = initial_state
+                if table.statistics_column:
+                    borrow(slab, first + table.statistics_column, STATISTICS_WIDTH)[:] = 0
                 if table.base_column:
-                    borrow(slab, first - KEY_COLUMNS + table.base_column, dim)[:] = weights
-            update_row(hyper, weights, state, borrow(flat_grads, (start + i) * dim, dim), scale)
-            _mark_changed(words, _first_word(table, shard, row), num_words, source)
+                    borrow(slab, first + table.base_column, dim)[:] = weights
+            update_row(
+                hyper, weights, state, borrow(flat_grads, (start + i) * dim, dim), push.scale
+            )
+            if table.statistics_column:
+                occurrences, clicks = push.counts[start + i, 0], push.counts[start + i, 1]
+                count_push(
+                    slab, bits, first + table.statistics_column, occurrences, clicks, push.now
+                )
+            _mark_changed(words, _first_word(table, shard, row), num_words, push.source)
         start = stop
     return start
 
 
 @kernel
-def write_rows(table: TableArrays, keys: Keys, weights: Values, state: Values, start: int) -> int:
+def write_rows(
+    table: TableArrays, keys: Keys, weights: Values, state: Values, statistics: Values, start: int
+) -> int:
     """Writes whole rows, as from a checkpoint; returns as `apply_rows` does."""
     first_state = KEY_COLUMNS + weights.shape[1]
+    first_statistics = first_state + state.shape[1]
     words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
     for i in range(start, keys.size):
         hashed = mix64(keys[i])
@@ -157,7 +189,8 @@ def write_rows(table: TableArrays, keys: Keys, weights: Values, state: Values, s
                 return i
             row = insert_row(table, shard, hashed, keys[i])
         table.slab[row, KEY_COLUMNS:first_state] = weights[i]
-        table.slab[row, first_state : first_state + state.shape[1]] = state[i]
+        table.slab[row, first_state:first_statistics] = state[i]
+        table.slab[row, first_statistics : first_statistics + statistics.shape[1]] = statistics[i]
         _mark_changed(words, _first_word(table, shard, row), num_words, NOBODY)
     return keys.size
 

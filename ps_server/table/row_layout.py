@@ -1,7 +1,8 @@
 """What a row of a table consists of.
 
-    row = | key: 8 bytes | weights: dim x float32 | state: state_width x float32 | base | padding |
+    row = | key: 8 bytes | weights: dim x float32 | state: state_width x float32 | statistics | base | pad |
 
+Statistics, 4 columns, are there if the table's spec asks for them (statistics.py).
 Only rows of a replica have a base, which is as wide as the weights (replica_table.py).
 Rows are as wide as an even number of float32, so that keys stay aligned. The key stands in the row, not in
 the index, so that finding a row and reading it touch the same memory.
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 KEY_COLUMNS = 2
 """Width of the key, in float32 columns."""
 
+STATISTICS_WIDTH = 4
+"""Width of the statistics, in float32 columns."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
@@ -20,11 +24,13 @@ class RowLayout:
     Attributes:
         dim: Width of the weights.
         state_width: Width of the optimizer state.
+        has_statistics: Whether rows have statistics.
         has_base: Whether rows have a base.
     """
 
     dim: int
     state_width: int
+    has_statistics: bool = False
     has_base: bool = False
 
     @property
@@ -38,12 +44,30 @@ class RowLayout:
         return slice(KEY_COLUMNS + self.dim, KEY_COLUMNS + self.dim + self.state_width)
 
     @property
+    def statistics_width(self) -> int:
+        """Columns of statistics; 0 without."""
+        return STATISTICS_WIDTH if self.has_statistics else 0
+
+    @property
+    def statistics(self) -> slice:
+        """Columns of the statistics."""
+        start = KEY_COLUMNS + self.dim + self.state_width
+        return slice(start, start + self.statistics_width)
+
+    @property
+    def statistics_column(self) -> int:
+        """Column at which the statistics begin; 0 without."""
+        return KEY_COLUMNS + self.dim + self.state_width if self.has_statistics else 0
+
+    @property
     def base_column(self) -> int:
         """Column at which the base begins; 0 without."""
-        return KEY_COLUMNS + self.dim + self.state_width if self.has_base else 0
+        first = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
+        return first if self.has_base else 0
 
     @property
     def stride(self) -> int:
         """From one row to the next."""
-        width = KEY_COLUMNS + self.dim + self.state_width + self.has_base * self.dim
+        width = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
+        width += self.has_base * self.dim
         return width + width % 2

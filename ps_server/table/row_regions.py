@@ -126,6 +126,7 @@ class RowRegions:
             region_rows=self._slab.region_rows,
             change_words=self.changes.words,
             change_rows=self.changes.region_rows,
+            statistics_column=self.layout.statistics_column,
             base_column=self.layout.base_column,
             num_shards=self._num_shards,
         )

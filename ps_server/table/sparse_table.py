@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import GradientError, ProtocolError, SpecConflictError
-from protos.gradients import SparseGrad, Values
+from protos.errors import GradientError, ProtocolError
+from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
 from protos.spec import TableSpec
 from protos.store import Missing, TableStatus
@@ -25,8 +25,8 @@ from ps_server.table.arena import RESERVED_REGION_BYTES
 from ps_server.table.change_bits import NOBODY
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import build_initializer
-from ps_server.table.names import check_name
 from ps_server.table.row_kernels import (
+    Push,
     apply_rows,
     drop_rows,
     gather_rows,
@@ -35,9 +35,8 @@ from ps_server.table.row_kernels import (
 )
 from ps_server.table.row_layout import RowLayout
 from ps_server.table.row_regions import RowRegions
-
-MAX_DIM = 4096
-MAX_SHARDS = 4096
+from ps_server.table.spec_checks import check_table_spec
+from ps_server.table.statistics import Clock, seconds_of, unknown_statistics, wall_clock
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
@@ -54,6 +53,7 @@ class SparseTable:
         num_observers: int = 0,
         has_base: bool = False,
         region_bytes: int = RESERVED_REGION_BYTES,
+        clock: Clock = wall_clock,
     ) -> None:
         """Makes an empty table.
 
@@ -64,18 +64,20 @@ class SparseTable:
             num_observers: For how many observers to remember which rows changed.
             has_base: Whether each row has a base (replica_table.py).
             region_bytes: Address space to reserve for each shard.
+            clock: When rows are seen.
 
         Raises:
             SpecConflictError: If the spec is impossible.
         """
-        _check_spec(spec)
+        check_table_spec(spec)
         self._server_index = server_index
         self._num_servers = num_servers
+        self._clock = clock
         self.shards: Sequence[int] = shards_of_server(spec.num_shards, server_index, num_servers)
         self.declare(spec)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
         self._regions = RowRegions(
-            RowLayout(spec.dim, self.state_width, has_base),
+            RowLayout(spec.dim, self.state_width, spec.statistics is not None, has_base),
             num_shards=spec.num_shards,
             shards=self.shards,
             num_observers=num_observers,
@@ -90,7 +92,7 @@ class SparseTable:
         Raises:
             SpecConflictError: If the spec is impossible.
         """
-        _check_spec(spec)
+        check_table_spec(spec)
         hyper = hyper_of(spec.optimizer)
         state = initial_state(spec.optimizer, spec.dim)
         initializer = build_initializer(spec.initializer, spec.seed, spec.name)
@@ -134,6 +136,7 @@ class SparseTable:
                 f"push to table {self.spec.name!r} has {grad.keys.size} keys but says that it sums "
                 f"over {grad.examples} examples"
             )
+        require_counts(self.spec.name, grad, keeps_statistics=self.spec.statistics is not None)
         self._count_by_shard(grad.keys)
 
     def pull(self, keys: Keys, missing: Missing) -> Values:
@@ -157,28 +160,32 @@ class SparseTable:
         """
         if not grad.keys.size:
             return
-        keys, values = frozen(grad.keys), frozen(grad.values)
-        scale = np.float32(1.0 / grad.examples)
-
-        def apply(start: int) -> int:
-            return apply_rows(
-                self._arrays,
-                self._initializer,
-                self._initial_state,
-                self._hyper,
-                keys,
-                values,
-                scale,
-                source,
-                start,
-            )
-
-        self._with_room(keys, apply)
+        push = Push(
+            keys=frozen(grad.keys),
+            grads=frozen(grad.values),
+            scale=np.float32(1.0 / grad.examples),
+            counts=_NO_COUNTS if grad.counts is None else frozen(grad.counts),
+            admitted=_ALL_ADMITTED,
+            now=seconds_of(self._clock),
+            source=source,
+        )
+        self._with_room(
+            push.keys,
+            lambda start: apply_rows(
+                self._arrays, self._initializer, self._initial_state, self._hyper, push, start
+            ),
+        )
 
     def write(self, rows: Rows) -> None:
         """Writes whole rows of this server's shards, as from a checkpoint."""
         keys, weights, state = frozen(rows.keys), frozen(rows.weights), frozen(rows.state)
-        self._with_room(keys, lambda start: write_rows(self._arrays, keys, weights, state, start))
+        statistics = frozen(
+            unknown_statistics(keys.size, self.layout.statistics_width, seconds_of(self._clock))
+        )
+        self._with_room(
+            keys,
+            lambda start: write_rows(self._arrays, keys, weights, state, statistics, start),
+        )
 
     def take_changed(self, observer: int, max_rows: int) -> tuple[Keys, Values]:
         """Returns rows that changed since the observer last took them: by a write, or a push of another.
@@ -295,12 +302,5 @@ def frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
     return view
 
 
-def _check_spec(spec: TableSpec) -> None:
-    if not 1 <= spec.dim <= MAX_DIM:
-        raise SpecConflictError(f"table {spec.name!r} has dim {spec.dim}, expected 1 to {MAX_DIM}")
-    if spec.num_shards.bit_count() != 1 or not 1 <= spec.num_shards <= MAX_SHARDS:
-        raise SpecConflictError(
-            f"table {spec.name!r} has {spec.num_shards} shards, expected a power of two of at most "
-            f"{MAX_SHARDS}"
-        )
-    check_name(spec.name)
+_NO_COUNTS = frozen(np.empty((0, NUM_COUNTS), np.uint32))
+_ALL_ADMITTED = frozen(np.empty(0, np.uint8))

@@ -17,7 +17,8 @@ from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.arena import Arena
 from ps_server.table.hash_index import BLOCK, INITIAL_SLOTS, MAX_LOAD_PERCENT
-from ps_server.table.sparse_table import MAX_DIM, MAX_SHARDS, SparseTable
+from ps_server.table.sparse_table import SparseTable
+from ps_server.table.spec_checks import MAX_DIM, MAX_SHARDS
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
 from tests.support.optimizers import plain_optimizer

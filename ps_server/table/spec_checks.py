@@ -1,0 +1,68 @@
+"""Whether a table can be what its spec says."""
+
+import math
+
+from protos.errors import SpecConflictError
+from protos.spec import ExpirySpec, StatisticsSpec, TableSpec
+from ps_server.table.names import check_name
+
+MAX_DIM = 4096
+MAX_SHARDS = 4096
+EVICTIONS = ("lru", "score")
+
+
+def check_table_spec(spec: TableSpec) -> None:
+    """Raises SpecConflictError if the spec is impossible; optimizer and initializer are checked elsewhere."""
+    if not 1 <= spec.dim <= MAX_DIM:
+        raise SpecConflictError(f"table {spec.name!r} has dim {spec.dim}, expected 1 to {MAX_DIM}")
+    if spec.num_shards.bit_count() != 1 or not 1 <= spec.num_shards <= MAX_SHARDS:
+        raise SpecConflictError(
+            f"table {spec.name!r} has {spec.num_shards} shards, expected a power of two of at most "
+            f"{MAX_SHARDS}"
+        )
+    check_name(spec.name)
+    _check_life(spec)
+
+
+def _check_life(spec: TableSpec) -> None:
+    table = f"table {spec.name!r}"
+    if spec.statistics is None:
+        for name in ("admission", "expiry"):
+            if getattr(spec, name) is not None:
+                raise SpecConflictError(
+                    f"{table} has {name} but keeps no statistics, which it needs: declare it with both"
+                )
+        return
+    if spec.records_changes:
+        raise SpecConflictError(
+            f"{table} records changes for replicas, which count nothing and would not hear of removed "
+            f"rows: declare it without statistics, admission and expiry, or train in another mode than GEO"
+        )
+    _check_statistics(table, spec.statistics)
+    if spec.admission is not None:
+        raise SpecConflictError(f"{table} has admission, which this release does not have")
+    if spec.expiry is not None:
+        _check_expiry(table, spec.expiry)
+
+
+def _check_statistics(table: str, spec: StatisticsSpec) -> None:
+    for name in ("nonclk_coeff", "click_coeff"):
+        _require(f"{table} has {name}", getattr(spec, name), 0.0, math.inf)
+    if not 0 < spec.decay <= 1:
+        raise SpecConflictError(f"{table} has decay {spec.decay!r}, expected above 0 and up to 1")
+
+
+def _check_expiry(table: str, spec: ExpirySpec) -> None:
+    for name in ("delete_threshold", "max_unseen", "ttl_s", "max_rows", "max_bytes"):
+        _require(f"{table} has {name}", getattr(spec, name), 0, math.inf)
+    if spec.evict not in EVICTIONS:
+        raise SpecConflictError(
+            f"{table} evicts by {spec.evict!r}, expected one of {', '.join(EVICTIONS)}"
+        )
+
+
+def _require(what: str, value: float, lowest: float, above: float) -> None:
+    if not lowest <= value < above:  # also refuses NaN
+        raise SpecConflictError(
+            f"{what} {value!r}, expected a finite number of at least {lowest:g}"
+        )
