@@ -1,0 +1,64 @@
+"""Removal of one row from a shard, at a cost that does not depend on how many there are.
+
+    region:  | a | b | X | d | e |   ->   | a | b | e | d |      the last row moves into the hole
+    index:   entries after the freed slot close up, so that no look-up stops short of its key
+
+The second is deletion from a linearly probed table without marks (Knuth, The Art of Computer Programming 3,
+section 6.4, algorithm R): look-ups stay as short as if the key had never been there.
+"""
+
+import numpy as np
+
+from protos.jit import kernel
+from protos.partition import mix64
+from ps_server.table.hash_index import TableArrays, first_slot, next_slot, row_of_slot
+from ps_server.table.intrinsics import Int
+
+
+@kernel
+def _slot_of_row(table: TableArrays, shard: Int, row: Int) -> np.int64:
+    """Returns the position in `table.slots` that points to a row, which is there."""
+    slot = first_slot(table, shard, mix64(table.keys[row, 0]))
+    while row_of_slot(table, shard, table.slots[slot]) != row:
+        slot = next_slot(table, shard, slot)
+    return slot
+
+
+@kernel
+def _clear_slot(table: TableArrays, shard: Int, slot: Int) -> None:
+    """Empties a slot, and moves up those entries after it whose probe sequence passes over it."""
+    mask = table.num_slots[shard] - 1
+    hole, probed = slot, slot
+    while True:
+        probed = next_slot(table, shard, probed)
+        entry = table.slots[probed]
+        if entry == np.uint64(0):
+            table.slots[hole] = np.uint64(0)
+            return
+        key = table.keys[row_of_slot(table, shard, entry), 0]
+        distance = (probed - first_slot(table, shard, mix64(key))) & mask
+        if distance >= (probed - hole) & mask:
+            table.slots[hole] = entry
+            hole = probed
+
+
+@kernel
+def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
+    """Removes a row, a position in `table.slab`; the shard's last row takes its place.
+
+    Change words move with it, and what stood in the last place is zeroed, as all places without a row are.
+    """
+    _clear_slot(table, shard, _slot_of_row(table, shard, row))
+    row_in_shard = row - shard * table.region_rows
+    last_in_shard = table.num_rows[shard] - 1
+    last = shard * table.region_rows + last_in_shard
+    words = shard * table.change_rows
+    if row != last:
+        slot = _slot_of_row(table, shard, last)
+        tag = table.slots[slot] & np.uint64(0xFFFFFFFF00000000)
+        table.slots[slot] = tag | np.uint64(row_in_shard + 1)
+        table.slab[row] = table.slab[last]
+        table.change_words[words + row_in_shard] = table.change_words[words + last_in_shard]
+    table.slab[last] = np.float32(0.0)
+    table.change_words[words + last_in_shard] = np.uint64(0)
+    table.num_rows[shard] = last_in_shard
