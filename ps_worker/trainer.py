@@ -10,12 +10,12 @@ a step: unique keys -> pull -> forward, backward -> push
 import itertools
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -27,20 +27,25 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradi
 from protos.store import Future, Pulled, Version
 from ps_worker.batch_keys import BatchKeys, keys_of_batch
 from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
+from ps_worker.communicators.stamps import StampBook
+from ps_worker.data.position import Batches
 from ps_worker.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_Numbered = tuple[Batch, int]
+
 _LEAVE_LIMIT_S = 5.0  # for a thread that still reads a batch when training fails
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A batch whose embeddings are on their way."""
+    """A batch whose embeddings are on their way, and its number."""
 
     batch: Batch
+    number: int
     keys: BatchKeys
     rows: Future[Pulled]
 
@@ -134,8 +139,10 @@ class Trainer:
         self._progress = progress
         self._threads = [_Thread(model, batch_size) for _ in range(thread_num)]
 
-    def train(self, batches: Iterable[Batch]) -> None:
+    def train(self, batches: Batches) -> None:
         """Trains on each batch once, and returns when the store has all gradients.
+
+        Positions travel with the gradients, so that a checkpoint can say what of the data is in it.
 
         Raises:
             CtrPsError: The first error of any thread; the others stop.
@@ -143,16 +150,16 @@ class Trainer:
         self._communicator.begin(len(self._threads))
         with _one_blas_thread():
             if len(self._threads) == 1:
-                source = _SharedIterator(iter(batches))
+                source = self._source(batches)
                 for _ in self._run(self._threads[0], source, self._communicator.is_overlapped):
                     pass
             elif self._communicator.is_lockstep:
-                self._train_lockstep(iter(batches))
+                self._train_lockstep(self._source(batches))
             else:
-                self._train_free(iter(batches))
+                self._train_free(self._source(batches))
             self._communicator.flush()
 
-    def steps(self, batches: Iterable[Batch]) -> Iterator[TrainedStep]:
+    def steps(self, batches: Batches) -> Iterator[TrainedStep]:
         """Trains on each batch once in the caller's thread, and yields after each.
 
         After the last batch the store has all gradients; who stops earlier has `Communicator.flush` to call.
@@ -163,39 +170,39 @@ class Trainer:
         """
         self._communicator.begin(thread_num=1)
         with _one_blas_thread():
-            source = _SharedIterator(iter(batches))
-            trained = self._run(self._threads[0], source, is_overlapped=False)
+            trained = self._run(self._threads[0], self._source(batches), is_overlapped=False)
             for number, (step, result) in enumerate(trained, start=1):
                 size = step.batch.size
                 yield TrainedStep(number, size, result.loss / size, result.probabilities)
             self._communicator.flush()
 
-    def _prepare(self, batch: Batch) -> _Step:
-        keys = keys_of_batch(batch, self._model.tables)
-        return _Step(batch, keys, self._communicator.pull(keys.unique))
+    def _source(self, batches: Batches) -> "_NumberedBatches":
+        return _NumberedBatches(batches, self._communicator.stamps)
 
-    def _train_lockstep(self, batches: Iterator[Batch]) -> None:
-        def compute(thread: _Thread, batch: Batch) -> _Computed:
-            return thread.compute(self._prepare(batch), self._communicator)
+    def _prepare(self, batch: Batch, number: int) -> _Step:
+        keys = keys_of_batch(batch, self._model.tables)
+        return _Step(batch, number, keys, self._communicator.pull(keys.unique))
+
+    def _train_lockstep(self, source: "_NumberedBatches") -> None:
+        def compute(thread: _Thread, numbered: _Numbered) -> _Computed:
+            return thread.compute(self._prepare(*numbered), self._communicator)
 
         with _pool(len(self._threads)) as pool:
-            while group := list(itertools.islice(batches, len(self._threads))):
+            while group := list(itertools.islice(source, len(self._threads))):
                 threads = self._threads[: len(group)]
                 computed = _results(
                     [pool.submit(compute, *each) for each in zip(threads, group, strict=True)]
                 )
                 self._communicator.push(
                     sum_gradients([part.gradients for part in computed]),
-                    sum(batch.size for batch in group),
+                    sum(batch.size for batch, _ in group),
                     pulled=min(part.pulled for part in computed),
-                    batches=len(group),
+                    numbers=[number for _, number in group],
                 )
-                for batch, part in zip(group, computed, strict=True):
+                for (batch, _), part in zip(group, computed, strict=True):
                     self._count(batch, part.result)
 
-    def _train_free(self, batches: Iterator[Batch]) -> None:
-        source = _SharedIterator(batches)
-
+    def _train_free(self, source: "_NumberedBatches") -> None:
         def run(thread: _Thread) -> None:
             try:
                 for _ in self._run(thread, source, self._communicator.is_overlapped):
@@ -213,21 +220,23 @@ class Trainer:
                 raise
 
     def _run(
-        self, thread: _Thread, source: "_SharedIterator", is_overlapped: bool
+        self, thread: _Thread, source: "_NumberedBatches", is_overlapped: bool
     ) -> Iterator[tuple[_Step, StepResult]]:
         """Takes batches until there are no more, asking for the next one's rows ahead if told to."""
         step = self._next_step(source)
         while step is not None:
             ahead = self._next_step(source) if is_overlapped else None
             computed = thread.compute(step, self._communicator)
-            self._communicator.push(computed.gradients, step.batch.size, pulled=computed.pulled)
+            self._communicator.push(
+                computed.gradients, step.batch.size, pulled=computed.pulled, numbers=[step.number]
+            )
             self._count(step.batch, computed.result)
             yield step, computed.result
             step = ahead if is_overlapped else self._next_step(source)
 
-    def _next_step(self, source: "_SharedIterator") -> _Step | None:
-        batch = source.next()
-        return None if batch is None else self._prepare(batch)
+    def _next_step(self, source: "_NumberedBatches") -> _Step | None:
+        numbered = next(source, None)
+        return None if numbered is None else self._prepare(*numbered)
 
     def _count(self, batch: Batch, result: StepResult) -> None:
         """Counts a batch after its push, which says better than a metric what is wrong with a NaN."""
@@ -263,18 +272,27 @@ def _results(runs: Sequence[futures.Future[T]]) -> list[T]:
     return [run.result() for run in runs]
 
 
-class _SharedIterator:
-    """An iterator that several threads take from, and any of them can stop."""
+class _NumberedBatches:
+    """Batches that several threads take, numbered in their order; any thread can end them."""
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
+    def __init__(self, batches: Batches, stamps: StampBook) -> None:
+        self._batches = iter(batches)
+        self._stamps = stamps
         self._lock = threading.Lock()
         self._is_stopped = False
 
-    def next(self) -> Batch | None:
-        """Returns the next batch; None after the last."""
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _Numbered:
         with self._lock:
-            return None if self._is_stopped else next(self._batches, None)
+            if self._is_stopped:
+                raise StopIteration
+            batch = next(self._batches)
+            if isinstance(batch, Batch):
+                return batch, self._stamps.take(None)
+            batch, position = batch
+            return batch, self._stamps.take(position)
 
     def stop(self) -> None:
         """Lets the other threads find no more."""

@@ -22,6 +22,7 @@ from protos.numbers import Numbers
 from protos.store import ReduceOp, Store, Version
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.peers import Peers
+from ps_worker.data.position import Batches
 from ps_worker.declaring import declare
 from ps_worker.evaluator import OnPredictions, evaluate
 from ps_worker.job import Job
@@ -109,11 +110,11 @@ class Worker:
         """Whether this is worker 0, which does what one has to do for all."""
         return self.index == 0
 
-    def train(self, batches: Iterable[Batch], *, thread_num: int | None = None) -> None:
+    def train(self, batches: Batches, *, thread_num: int | None = None) -> None:
         """Trains on each batch once; `thread_num` overrides the job's. See `Trainer.train`."""
         self._trainer(thread_num or self._job.train.thread_num).train(batches)
 
-    def steps(self, batches: Iterable[Batch]) -> Iterator[TrainedStep]:
+    def steps(self, batches: Batches) -> Iterator[TrainedStep]:
         """Trains on each batch once, and yields after each; see `Trainer.steps`."""
         return self._trainer(thread_num=1).steps(batches)
 

@@ -10,7 +10,7 @@ with; dense parameters are fetched anew after each dense push, or after every fe
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from protos.gradients import Gradients, Values, require_finite
@@ -20,7 +20,7 @@ from ps_worker.communicators.background import Background
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
-from ps_worker.communicators.stamps import StampBook
+from ps_worker.communicators.stamps import UNNUMBERED, StampBook
 
 MAX_IN_FLIGHT = 4
 """Pushes on the way before the sender waits for the oldest to be acknowledged."""
@@ -62,7 +62,7 @@ class AsyncCommunicator:
             stall_limit_s: Longest that `push` and `flush` wait for the sender.
         """
         self._store = store
-        self._stamps = StampBook(worker)
+        self.stamps = StampBook(worker)
         self._mirror = DenseMirror(num_params)
         self._merger = GradientMerger(
             sparse_batches=max_merge_var_num,
@@ -73,7 +73,6 @@ class AsyncCommunicator:
         self._max_in_flight = MAX_IN_FLIGHT if independent_recv_thread else 1
         self._dense_pushes_before_recv = min_send_grad_num_before_recv
         self._dense_pushes = 0
-        self._steps = 0
         self._is_flushing = False
         self._in_flight: deque[tuple[MergedPush, Future[Version]]] = deque()
         self._outstanding = 0
@@ -99,14 +98,18 @@ class AsyncCommunicator:
             yield values
 
     def push(
-        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+        self,
+        gradients: Gradients,
+        examples: int,
+        *,
+        pulled: Version,
+        numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Queues the gradients of a step; waits only while the queue is full."""
         require_finite(gradients)
         with self._changed:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
-            self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, batches=batches)
-            self._steps += batches
+            self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -146,8 +149,11 @@ class AsyncCommunicator:
 
     def _send_forever(self) -> None:
         while (push := self._next_push()) is not None:
-            stamp = self._stamps.next(
-                step=self._steps, examples=push.examples, batches=push.batches, pulled=push.pulled
+            stamp = self.stamps.next(
+                examples=push.examples,
+                batches=push.batches,
+                pulled=push.pulled,
+                whole=push.whole,
             )
             answer = self._store.push_grad(push.gradients(), stamp)
             with self._changed:

@@ -7,13 +7,14 @@ The trainer hands over gradients as sums over examples (protos/gradients.py) and
 itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from protos.gradients import Gradients, Values
 from protos.partition import Keys
 from protos.store import Future, Pulled, Version
+from ps_worker.communicators.stamps import UNNUMBERED, StampBook
 
 DENSE_BLOCK = "dense"
 """The one dense block of a model: all its dense parameters in one flat vector."""
@@ -26,6 +27,7 @@ class Communicator(Protocol):
         is_lockstep: The threads of a worker take each step together, and their gradients are pushed as one.
         is_overlapped: The next batch's pull may be asked for before this batch's push; after `begin`.
         version: Steps of synchronous training done; 0 in the asynchronous modes.
+        stamps: Numbers the worker's batches, in the order of its data.
     """
 
     @property
@@ -36,6 +38,9 @@ class Communicator(Protocol):
 
     @property
     def version(self) -> Version: ...  # noqa: D102
+
+    @property
+    def stamps(self) -> StampBook: ...  # noqa: D102
 
     def begin(self, thread_num: int) -> None:
         """Hears with how many threads the batches that come now are trained."""
@@ -50,7 +55,12 @@ class Communicator(Protocol):
         ...
 
     def push(
-        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+        self,
+        gradients: Gradients,
+        examples: int,
+        *,
+        pulled: Version,
+        numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Takes the gradients of a step; the arrays may be reused when it returns.
 
@@ -58,7 +68,7 @@ class Communicator(Protocol):
             gradients: Sums over the examples of the step.
             examples: How many those are.
             pulled: The version of the embeddings that the gradients were computed from; the oldest.
-            batches: Batches of the step.
+            numbers: Of the batches of the step, from `stamps.take`.
 
         Raises:
             CtrPsError: What went wrong with this push, or in the background with an earlier one.

@@ -5,7 +5,7 @@ NIPS 2011), except that no update is lost: tables and dense blocks lock what the
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,7 +14,7 @@ from protos.gradients import Gradients, Values
 from protos.partition import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK
-from ps_worker.communicators.stamps import StampBook
+from ps_worker.communicators.stamps import UNNUMBERED, StampBook
 
 
 class DirectCommunicator:
@@ -26,7 +26,7 @@ class DirectCommunicator:
 
     def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
         self._store = store
-        self._stamps = StampBook(worker)
+        self.stamps = StampBook(worker)
         self._num_params = num_params
         self._local = threading.local()
 
@@ -46,10 +46,17 @@ class DirectCommunicator:
         yield self._local.params
 
     def push(
-        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+        self,
+        gradients: Gradients,
+        examples: int,
+        *,
+        pulled: Version,
+        numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Has the gradients applied."""
-        stamp = self._stamps.next(step=0, examples=examples, batches=batches, pulled=pulled)
+        stamp = self.stamps.next(
+            examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
+        )
         self._store.push_grad(gradients, stamp).result()
 
     def flush(self) -> None:

@@ -22,7 +22,7 @@ from protos.store import Future, Pulled, Store, Version
 from ps_server.waiting import Answered
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.communicator import DENSE_BLOCK
-from ps_worker.communicators.stamps import StampBook
+from ps_worker.communicators.stamps import UNNUMBERED, StampBook
 from ps_worker.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class GeoCommunicator:
         self._replica = Replica(tables, dense, num_workers=num_workers)
         self._k_steps = k_steps
         self._max_replica_bytes = max_replica_bytes
-        self._stamps = StampBook(worker)
+        self.stamps = StampBook(worker)
         self._local = threading.local()
         self._is_alone = False
         self._server_dense = np.empty(dense.length, np.float32)
@@ -79,8 +79,7 @@ class GeoCommunicator:
             stall_limit_s=stall_limit_s, stalled="an exchange with the servers did not end"
         )
         self._changed = self._background.changed
-        self._steps = 0
-        self._pending_steps = 0  # since the last delta was taken
+        self._pending: list[int] = []  # numbers of batches since the last delta was taken
         self._pending_examples = 0
         self._is_flushing = False
         self._pulled: Version = 0
@@ -108,19 +107,23 @@ class GeoCommunicator:
         yield self._local.params
 
     def push(
-        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+        self,
+        gradients: Gradients,
+        examples: int,
+        *,
+        pulled: Version,
+        numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Applies gradients to the replica; waits only while an exchange is a whole round late."""
         require_finite(gradients)
         self._replica.push(gradients)
         with self._changed:
             self._background.require_health()
-            self._steps += batches
-            self._pending_steps += batches
+            self._pending += numbers
             self._pending_examples += examples
-            if self._pending_steps >= self._k_steps:
+            if len(self._pending) >= self._k_steps:
                 self._changed.notify_all()
-                self._background.wait_until(lambda: self._pending_steps < 2 * self._k_steps)
+                self._background.wait_until(lambda: len(self._pending) < 2 * self._k_steps)
 
     def flush(self) -> None:
         """Exchanges what is left, and returns when the servers have all of it."""
@@ -141,7 +144,7 @@ class GeoCommunicator:
         self._background.close()
 
     def _is_due(self) -> bool:
-        is_full = self._pending_steps >= self._k_steps
+        is_full = len(self._pending) >= self._k_steps
         return is_full or self._is_flushing or self._background.is_closed
 
     def _exchange_forever(self) -> None:
@@ -150,7 +153,7 @@ class GeoCommunicator:
                 self._changed.wait_for(self._is_due)
                 if self._background.is_closed:
                     return
-                is_flushing, has_steps = self._is_flushing, self._pending_steps > 0
+                is_flushing, has_steps = self._is_flushing, bool(self._pending)
             if has_steps:
                 self._exchange()
             if is_flushing:
@@ -160,12 +163,11 @@ class GeoCommunicator:
 
     def _exchange(self) -> None:
         with self._changed:
-            batches, examples = self._pending_steps, self._pending_examples
-            self._pending_steps = self._pending_examples = 0
-            steps = self._steps
+            numbers, examples = self._pending, self._pending_examples
+            self._pending, self._pending_examples = [], 0
             self._changed.notify_all()
-        stamp = self._stamps.next(
-            step=steps, examples=examples, batches=batches, pulled=self._pulled
+        stamp = self.stamps.next(
+            examples=examples, batches=len(numbers), pulled=self._pulled, whole=numbers
         )
         self._require_room()
         self._store.push_grad(self._replica.take_delta(), stamp).result()

@@ -5,13 +5,13 @@
 As PaddlePaddle's half-async communicator. With one worker and one thread it is training without a cluster.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from protos.gradients import Gradients, Values
 from protos.partition import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
-from ps_worker.communicators.stamps import StampBook
+from ps_worker.communicators.stamps import UNNUMBERED, StampBook
 from ps_worker.communicators.step_params import StepParams
 
 
@@ -23,9 +23,8 @@ class HalfAsyncCommunicator:
 
     def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
         self._store = store
-        self._stamps = StampBook(worker)
+        self.stamps = StampBook(worker)
         self._params = StepParams(store, num_params)
-        self._steps = 0
         self.version: Version = 0
 
     def begin(self, thread_num: int) -> None:
@@ -42,12 +41,16 @@ class HalfAsyncCommunicator:
         return self._params.lend()
 
     def push(
-        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+        self,
+        gradients: Gradients,
+        examples: int,
+        *,
+        pulled: Version,
+        numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Pushes the step's gradients, and returns when they are applied."""
-        self._steps += batches
-        stamp = self._stamps.next(
-            step=self._steps, examples=examples, batches=batches, pulled=pulled
+        stamp = self.stamps.next(
+            examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
         )
         self._store.push_grad(gradients, stamp).result()
         self._params.forget()

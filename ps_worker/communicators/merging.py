@@ -8,12 +8,14 @@ only what a batch touched.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_sparse
 from protos.store import Version
+from ps_worker.communicators.stamps import UNNUMBERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class MergedPush:
         batches: Batches that it completes, in the same sense.
         dense_batches: Batches of its dense part.
         pulled: The oldest version that its sparse part was computed from, or without one its dense part.
+        whole: Numbers of the batches of which this is the last part to leave.
     """
 
     sparse: dict[str, list[SparseGrad]]
@@ -35,6 +38,7 @@ class MergedPush:
     batches: int
     dense_batches: int
     pulled: Version
+    whole: list[int]
 
     def gradients(self) -> Gradients:
         """Returns what to send: the sum over the batches."""
@@ -48,13 +52,17 @@ class _Group:
 
     since: float
     pulled: Version
-    batches: int = 0
+    numbers: list[int] = field(default_factory=list)
     examples: int = 0
     sparse: dict[str, list[SparseGrad]] = field(default_factory=dict)
     dense: dict[str, Values] = field(default_factory=dict)
 
-    def count(self, batches: int, examples: int, pulled: Version) -> None:
-        self.batches += batches
+    @property
+    def batches(self) -> int:
+        return len(self.numbers)
+
+    def count(self, numbers: Sequence[int], examples: int, pulled: Version) -> None:
+        self.numbers += numbers
         self.examples += examples
         self.pulled = min(self.pulled, pulled)
 
@@ -74,6 +82,7 @@ class GradientMerger:
     max_delay_s: float
     _sparse: deque[_Group] = field(default_factory=deque)
     _dense: deque[_Group] = field(default_factory=deque)
+    _half_taken: set[int] = field(default_factory=set)
     _spare_sums: dict[str, list[Values]] = field(default_factory=dict)
 
     @property
@@ -88,15 +97,18 @@ class GradientMerger:
         now: float,
         *,
         pulled: Version,
-        batches: int = 1,
+        numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
-        """Takes a step's gradients at time `now`, in seconds; dense arrays may be reused afterwards."""
+        """Takes the gradients of the batches `numbers` at time `now`, in seconds.
+
+        Dense arrays may be reused afterwards.
+        """
         sparse = _open_group(self._sparse, self.sparse_batches, now, pulled)
-        sparse.count(batches, examples, pulled)
+        sparse.count(numbers, examples, pulled)
         for table, grad in gradients.sparse.items():
             sparse.sparse.setdefault(table, []).append(grad)
         dense = _open_group(self._dense, self.dense_batches, now, pulled)
-        dense.count(batches, examples, pulled)
+        dense.count(numbers, examples, pulled)
         for block, part in gradients.dense.items():
             if block in dense.dense:
                 dense.dense[block] += part.values
@@ -129,7 +141,22 @@ class GradientMerger:
             batches=0 if sparse is None else sparse.batches,
             dense_batches=0 if dense is None else dense.batches,
             pulled=next(group.pulled for group in (sparse, dense) if group is not None),
+            whole=[
+                number
+                for group in (sparse, dense)
+                if group is not None
+                for number in group.numbers
+                if self._is_second_half(number)
+            ],
         )
+
+    def _is_second_half(self, number: int) -> bool:
+        """Takes note that the sparse or dense part of a batch leaves; returns whether the other had left."""
+        if number in self._half_taken:
+            self._half_taken.remove(number)
+            return True
+        self._half_taken.add(number)
+        return False
 
     def give_back(self, push: MergedPush) -> None:
         """Takes the dense arrays of a push that was sent, to sum other ones in."""

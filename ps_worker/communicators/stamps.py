@@ -1,9 +1,21 @@
-"""Stamps of one worker's pushes: numbered without gaps, across threads."""
+"""Stamps of one worker: its batches numbered as they are taken, its pushes as they leave.
+
+    batches taken    1 2 3 4 5      threads may finish them in another order
+    whole in pushes  * * . *        of batch 3 a gradient waits to be merged, or is being computed
+    stamp            step = 2, position = after batch 2
+
+So what a stamp says of step and position never leaves out a batch.
+"""
 
 import secrets
 import threading
+from collections.abc import Iterable
 
-from protos.store import Stamp, Version
+from protos.store import Stamp, Version, WorkerProgress
+from ps_worker.data.position import DataPosition
+
+UNNUMBERED = 0
+"""Number of a batch from which nobody goes on."""
 
 
 class StampBook:
@@ -13,19 +25,58 @@ class StampBook:
         self._worker = worker
         self._incarnation = secrets.randbits(63)
         self._sequence = 0
+        self._taken = 0
+        self._positions: dict[int, DataPosition | None] = {}  # after batches that are not whole yet
+        self._ahead: set[int] = set()  # whole, but one before them is not
+        self._step = 0
+        self._position = ""
         self._lock = threading.Lock()
 
-    def next(self, *, step: int, examples: int, batches: int, pulled: Version) -> Stamp:
-        """Returns the stamp of the next push."""
+    def go_on(self, progress: WorkerProgress) -> None:
+        """Counts on from an earlier run of the worker, before the first batch of this one."""
         with self._lock:
+            self._taken = self._step = progress.step
+            self._position = progress.position
+
+    def take(self, position: DataPosition | None) -> int:
+        """Returns the number of the next batch.
+
+        Args:
+            position: Where in the data the worker goes on after it; None: its source does not say.
+        """
+        with self._lock:
+            self._taken += 1
+            self._positions[self._taken] = position
+            return self._taken
+
+    def next(self, *, examples: int, batches: int, pulled: Version, whole: Iterable[int]) -> Stamp:
+        """Returns the stamp of the next push.
+
+        Args:
+            examples: See `Stamp`.
+            batches: See `Stamp`.
+            pulled: See `Stamp`.
+            whole: Numbers of the batches whose last gradients are in this push.
+        """
+        with self._lock:
+            self._add_whole(whole)
             sequence = self._sequence
             self._sequence += 1
-        return Stamp(
-            worker=self._worker,
-            incarnation=self._incarnation,
-            sequence=sequence,
-            step=step,
-            examples=examples,
-            batches=batches,
-            pulled=pulled,
-        )
+            return Stamp(
+                worker=self._worker,
+                incarnation=self._incarnation,
+                sequence=sequence,
+                step=self._step,
+                examples=examples,
+                batches=batches,
+                pulled=pulled,
+                position=self._position,
+            )
+
+    def _add_whole(self, numbers: Iterable[int]) -> None:
+        self._ahead.update(number for number in numbers if number != UNNUMBERED)
+        while self._step + 1 in self._ahead:
+            self._step += 1
+            self._ahead.remove(self._step)
+            position = self._positions.pop(self._step)
+            self._position = "" if position is None else position.to_json()

@@ -6,13 +6,13 @@ W workers of batch B learn what one worker of batch W * B learns, up to the orde
 number of servers the same to the last bit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from protos.gradients import Gradients, Values
 from protos.partition import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
-from ps_worker.communicators.stamps import StampBook
+from ps_worker.communicators.stamps import UNNUMBERED, StampBook
 from ps_worker.communicators.step_params import StepParams
 
 
@@ -24,7 +24,7 @@ class SyncCommunicator:
 
     def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
         self._store = store
-        self._stamps = StampBook(worker)
+        self.stamps = StampBook(worker)
         self._params = StepParams(store, num_params)
         self.version: Version = 0
 
@@ -42,11 +42,16 @@ class SyncCommunicator:
         return self._params.lend()
 
     def push(
-        self, gradients: Gradients, examples: int, *, pulled: Version, batches: int = 1
+        self,
+        gradients: Gradients,
+        examples: int,
+        *,
+        pulled: Version,
+        numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Pushes this worker's part of the step and goes on to the next."""
-        stamp = self._stamps.next(
-            step=self.version, examples=examples, batches=batches, pulled=pulled
+        stamp = self.stamps.next(
+            examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
         )
         self._store.push_grad(gradients, stamp, at=self.version).result()
         self._params.forget()

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
+from ctr_model.batch import Batch
 from protos.errors import DataError
 from ps_worker.data.reader import FilePart
 
@@ -57,6 +58,10 @@ class DataPosition:
                     f"data position: {name} is {value!r}, expected a whole number from 0 on"
                 )
         return cls(**values)
+
+
+Batches = Iterable[Batch | tuple[Batch, DataPosition]]
+"""What is trained on: batches, each with the position after it if its source knows."""
 
 
 def digest_of_files(parts: Sequence[FilePart], is_shuffled: bool) -> str:

@@ -9,6 +9,7 @@ import pytest
 from protos.errors import CheckpointError, JobError
 from protos.store import ReduceOp
 from ps_server.store import ParameterStore
+from ps_worker.data.position import DataPosition
 from ps_worker.job import Job
 from ps_worker.worker import Worker
 from tests.support.training import job, joined, random_batches, small_model, together
@@ -132,6 +133,22 @@ def test_a_pass_may_have_more_threads_than_the_job() -> None:
         worker.train(Named(), thread_num=2)
 
     assert len(names) > 1
+
+
+@pytest.mark.parametrize("thread_num", [1, 3])
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo", "bounded_staleness"])
+def test_store_knows_where_in_the_data_training_is(mode: str, thread_num: int) -> None:
+    places = [DataPosition(skip=skip) for skip in range(len(BATCHES))]
+    store = ParameterStore()
+
+    with worker_of(store, 0, job(mode)) as worker:
+        worker.train(zip(BATCHES, places, strict=True), thread_num=thread_num)
+        there = store.status().progress[0]
+        worker.train(BATCHES[:2], thread_num=thread_num)
+        beyond = store.status().progress[0]
+
+    assert (there.step, there.position) == (6, places[-1].to_json())
+    assert (beyond.step, beyond.position) == (8, "")
 
 
 def test_flush_brings_all_that_was_learnt_to_the_store() -> None:

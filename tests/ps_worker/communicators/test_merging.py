@@ -1,8 +1,15 @@
+import itertools
+from random import Random
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from ps_worker.communicators.merging import GradientMerger
+from ps_worker.communicators.stamps import StampBook
+from ps_worker.data.position import DataPosition
 
 
 def gradients(key: int, value: float, examples: int = 10) -> Gradients:
@@ -154,11 +161,47 @@ def test_dense_push_of_its_own_completes_no_batch() -> None:
 
 def test_step_of_several_batches_counts_as_so_many() -> None:
     pending = merger(sparse=3, dense=3)
-    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0, batches=2)
+    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0, numbers=[1, 2])
     assert pending.take(now=0.0) is None
 
-    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0, batches=2)
+    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0, numbers=[3, 4])
 
     push = pending.take(now=0.0)
     assert push is not None
     assert push.batches == 4
+
+
+@given(
+    sparse=st.integers(1, 4),
+    dense=st.integers(1, 4),
+    moves=st.lists(st.sampled_from(["add", "take", "late"]), max_size=40),
+    swaps=st.randoms(use_true_random=False),
+)
+def test_stamp_claims_what_has_left_and_nothing_more(
+    sparse: int, dense: int, moves: list[str], swaps: Random
+) -> None:
+    """Threads take batches in order and push them in another; a batch is its key and its dense element."""
+    book, pending = StampBook(worker=0), merger(sparse, dense)
+    taken: list[int] = []
+    rows_left: set[int] = set()
+    dense_left = np.zeros(100)
+    for now, move in enumerate([*moves, *["late"] * 50]):
+        if move == "add":
+            taken.append(book.take(DataPosition(skip=now)))
+            taken.append(book.take(DataPosition(skip=now)))
+            number = taken.pop(swaps.randrange(len(taken)))
+            block = np.eye(100, dtype=np.float32)[number]
+            row = SparseGrad(np.array([number], np.uint64), np.ones((1, 2), np.float32), 1)
+            grads = Gradients({"t": row}, {"dense": DenseGrad(block, 1)})
+            pending.add(grads, 1, now=now / 100, pulled=0, numbers=[number])
+            continue
+        push = pending.take(now=now / 100, everything=move == "late")
+        if push is None:
+            continue
+        rows_left |= {int(key) for grad in push.sparse.get("t", []) for key in grad.keys}
+        dense_left += sum((grad.values for grad in push.dense.values()), np.zeros(100))
+
+        stamp = book.next(examples=1, batches=push.batches, pulled=0, whole=push.whole)
+
+        whole = rows_left & set(np.flatnonzero(dense_left).tolist())
+        assert stamp.step == next(n for n in itertools.count() if n + 1 not in whole)
