@@ -388,10 +388,10 @@ class Store(Protocol):
         ...
 
     def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
-        """Writes a whole checkpoint to the folder `url`, publishes it, and returns the model's digest.
+        """Writes a whole checkpoint to `url`, publishes it, and returns the model's digest.
 
         Args:
-            url: A folder that does not exist, or holds a checkpoint, which is replaced.
+            url: A path or URL where there is nothing, or a checkpoint, which is replaced.
             attachments: Files that travel with the parameters, by name.
 
         Raises:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -22,7 +21,7 @@ from protos.status import details_of, metadata_of, status_of
 from protos.store import Future, Stamp, Version
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from ps_server.activity import Activity
-from ps_server.checkpoint.manifest import entries_to_json
+from ps_server.checkpoint.manifest import part_to_json
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
 from ps_server.waiting import WaitingFuture
@@ -210,10 +209,10 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: control_plane_pb2.SaveRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.SaveResponse:
         async with self._answering(context, "Save"):
-            save = partial(self._store.save_part, Path(request.folder), request.token)
-            entries = await asyncio.to_thread(save)
-            logger.info("saved folder=%s files=%d", request.folder, len(entries))
-            return control_plane_pb2.SaveResponse(entries=entries_to_json(entries))
+            save = partial(self._store.save_part, request.folder, request.token)
+            part = await asyncio.to_thread(save)
+            logger.info("saved folder=%s files=%d", request.folder, len(part.entries))
+            return control_plane_pb2.SaveResponse(part=part_to_json(part))
 
     async def Load(
         self, request: control_plane_pb2.LoadRequest, context: grpc.aio.ServicerContext

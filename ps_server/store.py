@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,9 @@ from protos.store import (
     Version,
 )
 from ps_server.checkpoint.digest import model_digest, shard_digest
-from ps_server.checkpoint.manifest import Entry
+from ps_server.checkpoint.manifest import Part
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.writer import save_checkpoint, verify_token, write_part
+from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
 from ps_server.mailbox import INBOX_BYTES
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
@@ -293,22 +292,25 @@ class ParameterStore:
         """See `protos.store.Store`; for a store that holds everything."""
         return save_checkpoint(
             url,
-            write_parts=self.save_part,
+            write_parts=lambda folder, token: [self.save_part(folder, token)],
             tables={name: table.spec for name, table in self._tables.items()},
             blocks={name: block.spec for name, block in self._blocks.items()},
             attachments=attachments,
         )
 
-    def save_part(self, folder: Path, token: str) -> list[Entry]:
+    def save_part(self, folder: str, token: str) -> Part:
         """Writes this process's shards and pieces into a folder, and returns what was written.
 
         Raises:
             CheckpointError: If the folder is not the one that holds the token, or cannot be written.
         """
-        verify_token(folder, token)
-        return write_part(
-            folder, self.server_index, list(self._tables.values()), list(self._blocks.values())
+        data = shared_folder(folder, token)
+        # Read first: the rows may have more, never less.
+        part = Part(entries=(), version=self._workers.version, workers=self._workers.progress())
+        entries = write_part(
+            data, self.server_index, list(self._tables.values()), list(self._blocks.values())
         )
+        return replace(part, entries=tuple(entries))
 
     def load(self, url: str) -> None:
         """See `protos.store.Store`; reads this process's shards and pieces."""

@@ -9,7 +9,6 @@ must not reach the others.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -39,7 +38,7 @@ from protos.store import (
     Version,
 )
 from ps_server.checkpoint.digest import model_digest
-from ps_server.checkpoint.manifest import Entry, entries_from_json
+from ps_server.checkpoint.manifest import Part, part_from_json
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import save_checkpoint
 from ps_worker.transport import Transport
@@ -361,11 +360,9 @@ class ClusterClient:
             attachments=attachments,
         )
 
-    def _write_parts(self, folder: Path, token: str) -> list[Entry]:
-        parts = _results(
-            [self._transport.save(server, str(folder), token) for server in self._servers]
-        )
-        return [entry for part in parts for entry in entries_from_json(part)]
+    def _write_parts(self, folder: str, token: str) -> list[Part]:
+        parts = _results([self._transport.save(server, folder, token) for server in self._servers])
+        return [part_from_json(part) for part in parts]
 
     def load(self, url: str) -> None:
         """See `protos.store.Store`."""
@@ -373,8 +370,7 @@ class ClusterClient:
         checkpoint = Checkpoint.open(url)
         checkpoint.require(self._tables.keys() | self._blocks.keys())
         checkpoint.verify()
-        folder = str(checkpoint.folder)
-        _results([self._transport.load(server, folder) for server in self._servers])
+        _results([self._transport.load(server, checkpoint.url) for server in self._servers])
 
     def shrink(self, *, max_norm: float) -> Mapping[str, Shrunk]:
         """See `protos.store.Store`."""

@@ -239,7 +239,7 @@ class GrpcTransport:
         request = control_plane_pb2.SaveRequest(folder=folder, token=token)
         wait_s = self._deadlines.checkpoint_s
         return self._call(
-            server, "Save", request, lambda response: str(response.entries), wait_s=wait_s
+            server, "Save", request, lambda response: str(response.part), wait_s=wait_s
         )
 
     def load(self, server: int, folder: str) -> Future[None]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ctr_model.schema import Schema
 from protos.errors import CheckpointError, JobError, UsageError
-from ps_server.checkpoint.reader import ATTACHMENTS, Checkpoint
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.data.files import matching_files
 from ps_worker.data.whole_file import whole_file
@@ -100,7 +100,7 @@ def _warn_of_other_code(checkpoint: Checkpoint, job: Job) -> None:
         logger.warning(
             "%s is not the code that was trained; that is in %s",
             path,
-            checkpoint.folder / ATTACHMENTS,
+            checkpoint.attachment_url(MODEL_ATTACHMENT),
         )
 
 

@@ -242,7 +242,7 @@ class Session:
         if saved.fingerprint != self._plan.schema.fingerprint:
             raise self._job.error(
                 "data.schema",
-                f"{str(checkpoint.folder)!r} was trained with another schema: name that one in data.schema, "
+                f"{checkpoint.url!r} was trained with another schema: name that one in data.schema, "
                 f"or start without checkpoint.load",
             )
 
@@ -267,10 +267,10 @@ class Session:
     def _save(self, name: str) -> None:
         if not (self.is_first and self._job.checkpoint.dir):
             return
-        root = Path(self._job.checkpoint.dir)
-        self._store.save(str(root / name), attachments_of(self._job, self._plan.schema))
+        root = self._job.checkpoint.dir
+        self._checkpoint = f"{root.rstrip('/')}/{name}"
+        self._store.save(self._checkpoint, attachments_of(self._job, self._plan.schema))
         write_latest(root, name)
-        self._checkpoint = str(root / name)
         logger.info("saved %s", self._checkpoint)
 
     def _summary(self, worker: Worker, seconds: float) -> Summary:

@@ -106,7 +106,7 @@ class Transport(Protocol):
         ...
 
     def save(self, server: int, folder: str, token: str) -> Future[str]:
-        """Writes the server's part of a checkpoint; answers with its entries as JSON."""
+        """Writes the server's part of a checkpoint; answers with that as JSON."""
         ...
 
     def load(self, server: int, folder: str) -> Future[None]:

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from protos.v1 import spec_pb2 as protos_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/v1/control_plane.proto\x12\tctr_ps.v1\x1a\x14protos/v1/spec.proto\"8\n\x12\x43reateTableRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.TableSpec\"\x15\n\x13\x43reateTableResponse\"8\n\x12\x43reateDenseRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.DenseSpec\"\x15\n\x13\x43reateDenseResponse\"m\n\x0e\x42\x61rrierRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x12\x1f\n\x02op\x18\x05 \x01(\x0e\x32\x13.ctr_ps.v1.ReduceOp\"2\n\x0f\x42\x61rrierResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"A\n\x0e\x41\x64vanceRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\x12\x10\n\x08\x61t_least\x18\x03 \x01(\x04\"\"\n\x0f\x41\x64vanceResponse\x12\x0f\n\x07slowest\x18\x01 \x01(\x04\"+\n\x0b\x44oneRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x0e\n\x0c\x44oneResponse\",\n\x0bSaveRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\x1f\n\x0cSaveResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\t\"\x1d\n\x0bLoadRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\"\x0e\n\x0cLoadResponse\"!\n\rShrinkRequest\x12\x10\n\x08max_norm\x18\x01 \x01(\x01\">\n\x0bShrunkTable\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"8\n\x0eShrinkResponse\x12&\n\x06tables\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShrunkTable\"\x12\n\x10GetDigestRequest\";\n\x0bShardDigest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\";\n\x11GetDigestResponse\x12&\n\x06shards\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShardDigest\"\x12\n\x10GetStatusRequest\">\n\x0bTableStatus\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"W\n\x0eWorkerProgress\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\t\"k\n\x0cWorkerStatus\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x10\n\x08\x65xamples\x18\x02 \x01(\x04\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12+\n\x08progress\x18\x04 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress\";\n\tStaleness\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0f\n\x07largest\x18\x03 \x01(\x04\"\xca\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12&\n\x06tables\x18\x02 \x03(\x0b\x32\x16.ctr_ps.v1.TableStatus\x12(\n\x07workers\x18\x03 \x03(\x0b\x32\x17.ctr_ps.v1.WorkerStatus\x12\x14\n\x0cserver_index\x18\x04 \x01(\r\x12\x13\n\x0bnum_servers\x18\x05 \x01(\r\x12\'\n\tstaleness\x18\x06 \x01(\x0b\x32\x14.ctr_ps.v1.Staleness*^\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCE_OP_SUM\x10\x01\x12\x11\n\rREDUCE_OP_MAX\x10\x02\x12\x11\n\rREDUCE_OP_MIN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/v1/control_plane.proto\x12\tctr_ps.v1\x1a\x14protos/v1/spec.proto\"8\n\x12\x43reateTableRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.TableSpec\"\x15\n\x13\x43reateTableResponse\"8\n\x12\x43reateDenseRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.DenseSpec\"\x15\n\x13\x43reateDenseResponse\"m\n\x0e\x42\x61rrierRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x12\x1f\n\x02op\x18\x05 \x01(\x0e\x32\x13.ctr_ps.v1.ReduceOp\"2\n\x0f\x42\x61rrierResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"A\n\x0e\x41\x64vanceRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\x12\x10\n\x08\x61t_least\x18\x03 \x01(\x04\"\"\n\x0f\x41\x64vanceResponse\x12\x0f\n\x07slowest\x18\x01 \x01(\x04\"+\n\x0b\x44oneRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x0e\n\x0c\x44oneResponse\",\n\x0bSaveRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\x1c\n\x0cSaveResponse\x12\x0c\n\x04part\x18\x01 \x01(\t\"\x1d\n\x0bLoadRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\"\x0e\n\x0cLoadResponse\"!\n\rShrinkRequest\x12\x10\n\x08max_norm\x18\x01 \x01(\x01\">\n\x0bShrunkTable\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"8\n\x0eShrinkResponse\x12&\n\x06tables\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShrunkTable\"\x12\n\x10GetDigestRequest\";\n\x0bShardDigest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\";\n\x11GetDigestResponse\x12&\n\x06shards\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShardDigest\"\x12\n\x10GetStatusRequest\">\n\x0bTableStatus\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"W\n\x0eWorkerProgress\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\t\"k\n\x0cWorkerStatus\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x10\n\x08\x65xamples\x18\x02 \x01(\x04\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12+\n\x08progress\x18\x04 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress\";\n\tStaleness\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0f\n\x07largest\x18\x03 \x01(\x04\"\xca\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12&\n\x06tables\x18\x02 \x03(\x0b\x32\x16.ctr_ps.v1.TableStatus\x12(\n\x07workers\x18\x03 \x03(\x0b\x32\x17.ctr_ps.v1.WorkerStatus\x12\x14\n\x0cserver_index\x18\x04 \x01(\r\x12\x13\n\x0bnum_servers\x18\x05 \x01(\r\x12\'\n\tstaleness\x18\x06 \x01(\x0b\x32\x14.ctr_ps.v1.Staleness*^\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCE_OP_SUM\x10\x01\x12\x11\n\rREDUCE_OP_MAX\x10\x02\x12\x11\n\rREDUCE_OP_MIN\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.control_plane_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REDUCEOP']._serialized_start=1528
-  _globals['_REDUCEOP']._serialized_end=1622
+  _globals['_REDUCEOP']._serialized_start=1525
+  _globals['_REDUCEOP']._serialized_end=1619
   _globals['_CREATETABLEREQUEST']._serialized_start=66
   _globals['_CREATETABLEREQUEST']._serialized_end=122
   _globals['_CREATETABLERESPONSE']._serialized_start=124
@@ -57,33 +57,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAVEREQUEST']._serialized_start=555
   _globals['_SAVEREQUEST']._serialized_end=599
   _globals['_SAVERESPONSE']._serialized_start=601
-  _globals['_SAVERESPONSE']._serialized_end=632
-  _globals['_LOADREQUEST']._serialized_start=634
-  _globals['_LOADREQUEST']._serialized_end=663
-  _globals['_LOADRESPONSE']._serialized_start=665
-  _globals['_LOADRESPONSE']._serialized_end=679
-  _globals['_SHRINKREQUEST']._serialized_start=681
-  _globals['_SHRINKREQUEST']._serialized_end=714
-  _globals['_SHRUNKTABLE']._serialized_start=716
-  _globals['_SHRUNKTABLE']._serialized_end=778
-  _globals['_SHRINKRESPONSE']._serialized_start=780
-  _globals['_SHRINKRESPONSE']._serialized_end=836
-  _globals['_GETDIGESTREQUEST']._serialized_start=838
-  _globals['_GETDIGESTREQUEST']._serialized_end=856
-  _globals['_SHARDDIGEST']._serialized_start=858
-  _globals['_SHARDDIGEST']._serialized_end=917
-  _globals['_GETDIGESTRESPONSE']._serialized_start=919
-  _globals['_GETDIGESTRESPONSE']._serialized_end=978
-  _globals['_GETSTATUSREQUEST']._serialized_start=980
-  _globals['_GETSTATUSREQUEST']._serialized_end=998
-  _globals['_TABLESTATUS']._serialized_start=1000
-  _globals['_TABLESTATUS']._serialized_end=1062
-  _globals['_WORKERPROGRESS']._serialized_start=1064
-  _globals['_WORKERPROGRESS']._serialized_end=1151
-  _globals['_WORKERSTATUS']._serialized_start=1153
-  _globals['_WORKERSTATUS']._serialized_end=1260
-  _globals['_STALENESS']._serialized_start=1262
-  _globals['_STALENESS']._serialized_end=1321
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1324
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1526
+  _globals['_SAVERESPONSE']._serialized_end=629
+  _globals['_LOADREQUEST']._serialized_start=631
+  _globals['_LOADREQUEST']._serialized_end=660
+  _globals['_LOADRESPONSE']._serialized_start=662
+  _globals['_LOADRESPONSE']._serialized_end=676
+  _globals['_SHRINKREQUEST']._serialized_start=678
+  _globals['_SHRINKREQUEST']._serialized_end=711
+  _globals['_SHRUNKTABLE']._serialized_start=713
+  _globals['_SHRUNKTABLE']._serialized_end=775
+  _globals['_SHRINKRESPONSE']._serialized_start=777
+  _globals['_SHRINKRESPONSE']._serialized_end=833
+  _globals['_GETDIGESTREQUEST']._serialized_start=835
+  _globals['_GETDIGESTREQUEST']._serialized_end=853
+  _globals['_SHARDDIGEST']._serialized_start=855
+  _globals['_SHARDDIGEST']._serialized_end=914
+  _globals['_GETDIGESTRESPONSE']._serialized_start=916
+  _globals['_GETDIGESTRESPONSE']._serialized_end=975
+  _globals['_GETSTATUSREQUEST']._serialized_start=977
+  _globals['_GETSTATUSREQUEST']._serialized_end=995
+  _globals['_TABLESTATUS']._serialized_start=997
+  _globals['_TABLESTATUS']._serialized_end=1059
+  _globals['_WORKERPROGRESS']._serialized_start=1061
+  _globals['_WORKERPROGRESS']._serialized_end=1148
+  _globals['_WORKERSTATUS']._serialized_start=1150
+  _globals['_WORKERSTATUS']._serialized_end=1257
+  _globals['_STALENESS']._serialized_start=1259
+  _globals['_STALENESS']._serialized_end=1318
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1321
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1523
 # @@protoc_insertion_point(module_scope)

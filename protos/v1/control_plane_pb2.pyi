@@ -98,10 +98,10 @@ class SaveRequest(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class SaveResponse(_message.Message):
-    __slots__ = ("entries",)
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    entries: str
-    def __init__(self, entries: _Optional[str] = ...) -> None: ...
+    __slots__ = ("part",)
+    PART_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    def __init__(self, part: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("folder",)

@@ -25,6 +25,11 @@ def shard_digest(rows: Rows) -> bytes:
     return sha.digest()
 
 
+def statistics_digest(rows: Rows) -> bytes:
+    """Returns the SHA-256 over the statistics, which are no part of the model."""
+    return hashlib.sha256(_bytes_of(rows.statistics)).digest()
+
+
 def piece_digest(piece: DensePiece) -> bytes:
     """Returns the SHA-256 over weights and element state; the manifest holds the rest."""
     sha = hashlib.sha256(_bytes_of(piece.weights))

@@ -1,115 +1,146 @@
-"""Arrow files: rows of a table's shards, or a piece of a dense block, by one server.
+"""Arrow files, each by one server: shards of a table, what counts its other keys, a piece of a dense block.
 
-    table.<name>.server-<i>.arrow   each record batch one shard: key, weights, state
-    dense.<name>.server-<i>.arrow   one record batch: weight, state_0, state_1, ...
+    table.<name>.server-<i>.arrow        each record batch one shard: key, weights, state, statistics
+    candidates.<name>.server-<i>.arrow   each record batch one shard: key, statistics
+    counters.<name>.server-<i>.arrow     each record batch one shard: counter
+    dense.<name>.server-<i>.arrow        one record batch: weight, state_0, state_1, ...
 
-Numbers pass between numpy and a file without a copy; what is read is a read-only view of the mapped
-file, and is handed out only after its checksum was found right.
+Numbers pass between numpy and a local file without a copy; what is read is a read-only view of the
+mapped file, and is handed out only after its checksum was found right.
 """
 
-import re
-from collections.abc import Container, Iterator
+import hashlib
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
 from protos.gradients import Values
-from ps_server.checkpoint.digest import piece_digest, shard_digest
-from ps_server.checkpoint.durable import sync
-from ps_server.checkpoint.manifest import FORMAT_VERSION, DenseEntry, ShardBatch, TableEntry
-from ps_server.checkpoint.rows import DensePiece, DenseSource, Rows, TableSource
-
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-
-
-def require_name(name: str) -> None:
-    """Raises CheckpointError unless `name` can be part of a file name."""
-    if not _NAME.fullmatch(name):
-        raise CheckpointError(
-            f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', not "
-            f"beginning with '.'"
-        )
+from ps_server.checkpoint.digest import piece_digest, shard_digest, statistics_digest
+from ps_server.checkpoint.manifest import (
+    FORMAT_VERSION,
+    CountersEntry,
+    DenseEntry,
+    ShardBatch,
+    TableEntry,
+)
+from ps_server.checkpoint.names import require_name
+from ps_server.checkpoint.rows import CountersSource, DensePiece, DenseSource, Rows, TableSource
+from ps_server.checkpoint.storage import Folder
 
 
-def require_size(path: Path, size_bytes: int) -> None:
-    """Raises CheckpointError unless there is a file of this size."""
-    found = _size_bytes(path)
-    if found != size_bytes:
-        raise CheckpointError(
-            f"{path} has {found} bytes, the manifest says {size_bytes}; was it cut?"
-        )
-
-
-def write_table_file(folder: Path, server_index: int, source: TableSource) -> TableEntry:
-    """Writes one server's shards of a table, through to the disk.
+def write_table_file(
+    folder: Folder,
+    server_index: int,
+    source: TableSource,
+    kind: Literal["rows", "candidates"] = "rows",
+) -> TableEntry:
+    """Writes one server's shards of a table, or of its candidates, so that they last.
 
     Raises:
         CheckpointError: If it cannot be written.
     """
-    spec, state_width = source.spec, source.state_width
-    require_name(spec.name)
-    path = folder / f"table.{spec.name}.server-{server_index}.arrow"
-    schema = _table_schema(spec.name, spec.dim, state_width)
+    table = source.spec.name
+    require_name(table)
+    file = f"{_PREFIXES[kind]}.{table}.server-{server_index}.arrow"
+    schema = _rows_schema(table, (source.spec.dim, source.state_width, source.statistics_width))
     batches = []
-    with _create(path, schema) as file:
+    with _create(folder, file, schema) as sink:
         for shard in source.shards:
             rows = source.export_shard(shard)
-            columns = [pa.array(rows.keys), _lists(rows.weights)]
-            if state_width:
-                columns.append(_lists(rows.state))
-            file.write_batch(pa.record_batch(columns, schema=schema))
-            sha256 = shard_digest(rows).hex()
-            batches.append(ShardBatch(shard=shard, rows=rows.keys.size, sha256=sha256))
+            matrices = (rows.weights, rows.state, rows.statistics)
+            columns = [_lists(matrix) for matrix in matrices if matrix.shape[1]]
+            sink.write_batch(pa.record_batch([pa.array(rows.keys), *columns], schema=schema))
+            batches.append(_batch_of(shard, rows))
     return TableEntry(
-        file=path.name,
-        size_bytes=_size_bytes(path),
-        table=spec.name,
-        state_width=state_width,
+        kind=kind,
+        file=file,
+        size_bytes=folder.files()[file],
+        table=table,
+        state_width=source.state_width,
+        statistics_width=source.statistics_width,
         batches=tuple(batches),
     )
 
 
 def read_table_file(
-    folder: Path, entry: TableEntry, dim: int, shards: Container[int]
+    folder: Folder, entry: TableEntry, dim: int, shards: Container[int]
 ) -> Iterator[tuple[int, Rows]]:
     """Yields those of `shards` that the file holds, with their numbers.
+
+    Args:
+        folder: Where the file is.
+        entry: What the manifest says of it.
+        dim: Columns of weights in a row; of candidates 0.
+        shards: Which ones to read.
 
     Raises:
         CheckpointError: If the file was cut or altered, or belongs elsewhere.
     """
-    path = folder / entry.file
-    schema = _table_schema(entry.table, dim, entry.state_width)
-    with _open(path, schema, len(entry.batches)) as file:
-        for position, saved in enumerate(entry.batches):
-            if saved.shard in shards:
-                rows = _to_rows(_read_batch(file, position, saved.rows, path))
-                if shard_digest(rows).hex() != saved.sha256:
-                    raise CheckpointError(
-                        f"{path} was altered: record batch {position}, shard {saved.shard}, does not "
-                        f"match its sha256 in the manifest"
-                    )
-                yield saved.shard, rows
+    widths = (dim, entry.state_width, entry.statistics_width)
+    for saved, batch in _read_shards(folder, entry, _rows_schema(entry.table, widths), shards):
+        rows = _to_rows(batch, widths)
+        if _batch_of(saved.shard, rows) != saved:
+            raise _altered(folder, entry.file, saved.shard)
+        yield saved.shard, rows
 
 
-def write_dense_file(folder: Path, server_index: int, source: DenseSource) -> DenseEntry:
-    """Writes one server's piece of a dense block, through to the disk.
+def write_counters_file(folder: Folder, server_index: int, source: CountersSource) -> CountersEntry:
+    """Writes the counters of one server's shards of a table, so that they last.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    table = source.spec.name
+    require_name(table)
+    file = f"counters.{table}.server-{server_index}.arrow"
+    schema = _counters_schema(table)
+    batches = []
+    with _create(folder, file, schema) as sink:
+        for shard in source.shards:
+            counters = source.export_shard(shard)
+            sink.write_batch(pa.record_batch([pa.array(counters)], schema=schema))
+            batches.append(_batch_of_counters(shard, counters))
+    return CountersEntry(
+        file=file, size_bytes=folder.files()[file], table=table, batches=tuple(batches)
+    )
+
+
+def read_counters_file(
+    folder: Folder, entry: CountersEntry, shards: Container[int]
+) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Yields the counters of those of `shards` that the file holds, with their numbers.
+
+    Raises:
+        CheckpointError: If the file was cut or altered, or belongs elsewhere.
+    """
+    for saved, batch in _read_shards(folder, entry, _counters_schema(entry.table), shards):
+        counters: NDArray[np.uint8] = batch.column(0).to_numpy(zero_copy_only=True)
+        if _batch_of_counters(saved.shard, counters) != saved:
+            raise _altered(folder, entry.file, saved.shard)
+        yield saved.shard, counters
+
+
+def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> DenseEntry:
+    """Writes one server's piece of a dense block, so that it lasts.
 
     Raises:
         CheckpointError: If it cannot be written.
     """
     name, piece = source.spec.name, source.export()
     require_name(name)
-    path = folder / f"dense.{name}.server-{server_index}.arrow"
+    file = f"dense.{name}.server-{server_index}.arrow"
     schema = _dense_schema(name, len(piece.element_state))
     columns = [piece.weights, *piece.element_state]
-    with _create(path, schema) as file:
-        file.write_batch(pa.record_batch([pa.array(column) for column in columns], schema=schema))
+    with _create(folder, file, schema) as sink:
+        sink.write_batch(pa.record_batch([pa.array(column) for column in columns], schema=schema))
     return DenseEntry(
-        file=path.name,
-        size_bytes=_size_bytes(path),
+        file=file,
+        size_bytes=folder.files()[file],
         block=name,
         start=piece.start,
         length=piece.weights.size,
@@ -119,15 +150,15 @@ def write_dense_file(folder: Path, server_index: int, source: DenseSource) -> De
     )
 
 
-def read_dense_file(folder: Path, entry: DenseEntry) -> DensePiece:
+def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
     """Returns the piece that the file holds.
 
     Raises:
         CheckpointError: If the file was cut or altered, or belongs elsewhere.
     """
-    path = folder / entry.file
-    with _open(path, _dense_schema(entry.block, entry.num_states), 1) as file:
-        weights, *states = map(_to_numpy, _read_batch(file, 0, entry.length, path).columns)
+    with _open(folder, entry.file, _dense_schema(entry.block, entry.num_states), 1) as source:
+        batch = _read_batch(source, 0, entry.length, f"{folder.url}/{entry.file}")
+    weights, *states = (column.to_numpy(zero_copy_only=True) for column in batch.columns)
     piece = DensePiece(
         start=entry.start,
         weights=weights,
@@ -135,15 +166,26 @@ def read_dense_file(folder: Path, entry: DenseEntry) -> DensePiece:
         scalars=np.array(entry.scalars, np.float32),
     )
     if piece_digest(piece).hex() != entry.sha256:
-        raise CheckpointError(f"{path} was altered: it does not match its sha256 in the manifest")
+        raise CheckpointError(
+            f"{folder.url}/{entry.file} was altered: it does not match its sha256 in the manifest"
+        )
     return piece
 
 
-def _table_schema(name: str, dim: int, state_width: int) -> pa.Schema:
-    fields = [_field("key", pa.uint64()), _field("weights", _list_type(dim))]
-    if state_width:
-        fields.append(_field("state", _list_type(state_width)))
-    return pa.schema(fields, {**_metadata("table", name), "ctr_ps.dim": str(dim)})
+_PREFIXES = {"rows": "table", "candidates": "candidates"}
+
+
+def _rows_schema(table: str, widths: Sequence[int]) -> pa.Schema:
+    names = ("weights", "state", "statistics")
+    lists = [
+        _field(name, _list_type(width)) for name, width in zip(names, widths, strict=True) if width
+    ]
+    metadata = {**_metadata("table", table), "ctr_ps.dim": str(widths[0])}
+    return pa.schema([_field("key", pa.uint64()), *lists], metadata)
+
+
+def _counters_schema(table: str) -> pa.Schema:
+    return pa.schema([_field("counter", pa.uint8())], _metadata("table", table))
 
 
 def _dense_schema(name: str, num_states: int) -> pa.Schema:
@@ -169,68 +211,91 @@ def _lists(values: Values) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, type=_list_type(values.shape[1]))
 
 
-def _to_numpy(column: pa.Array) -> Values:
-    values: Values = column.to_numpy(zero_copy_only=True)
-    return values
-
-
-def _to_rows(batch: pa.RecordBatch) -> Rows:
-    keys, *matrices = batch.columns
-    weights, *state = (
-        _to_numpy(column.flatten()).reshape(len(column), column.type.list_size)
-        for column in matrices
+def _to_rows(batch: pa.RecordBatch, widths: Sequence[int]) -> Rows:
+    keys, *lists = batch.columns
+    num_rows, columns = len(keys), iter(lists)
+    weights, state, statistics = (
+        next(columns).flatten().to_numpy(zero_copy_only=True).reshape(num_rows, width)
+        if width
+        else np.empty((num_rows, 0), np.float32)
+        for width in widths
     )
     return Rows(
         keys=keys.to_numpy(zero_copy_only=True),
         weights=weights,
-        state=state[0] if state else np.empty((len(keys), 0), np.float32),
+        state=state,
+        statistics=statistics,
+    )
+
+
+def _batch_of(shard: int, rows: Rows) -> ShardBatch:
+    has_statistics = rows.statistics.shape[1] > 0
+    return ShardBatch(
+        shard=shard,
+        rows=rows.keys.size,
+        sha256=shard_digest(rows).hex(),
+        statistics_sha256=statistics_digest(rows).hex() if has_statistics else "",
+    )
+
+
+def _batch_of_counters(shard: int, counters: NDArray[np.uint8]) -> ShardBatch:
+    sha256 = hashlib.sha256(np.ascontiguousarray(counters).data).hexdigest()
+    return ShardBatch(shard=shard, rows=counters.size, sha256=sha256)
+
+
+def _altered(folder: Folder, file: str, shard: int) -> CheckpointError:
+    return CheckpointError(
+        f"{folder.url}/{file} was altered: shard {shard} does not match its sha256 in the manifest"
     )
 
 
 @contextmanager
-def _arrow_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError) as exc:
-        raise CheckpointError(f"{path}: {exc}") from exc
-
-
-@contextmanager
-def _create(path: Path, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
-    with _arrow_errors(path):
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
-            yield file
-        # Here and not when publishing: another machine cannot force this one's pages to disk.
-        sync(path)
+def _create(folder: Folder, file: str, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
+    with folder.create(file) as sink, pa.ipc.new_file(sink, schema) as writer:
+        yield writer
 
 
 @contextmanager
 def _open(
-    path: Path, schema: pa.Schema, num_batches: int
+    folder: Folder, file: str, schema: pa.Schema, num_batches: int
 ) -> Iterator[pa.ipc.RecordBatchFileReader]:
-    with _arrow_errors(path), pa.memory_map(str(path)) as source:
-        file = pa.ipc.open_file(source)
-        if not file.schema.equals(schema, check_metadata=True):
+    url = f"{folder.url}/{file}"
+    with folder.open(file) as source:
+        reader = pa.ipc.open_file(source)
+        if not reader.schema.equals(schema, check_metadata=True):
             raise CheckpointError(
-                f"{path} was altered or belongs elsewhere: its schema is not {_words(schema)}"
+                f"{url} was altered or belongs elsewhere: its schema is not {_words(schema)}"
             )
-        if file.num_record_batches != num_batches:
+        if reader.num_record_batches != num_batches:
             raise CheckpointError(
-                f"{path} was altered: it has {file.num_record_batches} record batches, the manifest "
+                f"{url} was altered: it has {reader.num_record_batches} record batches, the manifest "
                 f"says {num_batches}"
             )
-        yield file
+        yield reader
+
+
+def _read_shards(
+    folder: Folder,
+    entry: TableEntry | CountersEntry,
+    schema: pa.Schema,
+    shards: Container[int],
+) -> Iterator[tuple[ShardBatch, pa.RecordBatch]]:
+    with _open(folder, entry.file, schema, len(entry.batches)) as reader:
+        for position, saved in enumerate(entry.batches):
+            if saved.shard in shards:
+                url = f"{folder.url}/{entry.file}"
+                yield saved, _read_batch(reader, position, saved.rows, url)
 
 
 def _read_batch(
-    file: pa.ipc.RecordBatchFileReader, position: int, num_rows: int, path: Path
+    reader: pa.ipc.RecordBatchFileReader, position: int, num_rows: int, url: str
 ) -> pa.RecordBatch:
-    batch = file.get_batch(position)
+    batch = reader.get_batch(position)
     batch.validate(full=True)  # so that a damaged length is an error, and not a read out of bounds
     if batch.num_rows != num_rows:
         raise CheckpointError(
-            f"{path} was altered: record batch {position} has {batch.num_rows} rows, the manifest "
-            f"says {num_rows}"
+            f"{url} was altered: record batch {position} has {batch.num_rows} rows, the manifest says "
+            f"{num_rows}"
         )
     return batch
 
@@ -238,10 +303,3 @@ def _read_batch(
 def _words(schema: pa.Schema) -> str:
     columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
     return f"({columns}) {schema.metadata}"
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as exc:
-        raise CheckpointError(f"{path} is part of the checkpoint, but: {exc.strerror}") from exc

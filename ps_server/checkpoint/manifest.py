@@ -6,15 +6,18 @@ attachments, and carries a checksum of itself. It is written last: a folder with
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from protos.errors import CheckpointError
 from protos.spec import DenseSpec, TableSpec
+from protos.store import WorkerProgress
+from ps_server.checkpoint.names import is_data_folder, require_name
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of the files and of the manifest together; a reader knows one version."""
 
 
@@ -25,30 +28,55 @@ class ShardBatch:
     Attributes:
         shard: Number of the shard that it holds.
         rows: Its length.
-        sha256: `shard_digest`, in hexadecimal.
+        sha256: `shard_digest`, of counters their SHA-256; in hexadecimal.
+        statistics_sha256: `statistics_digest`, in hexadecimal; empty: there are none.
     """
 
     shard: int
     rows: int
     sha256: str
+    statistics_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """A file with one server's shards of a table.
+    """A file with one server's shards of a table, or of the keys that have no row in it yet.
 
     Attributes:
-        file: Its name in the checkpoint's folder.
+        kind: "candidates" have keys and statistics only.
+        file: Its name in the folder of the save.
         size_bytes: Its size.
         table: Name of the table.
         state_width: Columns of optimizer state in a row.
+        statistics_width: Columns of statistics in a row.
         batches: The file's record batches, in their order.
     """
 
+    kind: Literal["rows", "candidates"] = "rows"
     file: str
     size_bytes: int
     table: str
     state_width: int
+    statistics_width: int = 0
+    batches: tuple[ShardBatch, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountersEntry:
+    """A file with the counters that one server keeps of keys without a row, as bytes.
+
+    Attributes:
+        kind: Tells it from other entries.
+        file: Its name in the folder of the save.
+        size_bytes: Its size.
+        table: Name of the table.
+        batches: The file's record batches, in their order, with a row for each byte.
+    """
+
+    kind: Literal["counters"] = "counters"
+    file: str
+    size_bytes: int
+    table: str
     batches: tuple[ShardBatch, ...]
 
 
@@ -57,7 +85,8 @@ class DenseEntry:
     """A file with one server's piece of a dense block.
 
     Attributes:
-        file: Its name in the checkpoint's folder.
+        kind: Tells it from other entries.
+        file: Its name in the folder of the save.
         size_bytes: Its size.
         block: Name of the dense block.
         start: Position in the block of the piece's first element.
@@ -67,6 +96,7 @@ class DenseEntry:
         sha256: `piece_digest`, in hexadecimal.
     """
 
+    kind: Literal["dense"] = "dense"
     file: str
     size_bytes: int
     block: str
@@ -77,7 +107,22 @@ class DenseEntry:
     sha256: str
 
 
-Entry = TableEntry | DenseEntry
+Entry = Annotated[TableEntry | CountersEntry | DenseEntry, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one server wrote, and of which moment it is.
+
+    Attributes:
+        entries: One for each of its files.
+        version: The server's version at that moment.
+        workers: How much of each worker's training is in it.
+    """
+
+    entries: tuple[Entry, ...]
+    version: int = 0
+    workers: Mapping[int, WorkerProgress] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +138,25 @@ class Manifest:
     """Everything about a checkpoint but the numbers.
 
     Attributes:
+        kind: "full": everything; other kinds are for later releases.
+        base: Name of the checkpoint, in the same folder, that this one needs; None: it needs none.
+        data_folder: Name of the folder with the files, beside the manifest.
+        created: When it was saved, in seconds since 1970.
+        version: Steps that are in it on every server.
+        workers: How much of each worker's training is in it on every server.
         model_digest: Of the model that the files hold.
         tables: Specs as they were declared.
         blocks: Specs as they were declared.
-        entries: One for each file of rows or dense weights.
+        entries: One for each file but attachments.
         attachments: By name.
     """
 
+    kind: Literal["full"] = "full"
+    base: str | None = None
+    data_folder: str
+    created: float
+    version: int = 0
+    workers: Mapping[int, WorkerProgress] = field(default_factory=dict)
     model_digest: str
     tables: tuple[TableSpec, ...]
     blocks: tuple[DenseSpec, ...]
@@ -107,9 +164,26 @@ class Manifest:
     attachments: Mapping[str, Attachment]
 
     def files_of_table(self, name: str) -> list[TableEntry]:
-        """Returns the entries of one table."""
+        """Returns the entries of a table's rows."""
+        return self._of_table(name, "rows")
+
+    def files_of_candidates(self, name: str) -> list[TableEntry]:
+        """Returns the entries of the keys that have no row in a table yet, if it counts them."""
+        return self._of_table(name, "candidates")
+
+    def _of_table(self, name: str, kind: str) -> list[TableEntry]:
         return [
-            entry for entry in self.entries if isinstance(entry, TableEntry) and entry.table == name
+            entry
+            for entry in self.entries
+            if isinstance(entry, TableEntry) and entry.table == name and entry.kind == kind
+        ]
+
+    def files_of_counters(self, name: str) -> list[CountersEntry]:
+        """Returns the entries of a table's counters, if it has some."""
+        return [
+            entry
+            for entry in self.entries
+            if isinstance(entry, CountersEntry) and entry.table == name
         ]
 
     def files_of_block(self, name: str) -> list[DenseEntry]:
@@ -120,26 +194,26 @@ class Manifest:
         return sorted(files, key=lambda entry: (entry.start, entry.length))
 
 
-_ENTRIES = TypeAdapter(list[Entry])
+_PART = TypeAdapter(Part)
 _MANIFEST = TypeAdapter(Manifest)
 
 
-def entries_to_json(entries: Sequence[Entry]) -> str:
-    """Returns the entries as JSON, for `SaveResponse`."""
-    return _ENTRIES.dump_json(list(entries)).decode()
+def part_to_json(part: Part) -> str:
+    """Returns a server's part as JSON, for `SaveResponse`."""
+    return _PART.dump_json(part).decode()
 
 
-def entries_from_json(text: str) -> list[Entry]:
-    """Returns what `entries_to_json` was given.
+def part_from_json(text: str) -> Part:
+    """Returns what `part_to_json` was given.
 
     Raises:
         CheckpointError: If it is something else, as from a server of another release.
     """
     try:
-        return _ENTRIES.validate_json(text)
+        return _PART.validate_json(text)
     except ValidationError as exc:
         raise CheckpointError(
-            f"a server's answer to a save is not a list of entries (is it of another release?): "
+            f"a server's answer to a save is not its part of one (is it of another release?): "
             f"{_first_error(exc)}"
         ) from exc
 
@@ -149,7 +223,7 @@ def shard_digests(entries: Sequence[Entry]) -> dict[tuple[str, int], bytes]:
     return {
         (entry.table, batch.shard): bytes.fromhex(batch.sha256)
         for entry in entries
-        if isinstance(entry, TableEntry)
+        if isinstance(entry, TableEntry) and entry.kind == "rows"
         for batch in entry.batches
     }
 
@@ -184,9 +258,25 @@ def manifest_from_json(text: bytes, source: str) -> Manifest:
     if document.pop("sha256", None) != _checksum(document):
         raise CheckpointError(f"{source} was altered: it does not match its own sha256")
     try:
-        return _MANIFEST.validate_python(document)
+        manifest = _MANIFEST.validate_python(document)
     except ValidationError as exc:
         raise CheckpointError(f"{source} is not a manifest: {_first_error(exc)}") from exc
+    _require_inside(manifest, source)
+    return manifest
+
+
+def _require_inside(manifest: Manifest, source: str) -> None:
+    """Refuses names that may lead out of the checkpoint's folder: anybody can write a manifest."""
+    names = [*(entry.file for entry in manifest.entries), *manifest.attachments]
+    try:
+        for name in names if manifest.base is None else [*names, manifest.base]:
+            require_name(name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{source} is not a manifest: {error}") from error
+    if not is_data_folder(manifest.data_folder):
+        raise CheckpointError(
+            f"{source} is not a manifest: {manifest.data_folder!r} is no folder of a save"
+        )
 
 
 def require_whole(manifest: Manifest, source: str) -> None:
@@ -201,9 +291,9 @@ def require_whole(manifest: Manifest, source: str) -> None:
     """
     belonging: set[Entry] = set()
     for table in manifest.tables:
-        table_files = manifest.files_of_table(table.name)
-        _require_whole_table(table, table_files, source)
-        belonging.update(table_files)
+        for files in _files_of(manifest, table.name):
+            _require_whole_table(table, files, source)
+            belonging.update(files)
     for block in manifest.blocks:
         block_files = manifest.files_of_block(block.name)
         _require_whole_block(block, block_files, source)
@@ -213,18 +303,32 @@ def require_whole(manifest: Manifest, source: str) -> None:
         raise CheckpointError(f"{source}: files {strays} are of tables or blocks without a spec")
 
 
-def _require_whole_table(spec: TableSpec, entries: Sequence[TableEntry], source: str) -> None:
+def _files_of(manifest: Manifest, table: str) -> Iterator[Sequence[TableEntry | CountersEntry]]:
+    """Yields groups of files, each of which has to hold every shard of a table."""
+    yield manifest.files_of_table(table)
+    for optional in (manifest.files_of_candidates(table), manifest.files_of_counters(table)):
+        if optional:
+            yield optional
+
+
+def _require_whole_table(
+    spec: TableSpec, entries: Sequence[TableEntry | CountersEntry], source: str
+) -> None:
     shards = sorted(batch.shard for entry in entries for batch in entry.batches)
     if shards != list(range(spec.num_shards)):
         raise CheckpointError(
             f"{source}: table {spec.name!r} has {spec.num_shards} shards, each to be saved once, but "
             f"the files hold shards {shards}; was each server asked once?"
         )
-    widths = {entry.state_width for entry in entries}
+    widths = {
+        (entry.state_width, entry.statistics_width)
+        for entry in entries
+        if isinstance(entry, TableEntry)
+    }
     if len(widths) > 1:
         raise CheckpointError(
-            f"{source}: files of table {spec.name!r} have different state widths {sorted(widths)}; "
-            f"did all servers declare the same optimizer?"
+            f"{source}: files of table {spec.name!r} have different widths of state and statistics "
+            f"{sorted(widths)}; did all servers declare the same table?"
         )
 
 

@@ -1,62 +1,78 @@
-"""How a folder becomes a checkpoint, and how one is found.
+"""How a folder becomes a checkpoint, how one is found, and how old ones go.
 
-    .<name>.staging-<random>   being written, next to its target; holds TOKEN
-    <name>                     published: the staging folder, renamed once it has its MANIFEST.json
-    .<name>.previous           the checkpoint that stood there before, for the moment of the swap
-    LATEST                     in a folder of checkpoints: the name of the newest
+    <name>/MANIFEST.json      put last, in one step, in place of the one before
+    <name>/data-<token>/      what one save wrote; while it is being written, it holds TOKEN
+    LATEST                    in a folder of checkpoints: the name of the newest
 
-A crash at any point leaves the old checkpoint or the new one to be found. Two saves to one target at
-a time are not supported.
+A manifest names the one `data-` folder that belongs to it, so a crash at any point leaves the old
+checkpoint or the new one to be found, and at most a `data-` folder that no manifest names: the next save
+to that place removes it. Two saves to one place at a time are not supported.
 """
 
-import re
-import secrets
-import shutil
-from contextlib import suppress
+import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.durable import sync, write_file
-from ps_server.checkpoint.manifest import Manifest, manifest_to_json
+from ps_server.checkpoint.manifest import Manifest, manifest_from_json, manifest_to_json
+from ps_server.checkpoint.names import (
+    LATEST,
+    MANIFEST,
+    TOKEN,
+    data_folder,
+    is_data_folder,
+    new_token,
+)
+from ps_server.checkpoint.storage import Folder, folder_at
 
-MANIFEST = "MANIFEST.json"
-TOKEN = "TOKEN"
-LATEST = "LATEST"
+logger = logging.getLogger(__name__)
 
-# One slash, because `Path` leaves no more of them.
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-
-
-def local_path(url: str | Path) -> Path:
-    """Returns the absolute path, without symbolic links.
-
-    Raises:
-        CheckpointError: If `url` has a scheme.
-    """
-    if _SCHEME.match(str(url)):
-        raise CheckpointError(
-            f"{str(url)!r} is a URL, but checkpoints are kept in local or mounted folders only: give "
-            f"a path"
-        )
-    return Path(url).resolve()
+_OWN_FILES = {MANIFEST, f"{MANIFEST}.next", f"{MANIFEST}.part"}
 
 
-def open_staging(target: Path) -> tuple[Path, str]:
-    """Makes a staging folder for `target`, and returns it and its token.
+def open_data(target: Folder) -> tuple[Folder, str]:
+    """Makes the folder for what a save to `target` writes, and returns it and its token.
 
     Raises:
         CheckpointError: If it cannot be made, or if `target` is something else than a checkpoint.
     """
-    staging = target.with_name(f".{target.name}.staging-{secrets.token_hex(8)}")
-    token = secrets.token_hex(16)
+    _require_replaceable(target)
+    _remove_leftovers(target)
+    token = new_token()
+    data = target.child(data_folder(token))
+    data.make()
     try:
-        _require_replaceable(target)
-        staging.mkdir(parents=True)
-        write_file(staging / TOKEN, token.encode())
-    except OSError as exc:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise CheckpointError(f"cannot write a checkpoint next to {target}: {exc}") from exc
-    return staging, token
+        data.put(TOKEN, token.encode())
+    except CheckpointError:
+        discard(target, data)
+        raise
+    return data, token
+
+
+def publish(target: Folder, data: Folder, manifest: Manifest) -> None:
+    """Makes `target` the checkpoint of a manifest; one that is there already is replaced.
+
+    Raises:
+        CheckpointError: If that fails; an old checkpoint is still there, or already replaced by the
+            new one, whole either way.
+    """
+    data.remove_file(TOKEN)  # from here on no server writes to it any more
+    target.put(MANIFEST, manifest_to_json(manifest).encode())
+    try:
+        _remove_data(target, keep=data.name)
+    except CheckpointError as error:
+        logger.warning("saved, but what was there before is left: %s", error)
+
+
+def discard(target: Folder, data: Folder) -> None:
+    """Removes what a save has written that failed, unless it may have been published all the same."""
+    try:
+        if target.has(MANIFEST) and read_manifest(target).data_folder == data.name:
+            return
+        data.remove()
+        target.remove_if_empty()
+    except CheckpointError as error:
+        logger.warning("what a save that failed has written is left: %s", error)
 
 
 def require_writable(root: str | Path) -> None:
@@ -65,27 +81,18 @@ def require_writable(root: str | Path) -> None:
     Raises:
         CheckpointError: If it cannot.
     """
-    staging, _ = open_staging(local_path(root) / "probe")
-    shutil.rmtree(staging, ignore_errors=True)
+    probe = folder_at(root).child("probe")
+    data, _ = open_data(probe)
+    discard(probe, data)
 
 
-def publish(staging: Path, target: Path, manifest: Manifest) -> None:
-    """Makes a staging folder the checkpoint `target`; one that is there already is replaced.
-
-    The files that the manifest lists have been forced to disk by whoever wrote them.
+def read_manifest(target: Folder) -> Manifest:
+    """Returns the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: If that fails; an old checkpoint is still there, or already replaced by the
-            new one, whole either way.
+        CheckpointError: If it is not there, was altered, or is of another version.
     """
-    try:
-        _require_replaceable(target)
-        write_file(staging / MANIFEST, manifest_to_json(manifest).encode())
-        (staging / TOKEN).unlink()
-        sync(staging)
-        _swap(staging, target)
-    except OSError as exc:
-        raise CheckpointError(f"cannot publish checkpoint {target}: {exc}") from exc
+    return manifest_from_json(target.read(MANIFEST), f"{target.url}/{MANIFEST}")
 
 
 def write_latest(root: str | Path, name: str) -> None:
@@ -94,99 +101,134 @@ def write_latest(root: str | Path, name: str) -> None:
     Raises:
         CheckpointError: If it is no checkpoint, or cannot be said.
     """
-    folder = local_path(root)
-    latest, beside = folder / LATEST, folder / f".{LATEST}.{secrets.token_hex(8)}"
-    if _checkpoint_in(folder, name) is None:
-        raise CheckpointError(f"{name!r} is no checkpoint in {folder}: it cannot be the latest one")
-    try:
-        write_file(beside, f"{name}\n".encode())
-        beside.replace(latest)
-        sync(folder)
-    except OSError as exc:
-        beside.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write {latest}: {exc}") from exc
+    folder = folder_at(root)
+    if not _is_checkpoint_in(folder, name):
+        raise CheckpointError(
+            f"{name!r} is no checkpoint in {folder.url}: it cannot be the latest one"
+        )
+    folder.put(LATEST, f"{name}\n".encode())
 
 
-def resolve(url: str | Path) -> Path:
+def resolve(url: str | Path) -> Folder:
     """Returns the folder of the checkpoint `url`, or of the latest one in it.
 
     Raises:
         CheckpointError: If there is none; says what is missing.
     """
-    path = local_path(url)
-    try:
-        return _published(path) or _resolve_latest(path)
-    except OSError as exc:
-        raise CheckpointError(f"cannot read checkpoint {path}: {exc}") from exc
+    folder = folder_at(url)
+    return folder if folder.has(MANIFEST) else _resolve_latest(folder)
 
 
-def _resolve_latest(root: Path) -> Path:
-    if not root.exists():
-        raise CheckpointError(f"no checkpoint {root}: there is no such folder")
-    latest = root / LATEST
-    if not latest.is_file():
+def _resolve_latest(root: Folder) -> Folder:
+    if not root.has(LATEST):
+        if not root.files() and not root.folders():
+            raise CheckpointError(f"no checkpoint {root.url}: there is nothing")
         raise CheckpointError(
-            f"no {MANIFEST} in {root}: not a checkpoint, or its save did not finish; and no {LATEST}: "
-            f"not a folder of checkpoints"
+            f"no {MANIFEST} in {root.url}: not a checkpoint, or its save did not finish; and no "
+            f"{LATEST}: not a folder of checkpoints"
         )
-    name = latest.read_bytes().decode(errors="replace").strip()
-    folder = _checkpoint_in(root, name)
-    if folder is None:
+    name = root.read(LATEST).decode(errors="replace").strip()
+    if not _is_checkpoint_in(root, name):
         raise CheckpointError(
-            f"{latest} names {name!r}, which is no checkpoint in {root}: no folder of that name has a "
-            f"{MANIFEST}, so its save did not finish; give the path of one that is whole"
+            f"{root.url}/{LATEST} names {name!r}, which is no checkpoint in {root.url}: no folder of "
+            f"that name has a {MANIFEST}, so its save did not finish; give the path of one that is whole"
         )
-    return folder
+    return folder_at(root.child(name).url)
 
 
-def _checkpoint_in(root: Path, name: str) -> Path | None:
-    """Returns where the checkpoint `root/name` is, if `name` is a plain name of one."""
-    return _published(root / name) if name and Path(name).name == name else None
+def keep_last(root: str | Path, number: int) -> list[str]:
+    """Removes the oldest checkpoints of a folder, and what is left of ones removed in part.
+
+    The one that LATEST names stays, and so do those that another one needs.
+
+    Args:
+        root: A folder of checkpoints.
+        number: How many to keep, at least 1; 0 keeps all.
+
+    Returns:
+        The names of those removed.
+
+    Raises:
+        CheckpointError: If the folder cannot be read, or one cannot be removed.
+    """
+    if not number:
+        return []
+    folder = folder_at(root)
+    latest = folder.read(LATEST).decode().strip() if folder.has(LATEST) else ""
+    children = [folder.child(name) for name in folder.folders()]
+    for child in children:
+        _remove_rest(child)
+    manifests = dict(_manifests_of(children))
+    by_age = sorted(manifests, key=lambda name: (manifests[name].created, name))
+    kept = _with_bases([*by_age[-number:], latest], manifests)
+    removed = [name for name in by_age if name not in kept]
+    for name in removed:
+        child = folder.child(name)
+        child.remove_file(MANIFEST)  # first: half a checkpoint must not look like one
+        child.remove()
+    return removed
 
 
-def _published(folder: Path) -> Path | None:
-    """Returns where the checkpoint `folder` is at the moment, if there is one."""
-    if (folder / MANIFEST).is_file():
-        return folder
-    previous = _previous(folder)
-    # A save was killed between the two renames of its swap.
-    if not folder.exists() and (previous / MANIFEST).is_file():
-        return previous
-    return None
+def _manifests_of(folders: Iterable[Folder]) -> Iterator[tuple[str, Manifest]]:
+    for folder in folders:
+        if folder.has(MANIFEST):
+            try:
+                yield folder.name, read_manifest(folder)
+            except CheckpointError as error:
+                logger.warning("left where it is, of unknown age: %s", error)
 
 
-def _previous(target: Path) -> Path:
-    return target.with_name(f".{target.name}.previous")
+def _with_bases(names: Iterable[str], manifests: dict[str, Manifest]) -> set[str]:
+    """Returns `names` and all checkpoints that these need."""
+    kept: set[str] = set()
+    for name in names:
+        needed: str | None = name
+        while needed is not None and needed not in kept:
+            kept.add(needed)
+            needed = manifests[needed].base if needed in manifests else None
+    return kept
 
 
-def _require_replaceable(target: Path) -> None:
-    if not target.exists() or (target / MANIFEST).is_file():
+def _remove_rest(folder: Folder) -> None:
+    """Removes a folder that was a checkpoint: its manifest went first, and then somebody was killed."""
+    names = folder.folders()
+    is_rest = bool(names) and not folder.files() and all(map(is_data_folder, names))
+    # A save at work has a TOKEN in its folder until it has a manifest.
+    if is_rest and not any(folder.child(name).has(TOKEN) for name in names):
+        folder.remove()
+
+
+def _is_checkpoint_in(root: Folder, name: str) -> bool:
+    """Whether there is a checkpoint `root/name`, and `name` is a plain name."""
+    is_plain = name not in ("", ".", "..") and "/" not in name
+    return is_plain and root.child(name).has(MANIFEST)
+
+
+def _require_replaceable(target: Folder) -> None:
+    if target.has(MANIFEST):
         return
-    if not target.is_dir() or any(target.iterdir()):
-        raise CheckpointError(
-            f"{target} is there, and is not a checkpoint: it will not be replaced; choose another "
-            f"folder, or remove it"
-        )
+    files, folders = target.files().keys(), target.folders()
+    if files <= _OWN_FILES and all(map(is_data_folder, folders)):
+        return
+    raise CheckpointError(
+        f"{target.url} is there, and is not a checkpoint: it will not be replaced; choose another "
+        f"folder, or remove it"
+    )
 
 
-def _swap(staging: Path, target: Path) -> None:
-    previous = _previous(target)
-    has_old = (target / MANIFEST).is_file()
-    if has_old:
-        _discard(previous)
-        target.rename(previous)
+def _remove_leftovers(target: Folder) -> None:
+    """Removes what saves that were killed have left, before it takes the room of the next one."""
+    if not target.has(MANIFEST):
+        _remove_data(target, keep="")
+        return
     try:
-        staging.rename(target)
-    except OSError:
-        if has_old:
-            previous.rename(target)
-        raise
-    sync(target.parent)
-    _discard(previous)
+        named = read_manifest(target).data_folder
+    except CheckpointError:
+        return  # it will be replaced; until then nobody knows what belongs to it
+    _remove_data(target, keep=named)
 
 
-def _discard(folder: Path) -> None:
-    # The manifest goes first: half a checkpoint must not look like one.
-    with suppress(OSError):
-        (folder / MANIFEST).unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove_data(target: Folder, *, keep: str) -> None:
+    for name in target.folders():
+        if is_data_folder(name) and name != keep:
+            target.child(name).remove()

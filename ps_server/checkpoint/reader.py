@@ -1,48 +1,50 @@
 """Reading a checkpoint, whatever the number of servers that saved it and of those that load it."""
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.digest import model_digest
-from ps_server.checkpoint.format import read_dense_file, read_table_file, require_size
+from ps_server.checkpoint.format import read_counters_file, read_dense_file, read_table_file
 from ps_server.checkpoint.manifest import (
     DenseEntry,
     Manifest,
-    manifest_from_json,
     require_whole,
     shard_digests,
 )
-from ps_server.checkpoint.publish import MANIFEST, resolve
+from ps_server.checkpoint.names import ATTACHMENTS, MANIFEST
+from ps_server.checkpoint.publish import read_manifest, resolve
 from ps_server.checkpoint.rows import DensePiece, Rows
-
-ATTACHMENTS = "attachments"
+from ps_server.checkpoint.storage import Folder
 
 T = TypeVar("T")
 
 
 class Checkpoint:
-    """A checkpoint on disk. Nothing comes out of it that is not what was saved; arrays are read-only."""
+    """A checkpoint in storage. Nothing comes out of it that is not what was saved; arrays are read-only."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
         """Takes a folder to be what the manifest says; `open` reads a published one.
 
         Raises:
             CheckpointError: If the manifest is not whole, or a file is missing or has another size.
         """
-        require_whole(manifest, str(folder / MANIFEST))
-        for entry in manifest.entries:
-            require_size(folder / entry.file, entry.size_bytes)
-        for name, attachment in manifest.attachments.items():
-            require_size(folder / ATTACHMENTS / name, attachment.size_bytes)
-        self.folder = folder
-        self._manifest = manifest
+        require_whole(manifest, f"{folder.url}/{MANIFEST}")
+        self.url = folder.url
+        self.manifest = manifest
+        self._data = folder.child(manifest.data_folder)
+        self._attachments = self._data.child(ATTACHMENTS)
+        _require_sizes(self._data, {entry.file: entry.size_bytes for entry in manifest.entries})
+        sizes = {name: saved.size_bytes for name, saved in manifest.attachments.items()}
+        _require_sizes(self._attachments, sizes)
 
     @classmethod
     def open(cls, url: str | Path) -> "Checkpoint":
@@ -52,12 +54,7 @@ class Checkpoint:
             CheckpointError: If there is none, or it is not whole.
         """
         folder = resolve(url)
-        path = folder / MANIFEST
-        try:
-            text = path.read_bytes()
-        except OSError as exc:
-            raise CheckpointError(f"cannot read {path}: {exc}") from exc
-        return cls(folder, manifest_from_json(text, str(path)))
+        return cls(folder, read_manifest(folder))
 
     def require(self, names: Iterable[str]) -> None:
         """Checks that there is a table or a dense block of each name.
@@ -68,29 +65,29 @@ class Checkpoint:
         saved = self.tables.keys() | self.blocks.keys()
         if missing := sorted(set(names) - saved):
             raise CheckpointError(
-                f"checkpoint {self.folder} has no {', '.join(missing)}, only {', '.join(sorted(saved))}: "
+                f"checkpoint {self.url} has no {', '.join(missing)}, only {', '.join(sorted(saved))}: "
                 f"it is of another model"
             )
 
     @property
     def model_digest(self) -> str:
         """The digest of the saved model."""
-        return self._manifest.model_digest
+        return self.manifest.model_digest
 
     @cached_property
     def tables(self) -> Mapping[str, TableSpec]:
         """The specs of the saved tables, by name."""
-        return {spec.name: spec for spec in self._manifest.tables}
+        return {spec.name: spec for spec in self.manifest.tables}
 
     @cached_property
     def blocks(self) -> Mapping[str, DenseSpec]:
         """The specs of the saved dense blocks, by name."""
-        return {spec.name: spec for spec in self._manifest.blocks}
+        return {spec.name: spec for spec in self.manifest.blocks}
 
     @property
     def attachments(self) -> Sequence[str]:
         """Names of the attachments."""
-        return list(self._manifest.attachments)
+        return list(self.manifest.attachments)
 
     def read_shards(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
         """Yields shards of a table with their numbers, in the order of the files.
@@ -98,15 +95,37 @@ class Checkpoint:
         Raises:
             CheckpointError: If there is no such table or shard, or a file was altered.
         """
-        spec = _find(self.tables, table, "table", self.folder)
+        spec = _find(self.tables, table, "table", self.url)
         wanted = frozenset(shards)
         if not wanted <= set(range(spec.num_shards)):
             raise CheckpointError(
-                f"checkpoint {self.folder}: table {table!r} has {spec.num_shards} shards, not "
+                f"checkpoint {self.url}: table {table!r} has {spec.num_shards} shards, not "
                 f"{sorted(wanted)}"
             )
-        for entry in self._manifest.files_of_table(table):
-            yield from read_table_file(self.folder, entry, spec.dim, wanted)
+        for entry in self.manifest.files_of_table(table):
+            yield from read_table_file(self._data, entry, spec.dim, wanted)
+
+    def read_candidates(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
+        """Yields the keys without a row of those shards that have some saved, with the shards' numbers.
+
+        Raises:
+            CheckpointError: If a file was altered.
+        """
+        wanted = frozenset(shards)
+        for entry in self.manifest.files_of_candidates(table):
+            yield from read_table_file(self._data, entry, 0, wanted)
+
+    def read_counters(
+        self, table: str, shards: Iterable[int]
+    ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yields the counters of those shards that have some saved, with the shards' numbers.
+
+        Raises:
+            CheckpointError: If a file was altered.
+        """
+        wanted = frozenset(shards)
+        for entry in self.manifest.files_of_counters(table):
+            yield from read_counters_file(self._data, entry, wanted)
 
     def read_dense(self, block: str, part: slice) -> DensePiece:
         """Returns elements `part.start` to `part.stop` of a dense block.
@@ -117,15 +136,15 @@ class Checkpoint:
         Raises:
             CheckpointError: If there is no such block or part, or a file was altered.
         """
-        spec = _find(self.blocks, block, "dense block", self.folder)
+        spec = _find(self.blocks, block, "dense block", self.url)
         start, stop = part.start, part.stop
         if not 0 <= start <= stop <= spec.length:
             raise CheckpointError(
-                f"checkpoint {self.folder}: dense block {block!r} has {spec.length} elements, not "
+                f"checkpoint {self.url}: dense block {block!r} has {spec.length} elements, not "
                 f"{start} to {stop}"
             )
-        files = _overlapping(self._manifest.files_of_block(block), start, stop)
-        pieces = [read_dense_file(self.folder, entry) for entry in files]
+        files = _overlapping(self.manifest.files_of_block(block), start, stop)
+        pieces = [read_dense_file(self._data, entry) for entry in files]
         cut = slice(start - pieces[0].start, stop - pieces[0].start)
         return DensePiece(
             start=start,
@@ -140,15 +159,17 @@ class Checkpoint:
         Raises:
             CheckpointError: If there is none of this name, or it was altered.
         """
-        saved = _find(self._manifest.attachments, name, "attachment", self.folder)
-        path = self.folder / ATTACHMENTS / name
-        try:
-            content = path.read_bytes()
-        except OSError as exc:
-            raise CheckpointError(f"cannot read {path}: {exc}") from exc
+        saved = _find(self.manifest.attachments, name, "attachment", self.url)
+        content = self._attachments.read(name)
         if hashlib.sha256(content).hexdigest() != saved.sha256:
-            raise CheckpointError(f"{path} was altered: it does not match its sha256 in {MANIFEST}")
+            raise CheckpointError(
+                f"{self.attachment_url(name)} was altered: it does not match its sha256 in {MANIFEST}"
+            )
         return content
+
+    def attachment_url(self, name: str) -> str:
+        """Returns where an attachment is, for people."""
+        return f"{self._attachments.url}/{name}"
 
     def verify(self) -> None:
         """Reads everything.
@@ -157,14 +178,15 @@ class Checkpoint:
             CheckpointError: If anything was altered.
         """
         for name, table in self.tables.items():
-            for _ in self.read_shards(name, range(table.num_shards)):
-                pass
+            shards = range(table.num_shards)
+            for read in (self.read_shards, self.read_candidates, self.read_counters):
+                deque(read(name, shards), maxlen=0)
         for name in self.attachments:
             self.attachment(name)
         found = self.digest_of_files()
         if found != self.model_digest:
             raise CheckpointError(
-                f"{self.folder / MANIFEST} says that the model's digest is {self.model_digest}, but "
+                f"{self.url}/{MANIFEST} says that the model's digest is {self.model_digest}, but "
                 f"the files hold a model with digest {found}"
             )
 
@@ -178,12 +200,24 @@ class Checkpoint:
             name: self.read_dense(name, slice(0, block.length)).weights
             for name, block in self.blocks.items()
         }
-        return model_digest(dense, shard_digests(self._manifest.entries))
+        return model_digest(dense, shard_digests(self.manifest.entries))
 
 
-def _find(things: Mapping[str, T], name: str, kind: str, folder: Path) -> T:
+def _require_sizes(folder: Folder, sizes: Mapping[str, int]) -> None:
+    """Raises CheckpointError unless the folder has files of these sizes."""
+    found = folder.files() if sizes else {}
+    for file, size_bytes in sizes.items():
+        if file not in found:
+            raise CheckpointError(f"{folder.url}/{file} is part of the checkpoint, but is missing")
+        if found[file] != size_bytes:
+            raise CheckpointError(
+                f"{folder.url}/{file} has {found[file]} bytes, the manifest says {size_bytes}; was it cut?"
+            )
+
+
+def _find(things: Mapping[str, T], name: str, kind: str, url: str) -> T:
     if name not in things:
-        raise CheckpointError(f"checkpoint {folder} has no {kind} {name!r}, only {sorted(things)}")
+        raise CheckpointError(f"checkpoint {url} has no {kind} {name!r}, only {sorted(things)}")
     return things[name]
 
 

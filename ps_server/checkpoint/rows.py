@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protos.gradients import Values
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
@@ -20,11 +23,13 @@ class Rows:
         keys: uint64[N], ascending.
         weights: float32[N, D].
         state: float32[N, K], the optimizer's.
+        statistics: float32[N, S], what is counted of each key; the bits are kept, numbers or not.
     """
 
     keys: Keys
     weights: Values
     state: Values
+    statistics: Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class DensePiece:
 
 
 class TableSource(Protocol):
-    """One server's shards of a table."""
+    """One server's shards of a table, or of the keys that have no row in it yet: then of dim 0."""
 
     @property
     def spec(self) -> TableSpec:
@@ -62,8 +67,31 @@ class TableSource(Protocol):
         """K, the width of `Rows.state`."""
         ...
 
+    @property
+    def statistics_width(self) -> int:
+        """S, the width of `Rows.statistics`."""
+        ...
+
     def export_shard(self, shard: int) -> Rows:
         """Returns the rows of one of `shards`."""
+        ...
+
+
+class CountersSource(Protocol):
+    """One server's counters of the keys that have no row in a table."""
+
+    @property
+    def spec(self) -> TableSpec:
+        """Of the table."""
+        ...
+
+    @property
+    def shards(self) -> Iterable[int]:
+        """Numbers of the shards held."""
+        ...
+
+    def export_shard(self, shard: int) -> NDArray[np.uint8]:
+        """Returns the counters of one of `shards` as bytes, uint8[c]."""
         ...
 
 

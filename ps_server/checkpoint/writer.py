@@ -1,51 +1,70 @@
 """Saving: what each server does for its part, and what the one that asks them does around it."""
 
 import hashlib
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from protos.errors import CheckpointError
 from protos.spec import DenseSpec, TableSpec
-from ps_server.checkpoint.durable import sync, write_file
-from ps_server.checkpoint.format import require_name, write_dense_file, write_table_file
-from ps_server.checkpoint.manifest import Attachment, Entry, Manifest
-from ps_server.checkpoint.publish import TOKEN, local_path, open_staging, publish
-from ps_server.checkpoint.reader import ATTACHMENTS, Checkpoint
-from ps_server.checkpoint.rows import DenseSource, TableSource
+from protos.store import WorkerProgress
+from ps_server.checkpoint.format import (
+    write_counters_file,
+    write_dense_file,
+    write_table_file,
+)
+from ps_server.checkpoint.manifest import Attachment, Entry, Manifest, Part
+from ps_server.checkpoint.names import ATTACHMENTS, TOKEN, require_name
+from ps_server.checkpoint.publish import discard, open_data, publish
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.rows import CountersSource, DenseSource, TableSource
+from ps_server.checkpoint.storage import Folder, folder_at
 
 
-def verify_token(folder: Path, token: str) -> None:
-    """Checks that this process sees the folder that the saving worker made.
+def shared_folder(url: str, token: str) -> Folder:
+    """Returns the folder that the saving worker made, once it is sure that this process sees the same.
 
     Raises:
         CheckpointError: If it sees none, or another one.
     """
-    advice = "servers and workers need shared storage, mounted at the same path"
-    try:
-        found = (folder / TOKEN).read_bytes()
-    except OSError as exc:
+    folder = folder_at(url)
+    advice = "servers and workers need shared storage, at the same path or URL"
+    if not folder.has(TOKEN):
         raise CheckpointError(
-            f"this server does not see the worker's folder {folder} ({exc.strerror}): {advice}"
-        ) from exc
-    if found != token.encode():
-        raise CheckpointError(f"this server sees another folder {folder} than the worker: {advice}")
+            f"this server does not see the worker's folder {url}, or the save was given up: {advice}"
+        )
+    if folder.read(TOKEN) != token.encode():
+        raise CheckpointError(f"this server sees another folder {url} than the worker: {advice}")
+    return folder
 
 
 def write_part(
-    folder: Path,
+    folder: Folder,
     server_index: int,
     tables: Sequence[TableSource],
     blocks: Sequence[DenseSource],
+    *,
+    candidates: Sequence[TableSource] = (),
+    counters: Sequence[CountersSource] = (),
 ) -> list[Entry]:
-    """Writes one server's shards and pieces into a staging folder; again is no error.
+    """Writes one server's shards and pieces into the folder of a save; again is no error.
+
+    Args:
+        folder: Of the save.
+        server_index: Which server this is.
+        tables: Its shards of each table.
+        blocks: Its piece of each dense block.
+        candidates: Keys without a row, of the tables that count them one by one.
+        counters: Counters of keys without a row, of the tables that have them.
 
     Raises:
         CheckpointError: If it cannot be written.
     """
     return [
         *(write_table_file(folder, server_index, table) for table in tables),
+        *(write_table_file(folder, server_index, keys, "candidates") for keys in candidates),
+        *(write_counters_file(folder, server_index, table) for table in counters),
         *(write_dense_file(folder, server_index, block) for block in blocks),
     ]
 
@@ -53,57 +72,70 @@ def write_part(
 def save_checkpoint(
     target: str | Path,
     *,
-    write_parts: Callable[[Path, str], list[Entry]],
+    write_parts: Callable[[str, str], Sequence[Part]],
     tables: Mapping[str, TableSpec],
     blocks: Mapping[str, DenseSpec],
     attachments: Mapping[str, bytes],
+    clock: Callable[[], float] = time.time,
 ) -> str:
     """Writes a whole checkpoint, publishes it, and returns the model's digest.
 
     Others may train meanwhile: each shard and each dense piece is of one moment, not all of the same one.
 
     Args:
-        target: A folder that does not exist, is empty, or holds a checkpoint, which is replaced.
-        write_parts: Has every server write its part into the folder it gets, after `verify_token`
-            with the token it gets; returns the entries of all of them.
+        target: A path or URL where there is nothing, or a checkpoint, which is replaced.
+        write_parts: Has every server write its part into the folder whose URL it gets, after
+            `shared_folder` with the token it gets; returns the parts of all of them.
         tables: Every table, by name.
         blocks: Every dense block, by name.
         attachments: Files that travel with the parameters, by name.
+        clock: Seconds since 1970.
 
     Raises:
         CheckpointError: If it cannot be written, or is not whole; an older checkpoint is still there.
     """
     for name in attachments:
         require_name(name)
-    folder = local_path(target)
-    staging, token = open_staging(folder)
+    folder, created = folder_at(target), clock()
+    data, token = open_data(folder)
     try:
-        entries = write_parts(staging, token)
+        parts = write_parts(data.url, token)
         manifest = Manifest(
+            data_folder=data.name,
+            created=created,
+            version=min((part.version for part in parts), default=0),
+            workers=_progress_everywhere(parts),
             model_digest="",  # of what the files hold, once they are all there
             tables=tuple(tables.values()),
             blocks=tuple(blocks.values()),
-            entries=tuple(entries),
-            attachments=_write_attachments(staging, attachments),
+            entries=tuple(entry for part in parts for entry in part.entries),
+            attachments=_write_attachments(data, attachments),
         )
-        digest = Checkpoint(staging, manifest).digest_of_files()
-        manifest = replace(manifest, model_digest=digest)
-        publish(staging, folder, manifest)
-    finally:
-        # Published, it has another name; what is left is a save that failed.
-        shutil.rmtree(staging, ignore_errors=True)
-    return manifest.model_digest
+        digest = Checkpoint(folder, manifest).digest_of_files()
+        publish(folder, data, replace(manifest, model_digest=digest))
+    except BaseException:
+        discard(folder, data)
+        raise
+    return digest
 
 
-def _write_attachments(staging: Path, contents: Mapping[str, bytes]) -> dict[str, Attachment]:
-    folder = staging / ATTACHMENTS
-    try:
-        folder.mkdir()
+def _progress_everywhere(parts: Sequence[Part]) -> dict[int, WorkerProgress]:
+    """Returns how much of each worker's training every server has."""
+    workers: Iterable[int] = (
+        set.intersection(*(set(part.workers) for part in parts)) if parts else ()
+    )
+    return {
+        worker: min((part.workers[worker] for part in parts), key=lambda progress: progress.step)
+        for worker in sorted(workers)
+    }
+
+
+def _write_attachments(data: Folder, contents: Mapping[str, bytes]) -> dict[str, Attachment]:
+    if contents:
+        folder = data.child(ATTACHMENTS)
+        folder.make()
         for name, content in contents.items():
-            write_file(folder / name, content)
-        sync(folder)
-    except OSError as exc:
-        raise CheckpointError(f"cannot write attachments to {folder}: {exc}") from exc
+            folder.put(name, content)
     return {
         name: Attachment(size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
         for name, content in contents.items()

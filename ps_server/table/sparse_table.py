@@ -110,6 +110,11 @@ class SparseTable:
         return self._regions.layout
 
     @property
+    def statistics_width(self) -> int:
+        """Width of a row's statistics in a checkpoint."""
+        return 0
+
+    @property
     def state_width(self) -> int:
         """Columns of optimizer state in a row."""
         return self._initial_state.size
@@ -251,6 +256,7 @@ class SparseTable:
                 keys=self._arrays.keys[rows, 0][order],
                 weights=slab[order, self.layout.weights],
                 state=slab[order, self.layout.state],
+                statistics=np.empty((order.size, 0), np.float32),
             )
 
     @property

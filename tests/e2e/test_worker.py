@@ -115,7 +115,7 @@ def test_damaged_checkpoint_is_refused_by_name(
 ) -> None:
     folder, _ = model
     shutil.copytree(folder, tmp_path / "model")
-    table = next((tmp_path / "model").glob("epoch-1/table.*.arrow"))
+    table = next((tmp_path / "model").glob("epoch-1/data-*/table.*.arrow"))
     content = bytearray(table.read_bytes())
     if damage == "altered":
         content[len(content) // 2] ^= 1

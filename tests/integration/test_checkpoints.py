@@ -25,7 +25,7 @@ def test_altered_checkpoint_is_refused_before_any_server_has_loaded_its_part(
         store.save(str(folder), {})
         store.push_grad(random_gradients(2), stamp(sequence=1)).result()
         before = store.digest()
-        altered = max(folder.glob("table.deep.*.arrow"))
+        altered = max(folder.glob("data-*/table.deep.*.arrow"))
         content = bytearray(altered.read_bytes())
         content[len(content) // 2] ^= 1
         altered.write_bytes(content)

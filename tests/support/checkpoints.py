@@ -1,17 +1,21 @@
 """A small model as plain arrays, cut over servers and saved without any table."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from protos.gradients import Values
 from protos.partition import piece_of_server, shards_of_server
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from ps_server.checkpoint.manifest import Entry
+from ps_server.checkpoint.manifest import Entry, Part
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.rows import DensePiece, Rows
-from ps_server.checkpoint.writer import save_checkpoint, verify_token, write_part
+from ps_server.checkpoint.storage import Folder, LocalFolder
+from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
 
 ATTACHMENTS = {"job.toml": b"[train]\nepochs = 1\n", "empty": b""}
 
@@ -21,6 +25,7 @@ class FakeTable:
     spec: TableSpec
     state_width: int
     rows: Mapping[int, Rows]
+    statistics_width: int = 0
 
     @property
     def shards(self) -> Iterator[int]:
@@ -31,7 +36,24 @@ class FakeTable:
 
     def part(self, server_index: int, num_servers: int) -> "FakeTable":
         shards = shards_of_server(self.spec.num_shards, server_index, num_servers)
-        return FakeTable(self.spec, self.state_width, {shard: self.rows[shard] for shard in shards})
+        return replace(self, rows={shard: self.rows[shard] for shard in shards})
+
+
+@dataclass(frozen=True)
+class FakeCounters:
+    spec: TableSpec
+    counters: Mapping[int, NDArray[np.uint8]]
+
+    @property
+    def shards(self) -> Iterator[int]:
+        return iter(self.counters)
+
+    def export_shard(self, shard: int) -> NDArray[np.uint8]:
+        return self.counters[shard]
+
+    def part(self, server_index: int, num_servers: int) -> "FakeCounters":
+        shards = shards_of_server(self.spec.num_shards, server_index, num_servers)
+        return replace(self, counters={shard: self.counters[shard] for shard in shards})
 
 
 @dataclass(frozen=True)
@@ -59,26 +81,35 @@ class FakeBlock:
 class FakeModel:
     tables: Mapping[str, FakeTable]
     blocks: Mapping[str, FakeBlock]
+    candidates: Mapping[str, FakeTable] = field(default_factory=dict)
+    counters: Mapping[str, FakeCounters] = field(default_factory=dict)
 
     @property
     def dense(self) -> dict[str, np.ndarray]:
         return {name: block.piece.weights for name, block in self.blocks.items()}
 
-    def write(self, folder: Path, server_index: int = 0, num_servers: int = 1) -> list[Entry]:
+    def write(
+        self, folder: Folder | Path, server_index: int = 0, num_servers: int = 1
+    ) -> list[Entry]:
         return write_part(
-            folder,
+            LocalFolder(folder) if isinstance(folder, Path) else folder,
             server_index,
             [table.part(server_index, num_servers) for table in self.tables.values()],
             [block.part(server_index, num_servers) for block in self.blocks.values()],
+            candidates=[
+                table.part(server_index, num_servers) for table in self.candidates.values()
+            ],
+            counters=[table.part(server_index, num_servers) for table in self.counters.values()],
         )
 
-    def save(self, target: str | Path, num_servers: int = 1) -> str:
-        def write_parts(folder: Path, token: str) -> list[Entry]:
-            verify_token(folder, token)
+    def save(
+        self, target: str | Path, num_servers: int = 1, clock: Callable[[], float] = time.time
+    ) -> str:
+        def write_parts(url: str, token: str) -> list[Part]:
+            folder = shared_folder(url, token)
             return [
-                entry
+                Part(entries=tuple(self.write(folder, server_index, num_servers)))
                 for server_index in range(num_servers)
-                for entry in self.write(folder, server_index, num_servers)
             ]
 
         return save_checkpoint(
@@ -87,19 +118,34 @@ class FakeModel:
             tables={name: table.spec for name, table in self.tables.items()},
             blocks={name: block.spec for name, block in self.blocks.items()},
             attachments=ATTACHMENTS,
+            clock=clock,
         )
 
 
-def random_rows(rng: np.random.Generator, num_rows: int, dim: int, state_width: int) -> Rows:
+def random_rows(
+    rng: np.random.Generator, num_rows: int, dim: int, state_width: int, statistics_width: int = 0
+) -> Rows:
     return Rows(
         keys=np.unique(rng.integers(0, 2**64, num_rows, np.uint64)),
         weights=rng.standard_normal((num_rows, dim), np.float32),
         state=rng.random((num_rows, state_width), np.float32),
+        statistics=random_bits(rng, num_rows, statistics_width),
     )
 
 
+def random_bits(rng: np.random.Generator, num_rows: int, width: int) -> Values:
+    """Returns float32[N, S] of any bits, as of columns that are not numbers."""
+    return rng.integers(0, 2**32, (num_rows, width), np.uint32).view(np.float32)
+
+
 def fake_table(
-    name: str, seed: int = 0, *, dim: int = 3, state_width: int = 2, num_shards: int = 4
+    name: str,
+    seed: int = 0,
+    *,
+    dim: int = 3,
+    state_width: int = 2,
+    statistics_width: int = 0,
+    num_shards: int = 4,
 ) -> FakeTable:
     """Shards of 0 to 5 rows."""
     rng = np.random.default_rng(seed)
@@ -112,8 +158,20 @@ def fake_table(
         num_shards=num_shards,
     )
     sizes = rng.integers(0, 6, num_shards)
-    rows = {shard: random_rows(rng, sizes[shard], dim, state_width) for shard in range(num_shards)}
-    return FakeTable(spec, state_width, rows)
+    rows = {
+        shard: random_rows(rng, sizes[shard], dim, state_width, statistics_width)
+        for shard in range(num_shards)
+    }
+    return FakeTable(spec, state_width, rows, statistics_width)
+
+
+def fake_counters(name: str, seed: int = 0, *, num_shards: int = 4) -> FakeCounters:
+    rng = np.random.default_rng(seed)
+    spec = fake_table(name, seed, num_shards=num_shards).spec
+    return FakeCounters(
+        spec,
+        {shard: rng.integers(0, 256, 10 + shard, np.uint8) for shard in range(num_shards)},
+    )
 
 
 def fake_block(name: str, seed: int = 0, *, length: int = 7, num_states: int = 2) -> FakeBlock:
@@ -140,6 +198,25 @@ def fake_model(seed: int = 0) -> FakeModel:
     )
 
 
+def fake_counting_model(seed: int = 0) -> FakeModel:
+    """A table with statistics, its candidates, and a table with counters."""
+    counted = {"statistics_width": 4, "num_shards": 2}
+    return FakeModel(
+        {
+            "exact": fake_table("exact", seed, dim=2, state_width=1, **counted),
+            "bloom": fake_table("bloom", seed + 1, dim=1, state_width=0, **counted),
+        },
+        {"mlp": fake_block("mlp", seed, length=3)},
+        {"exact": fake_table("exact", seed + 2, dim=0, state_width=0, **counted)},
+        {"bloom": fake_counters("bloom", seed, num_shards=2)},
+    )
+
+
+def bytes_of(rows: Rows) -> list[bytes]:
+    arrays = (rows.keys, rows.weights, rows.state, rows.statistics)
+    return [array.tobytes() for array in arrays]
+
+
 def content(checkpoint: Checkpoint) -> list[bytes]:
     """Reads everything that a checkpoint holds."""
     parts = []
@@ -147,7 +224,11 @@ def content(checkpoint: Checkpoint) -> list[bytes]:
         for _, rows in sorted(
             checkpoint.read_shards(name, range(table.num_shards)), key=lambda shard: shard[0]
         ):
-            parts += [rows.keys.tobytes(), rows.weights.tobytes(), rows.state.tobytes()]
+            parts += bytes_of(rows)
+        for _, rows in checkpoint.read_candidates(name, range(table.num_shards)):
+            parts += bytes_of(rows)
+        for _, counters in checkpoint.read_counters(name, range(table.num_shards)):
+            parts.append(counters.tobytes())
     for name, block in checkpoint.blocks.items():
         piece = checkpoint.read_dense(name, slice(0, block.length))
         parts += [

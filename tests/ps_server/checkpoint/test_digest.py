@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ps_server.checkpoint.digest import (
     model_digest,
     piece_digest,
     shard_digest,
+    statistics_digest,
 )
 from ps_server.checkpoint.rows import DensePiece, Rows
 
@@ -23,6 +25,7 @@ def rows_of(num_rows: int, dim: int = 3, state_width: int = 2, seed: int = 0) ->
         keys=np.sort(rng.integers(0, 2**64, num_rows, np.uint64)),
         weights=rng.random((num_rows, dim), np.float32),
         state=rng.random((num_rows, state_width), np.float32),
+        statistics=rng.random((num_rows, 4), np.float32),
     )
 
 
@@ -31,6 +34,7 @@ def test_shard_digest_hashes_keys_then_weights_then_state() -> None:
         keys=np.array([1, 2**63], np.uint64),
         weights=np.array([[0.5, -0.0], [1.5, 2.5]], np.float32),
         state=np.array([[7.0], [8.0]], np.float32),
+        statistics=np.array([[9.0], [10.0]], np.float32),
     )
 
     expected = struct.pack("<2Q4f2f", 1, 2**63, 0.5, -0.0, 1.5, 2.5, 7.0, 8.0)
@@ -41,10 +45,22 @@ def test_shard_digest_does_not_depend_on_memory_layout() -> None:
     rows = rows_of(50)
 
     strided = Rows(
-        np.repeat(rows.keys, 2)[::2], np.asfortranarray(rows.weights), rows.state.astype(">f4")
+        np.repeat(rows.keys, 2)[::2],
+        np.asfortranarray(rows.weights),
+        rows.state.astype(">f4"),
+        np.asfortranarray(rows.statistics),
     )
 
     assert shard_digest(rows) == shard_digest(strided)
+    assert statistics_digest(rows) == statistics_digest(strided)
+
+
+def test_statistics_are_hashed_by_themselves() -> None:
+    rows = rows_of(5)
+    other = replace(rows, statistics=rows.statistics + 1)
+
+    assert shard_digest(rows) == shard_digest(other)
+    assert hashlib.sha256(other.statistics.tobytes()).digest() == statistics_digest(other)
 
 
 def test_shard_without_rows_hashes_nothing() -> None:

@@ -8,85 +8,133 @@ import pytest
 
 from protos.errors import CheckpointError
 from ps_server.checkpoint.format import (
+    read_counters_file,
     read_dense_file,
     read_table_file,
-    require_name,
+    write_counters_file,
     write_dense_file,
     write_table_file,
 )
+from ps_server.checkpoint.names import require_name
 from ps_server.checkpoint.rows import Rows
-from tests.support.checkpoints import FakeTable, fake_block, fake_table, random_rows
+from ps_server.checkpoint.storage import LocalFolder
+from tests.support.checkpoints import (
+    FakeTable,
+    bytes_of,
+    fake_block,
+    fake_counters,
+    fake_table,
+    random_rows,
+)
 
 
 def assert_same_rows(first: Rows, second: Rows) -> None:
     assert first.keys.dtype == second.keys.dtype == np.uint64
     assert first.weights.dtype == second.state.dtype == np.float32
-    np.testing.assert_array_equal(first.keys, second.keys)
-    np.testing.assert_array_equal(first.weights, second.weights)
-    np.testing.assert_array_equal(first.state, second.state)
+    assert first.statistics.dtype == second.statistics.dtype == np.float32
+    assert first.weights.shape == second.weights.shape
+    assert bytes_of(first) == bytes_of(second)
 
 
-@pytest.mark.parametrize("dim", [1, 10])
+@pytest.fixture
+def folder(tmp_path: Path) -> LocalFolder:
+    return LocalFolder(tmp_path)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 10])
 @pytest.mark.parametrize("state_width", [0, 1, 21])
-def test_shards_come_back_as_they_were_written(tmp_path: Path, dim: int, state_width: int) -> None:
-    table = fake_table("wide", dim=dim, state_width=state_width, num_shards=8)
+@pytest.mark.parametrize("statistics_width", [0, 4])
+def test_shards_come_back_as_they_were_written(
+    folder: LocalFolder, dim: int, state_width: int, statistics_width: int
+) -> None:
+    table = fake_table(
+        "wide",
+        dim=dim,
+        state_width=state_width,
+        statistics_width=statistics_width,
+        num_shards=8,
+    )
 
-    entry = write_table_file(tmp_path, 2, table)
-    shards = dict(read_table_file(tmp_path, entry, dim, range(8)))
+    entry = write_table_file(folder, 2, table)
+    shards = dict(read_table_file(folder, entry, dim, range(8)))
 
     assert entry.file == "table.wide.server-2.arrow"
+    assert (folder.path / entry.file).stat().st_size == entry.size_bytes
     assert list(shards) == list(range(8))
     for shard, rows in shards.items():
         assert_same_rows(rows, table.rows[shard])
 
 
-def test_only_the_shards_asked_for_are_read(tmp_path: Path) -> None:
-    entry = write_table_file(tmp_path, 0, fake_table("wide", num_shards=8))
+def test_candidates_are_a_file_of_their_own(folder: LocalFolder) -> None:
+    keys = fake_table("wide", dim=0, state_width=0, statistics_width=4)
 
-    assert [shard for shard, _ in read_table_file(tmp_path, entry, 3, {6, 3, 99})] == [3, 6]
+    entry = write_table_file(folder, 1, keys, "candidates")
+    shards = dict(read_table_file(folder, entry, 0, range(4)))
+
+    assert (entry.kind, entry.file) == ("candidates", "candidates.wide.server-1.arrow")
+    for shard, rows in shards.items():
+        assert_same_rows(rows, keys.rows[shard])
 
 
-def test_extreme_keys_and_numbers_that_are_none_survive(tmp_path: Path) -> None:
+def test_counters_come_back_as_they_were_written(folder: LocalFolder) -> None:
+    source = fake_counters("wide")
+
+    entry = write_counters_file(folder, 1, source)
+    found = dict(read_counters_file(folder, entry, {1, 3, 99}))
+
+    assert (entry.kind, entry.file) == ("counters", "counters.wide.server-1.arrow")
+    assert [batch.rows for batch in entry.batches] == [10, 11, 12, 13]
+    assert list(found) == [1, 3]
+    for shard, counters in found.items():
+        np.testing.assert_array_equal(counters, source.counters[shard], strict=True)
+
+
+def test_only_the_shards_asked_for_are_read(folder: LocalFolder) -> None:
+    entry = write_table_file(folder, 0, fake_table("wide", num_shards=8))
+
+    assert [shard for shard, _ in read_table_file(folder, entry, 3, {6, 3, 99})] == [3, 6]
+
+
+def test_extreme_keys_and_numbers_that_are_none_survive(folder: LocalFolder) -> None:
     rows = Rows(
         keys=np.array([0, 2**64 - 1], np.uint64),
         weights=np.array([[np.nan], [-np.inf]], np.float32),
         state=np.array([[-0.0], [1e-45]], np.float32),
+        statistics=np.array([[0x7F800001], [0xFFFFFFFF]], np.uint32).view(np.float32),
     )
-    table = FakeTable(fake_table("wide", dim=1, num_shards=1).spec, 1, {0: rows})
+    table = FakeTable(fake_table("wide", dim=1, num_shards=1).spec, 1, {0: rows}, 1)
 
-    entry = write_table_file(tmp_path, 0, table)
-    [(_, found)] = read_table_file(tmp_path, entry, 1, {0})
+    entry = write_table_file(folder, 0, table)
+    [(_, found)] = read_table_file(folder, entry, 1, {0})
 
-    assert rows.weights.tobytes() == found.weights.tobytes()
-    assert rows.state.tobytes() == found.state.tobytes()
-    assert rows.keys.tobytes() == found.keys.tobytes()
+    assert_same_rows(rows, found)
 
 
-def test_what_is_read_is_a_view_of_the_mapped_file(tmp_path: Path) -> None:
+def test_what_is_read_is_a_view_of_the_mapped_file(folder: LocalFolder) -> None:
     rng = np.random.default_rng(0)
     spec = fake_table("wide", num_shards=1).spec
     table = FakeTable(spec, 10, {0: random_rows(rng, 100_000, 3, 10)})
-    entry = write_table_file(tmp_path, 0, table)
+    entry = write_table_file(folder, 0, table)
     before = pa.total_allocated_bytes()
 
-    [(_, rows)] = read_table_file(tmp_path, entry, 3, {0})
+    [(_, rows)] = read_table_file(folder, entry, 3, {0})
 
     assert pa.total_allocated_bytes() - before < 100_000
     assert not any(array.flags.owndata for array in (rows.keys, rows.weights, rows.state))
     assert not any(array.flags.writeable for array in (rows.keys, rows.weights, rows.state))
 
 
-def test_files_are_plain_arrow(tmp_path: Path) -> None:
-    table = fake_table("wide")
-    write_table_file(tmp_path, 0, table)
+def test_files_are_plain_arrow(folder: LocalFolder) -> None:
+    table = fake_table("wide", statistics_width=4)
+    write_table_file(folder, 0, table)
 
-    with pa.memory_map(str(tmp_path / "table.wide.server-0.arrow")) as source:
+    with pa.memory_map(str(folder.path / "table.wide.server-0.arrow")) as source:
         found = pa.ipc.open_file(source).read_all()
 
-    assert found.column_names == ["key", "weights", "state"]
+    assert found.column_names == ["key", "weights", "state", "statistics"]
     assert found.schema.metadata[b"ctr_ps.table"] == b"wide"
     assert found.schema.metadata[b"ctr_ps.dim"] == b"3"
-    assert found.schema.metadata[b"ctr_ps.format_version"] == b"1"
+    assert found.schema.metadata[b"ctr_ps.format_version"] == b"2"
     keys = np.concatenate([rows.keys for rows in table.rows.values()])
     assert keys.tolist() == found["key"].to_pylist()
 
@@ -94,12 +142,12 @@ def test_files_are_plain_arrow(tmp_path: Path) -> None:
 @pytest.mark.parametrize("length", [0, 1, 100])
 @pytest.mark.parametrize("num_states", [0, 1, 2])
 def test_pieces_come_back_as_they_were_written(
-    tmp_path: Path, length: int, num_states: int
+    folder: LocalFolder, length: int, num_states: int
 ) -> None:
     piece = fake_block("mlp", length=length, num_states=num_states).piece
 
-    entry = write_dense_file(tmp_path, 1, fake_block("mlp", length=length, num_states=num_states))
-    found = read_dense_file(tmp_path, entry)
+    entry = write_dense_file(folder, 1, fake_block("mlp", length=length, num_states=num_states))
+    found = read_dense_file(folder, entry)
 
     assert entry.file == "dense.mlp.server-1.arrow"
     assert found.start == 0
@@ -115,15 +163,17 @@ def test_name_that_is_no_file_name_is_refused(name: str) -> None:
         require_name(name)
 
 
-def test_table_with_such_a_name_is_not_written(tmp_path: Path) -> None:
+def test_table_with_such_a_name_is_not_written(folder: LocalFolder) -> None:
     with pytest.raises(CheckpointError, match=r"'\.\./wide'"):
-        write_table_file(tmp_path, 0, fake_table("../wide"))
+        write_table_file(folder, 0, fake_table("../wide"))
+    with pytest.raises(CheckpointError, match=r"'\.\./wide'"):
+        write_counters_file(folder, 0, fake_counters("../wide"))
 
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.path.iterdir())
 
 
-def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_is_named(folder: LocalFolder) -> None:
     with pytest.raises(CheckpointError, match=r"gone/table\.wide\.server-0\.arrow"):
-        write_table_file(tmp_path / "gone", 0, fake_table("wide"))
+        write_table_file(folder.child("gone"), 0, fake_table("wide"))
     with pytest.raises(CheckpointError, match=r"gone/dense\.mlp\.server-0\.arrow"):
-        write_dense_file(tmp_path / "gone", 0, fake_block("mlp"))
+        write_dense_file(folder.child("gone"), 0, fake_block("mlp"))

@@ -10,17 +10,20 @@ import pytest
 
 from protos.errors import CheckpointError
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import WorkerProgress
 from ps_server.checkpoint.manifest import (
     Attachment,
+    CountersEntry,
     DenseEntry,
     Entry,
     Manifest,
+    Part,
     ShardBatch,
     TableEntry,
-    entries_from_json,
-    entries_to_json,
     manifest_from_json,
     manifest_to_json,
+    part_from_json,
+    part_to_json,
     require_whole,
     shard_digests,
 )
@@ -44,17 +47,42 @@ MLP = DenseEntry(
 )
 
 
-def test_entries_survive_json() -> None:
-    assert entries_from_json(entries_to_json([WIDE, MLP])) == [WIDE, MLP]
+CANDIDATES = replace(
+    WIDE,
+    kind="candidates",
+    file="candidates.wide.server-0.arrow",
+    statistics_width=4,
+    batches=(ShardBatch(shard=0, rows=3, sha256="ab" * 32, statistics_sha256="ba" * 32),),
+)
+COUNTERS = CountersEntry(
+    file="counters.wide.server-0.arrow",
+    size_bytes=100,
+    table="wide",
+    batches=(ShardBatch(shard=0, rows=64, sha256="ac" * 32),),
+)
+WORKERS = {
+    2: WorkerProgress(incarnation=2**63, sequence=7, step=9, position='{"file": "a"}'),
+    10: WorkerProgress(incarnation=1, sequence=0, step=1, position=""),
+}
 
 
-@pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"file": "x"}]'])
-def test_other_text_is_no_list_of_entries(text: str) -> None:
-    with pytest.raises(CheckpointError, match="not a list of entries"):
-        entries_from_json(text)
+def test_part_survives_json() -> None:
+    part = Part(entries=(WIDE, MLP, CANDIDATES, COUNTERS), version=9, workers=WORKERS)
+
+    assert part_from_json(part_to_json(part)) == part
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '{"entries": [{"file": "x"}]}'])
+def test_other_text_is_no_part(text: str) -> None:
+    with pytest.raises(CheckpointError, match="not its part of one"):
+        part_from_json(text)
 
 
 MANIFEST = Manifest(
+    data_folder="data-" + "0f" * 16,
+    created=1.5e9,
+    version=9,
+    workers=WORKERS,
     model_digest="ef" * 32,
     tables=(
         TableSpec(
@@ -87,6 +115,21 @@ def test_manifest_survives_json() -> None:
     assert manifest_from_json(text.encode(), "x") == MANIFEST
 
 
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", ".", ""])
+@pytest.mark.parametrize("place", ["entry", "attachment", "data", "base"])
+def test_name_that_leads_out_of_the_folder_is_refused(place: str, name: str) -> None:
+    changes = {
+        "entry": {"entries": (replace(WIDE, file=name), MLP)},
+        "attachment": {"attachments": {name: MANIFEST.attachments["job.toml"]}},
+        "data": {"data_folder": f"data-{name}"},
+        "base": {"base": name},
+    }
+    text = manifest_to_json(replace(MANIFEST, **changes[place]))
+
+    with pytest.raises(CheckpointError, match=r"saved/M\.json is not a manifest: '"):
+        manifest_from_json(text.encode(), "saved/M.json")
+
+
 def test_formatting_of_the_manifest_means_nothing() -> None:
     document = json.loads(manifest_to_json(MANIFEST))
 
@@ -102,7 +145,7 @@ def test_formatting_of_the_manifest_means_nothing() -> None:
         pytest.param('"ftrl"', '"sgd"', "altered.*its own sha256", id="text"),
         pytest.param('"sha256": "', '"sha256": "0', "altered.*its own sha256", id="checksum"),
         pytest.param('"seed": 0', '"seed": 0, "extra": 0', "altered", id="additional"),
-        pytest.param('"format_version": 1', '"format_version": 2', "version 2; .*1", id="version"),
+        pytest.param('"format_version": 2', '"format_version": 1', "version 1; .*2", id="version"),
         pytest.param('"format_version"', '"version"', "version None", id="no-version"),
         pytest.param("{", "", "is not JSON, was it cut", id="syntax"),
         pytest.param("wide", "wide\\", "is not JSON", id="escape"),
@@ -138,7 +181,7 @@ def test_manifest_that_lacks_a_field_says_which() -> None:
 def test_shard_digests_are_those_of_all_files() -> None:
     second = replace(WIDE, table="deep", batches=(ShardBatch(shard=7, rows=1, sha256="12" * 32),))
 
-    found = shard_digests([WIDE, MLP, second])
+    found = shard_digests([WIDE, MLP, CANDIDATES, COUNTERS, second])
 
     assert found == {("wide", 0): b"\xab" * 32, ("deep", 7): b"\x12" * 32}
 
@@ -152,6 +195,10 @@ def test_pieces_that_cover_a_block_in_any_order_are_whole(cuts: list[int]) -> No
     pieces = [piece(start, stop) for start, stop in pairwise(cuts)]
 
     require_whole(replace(MANIFEST, entries=(*reversed(pieces), WIDE)), "x")
+
+
+def test_candidates_and_counters_of_a_table_belong_to_it() -> None:
+    require_whole(replace(MANIFEST, entries=(WIDE, MLP, CANDIDATES, COUNTERS)), "x")
 
 
 def test_block_without_elements_is_whole_with_its_file() -> None:
@@ -185,8 +232,24 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         ),
         pytest.param(
             (WIDE, replace(WIDE, batches=(), state_width=3), MLP),
-            "'wide' have different state widths [2, 3]",
+            "'wide' have different widths of state and statistics [(2, 0), (3, 0)]",
             id="state-widths",
+        ),
+        pytest.param(
+            (WIDE, replace(WIDE, batches=(), statistics_width=4), MLP),
+            "'wide' have different widths of state and statistics [(2, 0), (2, 4)]",
+            id="statistics-widths",
+        ),
+        pytest.param(
+            (WIDE, MLP, CANDIDATES, CANDIDATES), "hold shards [0, 0]", id="candidates-twice"
+        ),
+        pytest.param(
+            (WIDE, MLP, replace(COUNTERS, batches=())), "hold shards []", id="no-counters"
+        ),
+        pytest.param(
+            (WIDE, MLP, replace(COUNTERS, table="deep", file="odd.arrow")),
+            "['odd.arrow'] are of tables or blocks without a spec",
+            id="undeclared-counters",
         ),
         pytest.param(
             (WIDE, piece(0, 5), replace(piece(5, 10), scalars=())),

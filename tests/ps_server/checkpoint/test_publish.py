@@ -1,20 +1,25 @@
 """Publishing: the old checkpoint or the new one is to be found, whatever happens when."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from protos.errors import CheckpointError
+from ps_server.checkpoint.manifest import manifest_to_json
 from ps_server.checkpoint.publish import (
-    local_path,
+    keep_last,
+    open_data,
+    read_manifest,
+    require_writable,
     resolve,
     write_latest,
 )
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage import LocalFolder
 from tests.support.checkpoints import fake_model
 
 OLD, NEW, NEXT = fake_model(1), fake_model(2), fake_model(3)
@@ -66,6 +71,13 @@ def whole_at(target: Path) -> str:
     return checkpoint.model_digest
 
 
+def assert_nothing_else(target: Path) -> None:
+    """A checkpoint is its manifest and one folder of files."""
+    data_folder = read_manifest(LocalFolder(target)).data_folder
+    assert {path.name for path in target.iterdir()} == {"MANIFEST.json", data_folder}
+    assert not (target / data_folder / "TOKEN").exists()
+
+
 def test_killed_at_any_step_of_a_save_the_old_or_the_new_one_is_found(tmp_path: Path) -> None:
     old = OLD.save(tmp_path / "whole")
     total = num_steps(NEW.save, tmp_path / "whole")
@@ -80,56 +92,40 @@ def test_killed_at_any_step_of_a_save_the_old_or_the_new_one_is_found(tmp_path: 
 
         found.append(whole_at(target))
         assert NEXT.save(target) == whole_at(target)
-        assert not target.with_name(".saved.previous").exists()
+        assert_nothing_else(target)
     switch = found.index(new)
     assert [old] * switch + [new] * (total - switch) == found
 
 
-def test_half_removed_checkpoint_is_never_found(tmp_path: Path) -> None:
-    """Killed while it removes the previous one, of which the new one's removal leaves the name."""
-    OLD.save(tmp_path / "whole")
-    total = num_steps(NEW.save, tmp_path / "whole")
-    for step in range(1, total + 1):
-        target = tmp_path / str(step) / "saved"
-        OLD.save(target)
-        with steps_counted(killed_at(step)), suppress(Killed):
-            NEW.save(target)
-        shutil.rmtree(target, ignore_errors=True)
-
-        try:
-            folder = resolve(target)
-        except CheckpointError:
-            continue
-        whole_at(folder)
-
-
-def test_everything_is_on_disk_before_it_is_published(
+def test_everything_is_on_disk_before_the_manifest_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "saved"
     OLD.save(target)
     events: list[str] = []
-    fsync, rename = os.fsync, os.rename
+    fsync, replace_file = os.fsync, os.replace
 
     def note_fsync(descriptor: int) -> None:
         events.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         fsync(descriptor)
 
-    def note_rename(source: Path, destination: Path) -> None:
+    def note_replace(source: Path, destination: Path) -> None:
         events.append(f"{source.name} -> {destination.name}")
-        rename(source, destination)
+        replace_file(source, destination)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "rename", note_rename)
+    monkeypatch.setattr(os, "replace", note_replace)
     NEW.save(target)
 
-    *before, to_previous, published, last = events
-    staging = published.removesuffix(" -> saved")
-    written = list(target.rglob("*"))
-    expected = {str(tmp_path / staging / path.relative_to(target)) for path in written}
-    assert expected | {str(tmp_path / staging)} <= set(before)
-    assert str(tmp_path / staging) == before[-1]
-    assert [to_previous, last] == ["saved -> .saved.previous", str(tmp_path)]
+    *before, manifest, published, last = events
+    data = target / read_manifest(LocalFolder(target)).data_folder
+    attachments = data / "attachments"
+    arrow = set(map(str, data.glob("*.arrow")))
+    assert arrow | {str(target), str(data), str(attachments)} <= set(before)
+    assert {f"{attachments}/{name}.next" for name in ("job.toml", "empty")} <= set(before)
+    assert max(map(before.index, arrow)) < len(before) - before[::-1].index(str(data))
+    assert [manifest, last] == [str(target / "MANIFEST.json.next"), str(target)]
+    assert published == "MANIFEST.json.next -> MANIFEST.json"
 
 
 def test_killed_at_any_step_of_the_first_save_nothing_or_a_whole_one_is_found(
@@ -145,12 +141,13 @@ def test_killed_at_any_step_of_the_first_save_nothing_or_a_whole_one_is_found(
         with steps_counted(killed_at(step)), suppress(Killed):
             NEW.save(target)
 
-        found.append(whole_at(target) if target.exists() else None)
+        is_there = (target / "MANIFEST.json").exists()
+        found.append(whole_at(target) if is_there else None)
         assert NEXT.save(target) == whole_at(target)
     assert {None, new} == set(found)
 
 
-def test_error_at_any_step_leaves_the_old_or_the_new_one_and_no_staging(tmp_path: Path) -> None:
+def test_error_at_any_step_leaves_the_old_or_the_new_one_and_nothing_else(tmp_path: Path) -> None:
     old = OLD.save(tmp_path / "whole")
     total = num_steps(NEW.save, tmp_path / "whole")
     new = whole_at(tmp_path / "whole")
@@ -169,41 +166,83 @@ def test_error_at_any_step_leaves_the_old_or_the_new_one_and_no_staging(tmp_path
             expected = {new}
 
         assert whole_at(target) in expected
-        assert not list(target.parent.glob(".saved.staging-*"))
+        assert NEXT.save(target) == whole_at(target)
+        assert_nothing_else(target)
     assert refused > total / 3
 
 
-def test_error_in_the_swap_puts_the_old_one_back(tmp_path: Path) -> None:
-    target = tmp_path / "saved"
-    old = OLD.save(target)
-    renames = 0
+def test_error_of_a_first_save_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="No space"), steps_counted(disk_full_at(8)):
+        NEW.save(tmp_path / "saved")
 
-    def second_rename_fails(_: int) -> BaseException | None:
-        nonlocal renames
-        renames += steps[-1] == "rename"
-        return OSError(5, "Input/output error") if steps[-1] == "rename" and renames == 2 else None
+    assert not list(tmp_path.iterdir())
+
+
+def test_published_checkpoint_stays_when_the_answer_to_its_put_is_lost(tmp_path: Path) -> None:
+    target = tmp_path / "saved"
+    OLD.save(target)
+
+    def fsync_after_replace_fails(_: int) -> BaseException | None:
+        is_last = steps[-1] == "fsync" and steps.count("replace") == num_replaces
+        return OSError(5, "Input/output error") if is_last else None
+
+    with steps_counted(lambda _: None) as counted:
+        NEW.save(tmp_path / "other")
+    num_replaces = counted.count("replace")
 
     with (
-        pytest.raises(CheckpointError, match=r"cannot publish checkpoint .*saved: .*Input/output"),
-        steps_counted(second_rename_fails) as steps,
+        pytest.raises(CheckpointError, match=r"cannot write .*MANIFEST\.json: Input/output"),
+        steps_counted(fsync_after_replace_fails) as steps,
     ):
         NEW.save(target)
 
-    assert [target] == list(tmp_path.iterdir())
-    assert old == whole_at(target)
+    assert whole_at(target) == whole_at(tmp_path / "other")
 
 
 def test_save_makes_the_folders_above_and_leaves_nothing_else(tmp_path: Path) -> None:
     NEW.save(tmp_path / "a" / "b")
 
     assert [tmp_path / "a" / "b"] == list((tmp_path / "a").iterdir())
-    assert not (tmp_path / "a" / "b" / "TOKEN").exists()
+    assert_nothing_else(tmp_path / "a" / "b")
 
 
 def test_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
 
     assert NEW.save(tmp_path / "saved") == whole_at(tmp_path / "saved")
+
+
+def test_what_others_put_beside_a_checkpoint_stays(tmp_path: Path) -> None:
+    OLD.save(tmp_path / "saved")
+    (tmp_path / "saved" / "notes.txt").write_text("the good one")
+    (tmp_path / "saved" / "data-of-mine").mkdir()
+
+    NEW.save(tmp_path / "saved")
+
+    assert (tmp_path / "saved" / "notes.txt").read_text() == "the good one"
+    assert (tmp_path / "saved" / "data-of-mine").is_dir()
+
+
+def test_what_a_killed_save_has_left_is_removed_before_the_next_needs_the_room(
+    tmp_path: Path,
+) -> None:
+    OLD.save(tmp_path / "saved")
+    left, _ = open_data(LocalFolder(tmp_path / "saved"))
+
+    opened, _ = open_data(LocalFolder(tmp_path / "saved"))
+
+    assert not Path(left.url).exists()
+    assert Path(opened.url).exists()
+    whole_at(tmp_path / "saved")
+
+
+def test_damaged_manifest_is_replaced_with_all_that_was_there(tmp_path: Path) -> None:
+    OLD.save(tmp_path / "saved")
+    (tmp_path / "saved" / "MANIFEST.json").write_text("{")
+
+    NEW.save(tmp_path / "saved")
+
+    assert_nothing_else(tmp_path / "saved")
 
 
 def test_link_to_a_checkpoint_stays_a_link(tmp_path: Path) -> None:
@@ -223,31 +262,26 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, kind: str) -> N
     path.parent.mkdir(exist_ok=True)
     path.write_text("irreplaceable")
 
-    with pytest.raises(CheckpointError, match="thesis is there, and is not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"thesis.*(is not a checkpoint|Not a directory)"):
         NEW.save(target)
 
     assert path.read_text() == "irreplaceable"
     assert [target] == list(tmp_path.iterdir())
 
 
-def test_staging_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint next to .*file/saved"):
+    with pytest.raises(CheckpointError, match=r"cannot \w+ .*file/saved.*: Not a directory"):
         NEW.save(tmp_path / "file" / "saved")
+    with pytest.raises(CheckpointError, match=r"cannot \w+ .*file/probe.*: Not a directory"):
+        require_writable(tmp_path / "file")
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/saved", "hdfs://host/x", "file:///tmp/x"])
-@pytest.mark.parametrize("kind", [str, Path])
-def test_url_is_refused(url: str, kind: type[str] | type[Path]) -> None:
-    with pytest.raises(CheckpointError, match=r"is a URL.*give a path"):
-        local_path(kind(url))
+def test_finding_out_whether_a_folder_is_writable_leaves_nothing_in_it(tmp_path: Path) -> None:
+    require_writable(tmp_path / "new")
 
-
-def test_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    assert tmp_path / "saved" == local_path("saved")
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_latest_is_the_one_last_named(tmp_path: Path) -> None:
@@ -260,7 +294,7 @@ def test_latest_is_the_one_last_named(tmp_path: Path) -> None:
 
     assert [old, new] == [first, second]
     assert (tmp_path / "LATEST").read_text() == "epoch-2\n"
-    assert resolve(tmp_path) == resolve(tmp_path / "epoch-2") == tmp_path / "epoch-2"
+    assert resolve(tmp_path) == resolve(tmp_path / "epoch-2") == LocalFolder(tmp_path / "epoch-2")
 
 
 def test_killed_at_any_step_of_naming_the_latest_one_of_the_two_is_found(tmp_path: Path) -> None:
@@ -289,7 +323,7 @@ def test_latest_that_cannot_be_written_stays(tmp_path: Path) -> None:
     ):
         write_latest(tmp_path, "epoch-2")
 
-    assert resolve(tmp_path) == tmp_path / "epoch-1"
+    assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-1")
     assert before == sorted(tmp_path.iterdir())
 
 
@@ -311,6 +345,8 @@ def test_latest_that_names_no_checkpoint_is_refused(tmp_path: Path, content: byt
 
 
 def test_folder_without_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    open_data(LocalFolder(tmp_path))
+
     with pytest.raises(
         CheckpointError, match=r"no MANIFEST\.json in .*not a checkpoint.*no LATEST"
     ):
@@ -318,7 +354,7 @@ def test_folder_without_manifest_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_missing_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*gone: there is no such folder"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*gone: there is nothing"):
         resolve(tmp_path / "gone")
 
 
@@ -330,5 +366,72 @@ def test_folder_that_cannot_be_read_is_said(
 
     monkeypatch.setattr(Path, "is_file", refuse)
 
-    with pytest.raises(CheckpointError, match=r"cannot read checkpoint .*Permission denied"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*MANIFEST\.json: Permission denied"):
         resolve(tmp_path)
+
+
+def saved_epochs(root: Path, *ages: float) -> None:
+    for number, age in enumerate(ages, start=1):
+        OLD.save(root / f"epoch-{number}", clock=lambda age=age: 1e9 + age)
+
+
+def names_in(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("number", "kept"),
+    [(0, {1, 2, 3, 4}), (1, {4}), (2, {1, 4}), (3, {1, 2, 4}), (9, {1, 2, 3, 4})],
+)
+def test_newest_are_kept(tmp_path: Path, number: int, kept: set[int]) -> None:
+    saved_epochs(tmp_path, 30, 20, 10, 40)
+
+    removed = keep_last(tmp_path, number)
+
+    assert {f"epoch-{number}" for number in kept} == names_in(tmp_path)
+    assert {f"epoch-{number}" for number in {1, 2, 3, 4} - kept} == set(removed)
+
+
+def test_latest_and_what_is_needed_are_kept_however_old(tmp_path: Path) -> None:
+    saved_epochs(tmp_path, 10, 20, 30, 40)
+    write_latest(tmp_path, "epoch-2")
+    newest = tmp_path / "epoch-4" / "MANIFEST.json"
+    manifest = replace(read_manifest(LocalFolder(tmp_path / "epoch-4")), base="epoch-1")
+    newest.write_text(manifest_to_json(manifest))
+
+    removed = keep_last(str(tmp_path), 1)
+
+    assert removed == ["epoch-3"]
+    assert {"LATEST", "epoch-1", "epoch-2", "epoch-4"} == names_in(tmp_path)
+
+
+def test_only_checkpoints_are_removed(tmp_path: Path) -> None:
+    saved_epochs(tmp_path, 10, 20)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "epoch-1")
+    open_data(LocalFolder(tmp_path / "at-work"))
+    OLD.save(tmp_path / "damaged")
+    (tmp_path / "damaged" / "MANIFEST.json").write_text("{")
+
+    removed = keep_last(tmp_path, 1)
+
+    assert removed == ["epoch-1"]
+    assert {"mine", "file", "link", "at-work", "damaged", "epoch-2"} == names_in(tmp_path)
+
+
+def test_killed_at_any_step_of_a_removal_the_next_one_ends_it(tmp_path: Path) -> None:
+    saved_epochs(tmp_path / "counted", 10, 20)
+    with steps_counted(lambda _: None) as steps:
+        keep_last(tmp_path / "counted", 1)
+    for step in range(1, len(steps) + 1):
+        root = tmp_path / str(step)
+        saved_epochs(root, 10, 20)
+
+        with steps_counted(killed_at(step)), suppress(Killed):
+            keep_last(root, 1)
+
+        assert (root / "epoch-1" / "MANIFEST.json").exists() == (step == 1)
+        keep_last(root, 1)
+        assert not list((root / "epoch-1").rglob("*.arrow"))
+        assert whole_at(root / "epoch-2")

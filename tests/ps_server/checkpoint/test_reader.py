@@ -13,15 +13,20 @@ from protos.errors import CheckpointError
 from protos.partition import piece_of_server, shards_of_server
 from ps_server.checkpoint.digest import model_digest, shard_digest
 from ps_server.checkpoint.format import read_table_file, write_dense_file, write_table_file
-from ps_server.checkpoint.manifest import Entry, manifest_from_json, manifest_to_json
+from ps_server.checkpoint.manifest import Part, manifest_from_json, manifest_to_json
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.writer import save_checkpoint
+from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.writer import save_checkpoint, shared_folder
 from tests.support.checkpoints import (
     ATTACHMENTS,
     FakeBlock,
     FakeModel,
+    FakeTable,
+    bytes_of,
     content,
     fake_block,
+    fake_counters,
+    fake_counting_model,
     fake_model,
     fake_table,
 )
@@ -30,9 +35,13 @@ from tests.support.checkpoints import (
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A checkpoint with few bytes: each of them is altered."""
-    table = fake_table("wide", dim=2, state_width=1, num_shards=2)
-    FakeModel({"wide": table}, {"mlp": fake_block("mlp", length=3)}).save(tmp_path / "saved")
+    fake_counting_model().save(tmp_path / "saved")
     return tmp_path / "saved"
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Returns where a file of a checkpoint is."""
+    return folder / name if name == "MANIFEST.json" else next(folder.glob("data-*")) / name
 
 
 servers = st.integers(1, 6)
@@ -104,15 +113,17 @@ def test_scalars_are_those_of_the_piece_that_the_part_begins_in(tmp_path: Path) 
     """Servers that applied pushes as they came may differ in them; each gets its own back."""
     block = fake_block("mlp", length=9)
 
-    def write_parts(folder: Path, token: str) -> list[Entry]:
+    def write_parts(url: str, token: str) -> list[Part]:
+        folder = shared_folder(url, token)
         parts = [block.part(server_index, 3) for server_index in range(3)]
         own = [np.full(2, server_index, np.float32) for server_index in range(3)]
-        return [
+        written = [
             write_dense_file(
                 folder, index, FakeBlock(block.spec, replace(part.piece, scalars=own[index]))
             )
             for index, part in enumerate(parts)
         ]
+        return [Part(entries=(entry,)) for entry in written]
 
     save_checkpoint(
         tmp_path / "saved",
@@ -130,10 +141,10 @@ def test_scalars_are_those_of_the_piece_that_the_part_begins_in(tmp_path: Path) 
 def test_unknown_names_are_refused_with_the_known_ones(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
 
-    with pytest.raises(CheckpointError, match=r"no table 'deep', only \['wide'\]"):
+    with pytest.raises(CheckpointError, match=r"no table 'deep', only \['bloom', 'exact'\]"):
         next(checkpoint.read_shards("deep", [0]))
-    with pytest.raises(CheckpointError, match=r"no dense block 'wide', only \['mlp'\]"):
-        checkpoint.read_dense("wide", slice(0, 1))
+    with pytest.raises(CheckpointError, match=r"no dense block 'exact', only \['mlp'\]"):
+        checkpoint.read_dense("exact", slice(0, 1))
     with pytest.raises(CheckpointError, match=r"no attachment 'x', only \['empty', 'job.toml'\]"):
         checkpoint.attachment("x")
 
@@ -141,28 +152,29 @@ def test_unknown_names_are_refused_with_the_known_ones(folder: Path) -> None:
 def test_what_lies_outside_a_table_or_block_is_refused(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
 
-    with pytest.raises(CheckpointError, match=r"'wide' has 2 shards, not \[1, 2\]"):
-        next(checkpoint.read_shards("wide", [1, 2]))
+    with pytest.raises(CheckpointError, match=r"'exact' has 2 shards, not \[1, 2\]"):
+        next(checkpoint.read_shards("exact", [1, 2]))
     for part in (slice(-1, 2), slice(2, 1), slice(0, 4)):
         with pytest.raises(CheckpointError, match="'mlp' has 3 elements, not"):
             checkpoint.read_dense("mlp", part)
 
 
-VERSION_1_DIGEST = "b6a16a76a96cd87c9a9ed9a184ecf9983803c419fd99f1ec0a2113994d53ee67"
-
 FILES = [
     "MANIFEST.json",
-    "table.wide.server-0.arrow",
+    "table.exact.server-0.arrow",
+    "candidates.exact.server-0.arrow",
+    "counters.bloom.server-0.arrow",
     "dense.mlp.server-0.arrow",
     "attachments/job.toml",
 ]
+ARROW_FILES = FILES[1:5]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_altered_byte_is_refused_by_name_or_means_nothing(folder: Path, name: str) -> None:
     """Arrow pads and repeats itself; a change there leaves every number as it was saved."""
     whole = content(Checkpoint.open(folder))
-    path = folder / name
+    path = path_of(folder, name)
     original = path.read_bytes()
     refusals = []
     for position in range(0, len(original), 3):
@@ -181,18 +193,20 @@ def test_altered_byte_is_refused_by_name_or_means_nothing(folder: Path, name: st
 
 
 def columns_of(name: str) -> list[bytes]:
-    if name == FILES[1]:
-        shards = fake_table("wide", dim=2, state_width=1, num_shards=2).rows.values()
-        return [
-            array.tobytes() for rows in shards for array in (rows.keys, rows.weights, rows.state)
-        ]
-    piece = fake_block("mlp", length=3).piece
-    return [array.tobytes() for array in (piece.weights, *piece.element_state)]
+    model = fake_counting_model()
+    kind, source, *_ = name.split(".")
+    if kind == "dense":
+        piece = model.blocks[source].piece
+        return [piece.weights.tobytes(), *(state.tobytes() for state in piece.element_state)]
+    if kind == "counters":
+        return [counters.tobytes() for counters in model.counters[source].counters.values()]
+    table = (model.tables if kind == "table" else model.candidates)[source]
+    return [column for rows in table.rows.values() for column in bytes_of(rows) if column]
 
 
-@pytest.mark.parametrize("name", FILES[1:3])
+@pytest.mark.parametrize("name", ARROW_FILES)
 def test_altered_number_is_refused_by_name(folder: Path, name: str) -> None:
-    path = folder / name
+    path = path_of(folder, name)
     original = path.read_bytes()
     for column in columns_of(name):
         start = original.index(column)
@@ -207,7 +221,7 @@ def test_altered_number_is_refused_by_name(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_cut_file_is_refused_by_name(folder: Path, name: str) -> None:
-    path = folder / name
+    path = path_of(folder, name)
     original = path.read_bytes()
     for length in range(0, len(original), 29):
         path.write_bytes(original[:length])
@@ -218,17 +232,17 @@ def test_cut_file_is_refused_by_name(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_missing_file_is_refused_by_name(folder: Path, name: str) -> None:
-    (folder / name).unlink()
+    path_of(folder, name).unlink()
 
     with pytest.raises(CheckpointError, match=name):
         Checkpoint.open(folder)
 
 
-@pytest.mark.parametrize("name", FILES[1:3])
+@pytest.mark.parametrize("name", ARROW_FILES)
 @pytest.mark.parametrize("length", [0, 100, 600])
 def test_file_that_is_cut_after_opening_is_refused(folder: Path, name: str, length: int) -> None:
     checkpoint = Checkpoint.open(folder)
-    path = folder / name
+    path = path_of(folder, name)
     path.write_bytes(path.read_bytes()[:length])
 
     with pytest.raises(CheckpointError, match=name):
@@ -236,7 +250,7 @@ def test_file_that_is_cut_after_opening_is_refused(folder: Path, name: str, leng
 
 
 def test_altered_attachment_does_not_pass_verification(folder: Path) -> None:
-    (folder / "attachments" / "job.toml").write_bytes(ATTACHMENTS["job.toml"].upper())
+    path_of(folder, "attachments/job.toml").write_bytes(ATTACHMENTS["job.toml"].upper())
 
     with pytest.raises(CheckpointError, match=r"job\.toml was altered"):
         Checkpoint.open(folder).verify()
@@ -244,25 +258,38 @@ def test_altered_attachment_does_not_pass_verification(folder: Path) -> None:
 
 def test_attachment_that_vanishes_after_opening_is_refused(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
-    (folder / "attachments" / "job.toml").unlink()
+    path_of(folder, "attachments/job.toml").unlink()
 
     with pytest.raises(CheckpointError, match=r"job\.toml"):
         checkpoint.attachment("job.toml")
 
 
-@pytest.mark.parametrize("name", FILES[1:3])
+def other_of(model: FakeModel) -> FakeModel:
+    """Returns a model with the same keys and sizes, and other numbers."""
+
+    def changed(table: FakeTable) -> FakeTable:
+        rows = {
+            shard: replace(rows, weights=2 * rows.weights, statistics=np.ones_like(rows.statistics))
+            for shard, rows in table.rows.items()
+        }
+        return replace(table, rows=rows)
+
+    return FakeModel(
+        {name: changed(table) for name, table in model.tables.items()},
+        {"mlp": fake_block("mlp", 1, length=3)},
+        {name: changed(table) for name, table in model.candidates.items()},
+        {"bloom": fake_counters("bloom", 1, num_shards=2)},
+    )
+
+
+@pytest.mark.parametrize("name", ARROW_FILES)
 def test_file_of_another_checkpoint_is_refused_by_name(folder: Path, name: str) -> None:
     """Of the same size, so that only its content tells."""
     checkpoint = Checkpoint.open(folder)
-    table = fake_table("wide", dim=2, state_width=1, num_shards=2)
-    scaled = {shard: replace(rows, weights=2 * rows.weights) for shard, rows in table.rows.items()}
-    other = FakeModel(
-        {"wide": replace(table, rows=scaled)}, {"mlp": fake_block("mlp", 1, length=3)}
-    )
-    other.save(folder.with_name("other"))
+    other_of(fake_counting_model()).save(folder.with_name("other"))
     content(Checkpoint.open(folder.with_name("other")))
 
-    shutil.copy(folder.with_name("other") / name, folder / name)
+    shutil.copy(path_of(folder.with_name("other"), name), path_of(folder, name))
 
     with pytest.raises(CheckpointError, match=name):
         checkpoint.verify()
@@ -272,9 +299,9 @@ def test_file_of_another_table_is_refused_by_name(tmp_path: Path) -> None:
     """With the same numbers in it, so that only its schema tells."""
     tables = {name: fake_table(name) for name in ("left", "rite")}
     FakeModel(tables, {}).save(tmp_path / "saved")
-    path = tmp_path / "saved" / "table.left.server-0.arrow"
+    left, right = (path_of(tmp_path / "saved", f"table.{side}.server-0.arrow") for side in tables)
 
-    shutil.copy(tmp_path / "saved" / "table.rite.server-0.arrow", path)
+    shutil.copy(right, left)
 
     with pytest.raises(CheckpointError, match=r"table\.left.*belongs elsewhere"):
         Checkpoint.open(tmp_path / "saved").verify()
@@ -295,36 +322,16 @@ def test_manifest_of_another_model_is_noticed_by_its_digest(folder: Path) -> Non
 @pytest.mark.parametrize("num_batches", [1, 3])
 def test_wrong_number_of_record_batches_is_refused(tmp_path: Path, num_batches: int) -> None:
     table = fake_table("wide", num_shards=num_batches)
-    entry = write_table_file(tmp_path, 0, table)
+    entry = write_table_file(LocalFolder(tmp_path), 0, table)
     batches = (*entry.batches, *entry.batches)[:2]
 
     with pytest.raises(CheckpointError, match=f"has {num_batches} record batches.* says 2"):
-        next(read_table_file(tmp_path, replace(entry, batches=batches), 3, {0}))
+        next(read_table_file(LocalFolder(tmp_path), replace(entry, batches=batches), 3, {0}))
 
 
 def test_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
-    entry = write_table_file(tmp_path, 0, fake_table("wide", num_shards=1))
+    entry = write_table_file(LocalFolder(tmp_path), 0, fake_table("wide", num_shards=1))
     batch = replace(entry.batches[0], rows=99)
 
     with pytest.raises(CheckpointError, match=r"table\.wide.* rows, the manifest says 99"):
-        next(read_table_file(tmp_path, replace(entry, batches=(batch,)), 3, {0}))
-
-
-def test_checkpoint_of_version_1_is_read() -> None:
-    """Written by the first release; its bytes stay as they are."""
-    checkpoint = Checkpoint.open(Path(__file__).with_name("version-1"))
-
-    checkpoint.verify()
-    shards = dict(checkpoint.read_shards("wide", [0, 1]))
-    piece = checkpoint.read_dense("mlp", slice(1, 3))
-
-    assert checkpoint.model_digest == VERSION_1_DIGEST
-    assert checkpoint.tables["wide"].optimizer.params == {"learning_rate": 0.05}
-    assert shards[0].keys.tolist() == [0, 2**64 - 1]
-    assert shards[0].weights.tolist() == [[0.5, -1.0], [2.0, 0.25]]
-    assert shards[0].state.tolist() == [[0.125], [8.0]]
-    assert shards[1].keys.size == 0
-    assert piece.weights.tolist() == [2.0, 3.0]
-    assert piece.element_state.tolist() == [[20.0, 30.0]]
-    assert piece.scalars.tolist() == [0.5]
-    assert checkpoint.attachment("note.txt") == b"hello\n"
+        next(read_table_file(LocalFolder(tmp_path), replace(entry, batches=(batch,)), 3, {0}))

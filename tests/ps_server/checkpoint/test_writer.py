@@ -1,23 +1,31 @@
 """Saving: what is asked of servers, and what is refused before anything is published."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.manifest import Entry, entries_from_json, entries_to_json
-from ps_server.checkpoint.publish import open_staging
+from protos.store import WorkerProgress
+from ps_server.checkpoint.manifest import Part, part_from_json, part_to_json
+from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.writer import save_checkpoint, verify_token
+from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.writer import save_checkpoint, shared_folder
 from tests.support.checkpoints import FakeModel, fake_model
 
 MODEL = fake_model(1)
 
 
+def part_of(model: FakeModel, url: str, server_index: int = 0, num_servers: int = 1) -> Part:
+    entries = model.write(Path(url), server_index, num_servers)
+    return Part(entries=tuple(entries))
+
+
 def save_with(target: Path, model: FakeModel = MODEL, **changes: object) -> str:
     arguments = {
-        "write_parts": lambda folder, _: model.write(folder),
+        "write_parts": lambda url, _: [part_of(model, url)],
         "tables": {name: table.spec for name, table in model.tables.items()},
         "blocks": {name: block.spec for name, block in model.blocks.items()},
         "attachments": {},
@@ -26,22 +34,37 @@ def save_with(target: Path, model: FakeModel = MODEL, **changes: object) -> str:
 
 
 def test_server_that_sees_the_folder_accepts_the_token(tmp_path: Path) -> None:
-    staging, token = open_staging(tmp_path / "saved")
+    data, token = open_data(LocalFolder(tmp_path / "saved"))
 
-    verify_token(staging, token)
+    assert shared_folder(data.url, token) == data
 
 
 def test_server_that_sees_no_folder_or_another_one_says_so(tmp_path: Path) -> None:
-    staging, _ = open_staging(tmp_path / "saved")
+    data, _ = open_data(LocalFolder(tmp_path / "saved"))
 
     with pytest.raises(CheckpointError, match=r"does not see the worker's folder .*shared storage"):
-        verify_token(tmp_path / "elsewhere", "token")
+        shared_folder(str(tmp_path / "elsewhere"), "token")
     with pytest.raises(CheckpointError, match=r"sees another folder .*shared storage"):
-        verify_token(staging, "token of another save")
+        shared_folder(data.url, "token of another save")
+
+
+def test_server_that_comes_late_does_not_write_into_what_was_published(tmp_path: Path) -> None:
+    asked = []
+
+    def write_parts(url: str, token: str) -> list[Part]:
+        asked.append((url, token))
+        return [part_of(MODEL, url)]
+
+    save_with(tmp_path / "saved", write_parts=write_parts)
+
+    with pytest.raises(CheckpointError, match="or the save was given up"):
+        shared_folder(*asked[0])
 
 
 def test_tokens_and_folders_are_new_each_time(tmp_path: Path) -> None:
-    first, second = open_staging(tmp_path / "saved"), open_staging(tmp_path / "saved")
+    target = LocalFolder(tmp_path / "saved")
+
+    first, second = open_data(target), open_data(target)
 
     assert first[0] != second[0]
     assert first[1] != second[1]
@@ -51,13 +74,31 @@ def test_part_can_be_written_again(tmp_path: Path) -> None:
     assert MODEL.write(tmp_path) == MODEL.write(tmp_path)
 
 
-def test_entries_may_travel_as_json(tmp_path: Path) -> None:
-    def write_parts(folder: Path, _: str) -> list[Entry]:
-        return entries_from_json(entries_to_json(MODEL.write(folder)))
+def test_parts_may_travel_as_json(tmp_path: Path) -> None:
+    def write_parts(url: str, _: str) -> list[Part]:
+        return [part_from_json(part_to_json(part_of(MODEL, url)))]
 
     digest = save_with(tmp_path / "saved", write_parts=write_parts)
 
     assert digest == Checkpoint.open(tmp_path / "saved").model_digest
+
+
+def test_manifest_says_what_every_server_has(tmp_path: Path) -> None:
+    def progress(step: int) -> WorkerProgress:
+        return WorkerProgress(incarnation=3, sequence=step + 1, step=step, position=f"at {step}")
+
+    def write_parts(url: str, _: str) -> list[Part]:
+        first, second = (part_of(MODEL, url, server, 2) for server in (0, 1))
+        return [
+            replace(first, version=7, workers={0: progress(4), 1: progress(3)}),
+            replace(second, version=6, workers={0: progress(2), 1: progress(4), 2: progress(1)}),
+        ]
+
+    save_with(tmp_path / "saved", write_parts=write_parts, clock=lambda: 1.5e9)
+
+    manifest = Checkpoint.open(tmp_path / "saved").manifest
+    assert (manifest.version, manifest.created) == (6, 1.5e9)
+    assert {0: progress(2), 1: progress(3)} == manifest.workers
 
 
 def test_manifest_is_readable(tmp_path: Path) -> None:
@@ -66,7 +107,7 @@ def test_manifest_is_readable(tmp_path: Path) -> None:
     text = (tmp_path / "saved" / "MANIFEST.json").read_text()
 
     manifest = json.loads(text)
-    assert text.startswith('{\n "format_version": 1,\n "model_digest": "')
+    assert text.startswith('{\n "format_version": 2,\n "kind": "full",\n')
     assert [spec["name"] for spec in manifest["tables"]] == ["wide", "deep"]
     assert {"job.toml", "empty"} == manifest["attachments"].keys()
 
@@ -74,41 +115,28 @@ def test_manifest_is_readable(tmp_path: Path) -> None:
 def test_error_of_a_server_leaves_the_old_one_and_no_staging(tmp_path: Path) -> None:
     old = MODEL.save(tmp_path / "saved")
 
-    def write_parts(folder: Path, token: str) -> list[Entry]:
-        MODEL.write(folder)
+    def write_parts(url: str, token: str) -> list[Part]:
+        part_of(MODEL, url)
         raise CheckpointError("server 1: disk full")
 
     with pytest.raises(CheckpointError, match="server 1: disk full"):
         save_with(tmp_path / "saved", write_parts=write_parts)
 
-    assert [tmp_path / "saved"] == list(tmp_path.iterdir())
+    assert len(list((tmp_path / "saved").iterdir())) == 2
     assert old == Checkpoint.open(tmp_path / "saved").model_digest
 
 
-def test_target_that_is_taken_during_the_save_is_not_replaced(tmp_path: Path) -> None:
-    def write_parts(folder: Path, token: str) -> list[Entry]:
-        (tmp_path / "saved").mkdir()
-        (tmp_path / "saved" / "thing").touch()
-        return MODEL.write(folder)
-
-    with pytest.raises(CheckpointError, match="saved is there, and is not a checkpoint"):
-        save_with(tmp_path / "saved", write_parts=write_parts)
-
-    assert [tmp_path / "saved"] == list(tmp_path.iterdir())
-    assert (tmp_path / "saved" / "thing").exists()
+def write_without_last(url: str, _: str) -> list[Part]:
+    return [part_of(MODEL, url, 0, 3), part_of(MODEL, url, 1, 3)]
 
 
-def write_without_last(folder: Path, _: str) -> list[Entry]:
-    return [*MODEL.write(folder, 0, 3), *MODEL.write(folder, 1, 3)]
+def write_first_twice(url: str, _: str) -> list[Part]:
+    return [part_of(MODEL, url, 0, 2), part_of(MODEL, url, 0, 2)]
 
 
-def write_first_twice(folder: Path, _: str) -> list[Entry]:
-    return [*MODEL.write(folder, 0, 2), *MODEL.write(folder, 0, 2)]
-
-
-def write_elsewhere(folder: Path, _: str) -> list[Entry]:
-    (folder / "elsewhere").mkdir()
-    return MODEL.write(folder / "elsewhere")
+def write_elsewhere(url: str, _: str) -> list[Part]:
+    (Path(url) / "elsewhere").mkdir()
+    return [part_of(MODEL, f"{url}/elsewhere")]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +147,10 @@ def write_elsewhere(folder: Path, _: str) -> list[Entry]:
             r"table 'wide' has 4 shards.* hold shards \[0, 1, 3\]; was each server",
         ),
         (write_first_twice, r"table 'wide' has 4 shards.* hold shards \[0, 0, 2, 2\]"),
-        (write_elsewhere, r"table\.wide\.server-0\.arrow is part of the checkpoint, but: No such"),
+        (
+            write_elsewhere,
+            r"table\.wide\.server-0\.arrow is part of the checkpoint, but is missing",
+        ),
     ],
 )
 def test_what_is_not_whole_is_not_published(
@@ -140,9 +171,9 @@ def test_attachment_whose_name_is_no_file_name_is_refused(tmp_path: Path, name: 
 
 
 def test_attachments_that_cannot_be_written_are_said(tmp_path: Path) -> None:
-    def write_parts(folder: Path, _: str) -> list[Entry]:
-        (folder / "attachments").touch()
-        return MODEL.write(folder)
+    def write_parts(url: str, token: str) -> list[Part]:
+        (Path(url) / "attachments").touch()
+        return [part_of(MODEL, url)]
 
-    with pytest.raises(CheckpointError, match=r"cannot write attachments to .*attachments: "):
-        save_with(tmp_path / "saved", write_parts=write_parts)
+    with pytest.raises(CheckpointError, match=r"cannot make .*attachments: "):
+        save_with(tmp_path / "saved", write_parts=write_parts, attachments={"job": b""})

@@ -318,7 +318,8 @@ def test_written_row_replaces_the_one_that_was_there() -> None:
     table = SparseTable(spec_of())
     table.push(ones(keys_of(1, 2)))
 
-    table.write(Rows(keys_of(1), np.array([[7, 8]], np.float32), np.zeros((1, 0), np.float32)))
+    nothing = np.zeros((1, 0), np.float32)
+    table.write(Rows(keys_of(1), np.array([[7, 8]], np.float32), nothing, nothing))
 
     assert table.pull(keys_of(1), Missing.ZEROS).tolist() == [[7, 8]]
     assert table.status.rows == 2

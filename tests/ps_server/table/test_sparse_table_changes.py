@@ -73,7 +73,8 @@ def test_written_rows_count_as_changed() -> None:
     take(table)
 
     weights = np.array([[5, 6], [7, 8]], np.float32)
-    table.write(Rows(keys_of(1, 9), weights, np.zeros((2, 0), np.float32)))
+    nothing = np.zeros((2, 0), np.float32)
+    table.write(Rows(keys_of(1, 9), weights, nothing, nothing))
 
     assert take(table) == {1: [5, 6], 9: [7, 8]}
 

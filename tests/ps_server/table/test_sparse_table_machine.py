@@ -88,9 +88,8 @@ class TableMachine(RuleBasedStateMachine):
     @rule(keys=KEY_LISTS, value=st.integers(-9, 9))
     def write(self, keys: list[int], value: int) -> None:
         weights = np.full((len(keys), DIM), value, np.float32)
-        self.table.write(
-            Rows(np.array(keys, np.uint64), weights, np.zeros((len(keys), 0), np.float32))
-        )
+        nothing = np.zeros((len(keys), 0), np.float32)
+        self.table.write(Rows(np.array(keys, np.uint64), weights, nothing, nothing))
         for key in keys:
             self.reference.write(key, np.full(DIM, float(value)))
 

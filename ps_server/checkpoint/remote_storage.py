@@ -1,0 +1,252 @@
+"""Folders of checkpoints behind a URL, through fsspec: object stores and remote file systems.
+
+Credentials and endpoints are fsspec's own business (docs/checkpoint.md). What it lists is never cached:
+other processes write there, too.
+"""
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+
+from protos.errors import CheckpointError
+
+_OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory")
+"""Where a file appears whole, and a rename would be a copy; all others are taken to be file systems."""
+
+_NO_FOLDER = re.compile(r"[*?\[\]]|::")
+
+
+def remote_folder(url: str) -> "RemoteFolder":
+    """Returns the folder at a URL.
+
+    Raises:
+        CheckpointError: If it cannot be one, or its storage cannot be reached.
+    """
+    if _NO_FOLDER.search(url) or {".", ".."} & set(url.split("/")):
+        raise CheckpointError(
+            f"{url!r} cannot be the URL of a checkpoint: it has to be without '..', patterns and chained "
+            f"file systems"
+        )
+    from fsspec.core import url_to_fs
+
+    scheme, _, rest = url.partition("://")
+    url = f"{scheme.lower()}://{rest.rstrip('/')}"
+    with _errors("reach", url):
+        file_system, path = url_to_fs(url, use_listings_cache=False)
+    kind = RemoteFolder if scheme.lower() in _OBJECT_STORES else RenamingFolder
+    return kind(file_system, path, url)
+
+
+class RemoteFolder:
+    """A `Folder` in an object store."""
+
+    def __init__(self, file_system: Any, path: str, url: str) -> None:
+        """Names a folder.
+
+        Args:
+            file_system: An `fsspec.AbstractFileSystem`.
+            path: The folder's name there.
+            url: The same for everybody.
+        """
+        self._file_system = file_system
+        self._path = path
+        self.url = url
+
+    @property
+    def name(self) -> str:
+        """See `Folder`."""
+        return self.url.rpartition("/")[2]
+
+    def child(self, name: str) -> "RemoteFolder":
+        """See `Folder`."""
+        return type(self)(self._file_system, f"{self._path}/{name}", f"{self.url}/{name}")
+
+    def make(self) -> None:
+        """See `Folder`; object stores know none, and a bucket is not made by mistake."""
+
+    def files(self) -> Mapping[str, int]:
+        """See `Folder`."""
+        return {name: entry["size"] for name, entry in self._entries("file").items()}
+
+    def folders(self) -> Sequence[str]:
+        """See `Folder`."""
+        return sorted(self._entries("directory"))
+
+    def _entries(self, kind: str) -> dict[str, Any]:
+        with _errors("list", self.url), suppress(FileNotFoundError):
+            entries = self._file_system.ls(self._path, detail=True)
+            names = [entry["name"].rstrip("/") for entry in entries]
+            return {
+                name.rpartition("/")[2]: entry
+                for name, entry in zip(names, entries, strict=True)
+                if entry["type"] == kind and name != self._path.rstrip("/")
+            }
+        return {}
+
+    def has(self, file: str) -> bool:
+        """See `Folder`."""
+        # Not `isfile`, for which storage that does not answer has no such file.
+        with _errors("read", f"{self.url}/{file}"), suppress(FileNotFoundError):
+            return bool(self._file_system.info(f"{self._path}/{file}")["type"] == "file")
+        return False
+
+    def read(self, file: str) -> bytes:
+        """See `Folder`."""
+        with _errors("read", f"{self.url}/{file}"):
+            return bytes(self._file_system.cat_file(f"{self._path}/{file}"))
+
+    def put(self, file: str, content: bytes) -> None:
+        """See `Folder`."""
+        with _errors("write", f"{self.url}/{file}"):
+            self._file_system.pipe_file(f"{self._path}/{file}", content)
+
+    @contextmanager
+    def create(self, file: str) -> Iterator[pa.NativeFile]:
+        """See `Folder`."""
+        with (
+            _OpenFile(self._file_system, f"{self._path}/{file}", "wb", f"{self.url}/{file}") as raw,
+            _arrow_errors("write", f"{self.url}/{file}"),
+            pa.PythonFile(raw, "w") as sink,
+        ):
+            yield sink
+
+    @contextmanager
+    def open(self, file: str) -> Iterator[pa.NativeFile]:
+        """See `Folder`."""
+        with (
+            _OpenFile(self._file_system, f"{self._path}/{file}", "rb", f"{self.url}/{file}") as raw,
+            _arrow_errors("read", f"{self.url}/{file}"),
+            pa.PythonFile(raw, "r") as source,
+        ):
+            yield source
+
+    def remove_file(self, file: str) -> None:
+        """See `Folder`."""
+        with _errors("remove", f"{self.url}/{file}"), suppress(FileNotFoundError):
+            self._file_system.rm_file(f"{self._path}/{file}")
+
+    def remove(self) -> None:
+        """See `Folder`."""
+        with _errors("remove", self.url), suppress(FileNotFoundError):
+            self._file_system.rm(self._path, recursive=True)
+
+    def remove_if_empty(self) -> None:
+        """See `Folder`; object stores know no empty ones."""
+
+
+class RenamingFolder(RemoteFolder):
+    """A `Folder` in a remote file system, whose renames may remove what they replace a moment before.
+
+    What replaces a file waits as `<file>.next`, whole, and stands for it in that moment.
+    """
+
+    def make(self) -> None:
+        """See `Folder`."""
+        with _errors("make", self.url):
+            self._file_system.makedirs(self._path, exist_ok=True)
+
+    def has(self, file: str) -> bool:
+        """See `Folder`."""
+        return super().has(file) or super().has(f"{file}.next")
+
+    def read(self, file: str) -> bytes:
+        """See `Folder`."""
+        return super().read(file if super().has(file) else f"{file}.next")
+
+    def put(self, file: str, content: bytes) -> None:
+        """See `Folder`."""
+        path = f"{self._path}/{file}"
+        if super().has(f"{file}.next"):
+            self._settle(file)
+        with _errors("write", f"{self.url}/{file}"):
+            self._file_system.pipe_file(f"{path}.part", content)
+            self._file_system.mv(f"{path}.part", f"{path}.next")
+            self._file_system.mv(f"{path}.next", path)
+
+    def _settle(self, file: str) -> None:
+        """Ends a put that was cut short."""
+        if super().has(file):
+            super().remove_file(f"{file}.next")
+        else:
+            with _errors("write", f"{self.url}/{file}"):
+                self._file_system.mv(f"{self._path}/{file}.next", f"{self._path}/{file}")
+
+    def remove_file(self, file: str) -> None:
+        """See `Folder`."""
+        super().remove_file(f"{file}.next")
+        super().remove_file(file)
+
+    def remove_if_empty(self) -> None:
+        """See `Folder`."""
+        if not self.files() and not self.folders():
+            self.remove()
+
+
+class _OpenFile(io.RawIOBase):
+    """A file of fsspec's whose errors name it."""
+
+    def __init__(self, file_system: Any, path: str, mode: str, url: str) -> None:
+        self._url = url
+        self._operation = "read" if mode == "rb" else "write"
+        with self._errors():
+            self._file = file_system.open(path, mode)
+
+    def readable(self) -> bool:
+        return self._operation == "read"
+
+    def writable(self) -> bool:
+        return self._operation == "write"
+
+    def seekable(self) -> bool:
+        return self.readable()
+
+    def read(self, size: int = -1) -> bytes:
+        with self._errors():
+            return bytes(self._file.read(size))
+
+    def write(self, content: Any) -> int:
+        with self._errors():
+            self._file.write(content)
+        return len(content)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with self._errors():
+            return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            with self._errors():
+                self._file.close()
+
+    def _errors(self) -> Any:
+        return _errors(self._operation, self._url)
+
+
+@contextmanager
+def _errors(operation: str, url: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"cannot {operation} {url}: no such file, folder or bucket"
+        ) from error
+    # Each package behind fsspec has errors of its own, without a common class.
+    except Exception as error:
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        raise CheckpointError(f"cannot {operation} {url}: {kind}{error}") from error
+
+
+@contextmanager
+def _arrow_errors(operation: str, url: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise CheckpointError(f"cannot {operation} {url}: {error}") from error
