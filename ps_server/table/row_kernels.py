@@ -11,6 +11,7 @@ from protos.jit import kernel
 from protos.partition import Keys, mix64
 from ps_server.optimizers.row_update import update_row
 from ps_server.table.change_bits import EVERY_OBSERVER, NOBODY, WORD_BITS
+from ps_server.table.cut import keep_leaving_row, keep_old_row, move_mark
 from ps_server.table.hash_index import (
     BLOCK,
     TableArrays,
@@ -149,6 +150,7 @@ def apply_rows(
                     return start + i
                 row = insert_row(table, shard, hashes[i], key)
                 is_new = True
+            keep_old_row(table, shard, row)
             first = row * table.slab.shape[1]
             weights = borrow(slab, first + KEY_COLUMNS, dim)
             state = borrow(slab, first + KEY_COLUMNS + dim, state_width)
@@ -188,6 +190,7 @@ def write_rows(
             if not has_room(table, shard):
                 return i
             row = insert_row(table, shard, hashed, keys[i])
+        keep_old_row(table, shard, row)
         table.slab[row, KEY_COLUMNS:first_state] = weights[i]
         table.slab[row, first_state:first_statistics] = state[i]
         table.slab[row, first_statistics : first_statistics + statistics.shape[1]] = statistics[i]
@@ -239,7 +242,7 @@ def take_changed_rows(
 def drop_rows(table: TableArrays, shard: Int, dim: int, max_norm: float) -> int:
     """Takes rows with an L2 norm of their weights of at most `max_norm` out of a shard's region.
 
-    The others move up in their order, change words with them; the index still has the old rows.
+    The others move up in their order, change words and marks with them; the index still has the old rows.
 
     Returns:
         How many rows are left.
@@ -251,9 +254,13 @@ def drop_rows(table: TableArrays, shard: Int, dim: int, max_norm: float) -> int:
         for j in range(dim):
             weight = np.float64(table.slab[row, KEY_COLUMNS + j])
             squares += weight * weight
-        if math.sqrt(squares) <= max_norm:
+        is_dropped = math.sqrt(squares) <= max_norm
+        if is_dropped or kept < row_in_shard:
+            keep_leaving_row(table, shard, row)
+        if is_dropped:
             continue
         if kept < row_in_shard:
+            move_mark(table, shard, row, shard * table.region_rows + kept)
             table.slab[shard * table.region_rows + kept] = table.slab[row]
             words = shard * table.change_rows
             table.change_words[words + kept] = table.change_words[words + row_in_shard]

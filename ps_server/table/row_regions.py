@@ -10,6 +10,7 @@ import numpy as np
 
 from ps_server.table.arena import RESERVED_REGION_BYTES, Arena
 from ps_server.table.change_bits import ChangeBits
+from ps_server.table.cut import CutRegions
 from ps_server.table.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
@@ -27,7 +28,8 @@ class RowRegions:
     Attributes:
         layout: Columns of a row.
         arrays: What kernels work on; replaced when memory moves.
-        changes: Which rows changed.
+        changes: Which rows changed for whom.
+        cut: Which rows changed since the last cut, and rows as they were at a cut that lasts.
     """
 
     def __init__(
@@ -55,6 +57,9 @@ class RowRegions:
             np.float32, num_regions=num_shards, width=layout.stride, region_bytes=region_bytes
         )
         self.changes = self._change_bits(num_observers)
+        self.cut = CutRegions(
+            num_shards=num_shards, rows=self._slab.region_rows, row_words=layout.stride // 2
+        )
         # Two regions a shard: a growing index moves from one to the other.
         self._index = Arena(
             np.uint64, num_regions=2 * num_shards, width=1, region_bytes=region_bytes // 4
@@ -83,6 +88,16 @@ class RowRegions:
         self.changes.mark_all(self.num_rows)
         self.arrays = self._view()
 
+    def begin_cut(self) -> None:
+        """Begins a cut through all rows; all shards must be locked. Short of memory, leaves all as it was."""
+        self.cut.begin(self.num_rows)
+        self.arrays = self._view()
+
+    def end_cut(self, *, saved: bool) -> None:
+        """Ends the cut; all shards must be locked."""
+        self.cut.end(saved=saved)
+        self.arrays = self._view()
+
     def grow(self, shard: int) -> None:
         """Makes room for a row in one shard, unless there is; all shards must be locked."""
         if has_room(self.arrays, shard):
@@ -91,6 +106,7 @@ class RowRegions:
         try:
             self._slab.reserve(num_rows)
             self.changes.reserve(num_rows)
+            self.cut.reserve(num_rows)
             if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
                 self._double_index(shard)
         finally:  # the slab may have moved before memory ran out for the index
@@ -126,6 +142,7 @@ class RowRegions:
             region_rows=self._slab.region_rows,
             change_words=self.changes.words,
             change_rows=self.changes.region_rows,
+            cut=self.cut.arrays,
             statistics_column=self.layout.statistics_column,
             base_column=self.layout.base_column,
             num_shards=self._num_shards,

@@ -11,6 +11,7 @@ import numpy as np
 
 from protos.jit import kernel
 from protos.partition import mix64
+from ps_server.table.cut import keep_leaving_row, move_mark
 from ps_server.table.hash_index import TableArrays, first_slot, next_slot, row_of_slot
 from ps_server.table.intrinsics import Int
 
@@ -46,14 +47,17 @@ def _clear_slot(table: TableArrays, shard: Int, slot: Int) -> None:
 def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
     """Removes a row, a position in `table.slab`; the shard's last row takes its place.
 
-    Change words move with it, and what stood in the last place is zeroed, as all places without a row are.
+    Change words and marks move with it, and what stood in the last place is zeroed, as are all without a row.
     """
     _clear_slot(table, shard, _slot_of_row(table, shard, row))
     row_in_shard = row - shard * table.region_rows
     last_in_shard = table.num_rows[shard] - 1
     last = shard * table.region_rows + last_in_shard
     words = shard * table.change_rows
+    keep_leaving_row(table, shard, row)
     if row != last:
+        keep_leaving_row(table, shard, last)
+        move_mark(table, shard, last, row)
         slot = _slot_of_row(table, shard, last)
         tag = table.slots[slot] & np.uint64(0xFFFFFFFF00000000)
         table.slots[slot] = tag | np.uint64(row_in_shard + 1)

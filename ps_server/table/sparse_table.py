@@ -37,6 +37,7 @@ from ps_server.table.row_layout import RowLayout
 from ps_server.table.row_regions import RowRegions
 from ps_server.table.spec_checks import check_table_spec
 from ps_server.table.statistics import Clock, seconds_of, unknown_statistics, wall_clock
+from ps_server.table.table_cut import TableCut
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
@@ -258,6 +259,27 @@ class SparseTable:
                 state=slab[order, self.layout.state],
                 statistics=np.empty((order.size, 0), np.float32),
             )
+
+    def begin_cut(self) -> TableCut:
+        """Returns the table as it is now, to be copied while others change it; until `end_cut`.
+
+        Rows that change before they are copied are kept beside the table meanwhile.
+
+        Raises:
+            ProtocolError: If the last cut has not ended.
+        """
+        with self._locked(range(self.spec.num_shards)):
+            if self._regions.cut.is_cut:
+                raise ProtocolError(
+                    f"table {self.spec.name!r} is being saved: wait until that has ended"
+                )
+            self._regions.begin_cut()
+        return TableCut(self.spec, self.shards, self._regions, self._locks)
+
+    def end_cut(self, *, saved: bool) -> None:
+        """Ends the cut; unless it was saved, what had changed before it counts as changed again."""
+        with self._locked(range(self.spec.num_shards)):
+            self._regions.end_cut(saved=saved)
 
     @property
     def _arrays(self) -> TableArrays:

@@ -172,7 +172,7 @@ def test_no_change_is_lost_where_only_the_rows_grow_in_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their bits are copied as they grow, where the system grants no more address space."""
-    monkeypatch.setattr("ps_server.table.arena.mmap.mmap", map_some([True, False, True]))
+    monkeypatch.setattr("ps_server.table.arena.mmap.mmap", map_some([True, False, True, True]))
     table = new_table(num_observers=1000)
     keys = range(5000)
 

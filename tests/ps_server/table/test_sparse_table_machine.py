@@ -19,6 +19,7 @@ from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.checkpoint.rows import Rows
 from ps_server.table.sparse_table import SparseTable
+from ps_server.table.table_cut import TableCut
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
 from tests.support.address_space import map_some
@@ -49,17 +50,20 @@ class TableMachine(RuleBasedStateMachine):
     )
 
     @initialize(
-        mapped=st.lists(st.booleans(), min_size=3, max_size=3),
+        mapped=st.lists(st.booleans(), min_size=4, max_size=4),
         region_bytes=st.sampled_from([1, 400, 5000, 2**30]),
         num_observers=st.sampled_from([0, 1, 65, 1000]),
     )
     def build(self, mapped: list[bool], region_bytes: int, num_observers: int) -> None:
-        """Of rows, words of changes and index some can grow in place and some are copied."""
+        """Of rows, words of changes, marks and index some can grow in place and some are copied."""
         with patch("ps_server.table.arena.mmap.mmap", map_some(mapped)):
             self.table = SparseTable(
                 self.spec, num_observers=num_observers, region_bytes=region_bytes
             )
         self.reference = ReferenceTable(self.spec, num_observers)
+        self.cut: TableCut | None = None
+        self.unsaved: set[int] = set()
+        self.moved_in_cut = False
 
     @rule(keys=st.lists(KEYS, max_size=40), data=st.data(), examples=st.sampled_from([1, 2]))
     def push(self, keys: list[int], data: st.DataObject, examples: int) -> None:
@@ -77,6 +81,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table.check(gradient)
         self.table.push(gradient)
         self.reference.push(keys.tolist(), values.astype(np.float64), examples)
+        self.unsaved.update(keys.tolist())
 
     @rule(keys=st.lists(KEYS, max_size=40), missing=st.sampled_from(Missing))
     def pull(self, keys: list[int], missing: Missing) -> None:
@@ -92,6 +97,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table.write(Rows(np.array(keys, np.uint64), weights, nothing, nothing))
         for key in keys:
             self.reference.write(key, np.full(DIM, float(value)))
+        self.unsaved.update(keys)
 
     @precondition(lambda self: self.reference.changed)
     @rule(data=st.data(), max_rows=st.sampled_from([1, 2, 7, 50, 10**9]))
@@ -111,6 +117,67 @@ class TableMachine(RuleBasedStateMachine):
     @rule(max_norm=st.sampled_from([0.0, 0.33, 2.2, 7.7, 1e9]))
     def evict(self, max_norm: float) -> None:
         assert self.table.evict(max_norm) == self.reference.evict(max_norm)
+        self.unsaved.intersection_update(self.reference.weights)
+        self.moved_in_cut |= self.cut is not None
+
+    @precondition(lambda self: self.cut is None)
+    @rule(
+        stretch_rows=st.sampled_from([1, 3, 2048]),
+        mapped=st.lists(st.booleans(), min_size=2, max_size=2),
+    )
+    def begin_cut(self, stretch_rows: int, mapped: list[bool]) -> None:
+        with patch("ps_server.table.arena.mmap.mmap", map_some(mapped)):
+            self.cut = self.table.begin_cut()
+        self.copies = [self.cut.copy_shard(shard, stretch_rows=stretch_rows) for shard in (0, 1)]
+        self.at_cut = dict(self.reference.weights)
+        self.unsaved_before, self.unsaved = self.unsaved, set()
+        self.moved_before, self.moved_in_cut = self.moved_in_cut, False
+
+    @precondition(lambda self: self.cut is not None)
+    @rule(shard=st.sampled_from([0, 1]), steps=st.sampled_from([1, 2, 30, 1000]))
+    def copy(self, shard: int, steps: int) -> None:
+        for _ in range(steps):
+            if not self.copies[shard].is_done:
+                self.copies[shard].step()
+
+    @precondition(lambda self: self.cut is not None)
+    @rule(saved=st.booleans(), is_whole=st.booleans())
+    def end_cut(self, saved: bool, is_whole: bool) -> None:
+        """A save may fail before all shards were copied."""
+        if saved or is_whole:
+            self.compare_with_cut()
+        self.table.end_cut(saved=saved)
+        self.cut = None
+        if not saved:
+            self.unsaved |= self.unsaved_before & self.reference.weights.keys()
+            self.moved_in_cut |= self.moved_before
+
+    def compare_with_cut(self) -> None:
+        found: dict[int, list[float]] = {}
+        for copy in self.copies:
+            while not copy.is_done:
+                copy.step()
+            rows = copy.rows()
+            assert rows.keys.tolist() == sorted(rows.keys.tolist())
+            found |= dict(zip(rows.keys.tolist(), rows.weights.tolist(), strict=True))
+        assert found.keys() == self.at_cut.keys()
+        expected = [self.at_cut[key] for key in found]
+        np.testing.assert_allclose(list(found.values()), expected, atol=1e-4)
+
+    @invariant()
+    def rows_that_changed_since_the_last_cut_are_marked(self) -> None:
+        """Rows that moved while a cut lasted are, too."""
+        if not hasattr(self, "table"):
+            return
+        regions = self.table._regions
+        marked: set[int] = set()
+        for shard in self.table.shards:
+            keys = regions.arrays.keys[regions.rows_of(shard), 0]
+            marked.update(keys[regions.cut.changed_rows(shard, keys.size)].tolist())
+        if self.moved_in_cut:
+            assert marked >= self.unsaved
+        else:
+            assert marked == self.unsaved
 
     @rule()
     def export(self) -> None:
