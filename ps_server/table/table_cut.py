@@ -53,6 +53,7 @@ class ShardCopy:
         self._keys = np.empty(self._num_rows, np.uint64)
         self._weights = np.empty((self._num_rows, regions.layout.dim), np.float32)
         self._state = np.empty((self._num_rows, regions.layout.state_width), np.float32)
+        self._statistics = np.empty((self._num_rows, regions.layout.statistics_width), np.float32)
 
     @property
     def is_done(self) -> bool:
@@ -68,7 +69,12 @@ class ShardCopy:
 
     def rows(self) -> Rows:
         """Returns the shard, ascending by key; all rows have been copied."""
-        return Rows(keys=self._keys, weights=self._weights, state=self._state)
+        return Rows(
+            keys=self._keys,
+            weights=self._weights,
+            state=self._state,
+            statistics=self._statistics,
+        )
 
     def _stretch_bounds(self) -> tuple[int, int, slice]:
         """Returns the next stretch: first row, after the last row, where they stand in the slab."""
@@ -112,9 +118,12 @@ class ShardCopy:
         self, rows: Values, first_column: int, places: NDArray[np.int64], start: int
     ) -> None:
         layout = self._regions.layout
-        weights, state = first_column + layout.weights.start, first_column + layout.state.start
-        place_columns(rows, weights, places, start, self._weights)
-        place_columns(rows, state, places, start, self._state)
+        for columns, out in (
+            (layout.weights, self._weights),
+            (layout.state, self._state),
+            (layout.statistics, self._statistics),
+        ):
+            place_columns(rows, first_column + columns.start, places, start, out)
 
 
 class TableCut:
@@ -126,6 +135,7 @@ class TableCut:
         spec: What the table was declared to be.
         shards: Numbers of the shards held.
         state_width: Columns of optimizer state in a row.
+        statistics_width: Columns of statistics in a row.
     """
 
     def __init__(
@@ -139,6 +149,7 @@ class TableCut:
         self.spec = spec
         self.shards = shards
         self.state_width = regions.layout.state_width
+        self.statistics_width = regions.layout.statistics_width
         self._regions = regions
         self._locks = locks
 
