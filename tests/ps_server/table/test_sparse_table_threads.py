@@ -1,7 +1,7 @@
 """Threads that share a table lose nothing, and none waits for ever."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -12,12 +12,12 @@ from protos.partition import Keys
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.sparse_table import SparseTable
+from tests.support.threads import run_together
 
 DIM = 64
 NUM_KEYS = 4000
 PUSHES = 40
 OCCURRENCES = 20_000
-LIMIT_S = 20.0
 
 ALL_KEYS: Keys = np.random.default_rng(0).integers(0, 2**64, NUM_KEYS, np.uint64)
 
@@ -32,27 +32,6 @@ def new_table(region_bytes: int, num_observers: int = 0) -> SparseTable:
         num_shards=8,
     )
     return SparseTable(spec, region_bytes=region_bytes, num_observers=num_observers)
-
-
-def run_together(tasks: Sequence[Callable[[], None]]) -> None:
-    """Runs each task in a thread; raises what one raised, or if one does not end."""
-    errors: list[BaseException] = []
-    start = threading.Barrier(len(tasks))
-
-    def run(task: Callable[[], None]) -> None:
-        try:
-            start.wait(LIMIT_S)
-            task()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(task,), daemon=True) for task in tasks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert not errors, errors
-    assert not any(thread.is_alive() for thread in threads), "threads wait for each other"
 
 
 def push_random_keys(table: SparseTable, seed: int, counts: np.ndarray) -> None:
