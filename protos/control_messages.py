@@ -95,7 +95,13 @@ def status_to_message(
     return control_plane_pb2.GetStatusResponse(
         version=status.version,
         tables=[
-            control_plane_pb2.TableStatus(table=name, rows=table.rows, size_bytes=table.size_bytes)
+            control_plane_pb2.TableStatus(
+                table=name,
+                rows=table.rows,
+                size_bytes=table.size_bytes,
+                candidates=table.candidates,
+                candidate_bytes=table.candidate_bytes,
+            )
             for name, table in status.tables.items()
         ],
         workers=[
@@ -122,7 +128,12 @@ def status_from_message(message: control_plane_pb2.GetStatusResponse) -> StoreSt
     return StoreStatus(
         version=message.version,
         tables={
-            table.table: TableStatus(rows=table.rows, size_bytes=table.size_bytes)
+            table.table: TableStatus(
+                rows=table.rows,
+                size_bytes=table.size_bytes,
+                candidates=table.candidates,
+                candidate_bytes=table.candidate_bytes,
+            )
             for table in message.tables
         },
         examples={worker.worker: worker.examples for worker in message.workers},
@@ -136,6 +147,15 @@ def status_from_message(message: control_plane_pb2.GetStatusResponse) -> StoreSt
     )
 
 
+def _merge_table_status(parts: list[TableStatus]) -> TableStatus:
+    return TableStatus(
+        rows=sum(part.rows for part in parts),
+        size_bytes=sum(part.size_bytes for part in parts),
+        candidates=sum(part.candidates for part in parts),
+        candidate_bytes=sum(part.candidate_bytes for part in parts),
+    )
+
+
 def merge_status(parts: list[StoreStatus]) -> StoreStatus:
     """Returns the status of a cluster: sizes add up, the rest every server has seen alike.
 
@@ -146,12 +166,7 @@ def merge_status(parts: list[StoreStatus]) -> StoreStatus:
     return StoreStatus(
         version=min(part.version for part in parts),
         tables={
-            name: TableStatus(
-                rows=sum(part.tables[name].rows for part in parts if name in part.tables),
-                size_bytes=sum(
-                    part.tables[name].size_bytes for part in parts if name in part.tables
-                ),
-            )
+            name: _merge_table_status([part.tables[name] for part in parts if name in part.tables])
             for name in names
         },
         examples={

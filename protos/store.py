@@ -139,10 +139,19 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatus:
-    """Size of one table, or of one server's part of it."""
+    """Size of one table, or of one server's part of it.
+
+    Attributes:
+        rows: How many.
+        size_bytes: Of rows and index.
+        candidates: Keys that are counted but have no row yet; 0 where a Bloom filter counts.
+        candidate_bytes: Of what counts them.
+    """
 
     rows: int
     size_bytes: int
+    candidates: int = 0
+    candidate_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

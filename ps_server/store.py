@@ -24,7 +24,7 @@ from protos.errors import (
 from protos.gradients import Gradients, Values, require_finite
 from protos.numbers import Numbers
 from protos.partition import Keys
-from protos.spec import DenseSpec, TableSpec
+from protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Future,
@@ -43,6 +43,7 @@ from ps_server.checkpoint.manifest import Part
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
 from ps_server.mailbox import INBOX_BYTES
+from ps_server.table.admission import check_score_source
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 from ps_server.table.statistics import Clock, wall_clock
@@ -105,6 +106,7 @@ class ParameterStore:
         """See `protos.store.Store`."""
         with self._lock:
             table = self._tables.get(spec.name)
+            check_score_source(spec, self._declared_spec(spec.admission))
             if table is None:
                 self._refuse_taken_name(spec.name)
                 self._tables[spec.name] = self._new_table(spec)
@@ -140,6 +142,13 @@ class ParameterStore:
 
     def _new_block(self, spec: DenseSpec) -> DenseTable:
         return DenseTable(spec, server_index=self.server_index, num_servers=self.num_servers)
+
+    def _declared_spec(self, admission: AdmissionSpec | None) -> TableSpec | None:
+        """Returns the spec of the table by whose score another one admits keys, if it was declared."""
+        if admission is None or admission.table in self._undeclared:
+            return None
+        table = self._tables.get(admission.table)
+        return None if table is None else table.spec
 
     def _refuse_taken_name(self, name: str) -> None:
         if name in self._tables or name in self._blocks:
@@ -249,8 +258,15 @@ class ParameterStore:
         require_finite(gradients)
 
     def _apply(self, gradients: Gradients, source: int) -> None:
+        admits_by_score = []
         for name, grad in gradients.sparse.items():
-            self._tables[name].push(grad, source)
+            table = self._tables[name]
+            if table.spec.admission is not None and table.spec.admission.table:
+                admits_by_score.append((self._tables[table.spec.admission.table], table, grad))
+            else:
+                table.push(grad, source)
+        for scoring, table, grad in admits_by_score:  # once this push is in the scores
+            table.push(grad, source, scoring.scores(grad.keys))
         for name, dense in gradients.dense.items():
             self._blocks[name].push(dense)
 

@@ -9,14 +9,23 @@ numba compiles another function for those that can be written to.
 import logging
 import sys
 import time
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protos.compile_lock import compile_lock
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
+from protos.spec import (
+    AdmissionSpec,
+    DenseSegment,
+    DenseSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
 from protos.store import Missing, Stamp
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
@@ -28,6 +37,11 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 _DIM = 2
 _NUM_KEYS = 100  # more than the first index of the only shard has slots, so that it grows
+_ADMISSIONS = (
+    AdmissionSpec(threshold=2),
+    AdmissionSpec(threshold=2, counter="bloom", expected_keys=_NUM_KEYS),
+    AdmissionSpec(threshold=300, counter="bloom", expected_keys=_NUM_KEYS),  # of wider counters
+)
 
 
 def warm_kernels() -> float:
@@ -36,6 +50,8 @@ def warm_kernels() -> float:
     with compile_lock():
         for name in OPTIMIZERS:
             _exercise(name)
+        for admission in _ADMISSIONS:
+            _admit(admission)
     return time.perf_counter() - start
 
 
@@ -61,6 +77,18 @@ def _exercise(optimizer: str) -> None:
     loaded.write(loaded.export_shard(0))
     loaded.take_changed(0, _NUM_KEYS)
     loaded.evict(0.0)
+
+
+def _admit(admission: AdmissionSpec) -> None:
+    """Counts and admits keys in one of the ways there are."""
+    optimizer = next(iter(OPTIMIZERS))  # none has a part in it
+    spec = replace(_table_spec(optimizer), statistics=StatisticsSpec(), admission=admission)
+    table = SparseTable(spec)
+    keys = _read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
+    values = _read_only(np.ones((_NUM_KEYS, _DIM), np.float32))
+    counts = _read_only(np.ones((_NUM_KEYS, NUM_COUNTS), np.uint32))
+    for _ in range(2):
+        table.push(SparseGrad(keys, values, 1, counts), scores=table.scores(keys))
 
 
 def _table_spec(optimizer: str) -> TableSpec:

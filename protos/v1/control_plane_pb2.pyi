@@ -160,14 +160,18 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TableStatus(_message.Message):
-    __slots__ = ("table", "rows", "size_bytes")
+    __slots__ = ("table", "rows", "size_bytes", "candidates", "candidate_bytes")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     table: str
     rows: int
     size_bytes: int
-    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    candidates: int
+    candidate_bytes: int
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("incarnation", "sequence", "step", "position")

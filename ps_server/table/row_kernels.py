@@ -24,7 +24,7 @@ from ps_server.table.hash_index import (
 from ps_server.table.initializers import Initializer, initialize_row
 from ps_server.table.intrinsics import Int, borrow, prefetch
 from ps_server.table.row_layout import KEY_COLUMNS, STATISTICS_WIDTH
-from ps_server.table.statistics import count_push
+from ps_server.table.statistics import CLICK, SHOW, count_push, score_of
 
 
 class Push(NamedTuple):
@@ -51,11 +51,16 @@ class Push(NamedTuple):
 
 @kernel
 def gather_rows(
-    table: TableArrays, initializer: Initializer, keys: Keys, reads_initial: bool, out: Values
+    table: TableArrays,
+    initializer: Initializer,
+    keys: Keys,
+    reads_initial: bool,
+    default: np.float32,
+    out: Values,
 ) -> None:
     """Overwrites `out` float32[N, D] with the embeddings of `keys` uint64[N].
 
-    A key without a row reads its initial value if `reads_initial`, else zeros.
+    A key without a row reads its initial value if `reads_initial`, else `default` in every column.
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
@@ -71,7 +76,30 @@ def gather_rows(
             elif reads_initial:
                 initialize_row(initializer, keys[start + i], out[start + i])
             else:
-                out[start + i, :] = np.float32(0.0)
+                out[start + i, :] = default
+
+
+@kernel
+def score_rows(
+    table: TableArrays,
+    nonclk_coeff: np.float32,
+    click_coeff: np.float32,
+    keys: Keys,
+    out: Values,
+) -> None:
+    """Overwrites `out` float32[N] with the scores of `keys` uint64[N]; 0 for a key without a row."""
+    hashes = np.empty(BLOCK, np.uint64)
+    rows = np.empty(BLOCK, np.int64)
+    column = table.statistics_column
+    for start in range(0, keys.size, BLOCK):
+        stop = min(start + BLOCK, keys.size)
+        find_block(table, keys, start, stop, hashes, rows)
+        for i in range(stop - start):
+            row = rows[i]
+            out[start + i] = np.float32(0.0)
+            if row >= 0:
+                show, click = table.slab[row, column + SHOW], table.slab[row, column + CLICK]
+                out[start + i] = score_of(nonclk_coeff, click_coeff, show, click)
 
 
 @kernel
@@ -100,6 +128,29 @@ def _mark_changed(words: NDArray[np.uint64], first: Int, num_words: int, source:
         if word == source // WORD_BITS:
             observers ^= np.uint64(1) << np.uint64(source % WORD_BITS)
         words[first + word] |= observers
+
+
+@kernel
+def make_row(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    dim: int,
+    shard: Int,
+    hashed: np.uint64,
+    key: np.uint64,
+) -> np.int64:
+    """Gives `key`, which has no row, one with its initial values; the caller has asked `has_room`."""
+    row = insert_row(table, shard, hashed, key)
+    slab, first = table.slab.reshape(-1), row * table.slab.shape[1]
+    weights = borrow(slab, first + KEY_COLUMNS, dim)
+    initialize_row(initializer, key, weights)
+    borrow(slab, first + KEY_COLUMNS + dim, initial_state.size)[:] = initial_state
+    if table.statistics_column:
+        borrow(slab, first + table.statistics_column, STATISTICS_WIDTH)[:] = 0
+    if table.base_column:
+        borrow(slab, first + table.base_column, dim)[:] = weights
+    return row
 
 
 @kernel
@@ -140,7 +191,6 @@ def apply_rows(
             row = rows[i]
             key = push.keys[start + i]
             shard = shard_of_hash(table, hashes[i])
-            is_new = False
             if row < 0:
                 row = find_row(table, shard, hashes[i], key)  # a key twice in this block
             if row < 0:
@@ -148,19 +198,11 @@ def apply_rows(
                     continue
                 if not has_room(table, shard):
                     return start + i
-                row = insert_row(table, shard, hashes[i], key)
-                is_new = True
+                row = make_row(table, initializer, initial_state, dim, shard, hashes[i], key)
             keep_old_row(table, shard, row)
             first = row * table.slab.shape[1]
             weights = borrow(slab, first + KEY_COLUMNS, dim)
             state = borrow(slab, first + KEY_COLUMNS + dim, state_width)
-            if is_new:
-                initialize_row(initializer, key, weights)
-                state[:] = initial_state
-                if table.statistics_column:
-                    borrow(slab, first + table.statistics_column, STATISTICS_WIDTH)[:] = 0
-                if table.base_column:
-                    borrow(slab, first + table.base_column, dim)[:] = weights
             update_row(
                 hyper, weights, state, borrow(flat_grads, (start + i) * dim, dim), push.scale
             )

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from protos.errors import GradientError, ProtocolError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
-from protos.spec import TableSpec
+from protos.spec import StatisticsSpec, TableSpec
 from protos.store import Missing, TableStatus
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import hyper_of, initial_state
 from ps_server.table.arena import RESERVED_REGION_BYTES
+from ps_server.table.candidates import Candidates, candidates_of
 from ps_server.table.change_bits import NOBODY
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import build_initializer
@@ -30,6 +31,7 @@ from ps_server.table.row_kernels import (
     apply_rows,
     drop_rows,
     gather_rows,
+    score_rows,
     take_changed_rows,
     write_rows,
 )
@@ -74,6 +76,8 @@ class SparseTable:
         self._server_index = server_index
         self._num_servers = num_servers
         self._clock = clock
+        self._candidates: Candidates | None = None
+        self._region_bytes = region_bytes
         self.shards: Sequence[int] = shards_of_server(spec.num_shards, server_index, num_servers)
         self.declare(spec)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
@@ -99,6 +103,9 @@ class SparseTable:
         initializer = build_initializer(spec.initializer, spec.seed, spec.name)
         self.spec, self._hyper, self._initial_state = spec, hyper, state
         self._initializer = initializer
+        self._candidates = candidates_of(
+            spec, self.shards, region_bytes=self._region_bytes, known=self._candidates
+        )
 
     def record_changes(self, num_observers: int) -> None:
         """From now on remembers changes for so many observers, for whom every row has changed."""
@@ -122,8 +129,14 @@ class SparseTable:
 
     @property
     def status(self) -> TableStatus:
-        """Rows, and bytes of rows, index and marks of changes."""
-        return TableStatus(rows=int(self._num_rows.sum()), size_bytes=self._regions.size_bytes)
+        """Rows, and bytes of rows, index and marks of changes; candidates and bytes of what counts them."""
+        candidates = self._candidates
+        return TableStatus(
+            rows=int(self._num_rows.sum()),
+            size_bytes=self._regions.size_bytes,
+            candidates=candidates.num_keys if candidates else 0,
+            candidate_bytes=candidates.size_bytes if candidates else 0,
+        )
 
     def check(self, grad: SparseGrad) -> None:
         """Raises GradientError or ProtocolError if `push` could not take this gradient."""
@@ -148,39 +161,79 @@ class SparseTable:
     def pull(self, keys: Keys, missing: Missing) -> Values:
         """Returns the embeddings of `keys` uint64[N], float32[N, D]; creates nothing.
 
+        A key without a row reads as the table's admission says if there is one, else as `missing` does.
+
         Raises:
             WrongServerError: If a key belongs to another server.
         """
         out = np.empty((keys.size, self.spec.dim), np.float32)
-        reads_initial = missing is Missing.INITIAL
+        admission = self.spec.admission
+        reads_initial = admission is None and missing is Missing.INITIAL
+        default = np.float32(admission.default_value if admission else 0.0)
         with self._locked_for(keys):
-            gather_rows(self._arrays, self._initializer, frozen(keys), reads_initial, out)
+            gather_rows(self._arrays, self._initializer, frozen(keys), reads_initial, default, out)
         return out
 
-    def push(self, grad: SparseGrad, source: int = NOBODY) -> None:
-        """Applies the mean gradient to each key's row, creating rows that are missing.
+    def scores(self, keys: Keys) -> Values:
+        """Returns the scores of `keys` uint64[N], float32[N]; 0 for a key without a row.
+
+        The table keeps statistics.
+        """
+        statistics = self.spec.statistics or StatisticsSpec()
+        out = np.empty(keys.size, np.float32)
+        with self._locked_for(keys):
+            score_rows(
+                self._arrays,
+                np.float32(statistics.nonclk_coeff),
+                np.float32(statistics.click_coeff),
+                frozen(keys),
+                out,
+            )
+        return out
+
+    def push(self, grad: SparseGrad, source: int = NOBODY, scores: Values | None = None) -> None:
+        """Applies the mean gradient to each key's row, creating rows for missing keys that are admitted.
 
         Args:
             grad: What to apply; the caller has had `check` accept it.
             source: The observer who sent it, for whom the rows do not count as changed.
+            scores: float32[N], by which keys are admitted if that is by another table's score.
         """
         if not grad.keys.size:
             return
+        keys = frozen(grad.keys)
         push = Push(
-            keys=frozen(grad.keys),
+            keys=keys,
             grads=frozen(grad.values),
             scale=np.float32(1.0 / grad.examples),
             counts=_NO_COUNTS if grad.counts is None else frozen(grad.counts),
-            admitted=_ALL_ADMITTED,
+            admitted=self._admitted(keys.size, scores),
             now=seconds_of(self._clock),
             source=source,
         )
-        self._with_room(
-            push.keys,
-            lambda start: apply_rows(
-                self._arrays, self._initializer, self._initial_state, self._hyper, push, start
-            ),
+        self._with_room(keys, lambda start: self._apply(push, start))
+
+    def _admitted(self, num_keys: int, scores: Values | None) -> NDArray[np.uint8]:
+        """Returns which keys get a row when a push is applied: candidates have got theirs by then."""
+        if self.spec.admission is None:
+            return _ALL_ADMITTED
+        if self._candidates is not None or scores is None:
+            return frozen(np.zeros(num_keys, np.uint8))
+        return frozen((scores >= np.float32(self.spec.admission.threshold)).view(np.uint8))
+
+    def _apply(self, push: Push, start: int) -> int:
+        """Applies a push from key `start` as far as there is room; returns as `apply_rows` does."""
+        initializer, state = self._initializer, self._initial_state
+        if self._candidates is None:
+            return apply_rows(self._arrays, initializer, state, self._hyper, push, start)
+        stop = self._candidates.admit(self._arrays, initializer, state, push, start)
+        counted = push._replace(
+            keys=push.keys[:stop],
+            grads=push.grads[:stop],
+            counts=push.counts[:stop],
+            admitted=push.admitted[:stop],
         )
+        return apply_rows(self._arrays, initializer, state, self._hyper, counted, start)
 
     def write(self, rows: Rows) -> None:
         """Writes whole rows of this server's shards, as from a checkpoint."""
@@ -300,6 +353,8 @@ class SparseTable:
             shard = int(shard_of(keys[position], self.spec.num_shards))
             with self._locked(range(self.spec.num_shards)):
                 self._regions.grow(shard)
+                if self._candidates is not None:
+                    self._candidates.grow(shard)
 
     def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
         return count_by_shard(

@@ -4,6 +4,7 @@ import math
 
 from protos.errors import SpecConflictError
 from protos.spec import ExpirySpec, StatisticsSpec, TableSpec
+from ps_server.table.admission import check_admission
 from ps_server.table.names import check_name
 
 MAX_DIM = 4096
@@ -40,7 +41,7 @@ def _check_life(spec: TableSpec) -> None:
         )
     _check_statistics(table, spec.statistics)
     if spec.admission is not None:
-        raise SpecConflictError(f"{table} has admission, which this release does not have")
+        check_admission(spec.name, spec.admission, spec.num_shards)
     if spec.expiry is not None:
         _check_expiry(table, spec.expiry)
 

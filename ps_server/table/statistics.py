@@ -66,3 +66,11 @@ def count_push(
     slab[first + CLICK] += np.float32(clicks)
     slab[first + UNSEEN] = np.float32(0.0)
     bits[first + LAST_SEEN] = now
+
+
+@kernel
+def score_of(
+    nonclk_coeff: np.float32, click_coeff: np.float32, show: np.float32, click: np.float32
+) -> np.float32:
+    """Returns what shows and clicks are worth."""
+    return nonclk_coeff * (show - click) + click_coeff * click

@@ -23,6 +23,9 @@ PROGRESS = st.dictionaries(
     st.builds(WorkerProgress, incarnation=UINT64, sequence=UINT64, step=UINT64, position=st.text()),
     max_size=5,
 )
+TABLES = st.builds(
+    TableStatus, rows=UINT64, size_bytes=UINT64, candidates=UINT64, candidate_bytes=UINT64
+)
 STATUSES = st.builds(
     lambda version, tables, examples, done, staleness, progress: StoreStatus(
         version=version,
@@ -33,7 +36,7 @@ STATUSES = st.builds(
         progress=progress,
     ),
     UINT64,
-    st.dictionaries(NAMES, st.builds(TableStatus, rows=UINT64, size_bytes=UINT64), max_size=4),
+    st.dictionaries(NAMES, TABLES, max_size=4),
     WORKERS,
     st.sets(st.integers(0, 9)),
     STALENESS,

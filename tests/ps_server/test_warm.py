@@ -2,13 +2,21 @@
 
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
 from protos import data_messages
 from protos.gradients import DenseGrad, SparseGrad
 from protos.parts import PushPart, join_push
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, TableSpec
+from protos.spec import (
+    AdmissionSpec,
+    DenseSegment,
+    DenseSpec,
+    InitializerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
 from protos.store import Missing, Stamp
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
@@ -62,12 +70,48 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     watched.evict(100.0)
 
 
+def admit_keys(admission: AdmissionSpec) -> None:
+    """Trains a table whose keys are admitted, and one that is admitted by its score."""
+    store = ParameterStore()
+    spec = TableSpec(
+        name="first",
+        dim=10,
+        initializer=InitializerSpec(),
+        optimizer=plain_optimizer("adam"),
+        statistics=StatisticsSpec(),
+        admission=admission,
+    )
+    hot = AdmissionSpec(policy="score", threshold=1.0, table="first")
+    store.create_table(spec)
+    store.create_table(replace(spec, name="second", admission=hot))
+    keys = np.arange(20_000, dtype=np.uint64)
+    counts = np.ones((keys.size, 2), np.uint32)
+    for sequence in range(2):
+        stamp = Stamp(
+            worker=0, incarnation=1, sequence=sequence, step=0, examples=4, batches=1, pulled=0
+        )
+        grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4, counts)
+        sparse = [(name, grad) for name in ("first", "second")]
+        request = data_messages.push_grad_request(stamp, PushPart(sparse, []), None)
+        stamp, part, _ = data_messages.push_grad_arguments(
+            type(request).FromString(request.SerializeToString())
+        )
+        store.push_grad(join_push([part]), stamp).result()
+    assert store.status().tables["second"].rows == keys.size
+
+
 def test_job_after_the_warm_up_compiles_nothing(tmp_path):
     warm_kernels()
     before = compiled_kernels()
 
     for optimizer in OPTIMIZERS:
         serve_a_job(optimizer, str(tmp_path / optimizer))
+    for admission in (
+        AdmissionSpec(threshold=2),
+        AdmissionSpec(threshold=2, counter="bloom", expected_keys=30_000),
+        AdmissionSpec(policy="probability", threshold=1.0, counter="bloom", expected_keys=30_000),
+    ):
+        admit_keys(admission)
 
     assert before["ps_server.table.row_kernels.apply_rows"] >= len(OPTIMIZERS)
     assert compiled_kernels() == before

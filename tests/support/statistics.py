@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ps_server.store import ParameterStore
+from ps_server.table.candidates import ExactCandidates
+from ps_server.table.row_regions import RowRegions
 from ps_server.table.sparse_table import SparseTable
 from ps_server.table.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN
 
@@ -21,13 +23,23 @@ class Counted(NamedTuple):
 
 def counted_by(table: SparseTable) -> dict[int, Counted]:
     """Returns what the rows of a table have counted, by key."""
-    arrays, columns = table._arrays, table.layout.statistics
+    return _counted(table._regions)
+
+
+def candidates_of(table: SparseTable) -> dict[int, Counted]:
+    """Returns what the candidates of a table have counted, by key."""
+    assert isinstance(table._candidates, ExactCandidates)
+    return _counted(table._candidates.regions)
+
+
+def _counted(regions: RowRegions) -> dict[int, Counted]:
+    arrays, columns = regions.arrays, regions.layout.statistics
     found = {}
-    for shard in table.shards:
-        first = shard * arrays.region_rows
-        for row in range(first, first + int(arrays.num_rows[shard])):
-            numbers = arrays.slab[row, columns]
-            found[int(arrays.keys[row, 0])] = Counted(
+    for shard in range(arrays.num_shards):
+        rows = regions.rows_of(shard)
+        for key, row in zip(arrays.keys[rows, 0], arrays.slab[rows], strict=True):
+            numbers = row[columns]
+            found[int(key)] = Counted(
                 show=float(numbers[SHOW]),
                 click=float(numbers[CLICK]),
                 unseen=float(numbers[UNSEEN]),

@@ -1,0 +1,204 @@
+"""Which keys get a row: what their counts are worth, and how much of it they need.
+
+    count         occurrences >= threshold
+    score         nonclk_coeff * (shows - clicks) + click_coeff * clicks >= threshold
+    probability   occurrences >= G(key), where P(G = n) = p (1 - p)^(n - 1)
+
+So a count is a score in which both coefficients are 1. By probability, each occurrence admits a key with
+probability p; drawing the number of occurrences once, from a hash of seed, table and key, gives the same keys
+on every server, in every order and after every restart.
+"""
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from protos.errors import SpecConflictError
+from protos.jit import kernel
+from protos.partition import mix64
+from protos.spec import AdmissionSpec, TableSpec
+from ps_server.table.bloom_filter import MAX_COUNT, MAX_COUNTERS, filter_shape
+from ps_server.table.statistics import score_of
+
+POLICIES = ("count", "probability", "score")
+COUNTERS = ("exact", "bloom")
+
+MAX_OCCURRENCES = 2**24
+"""Statistics count in float32: up to here, one more is one more."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Rule(NamedTuple):
+    """An admission spec as kernels see it.
+
+    Attributes:
+        threshold: What a key needs; unless by probability.
+        log_miss: ln(1 - p) where p is the probability; 0 for other policies.
+        seed: Of the numbers of occurrences that are drawn.
+        nonclk_coeff: Worth of a show without a click.
+        click_coeff: Worth of a click.
+        limit: No key needs more than this.
+    """
+
+    threshold: np.float32
+    log_miss: float
+    seed: np.uint64
+    nonclk_coeff: np.float32
+    click_coeff: np.float32
+    limit: np.float32
+
+
+def rule_of(spec: TableSpec) -> Rule:
+    """Returns the rule by which a table with admission and statistics admits keys."""
+    admission, statistics = spec.admission, spec.statistics
+    if admission is None or statistics is None:
+        raise ValueError(f"table {spec.name!r} has no admission or no statistics")
+    is_score = admission.policy == "score"
+    digest = hashlib.sha256(f"{spec.seed}/{spec.name}/admission".encode()).digest()
+    is_drawn = admission.policy == "probability"
+    return Rule(
+        threshold=np.float32(admission.threshold),
+        log_miss=_log_miss(admission.threshold) if is_drawn else 0.0,
+        seed=np.uint64(int.from_bytes(digest[:8], "little")),
+        nonclk_coeff=np.float32(statistics.nonclk_coeff if is_score else 1.0),
+        click_coeff=np.float32(statistics.click_coeff if is_score else 1.0),
+        limit=np.float32(MAX_COUNT if admission.counter == "bloom" else MAX_OCCURRENCES),
+    )
+
+
+def _log_miss(probability: float) -> float:
+    return -math.inf if probability == 1.0 else math.log1p(-probability)
+
+
+@kernel
+def needed(rule: Rule, key: np.uint64) -> np.float32:
+    """Returns what the counts of a key must be worth."""
+    if rule.log_miss == 0.0:
+        return rule.threshold
+    unit = np.float64(mix64(key ^ rule.seed) >> np.uint64(11)) * 2.0**-53
+    # 1 - unit is in (0, 1], so the logarithm is finite; the quotient of an infinite one is 0.
+    misses = math.floor(math.log(1.0 - unit) / rule.log_miss)
+    return min(np.float32(1.0 + misses), rule.limit)
+
+
+@kernel
+def is_admitted(rule: Rule, key: np.uint64, show: np.float32, click: np.float32) -> bool:
+    """Whether a key of so many shows and clicks gets a row."""
+    return bool(score_of(rule.nonclk_coeff, rule.click_coeff, show, click) >= needed(rule, key))
+
+
+def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
+    """Checks an admission spec by itself.
+
+    Args:
+        table: Name of the table that it is for.
+        spec: The admission.
+        num_shards: Of the table.
+
+    Raises:
+        SpecConflictError: If the spec is impossible.
+    """
+    what = f"table {table!r} has admission"
+    if spec.policy not in POLICIES:
+        raise SpecConflictError(f"{what} by {spec.policy!r}, expected one of {', '.join(POLICIES)}")
+    if spec.counter not in COUNTERS:
+        raise SpecConflictError(
+            f"{what} with counter {spec.counter!r}, expected one of {', '.join(COUNTERS)}"
+        )
+    if not abs(spec.default_value) <= _LARGEST:  # also refuses NaN
+        raise SpecConflictError(
+            f"{what} with default_value {spec.default_value!r}, expected a finite float32"
+        )
+    _check_threshold(what, spec)
+    if spec.table:
+        _check_score_table(what, table, spec)
+    if spec.counter == "bloom":
+        _check_filter(what, spec, num_shards)
+    elif spec.expected_keys:
+        raise SpecConflictError(
+            f"{what} with expected_keys {spec.expected_keys}, which an exact counter has no use for: "
+            f"leave it out, or count with 'bloom'"
+        )
+
+
+def _check_threshold(what: str, spec: AdmissionSpec) -> None:
+    most = MAX_COUNT if spec.counter == "bloom" else MAX_OCCURRENCES
+    lowest, highest, meaning = {
+        "count": (1.0, float(most), "occurrences"),
+        "probability": (1e-6, 1.0, "a probability"),
+        "score": (0.0, _LARGEST, "a score"),
+    }[spec.policy]
+    if not lowest <= spec.threshold <= highest:  # also refuses NaN
+        raise SpecConflictError(
+            f"{what} by {spec.policy} with threshold {spec.threshold!r}, expected {meaning} from "
+            f"{lowest:g} to {highest:g}"
+        )
+
+
+def _check_score_table(what: str, table: str, spec: AdmissionSpec) -> None:
+    if spec.policy != "score":
+        raise SpecConflictError(
+            f"{what} by {spec.policy} of table {spec.table!r}: only scores are another table's"
+        )
+    if spec.table == table:
+        raise SpecConflictError(f"{what} by the score of itself: leave the name out")
+    if spec.counter != "exact":
+        raise SpecConflictError(
+            f"{what} by the score of table {spec.table!r} and counter {spec.counter!r}: that table "
+            f"counts, so leave the counter out"
+        )
+
+
+def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
+    if spec.policy == "score":
+        raise SpecConflictError(
+            f"{what} by score with counter 'bloom', which counts no clicks: count with 'exact'"
+        )
+    if not 0 < spec.false_positive_rate < 1:
+        raise SpecConflictError(
+            f"{what} with false_positive_rate {spec.false_positive_rate!r}, expected above 0 and below 1"
+        )
+    if spec.expected_keys < 1:
+        raise SpecConflictError(
+            f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: say for how many keys "
+            f"without a row the filter is made"
+        )
+    if (
+        filter_shape(-(-spec.expected_keys // num_shards), spec.false_positive_rate)[0]
+        > MAX_COUNTERS
+    ):
+        raise SpecConflictError(
+            f"{what} with expected_keys {spec.expected_keys}, too many for {num_shards} shards: expect "
+            f"fewer or use more shards"
+        )
+
+
+def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
+    """Checks the table by whose score another one admits keys.
+
+    Args:
+        spec: Of the table that admits.
+        source: Of the table that scores; None if it was not declared.
+
+    Raises:
+        SpecConflictError: If the score of a key cannot be had where its row would be.
+    """
+    if spec.admission is None or not spec.admission.table:
+        return
+    what = f"table {spec.name!r} has admission by the score of table {spec.admission.table!r}"
+    if source is None:
+        raise SpecConflictError(f"{what}, which is not declared: declare that one first")
+    if source.statistics is None:
+        raise SpecConflictError(f"{what}, which keeps no statistics: declare it with them")
+    if source.num_shards != spec.num_shards:
+        raise SpecConflictError(
+            f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: with as many, a key's "
+            f"rows of both live on one server"
+        )
+    if source.admission is not None and source.admission.table:
+        raise SpecConflictError(
+            f"{what}, which itself admits by the score of {source.admission.table!r}: name that one"
+        )

@@ -1,0 +1,189 @@
+"""Gives rows to keys that have earned one, and counts the others. One call serves all shards of a push.
+
+Keys are counted one by one, each at once and as a whole: a key whose shard has no room is not counted yet, so
+a push that waits for room counts no key twice, and a key that has a row is no candidate.
+"""
+
+import numpy as np
+
+from protos.gradients import Values
+from protos.jit import kernel
+from ps_server.table.admission import Rule, is_admitted
+from ps_server.table.bloom_filter import FilterArrays, estimate, raise_to
+from ps_server.table.cut import keep_old_row
+from ps_server.table.hash_index import (
+    BLOCK,
+    TableArrays,
+    find_block,
+    find_row,
+    first_slot,
+    has_room,
+    insert_row,
+    shard_of_hash,
+)
+from ps_server.table.initializers import Initializer
+from ps_server.table.intrinsics import Int, prefetch
+from ps_server.table.row_kernels import Push, make_row
+from ps_server.table.row_layout import STATISTICS_WIDTH
+from ps_server.table.row_removal import remove_row
+from ps_server.table.statistics import CLICK, SHOW, count_push
+
+
+@kernel
+def _new_row(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    push: Push,
+    position: Int,
+    hashed: np.uint64,
+) -> np.int64:
+    """Gives a key its row, and returns where in the flat slab its statistics begin."""
+    shard, dim = shard_of_hash(table, hashed), push.grads.shape[1]
+    row = make_row(table, initializer, initial_state, dim, shard, hashed, push.keys[position])
+    return np.int64(row * table.slab.shape[1] + table.statistics_column)
+
+
+@kernel
+def _count_exactly(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    candidates: TableArrays,
+    rule: Rule,
+    push: Push,
+    position: Int,
+    hashed: np.uint64,
+) -> bool:
+    """Counts one key without a row, or gives it one; False if that needs room and nothing was done."""
+    key, shard = push.keys[position], shard_of_hash(table, hashed)
+    counted, width = candidates.slab.reshape(-1), candidates.slab.shape[1]
+    occurrences, clicks = push.counts[position, 0], push.counts[position, 1]
+    show, click = np.float32(occurrences), np.float32(clicks)
+    candidate = find_row(candidates, shard, hashed, key)
+    first = candidate * width + candidates.statistics_column
+    if candidate >= 0:
+        show, click = counted[first + SHOW] + show, counted[first + CLICK] + click
+    if is_admitted(rule, key, show, click):
+        if not has_room(table, shard):
+            return False
+        new = _new_row(table, initializer, initial_state, push, position, hashed)
+        if candidate >= 0:
+            slab = table.slab.reshape(-1)
+            for column in range(STATISTICS_WIDTH):
+                slab[new + column] = counted[first + column]
+            remove_row(candidates, shard, candidate)
+        return True
+    if candidate < 0:
+        if not has_room(candidates, shard):
+            return False
+        candidate = insert_row(candidates, shard, hashed, key)
+        first = candidate * width + candidates.statistics_column
+    keep_old_row(candidates, shard, candidate)
+    count_push(counted, counted.view(np.uint32), first, occurrences, clicks, push.now)
+    return True
+
+
+@kernel
+def admit_counted(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    candidates: TableArrays,
+    rule: Rule,
+    push: Push,
+    start: int,
+) -> int:
+    """Counts a push's keys without a row from key `start` on, and gives those that are admitted a row.
+
+    A new row has the statistics that its candidate had before this push; applying the push adds its own.
+
+    Args:
+        table: The table, to which rows are added.
+        initializer: Weights of a new row.
+        initial_state: float32[state_width], state of a new row.
+        candidates: Rows of dim 0 with statistics, changed in place; they have the table's shards.
+        rule: Who is admitted.
+        push: Whose keys.
+        start: First key.
+
+    Returns:
+        N when all are counted; else the position of a key whose shard has no room in `table` or in
+        `candidates`. All keys before it are counted, none after.
+    """
+    hashes, rows = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    while start < push.keys.size:
+        stop = min(start + BLOCK, push.keys.size)
+        find_block(table, push.keys, start, stop, hashes, rows)
+        for i in range(stop - start):
+            if rows[i] < 0:
+                shard = shard_of_hash(table, hashes[i])
+                prefetch(candidates.slots, first_slot(candidates, shard, hashes[i]))
+        for i in range(stop - start):
+            if rows[i] < 0 and not _has_row(table, push.keys[start + i], hashes[i]):
+                position, hashed = start + i, hashes[i]
+                if not _count_exactly(
+                    table, initializer, initial_state, candidates, rule, push, position, hashed
+                ):
+                    return position
+        start = stop
+    return start
+
+
+@kernel
+def _has_row(table: TableArrays, key: np.uint64, hashed: np.uint64) -> bool:
+    """Whether a key had no row when its block was looked up, but has one now: it is there twice."""
+    return bool(find_row(table, shard_of_hash(table, hashed), hashed, key) >= 0)
+
+
+@kernel
+def _count_by_filter(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    filter_: FilterArrays,
+    rule: Rule,
+    push: Push,
+    position: Int,
+    hashed: np.uint64,
+) -> bool:
+    """Does as `_count_exactly`, with an estimate of how often the key occurred."""
+    shard = shard_of_hash(table, hashed)
+    before = estimate(filter_, shard, hashed)
+    count = min(before + np.int64(push.counts[position, 0]), np.int64(filter_.limit))
+    if is_admitted(rule, push.keys[position], np.float32(count), np.float32(0.0)):
+        if not has_room(table, shard):
+            return False
+        new = _new_row(table, initializer, initial_state, push, position, hashed)
+        table.slab.reshape(-1)[new + SHOW] = np.float32(before)
+    raise_to(filter_, shard, hashed, count)
+    return True
+
+
+@kernel
+def admit_estimated(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    filter_: FilterArrays,
+    rule: Rule,
+    push: Push,
+    start: int,
+) -> int:
+    """Does as `admit_counted`, with estimates of how often keys occurred.
+
+    A new row has the estimate before this push as its shows, and no clicks. Counters keep what they have.
+    """
+    hashes, rows = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    while start < push.keys.size:
+        stop = min(start + BLOCK, push.keys.size)
+        find_block(table, push.keys, start, stop, hashes, rows)
+        for i in range(stop - start):
+            if rows[i] < 0 and not _has_row(table, push.keys[start + i], hashes[i]):
+                position, hashed = start + i, hashes[i]
+                if not _count_by_filter(
+                    table, initializer, initial_state, filter_, rule, push, position, hashed
+                ):
+                    return position
+        start = stop
+    return start

@@ -1,0 +1,189 @@
+"""Keys that a table knows without having a row for them, and how it counts them.
+
+Exact candidates are rows of dim 0 in regions of their own:
+
+    candidate = | key: 8 bytes | show | click | unseen | last seen |
+
+A counting Bloom filter knows no keys: it takes the same memory however many there are, and tells more than
+the truth of some. Both are under the locks of their table.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from protos.gradients import Values
+from protos.spec import AdmissionSpec, TableSpec
+from ps_server.table.admission import Rule, rule_of
+from ps_server.table.arena import RESERVED_REGION_BYTES
+from ps_server.table.bloom_filter import MAX_COUNT, CountingBloomFilter
+from ps_server.table.candidate_kernels import admit_counted, admit_estimated
+from ps_server.table.hash_index import TableArrays
+from ps_server.table.initializers import Initializer
+from ps_server.table.row_kernels import Push
+from ps_server.table.row_layout import RowLayout
+from ps_server.table.row_regions import RowRegions
+
+
+class Candidates(Protocol):
+    """Counts of keys without a row. Not thread-safe: a table locks its shards.
+
+    Attributes:
+        rule: Which of them get one.
+    """
+
+    rule: Rule
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that are known; 0 where there are only counters."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of this process's counts."""
+
+    def admit(
+        self,
+        table: TableArrays,
+        initializer: Initializer,
+        initial_state: Values,
+        push: Push,
+        start: int,
+    ) -> int:
+        """Counts keys, and gives rows to those that are admitted; see `admit_counted`."""
+
+    def grow(self, shard: int) -> None:
+        """Makes room for a candidate in one shard, unless there is; all shards must be locked."""
+
+    def can_count(self, spec: AdmissionSpec) -> bool:
+        """Whether the counts are such as this admission wants."""
+
+
+class ExactCandidates:
+    """Candidates as rows: see `Candidates`."""
+
+    def __init__(
+        self, rule: Rule, *, num_shards: int, shards: Sequence[int], region_bytes: int
+    ) -> None:
+        """Makes an empty set of candidates for some of a table's shards."""
+        self.rule = rule
+        self.regions = RowRegions(
+            RowLayout(dim=0, state_width=0, has_statistics=True),
+            num_shards=num_shards,
+            shards=shards,
+            region_bytes=region_bytes,
+        )
+
+    @property
+    def num_keys(self) -> int:
+        """See `Candidates`."""
+        return int(self.regions.num_rows.sum())
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Candidates`."""
+        return self.regions.size_bytes
+
+    def admit(
+        self,
+        table: TableArrays,
+        initializer: Initializer,
+        initial_state: Values,
+        push: Push,
+        start: int,
+    ) -> int:
+        """See `Candidates`."""
+        candidates = self.regions.arrays
+        return admit_counted(table, initializer, initial_state, candidates, self.rule, push, start)
+
+    def grow(self, shard: int) -> None:
+        """See `Candidates`."""
+        self.regions.grow(shard)
+
+    def can_count(self, spec: AdmissionSpec) -> bool:
+        """See `Candidates`."""
+        return spec.counter == "exact" and not spec.table
+
+
+class EstimatedCandidates:
+    """Candidates as counters of a Bloom filter: see `Candidates`."""
+
+    def __init__(
+        self, rule: Rule, spec: AdmissionSpec, *, num_shards: int, shards: Sequence[int]
+    ) -> None:
+        """Makes a filter for some of a table's shards in which nothing has occurred."""
+        self.rule = rule
+        self._shape = _filter_shape(spec)
+        expected_keys, false_positive_rate, max_count = self._shape
+        self.filter = CountingBloomFilter(
+            expected_keys=expected_keys,
+            false_positive_rate=false_positive_rate,
+            max_count=max_count,
+            num_shards=num_shards,
+            shards=shards,
+        )
+
+    @property
+    def num_keys(self) -> int:
+        """See `Candidates`."""
+        return 0
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Candidates`."""
+        return self.filter.size_bytes
+
+    def admit(
+        self,
+        table: TableArrays,
+        initializer: Initializer,
+        initial_state: Values,
+        push: Push,
+        start: int,
+    ) -> int:
+        """See `Candidates`."""
+        counters = self.filter.arrays
+        return admit_estimated(table, initializer, initial_state, counters, self.rule, push, start)
+
+    def grow(self, shard: int) -> None:
+        """See `Candidates`; counters never need room."""
+
+    def can_count(self, spec: AdmissionSpec) -> bool:
+        """See `Candidates`."""
+        return spec.counter == "bloom" and _filter_shape(spec) == self._shape
+
+
+def _filter_shape(spec: AdmissionSpec) -> tuple[int, float, int]:
+    max_count = int(spec.threshold) + 1 if spec.policy == "count" else MAX_COUNT
+    return spec.expected_keys, spec.false_positive_rate, min(max_count, MAX_COUNT)
+
+
+def candidates_of(
+    spec: TableSpec,
+    shards: Sequence[int],
+    *,
+    region_bytes: int = RESERVED_REGION_BYTES,
+    known: Candidates | None = None,
+) -> Candidates | None:
+    """Returns the candidates of a table.
+
+    Args:
+        spec: Of the table.
+        shards: Which of its shards are here.
+        region_bytes: Address space to reserve for each shard of them.
+        known: Candidates under an earlier spec of the same table; kept where they count what this one wants.
+
+    Returns:
+        None if every key is admitted, or another table's score decides.
+    """
+    admission = spec.admission
+    if admission is None or admission.table:
+        return None
+    rule = rule_of(spec)
+    if known is not None and known.can_count(admission):
+        known.rule = rule
+        return known
+    if admission.counter == "bloom":
+        return EstimatedCandidates(rule, admission, num_shards=spec.num_shards, shards=shards)
+    return ExactCandidates(
+        rule, num_shards=spec.num_shards, shards=shards, region_bytes=region_bytes
+    )
