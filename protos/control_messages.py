@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from protos.codec import decode_numbers, encode_numbers
 from protos.errors import ProtocolError
 from protos.numbers import Numbers
+from protos.progress import merge_progress
 from protos.staleness import Staleness, merge_staleness
 from protos.store import Reduced, ReduceOp, Shrunk, StoreStatus, TableStatus, WorkerProgress
 from protos.v1 import control_plane_pb2
@@ -79,13 +80,22 @@ def progress_from_message(message: control_plane_pb2.WorkerProgress) -> WorkerPr
     )
 
 
-def merge_progress(parts: Sequence[Mapping[int, WorkerProgress]]) -> dict[int, WorkerProgress]:
-    """Returns how much of each worker's training every server has: the least of any."""
-    everywhere = set(parts[0]).intersection(*parts[1:])
-    return {
-        worker: min((part[worker] for part in parts), key=lambda progress: progress.step)
-        for worker in sorted(everywhere)
+def resume_request(
+    version: int, progress: Mapping[int, WorkerProgress]
+) -> control_plane_pb2.ResumeRequest:
+    """Returns the request to go on with an earlier run."""
+    workers = {worker: progress_to_message(each) for worker, each in progress.items()}
+    return control_plane_pb2.ResumeRequest(version=version, progress=workers)
+
+
+def resumed_run(
+    request: control_plane_pb2.ResumeRequest,
+) -> tuple[int, dict[int, WorkerProgress]]:
+    """Returns the version of an earlier run, and the progress of its workers."""
+    workers = {
+        worker: progress_from_message(message) for worker, message in request.progress.items()
     }
+    return request.version, workers
 
 
 def status_to_message(

@@ -8,7 +8,7 @@ one never lasts longer than the store's time limits, then it raises.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -396,12 +396,19 @@ class Store(Protocol):
         """Says that a worker has left for good, and takes part in no step from `step` on."""
         ...
 
-    def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
+    def save(
+        self,
+        url: str,
+        attachments: Mapping[str, bytes],
+        *,
+        on_cut: Callable[[], None] | None = None,
+    ) -> str:
         """Writes a whole checkpoint to `url`, publishes it, and returns the model's digest.
 
         Args:
             url: A path or URL where there is nothing, or a checkpoint, which is replaced.
             attachments: Files that travel with the parameters, by name.
+            on_cut: Called once, as soon as what is pushed from then on is no part of the checkpoint any more.
 
         Raises:
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
@@ -413,6 +420,18 @@ class Store(Protocol):
 
         Raises:
             CheckpointError: If it is not whole, was altered or does not fit; nothing was replaced.
+        """
+        ...
+
+    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+        """Goes on with an earlier run whose parameters were loaded, before anybody has pushed.
+
+        Args:
+            version: That of the parameters.
+            progress: How much of each worker's training is in them; holds until that worker pushes.
+
+        Raises:
+            ProtocolError: If somebody has pushed, or the job does not have such a worker.
         """
         ...
 

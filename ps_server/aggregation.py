@@ -36,6 +36,20 @@ class StepAggregator:
                 f"PADDLE_TRAINERS_NUM must be the same everywhere"
             )
 
+    def resume(self, version: int) -> None:
+        """Goes on at the version of an earlier run.
+
+        Raises:
+            ProtocolError: If this one has begun.
+        """
+        if self.version or self._parts or self._num_arriving:
+            raise ProtocolError(
+                f"a run cannot go on at version {version} on servers that were trained on, up to version "
+                f"{self.version}: start the servers anew"
+            )
+        self.version = version
+        self._next_step = dict.fromkeys(self._next_step, version)
+
     def check(self, worker: int, step: int) -> None:
         """Raises ProtocolError unless `step` is the worker's next one."""
         self.require_member(worker)

@@ -222,6 +222,14 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
             logger.info("loaded folder=%s", request.folder)
             return control_plane_pb2.LoadResponse()
 
+    async def Resume(
+        self, request: control_plane_pb2.ResumeRequest, context: grpc.aio.ServicerContext
+    ) -> control_plane_pb2.ResumeResponse:
+        async with self._answering(context, "Resume"):
+            self._store.resume(*control_messages.resumed_run(request))
+            logger.info("resumed version=%d", request.version)
+            return control_plane_pb2.ResumeResponse()
+
     async def Shrink(
         self, request: control_plane_pb2.ShrinkRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.ShrinkResponse:

@@ -9,7 +9,7 @@ what it knows of the workers; the store's lock guards only which tables and bloc
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from protos.store import (
     Stamp,
     StoreStatus,
     Version,
+    WorkerProgress,
 )
 from ps_server.checkpoint.digest import model_digest, shard_digest
 from ps_server.checkpoint.manifest import Part
@@ -304,11 +305,24 @@ class ParameterStore:
 
     # Checkpoints
 
-    def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
+    def save(
+        self,
+        url: str,
+        attachments: Mapping[str, bytes],
+        *,
+        on_cut: Callable[[], None] | None = None,
+    ) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
+
+        def write_parts(folder: str, token: str) -> list[Part]:
+            part = self.save_part(folder, token)
+            if on_cut is not None:
+                on_cut()
+            return [part]
+
         return save_checkpoint(
             url,
-            write_parts=lambda folder, token: [self.save_part(folder, token)],
+            write_parts=write_parts,
             tables={name: table.spec for name, table in self._tables.items()},
             blocks={name: block.spec for name, block in self._blocks.items()},
             attachments=attachments,
@@ -340,6 +354,10 @@ class ParameterStore:
             )
             self._tables |= tables
             self._blocks |= blocks
+
+    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+        """See `protos.store.Store`."""
+        self._workers.resume(version, progress)
 
     def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
         saved = checkpoint.tables[name]

@@ -108,6 +108,18 @@ class Workers:
                 progress=self._progress.progress(),
             )
 
+    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+        """Goes on with an earlier run; its workers' progress holds until they push.
+
+        Raises:
+            ProtocolError: If this run has begun, or the other had more workers.
+        """
+        with self._lock:
+            for worker in progress:
+                self._steps.require_member(worker)
+            self._steps.resume(version)
+            self._progress.restore(progress)
+
     def progress(self) -> Mapping[int, WorkerProgress]:
         """Returns how much of each worker's training is applied.
 

@@ -36,6 +36,7 @@ from protos.store import (
     Stamp,
     StoreStatus,
     Version,
+    WorkerProgress,
 )
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.manifest import Part, part_from_json
@@ -350,19 +351,30 @@ class ClusterClient:
 
     # Checkpoints and status
 
-    def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
+    def save(
+        self,
+        url: str,
+        attachments: Mapping[str, bytes],
+        *,
+        on_cut: Callable[[], None] | None = None,
+    ) -> str:
         """See `protos.store.Store`; the folder must be on storage that every server sees."""
+
+        def write_parts(folder: str, token: str) -> list[Part]:
+            parts = _results(
+                [self._transport.save(server, folder, token) for server in self._servers]
+            )
+            if on_cut is not None:
+                on_cut()
+            return [part_from_json(part) for part in parts]
+
         return save_checkpoint(
             url,
-            write_parts=self._write_parts,
+            write_parts=write_parts,
             tables=dict(self._tables),
             blocks=dict(self._blocks),
             attachments=attachments,
         )
-
-    def _write_parts(self, folder: str, token: str) -> list[Part]:
-        parts = _results([self._transport.save(server, folder, token) for server in self._servers])
-        return [part_from_json(part) for part in parts]
 
     def load(self, url: str) -> None:
         """See `protos.store.Store`."""
@@ -371,6 +383,10 @@ class ClusterClient:
         checkpoint.require(self._tables.keys() | self._blocks.keys())
         checkpoint.verify()
         _results([self._transport.load(server, checkpoint.url) for server in self._servers])
+
+    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+        """See `protos.store.Store`."""
+        _results([self._transport.resume(server, version, progress) for server in self._servers])
 
     def shrink(self, *, max_norm: float) -> Mapping[str, Shrunk]:
         """See `protos.store.Store`."""

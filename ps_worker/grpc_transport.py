@@ -31,6 +31,7 @@ from protos.store import (
     Shrunk,
     Stamp,
     Version,
+    WorkerProgress,
 )
 from protos.v1 import (
     control_plane_pb2,
@@ -247,6 +248,13 @@ class GrpcTransport:
         request = control_plane_pb2.LoadRequest(folder=folder)
         wait_s = self._deadlines.checkpoint_s
         return self._call(server, "Load", request, _nothing, wait_s=wait_s)
+
+    def resume(
+        self, server: int, version: Version, progress: Mapping[int, WorkerProgress]
+    ) -> Future[None]:
+        """See `Transport`."""
+        request = control_messages.resume_request(version, progress)
+        return self._call(server, "Resume", request, _nothing)
 
     def shrink(self, server: int, max_norm: float) -> Future[Mapping[str, Shrunk]]:
         """See `Transport`."""

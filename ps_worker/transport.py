@@ -24,6 +24,7 @@ from protos.store import (
     Stamp,
     StoreStatus,
     Version,
+    WorkerProgress,
 )
 
 
@@ -111,6 +112,12 @@ class Transport(Protocol):
 
     def load(self, server: int, folder: str) -> Future[None]:
         """Reads the server's part of a checkpoint."""
+        ...
+
+    def resume(
+        self, server: int, version: Version, progress: Mapping[int, WorkerProgress]
+    ) -> Future[None]:
+        """Goes on with an earlier run."""
         ...
 
     def shrink(self, server: int, max_norm: float) -> Future[Mapping[str, Shrunk]]:

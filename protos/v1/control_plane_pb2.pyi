@@ -185,6 +185,25 @@ class WorkerProgress(_message.Message):
     position: str
     def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
 
+class ResumeRequest(_message.Message):
+    __slots__ = ("version", "progress")
+    class ProgressEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: WorkerProgress
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    progress: _containers.MessageMap[int, WorkerProgress]
+    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ...) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "examples", "done", "progress")
     WORKER_FIELD_NUMBER: _ClassVar[int]

@@ -104,6 +104,11 @@ class ParameterServerStub(object):
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.LoadRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_control__plane__pb2.LoadResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/Resume',
+                request_serializer=protos_dot_v1_dot_control__plane__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_control__plane__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.Shrink = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/Shrink',
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.ShrinkRequest.SerializeToString,
@@ -237,6 +242,14 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resume(self, request, context):
+        """Goes on with an earlier run whose parameters were loaded: takes over its version and its workers' progress.
+        Not idempotent, not retried. FAILED_PRECONDITION: this run has begun, or does not have such a worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shrink(self, request, context):
         """Removes small rows of all of this server's tables. Idempotent. FAILED_PRECONDITION: max_norm is negative or
         not finite.
@@ -326,6 +339,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=protos_dot_v1_dot_control__plane__pb2.LoadRequest.FromString,
                     response_serializer=protos_dot_v1_dot_control__plane__pb2.LoadResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=protos_dot_v1_dot_control__plane__pb2.ResumeRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_control__plane__pb2.ResumeResponse.SerializeToString,
             ),
             'Shrink': grpc.unary_unary_rpc_method_handler(
                     servicer.Shrink,
@@ -698,6 +716,33 @@ class ParameterServer(object):
             '/ctr_ps.v1.ParameterServer/Load',
             protos_dot_v1_dot_control__plane__pb2.LoadRequest.SerializeToString,
             protos_dot_v1_dot_control__plane__pb2.LoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ctr_ps.v1.ParameterServer/Resume',
+            protos_dot_v1_dot_control__plane__pb2.ResumeRequest.SerializeToString,
+            protos_dot_v1_dot_control__plane__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -109,6 +109,15 @@ def write_latest(root: str | Path, name: str) -> None:
     folder.put(LATEST, f"{name}\n".encode())
 
 
+def has_latest(root: str | Path) -> bool:
+    """Returns whether a folder of checkpoints says which is the newest, and so has one.
+
+    Raises:
+        CheckpointError: If its storage cannot be reached.
+    """
+    return folder_at(root).has(LATEST)
+
+
 def resolve(url: str | Path) -> Folder:
     """Returns the folder of the checkpoint `url`, or of the latest one in it.
 

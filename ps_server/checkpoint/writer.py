@@ -2,13 +2,13 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from protos.errors import CheckpointError
+from protos.progress import merge_progress
 from protos.spec import DenseSpec, TableSpec
-from protos.store import WorkerProgress
 from ps_server.checkpoint.format import (
     write_counters_file,
     write_dense_file,
@@ -104,7 +104,7 @@ def save_checkpoint(
             data_folder=data.name,
             created=created,
             version=min((part.version for part in parts), default=0),
-            workers=_progress_everywhere(parts),
+            workers=merge_progress([part.workers for part in parts]),
             model_digest="",  # of what the files hold, once they are all there
             tables=tuple(tables.values()),
             blocks=tuple(blocks.values()),
@@ -117,17 +117,6 @@ def save_checkpoint(
         discard(folder, data)
         raise
     return digest
-
-
-def _progress_everywhere(parts: Sequence[Part]) -> dict[int, WorkerProgress]:
-    """Returns how much of each worker's training every server has."""
-    workers: Iterable[int] = (
-        set.intersection(*(set(part.workers) for part in parts)) if parts else ()
-    )
-    return {
-        worker: min((part.workers[worker] for part in parts), key=lambda progress: progress.step)
-        for worker in sorted(workers)
-    }
 
 
 def _write_attachments(data: Folder, contents: Mapping[str, bytes]) -> dict[str, Attachment]:

@@ -1,5 +1,7 @@
 """One suite for every store: parameters that are declared, moved, saved and loaded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from protos.errors import (
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Pulled
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from tests.support.stores import (
     DEEP,
@@ -225,6 +228,23 @@ def test_saved_model_is_loaded_anywhere(store, tmp_path):
     for each in (store, loaded):
         each.push_grad(random_gradients(2), stamp(sequence=2)).result()
     assert_same_parameters(loaded, store)
+
+
+def test_checkpoint_is_of_the_moment_that_its_save_tells(store, tmp_path):
+    for sequence in range(2):
+        stamped = replace(stamp(sequence=sequence), position=f"after {sequence}")
+        store.push_grad(random_gradients(sequence), stamped).result()
+    before, cuts = store.digest(), []
+
+    def push_on() -> None:
+        cuts.append(store.push_grad(random_gradients(2), stamp(sequence=2)).result())
+
+    digest = store.save(str(tmp_path / "model"), {}, on_cut=push_on)
+
+    manifest = Checkpoint.open(tmp_path / "model").manifest
+    assert (digest, cuts) == (before, [3])
+    assert store.digest() != digest
+    assert (manifest.version, manifest.workers[0].position) == (2, "after 1")
 
 
 def test_model_saved_elsewhere_is_loaded(store, tmp_path):

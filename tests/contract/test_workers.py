@@ -245,3 +245,45 @@ def test_status_tells_how_much_of_each_worker_is_applied(open_job):
         worker: WorkerProgress(incarnation=7, sequence=0, step=0, position=f"worker {worker}")
         for worker in range(2)
     }
+
+
+def progress_of(step: int, position: str) -> WorkerProgress:
+    return WorkerProgress(incarnation=1, sequence=8, step=step, position=position)
+
+
+def test_run_goes_on_at_its_version_with_its_progress(open_job):
+    first, second = open_job(num_workers=2)
+    progress = {0: progress_of(5, "there"), 1: progress_of(4, "here")}
+
+    first.resume(5, progress)
+
+    assert (first.status().version, first.status().progress) == (5, progress)
+    together = [
+        store.barrier("start", worker, step=0) for worker, store in enumerate([first, second])
+    ]
+    assert [each.result() for each in together] == [5, 5]
+    first.push_grad(random_gradients(0), stamp(0, 0, pulled=5), at=5).result()
+    assert first.status().progress == progress
+    second.push_grad(random_gradients(1), stamp(1, 0, pulled=5), at=5).result()
+    assert first.status().version == 6
+    assert first.status().staleness.largest == 0
+    assert {each.position for each in first.status().progress.values()} == {""}
+
+
+def test_worker_that_was_not_in_the_run_is_refused(open_job):
+    (store,) = open_job(num_workers=1)
+
+    with pytest.raises(ProtocolError, match="worker 1"):
+        store.resume(5, {1: progress_of(5, "")})
+
+    assert (store.status().version, store.status().progress) == (0, {})
+
+
+def test_run_that_has_begun_does_not_go_on_with_another(open_job):
+    (store,) = open_job(num_workers=1)
+    store.push_grad(random_gradients(0), stamp(0)).result()
+
+    with pytest.raises(ProtocolError, match="start the servers anew"):
+        store.resume(5, {})
+
+    assert store.status().version == 1

@@ -167,3 +167,13 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         staleness=Staleness().add(0, 10).add(3).add(5, 3),
         progress={0: progress(step=6)},
     )
+
+
+@given(version=UINT64, progress=PROGRESS)
+def test_run_to_go_on_with_survives_the_wire(
+    version: int, progress: dict[int, WorkerProgress]
+) -> None:
+    data = control_messages.resume_request(version, progress).SerializeToString()
+
+    request = control_plane_pb2.ResumeRequest.FromString(data)
+    assert control_messages.resumed_run(request) == (version, progress)

@@ -22,6 +22,7 @@ from protos.store import (
     Shrunk,
     Stamp,
     Version,
+    WorkerProgress,
 )
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
@@ -120,6 +121,11 @@ class LocalTransport:
 
     def load(self, server: int, folder: str) -> Future[None]:
         return Answer(lambda: self.stores[server].load(folder))
+
+    def resume(
+        self, server: int, version: Version, progress: Mapping[int, WorkerProgress]
+    ) -> Future[None]:
+        return Answer(lambda: self.stores[server].resume(version, progress))
 
     def shrink(self, server: int, max_norm: float) -> Future[Mapping[str, Shrunk]]:
         return Answer(lambda: self.stores[server].shrink(max_norm=max_norm))
