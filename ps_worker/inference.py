@@ -1,8 +1,6 @@
 """Offline inference: a saved model, some files, no servers."""
 
 import contextlib
-import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,25 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.schema import Schema
-from protos.errors import CheckpointError, JobError, UsageError
+from protos.errors import JobError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.data.files import matching_files
 from ps_worker.data.whole_file import whole_file
 from ps_worker.evaluator import evaluate
-from ps_worker.job import Job, stored_job
 from ps_worker.job_data import streamed
-from ps_worker.session import (
-    JOB_ATTACHMENT,
-    MODEL_ATTACHMENT,
-    SCHEMA_ATTACHMENT,
-    figures,
-    model_of,
-    own_model_file,
-)
-
-logger = logging.getLogger(__name__)
+from ps_worker.saved_job import job_of_checkpoint, schema_of_checkpoint
+from ps_worker.session import figures, model_of
 
 
 def infer(
@@ -56,9 +44,8 @@ def infer(
     """
     checkpoint = Checkpoint.open(model_dir)
     strict = [] if output is None else ["data.bad_row_limit=0"]
-    job = _job_of(checkpoint, [*strict, *overrides])
-    _warn_of_other_code(checkpoint, job)
-    schema = Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
+    job = job_of_checkpoint(checkpoint, [*strict, *overrides])
+    schema = schema_of_checkpoint(checkpoint)
     files = matching_files(data or job.data.test)
     if not files:
         raise JobError("no data to predict: give --data, or train with data.test")
@@ -80,28 +67,6 @@ def infer(
         "model_digest": store.digest(),
         **(figures(metrics) if metrics.examples else {"auc": None, "log_loss": None}),
     }
-
-
-def _job_of(checkpoint: Checkpoint, overrides: Sequence[str]) -> Job:
-    source = f"{JOB_ATTACHMENT} of the checkpoint"
-    try:
-        data = json.loads(checkpoint.attachment(JOB_ATTACHMENT))
-    except ValueError as error:
-        raise CheckpointError(f"{source} is not JSON: {error}") from error
-    return stored_job(data, overrides, source=source)
-
-
-def _warn_of_other_code(checkpoint: Checkpoint, job: Job) -> None:
-    """Says so if the user's own model is not the code that was trained."""
-    path = own_model_file(job)
-    if path is None or MODEL_ATTACHMENT not in checkpoint.attachments or not path.is_file():
-        return
-    if path.read_bytes() != checkpoint.attachment(MODEL_ATTACHMENT):
-        logger.warning(
-            "%s is not the code that was trained; that is in %s",
-            path,
-            checkpoint.attachment_url(MODEL_ATTACHMENT),
-        )
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
 from protos.gradients import Values
+from protos.spec import TableSpec
 from ps_server.checkpoint.digest import piece_digest, shard_digest, statistics_digest
 from ps_server.checkpoint.manifest import (
     FORMAT_VERSION,
@@ -30,6 +31,7 @@ from ps_server.checkpoint.manifest import (
 )
 from ps_server.checkpoint.names import require_name
 from ps_server.checkpoint.rows import CountersSource, DensePiece, DenseSource, Rows, TableSource
+from ps_server.checkpoint.sorted_rows import SavedShard, SortedRows
 from ps_server.checkpoint.storage import Folder
 
 
@@ -87,6 +89,35 @@ def read_table_file(
         if _batch_of(saved.shard, rows) != saved:
             raise _altered(folder, entry.file, saved.shard)
         yield saved.shard, rows
+
+
+def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> SortedRows:
+    """Returns the rows of a file to be looked up where they are; their checksums are not compared.
+
+    Raises:
+        CheckpointError: If the file was cut, or belongs elsewhere.
+    """
+    url = f"{folder.url}/{entry.file}"
+    with folder.open(entry.file) as source:
+        content = source.read_buffer()
+    schema = _rows_schema(entry.table, (spec.dim, entry.state_width, entry.statistics_width))
+    reader = _reader_of(pa.BufferReader(content), schema, len(entry.batches), url)
+    shards = {}
+    for position, saved in enumerate(entry.batches):
+        keys, weights, *_ = _read_batch(reader, position, saved.rows, url).columns
+        if saved.rows:
+            shards[saved.shard] = SavedShard(
+                rows=saved.rows,
+                keys_at=keys.buffers()[1].address - content.address,
+                values_at=weights.flatten().buffers()[1].address - content.address,
+            )
+    return SortedRows(
+        np.frombuffer(content, np.uint8),
+        dim=spec.dim,
+        dtype=np.dtype(np.float32),
+        num_shards=spec.num_shards,
+        shards=shards,
+    )
 
 
 def write_counters_file(folder: Folder, server_index: int, source: CountersSource) -> CountersEntry:
@@ -259,19 +290,25 @@ def _create(folder: Folder, file: str, schema: pa.Schema) -> Iterator[pa.ipc.Rec
 def _open(
     folder: Folder, file: str, schema: pa.Schema, num_batches: int
 ) -> Iterator[pa.ipc.RecordBatchFileReader]:
-    url = f"{folder.url}/{file}"
     with folder.open(file) as source:
-        reader = pa.ipc.open_file(source)
-        if not reader.schema.equals(schema, check_metadata=True):
-            raise CheckpointError(
-                f"{url} was altered or belongs elsewhere: its schema is not {_words(schema)}"
-            )
-        if reader.num_record_batches != num_batches:
-            raise CheckpointError(
-                f"{url} was altered: it has {reader.num_record_batches} record batches, the manifest "
-                f"says {num_batches}"
-            )
-        yield reader
+        yield _reader_of(source, schema, num_batches, f"{folder.url}/{file}")
+
+
+def _reader_of(
+    source: pa.NativeFile, schema: pa.Schema, num_batches: int, url: str
+) -> pa.ipc.RecordBatchFileReader:
+    """Returns a reader of a file that has what the manifest says."""
+    reader = pa.ipc.open_file(source)
+    if not reader.schema.equals(schema, check_metadata=True):
+        raise CheckpointError(
+            f"{url} was altered or belongs elsewhere: its schema is not {_words(schema)}"
+        )
+    if reader.num_record_batches != num_batches:
+        raise CheckpointError(
+            f"{url} was altered: it has {reader.num_record_batches} record batches, the manifest "
+            f"says {num_batches}"
+        )
+    return reader
 
 
 def _read_shards(

@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from protos.errors import CheckpointError
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.digest import model_digest
-from ps_server.checkpoint.format import read_counters_file, read_dense_file, read_table_file
+from ps_server.checkpoint.format import (
+    map_table_file,
+    read_counters_file,
+    read_dense_file,
+    read_table_file,
+)
 from ps_server.checkpoint.manifest import (
     DenseEntry,
     Manifest,
@@ -23,6 +28,7 @@ from ps_server.checkpoint.manifest import (
 from ps_server.checkpoint.names import ATTACHMENTS, MANIFEST
 from ps_server.checkpoint.publish import read_manifest, resolve
 from ps_server.checkpoint.rows import DensePiece, Rows
+from ps_server.checkpoint.sorted_rows import SortedRows
 from ps_server.checkpoint.storage import Folder
 
 T = TypeVar("T")
@@ -104,6 +110,18 @@ class Checkpoint:
             )
         for entry in self.manifest.files_of_table(table):
             yield from read_table_file(self._data, entry, spec.dim, wanted)
+
+    def map_rows(self, table: str) -> list[SortedRows]:
+        """Returns a table's rows, file by file, to be looked up where they are.
+
+        Raises:
+            CheckpointError: If there is no such table, or a file was cut or belongs elsewhere; checksums are
+                not compared, which would read everything.
+        """
+        spec = _find(self.tables, table, "table", self.url)
+        return [
+            map_table_file(self._data, entry, spec) for entry in self.manifest.files_of_table(table)
+        ]
 
     def read_candidates(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
         """Yields the keys without a row of those shards that have some saved, with the shards' numbers.

@@ -1,0 +1,145 @@
+"""Online prediction: how soon a predictor is ready, and how long it takes to answer.
+
+    python -m benchmarks.bench_predictor                  # one JSON line a case; 2 GB of disk, 3 of memory
+    python -m benchmarks.bench_predictor --rows 1000000
+
+    load     from the call of Predictor.load to the first answer, in a fresh process that has imported it;
+             kernels are compiled and cached, the files lie in the page cache
+    predict  one thread asks for batches of 1, 32 and 512 examples, whose keys are drawn from all rows; BLAS
+             has one thread, as in a server that answers in several
+
+The model is the CTR-DNN of the other benchmarks, with rows and Adagrad state of dim 10, as a job saves it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctr_model.batch import Batch
+from protos.gradients import Gradients, SparseGrad
+from protos.store import Stamp
+from ps_server.store import ParameterStore
+from ps_worker.declaring import declare
+from ps_worker.job import Job, override_job
+from ps_worker.predictor import Predictor
+from ps_worker.session import attachments_of, plan_of
+
+BATCH_SIZES = (1, 32, 512)
+ROWS_A_PUSH = 1_000_000
+REPEATS = 200
+
+
+def main() -> None:
+    """Prints a line a case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--answer", help=argparse.SUPPRESS)  # what the fresh process is to load
+    options = parser.parse_args()
+    if options.answer:
+        print(json.dumps(answered(options.answer, options.rows)))
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-predictor-") as name:
+        url = str(Path(name) / "model")
+        save_model(url, options.rows)
+        rounds = [in_fresh_process(url, options.rows) for _ in range(options.rounds + 1)]
+    for case in rounds[0]:
+        numbers = [line[case] for line in rounds[1:]]  # the first compiles what it needs
+        print(
+            json.dumps(
+                {
+                    "benchmark": "predictor",
+                    "case": case,
+                    "rows": options.rows,
+                    "ms": round(statistics.median(numbers), 3),
+                    "low": round(min(numbers), 3),
+                    "high": round(max(numbers), 3),
+                }
+            ),
+            flush=True,
+        )
+
+
+def ctr_dnn_job() -> Job:
+    """Returns a job of the tutorial's network."""
+    return override_job({}, ["model.dim=10", "model.hidden=[400, 400, 400]"], source="benchmark")
+
+
+def keys_of_rows(start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Returns the keys of rows `start` to `stop`: all different, and as scattered as hashes are."""
+    return np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def save_model(url: str, rows: int) -> None:
+    """Saves a model whose table has so many rows."""
+    job = ctr_dnn_job()
+    plan = plan_of(job)
+    store = ParameterStore()
+    declare(store, plan.model, job)
+    (table,) = plan.model.tables
+    for number, start in enumerate(range(0, rows, ROWS_A_PUSH)):
+        keys = keys_of_rows(start, min(rows, start + ROWS_A_PUSH))
+        grad = SparseGrad(keys, np.ones((keys.size, table.dim), np.float32), examples=1)
+        stamp = Stamp(
+            worker=0, incarnation=1, sequence=number, step=number, examples=1, batches=1, pulled=0
+        )
+        store.push_grad(Gradients(sparse={table.name: grad}), stamp).result()
+    store.save(url, attachments_of(job, plan.schema))
+
+
+def in_fresh_process(url: str, rows: int) -> dict[str, float]:
+    """Returns what `answered` measures in a process of its own."""
+    output = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bench_predictor", "--answer", url, "--rows", str(rows)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    ).stdout
+    numbers: dict[str, float] = json.loads(output)
+    return numbers
+
+
+def answered(url: str, rows: int) -> dict[str, float]:
+    """Returns milliseconds by case."""
+    rng = np.random.default_rng(0)
+    start = time.perf_counter()
+    predictor = Predictor.load(url)
+    predictor.predict(random_batch(predictor, rng, rows, 1))
+    milliseconds = {"load": 1000 * (time.perf_counter() - start)}
+    for size in BATCH_SIZES:
+        batches = [random_batch(predictor, rng, rows, size) for _ in range(REPEATS)]
+        seconds = []
+        for batch in batches:
+            start = time.perf_counter()
+            predictor.predict(batch)
+            seconds.append(time.perf_counter() - start)
+        milliseconds[f"predict_{size}"] = 1000 * statistics.median(seconds)
+        milliseconds[f"predict_{size}_p99"] = 1000 * float(np.quantile(seconds, 0.99))
+    return milliseconds
+
+
+def random_batch(predictor: Predictor, rng: np.random.Generator, rows: int, size: int) -> Batch:
+    """Returns examples with a key of some row in each slot."""
+    num_slots = len(predictor.schema.slots)
+    drawn = rng.integers(0, rows, size * num_slots, np.uint64) + np.uint64(1)
+    return Batch(
+        labels=None,
+        dense=rng.random((size, predictor.schema.num_dense), np.float32),
+        keys=drawn * np.uint64(0x9E3779B97F4A7C15),
+        offsets=np.arange(size * num_slots + 1, dtype=np.int32),
+        num_slots=num_slots,
+    )
+
+
+if __name__ == "__main__":
+    main()

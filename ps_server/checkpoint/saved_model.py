@@ -1,0 +1,70 @@
+"""A saved model, read where it lies: no servers, and nothing is loaded beforehand but the dense blocks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from protos.errors import CheckpointError
+from protos.gradients import Values
+from protos.partition import Keys
+from protos.spec import TableSpec
+from ps_server.checkpoint.reader import Checkpoint
+
+
+class SavedModel:
+    """The parameters of one checkpoint. Immutable, so any thread may read."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Maps the rows, and reads the dense blocks.
+
+        Raises:
+            CheckpointError: If a file is missing, cut or, as far as it is read, altered.
+        """
+        self.checkpoint = checkpoint
+        self._rows = {name: checkpoint.map_rows(name) for name in checkpoint.tables}
+        self._dense = {
+            name: _frozen(checkpoint.read_dense(name, slice(0, block.length)).weights)
+            for name, block in checkpoint.blocks.items()
+        }
+
+    @classmethod
+    def open(cls, url: str | Path) -> "SavedModel":
+        """Opens the checkpoint `url`, or the latest one in that folder.
+
+        Raises:
+            CheckpointError: If there is none, or it is not whole.
+        """
+        return cls(Checkpoint.open(url))
+
+    @property
+    def dense(self) -> Mapping[str, Values]:
+        """The dense blocks, float32[n] by name, read-only."""
+        return MappingProxyType(self._dense)
+
+    def read(self, table: str, keys: Keys) -> Values:
+        """Returns the rows of `keys` uint64[N], float32[N, D]; a key without a row reads as in inference.
+
+        Raises:
+            CheckpointError: If there is no such table.
+        """
+        if table not in self._rows:
+            raise CheckpointError(
+                f"checkpoint {self.checkpoint.url} has no table {table!r}, only {sorted(self._rows)}"
+            )
+        spec = self.checkpoint.tables[table]
+        rows = np.full((keys.size, spec.dim), _missing_value(spec), np.float32)
+        for file in self._rows[table]:
+            file.read(keys, rows)
+        return rows
+
+
+def _missing_value(spec: TableSpec) -> float:
+    return 0.0 if spec.admission is None else spec.admission.default_value
+
+
+def _frozen(values: Values) -> Values:
+    view = values.view()
+    view.flags.writeable = False
+    return view
