@@ -7,6 +7,7 @@ A push is checked as a whole before any part of it is applied. Tables lock their
 what it knows of the workers; the store's lock guards only which tables and blocks there are.
 """
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,8 @@ from ps_server.table.sparse_table import SparseTable
 from ps_server.table.statistics import Clock, wall_clock
 from ps_server.waiting import Answered
 from ps_server.workers import Workers
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_WAIT_LIMIT_S = 600.0
 
@@ -253,7 +256,10 @@ class ParameterStore:
 
     def _check(self, gradients: Gradients) -> None:
         for name, grad in gradients.sparse.items():
-            self._table(name).check(grad)
+            table = self._table(name)
+            table.check(grad)
+            if table.spec.admission is not None and table.spec.admission.table:
+                self._table(table.spec.admission.table)
         for name, dense in gradients.dense.items():
             self._block(name).check(dense)
         require_finite(gradients)
@@ -263,7 +269,8 @@ class ParameterStore:
         for name, grad in gradients.sparse.items():
             table = self._tables[name]
             if table.spec.admission is not None and table.spec.admission.table:
-                admits_by_score.append((self._tables[table.spec.admission.table], table, grad))
+                scoring = self._tables[table.spec.admission.table]
+                admits_by_score.append((scoring, table, grad))
             else:
                 table.push(grad, source)
         for scoring, table, grad in admits_by_score:  # once this push is in the scores
@@ -361,13 +368,15 @@ class ParameterStore:
 
     def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
         saved = checkpoint.tables[name]
-        # Who loads to read has no use for what is of a job; a job that wants it declares so.
-        unclaimed = replace(saved, records_changes=False, admission=None, expiry=None)
+        # Who loads to read has no use for what is of a job; a job that wants it declares so. Admission
+        # stays: it says what keys without a row read, and counts them.
+        unclaimed = replace(saved, records_changes=False, expiry=None)
         spec = self._tables[name].spec if name in self._tables else unclaimed
         _require_loadable(saved, spec)
         table = self._new_table(spec)
         for _, rows in checkpoint.read_shards(name, table.shards):
             table.write(rows)
+        _load_candidates(checkpoint, saved, table)
         return table
 
     def _load_block(self, checkpoint: Checkpoint, name: str) -> DenseTable:
@@ -423,6 +432,23 @@ def _shrink(table: SparseTable, max_norm: float) -> Shrunk:
     before = table.status.size_bytes
     rows = table.evict(max_norm)
     return Shrunk(rows=rows, size_bytes=max(0, before - table.status.size_bytes))
+
+
+def _load_candidates(checkpoint: Checkpoint, saved: TableSpec, table: SparseTable) -> None:
+    """Loads what was counted of keys without a row, if the table goes on counting it."""
+    if not table.counts_as(saved):
+        if saved.admission is not None and table.spec.admission is not None:
+            logger.warning(
+                "counts of keys without a row start anew, admission was %s and is %s table=%s",
+                saved.admission,
+                table.spec.admission,
+                saved.name,
+            )
+        return
+    for _, rows in checkpoint.read_candidates(saved.name, table.shards):
+        table.write_candidates(rows)
+    for shard, counters in checkpoint.read_counters(saved.name, table.shards):
+        table.write_counters(shard, counters)
 
 
 def _no_rows(table: SparseTable) -> tuple[Keys, Values]:

@@ -138,3 +138,16 @@ class CountingBloomFilter:
         self.passes[shard] += 1
         salt = np.uint64(mix64(np.uint64(self.passes[shard])))
         _decay(self.arrays.counters[shard], decay, salt)
+
+    def to_bytes(self, shard: int) -> NDArray[np.uint8]:
+        """Returns a copy of a shard's passes, 8 bytes, and counters, all little-endian."""
+        passes = self.passes[shard : shard + 1].astype("<i8")
+        counters = self.arrays.counters[shard]
+        little = counters.astype(counters.dtype.newbyteorder("<"))
+        return np.concatenate([passes.view(np.uint8), little.view(np.uint8)])
+
+    def from_bytes(self, shard: int, saved: NDArray[np.uint8]) -> None:
+        """Overwrites a shard with what `to_bytes` returned of a filter made alike."""
+        counters = self.arrays.counters
+        self.passes[shard] = saved[:8].view("<i8")[0]
+        counters[shard] = saved[8:].view(counters.dtype.newbyteorder("<"))

@@ -8,10 +8,15 @@ A counting Bloom filter knows no keys: it takes the same memory however many the
 the truth of some. Both are under the locks of their table.
 """
 
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+
 from protos.gradients import Values
+from protos.partition import Keys
 from protos.spec import AdmissionSpec, TableSpec
 from ps_server.table.admission import Rule, rule_of
 from ps_server.table.arena import RESERVED_REGION_BYTES
@@ -19,9 +24,10 @@ from ps_server.table.bloom_filter import MAX_COUNT, CountingBloomFilter
 from ps_server.table.candidate_kernels import admit_counted, admit_estimated
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import Initializer
-from ps_server.table.row_kernels import Push
+from ps_server.table.row_kernels import Push, write_rows
 from ps_server.table.row_layout import RowLayout
 from ps_server.table.row_regions import RowRegions
+from ps_server.table.table_cut import CountersCut, TableCut
 
 
 class Candidates(Protocol):
@@ -57,6 +63,17 @@ class Candidates(Protocol):
     def can_count(self, spec: AdmissionSpec) -> bool:
         """Whether the counts are such as this admission wants."""
 
+    def cut(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> TableCut | CountersCut:
+        """Returns the counts as they are now, for a checkpoint; all shards must be locked.
+
+        Args:
+            spec: Of the table.
+            locks: Of its shards, for who copies later.
+        """
+
+    def end_cut(self, *, saved: bool) -> None:
+        """Ends the cut; all shards must be locked."""
+
 
 class ExactCandidates:
     """Candidates as rows: see `Candidates`."""
@@ -66,6 +83,7 @@ class ExactCandidates:
     ) -> None:
         """Makes an empty set of candidates for some of a table's shards."""
         self.rule = rule
+        self._shards = shards
         self.regions = RowRegions(
             RowLayout(dim=0, state_width=0, has_statistics=True),
             num_shards=num_shards,
@@ -103,6 +121,27 @@ class ExactCandidates:
         """See `Candidates`."""
         return spec.counter == "exact" and not spec.table
 
+    def cut(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> TableCut:
+        """See `Candidates`."""
+        self.regions.begin_cut()
+        return TableCut(replace(spec, dim=0), self._shards, self.regions, locks)
+
+    def end_cut(self, *, saved: bool) -> None:
+        """See `Candidates`."""
+        self.regions.end_cut(saved=saved)
+
+    def write(self, keys: Keys, statistics: Values, start: int) -> int:
+        """Writes candidates from key `start` on, as from a checkpoint; returns as `write_rows` does.
+
+        Args:
+            keys: uint64[N].
+            statistics: float32[N, 4].
+            start: First key.
+        """
+        nothing = np.empty((keys.size, 0), np.float32)
+        nothing.flags.writeable = False
+        return write_rows(self.regions.arrays, keys, nothing, nothing, statistics, start)
+
 
 class EstimatedCandidates:
     """Candidates as counters of a Bloom filter: see `Candidates`."""
@@ -112,6 +151,7 @@ class EstimatedCandidates:
     ) -> None:
         """Makes a filter for some of a table's shards in which nothing has occurred."""
         self.rule = rule
+        self._shards = shards
         self._shape = _filter_shape(spec)
         expected_keys, false_positive_rate, max_count = self._shape
         self.filter = CountingBloomFilter(
@@ -150,6 +190,14 @@ class EstimatedCandidates:
     def can_count(self, spec: AdmissionSpec) -> bool:
         """See `Candidates`."""
         return spec.counter == "bloom" and _filter_shape(spec) == self._shape
+
+    def cut(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersCut:
+        """See `Candidates`; copies all counters."""
+        counters = {shard: self.filter.to_bytes(shard) for shard in self._shards}
+        return CountersCut(spec, self._shards, counters)
+
+    def end_cut(self, *, saved: bool) -> None:
+        """See `Candidates`; the copy needs nothing of the counters."""
 
 
 def _filter_shape(spec: AdmissionSpec) -> tuple[int, float, int]:

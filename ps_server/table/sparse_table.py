@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import GradientError, ProtocolError
+from protos.errors import GradientError, ProtocolError, SpecConflictError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
 from protos.spec import StatisticsSpec, TableSpec
@@ -22,7 +22,12 @@ from protos.store import Missing, TableStatus
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import hyper_of, initial_state
 from ps_server.table.arena import RESERVED_REGION_BYTES
-from ps_server.table.candidates import Candidates, candidates_of
+from ps_server.table.candidates import (
+    Candidates,
+    EstimatedCandidates,
+    ExactCandidates,
+    candidates_of,
+)
 from ps_server.table.change_bits import NOBODY
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import build_initializer
@@ -246,6 +251,35 @@ class SparseTable:
             lambda start: write_rows(self._arrays, keys, weights, state, statistics, start),
         )
 
+    def write_candidates(self, rows: Rows) -> None:
+        """Writes keys without a row of this server's shards, as from a checkpoint; the table counts them.
+
+        Raises:
+            SpecConflictError: If the table does not count keys one by one.
+        """
+        candidates = self._candidates
+        if not isinstance(candidates, ExactCandidates):
+            raise SpecConflictError(f"table {self.spec.name!r} counts no keys one by one")
+        keys, statistics = frozen(rows.keys), frozen(rows.statistics)
+        self._with_room(keys, lambda start: candidates.write(keys, statistics, start))
+
+    def write_counters(self, shard: int, saved: NDArray[np.uint8]) -> None:
+        """Overwrites the counters of a shard, as from a checkpoint of a table with the same admission.
+
+        Raises:
+            SpecConflictError: If the table has none.
+        """
+        candidates = self._candidates
+        if not isinstance(candidates, EstimatedCandidates):
+            raise SpecConflictError(f"table {self.spec.name!r} has no counters")
+        with self._locks[shard]:
+            candidates.filter.from_bytes(shard, saved)
+
+    def counts_as(self, spec: TableSpec) -> bool:
+        """Whether what a table of this spec counted of keys without a row can be counted on here."""
+        candidates, admission = self._candidates, spec.admission
+        return candidates is not None and admission is not None and candidates.can_count(admission)
+
     def take_changed(self, observer: int, max_rows: int) -> tuple[Keys, Values]:
         """Returns rows that changed since the observer last took them: by a write, or a push of another.
 
@@ -326,13 +360,25 @@ class SparseTable:
                 raise ProtocolError(
                     f"table {self.spec.name!r} is being saved: wait until that has ended"
                 )
-            self._regions.begin_cut()
-        return TableCut(self.spec, self.shards, self._regions, self._locks)
+            candidates = None
+            if self._candidates is not None:
+                candidates = self._candidates.cut(self.spec, self._locks)
+            try:
+                self._regions.begin_cut()
+            except MemoryError:
+                self._end_cut_of_candidates(saved=False)
+                raise
+        return TableCut(self.spec, self.shards, self._regions, self._locks, candidates)
 
     def end_cut(self, *, saved: bool) -> None:
         """Ends the cut; unless it was saved, what had changed before it counts as changed again."""
         with self._locked(range(self.spec.num_shards)):
             self._regions.end_cut(saved=saved)
+            self._end_cut_of_candidates(saved=saved)
+
+    def _end_cut_of_candidates(self, *, saved: bool) -> None:
+        if self._candidates is not None:
+            self._candidates.end_cut(saved=saved)
 
     @property
     def _arrays(self) -> TableArrays:

@@ -7,7 +7,8 @@ shard waits for microseconds. Sorting and placing happen between the stretches.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +127,19 @@ class ShardCopy:
             place_columns(rows, first_column + columns.start, places, start, out)
 
 
+@dataclass(frozen=True, slots=True)
+class CountersCut:
+    """Copies of a filter's counters: a `ps_server.checkpoint.rows.CountersSource`."""
+
+    spec: TableSpec
+    shards: Sequence[int]
+    counters: Mapping[int, NDArray[np.uint8]]
+
+    def export_shard(self, shard: int) -> NDArray[np.uint8]:
+        """Returns a shard's counters."""
+        return self.counters[shard]
+
+
 class TableCut:
     """A table as it was at one moment: a `ps_server.checkpoint.rows.TableSource`.
 
@@ -136,6 +150,7 @@ class TableCut:
         shards: Numbers of the shards held.
         state_width: Columns of optimizer state in a row.
         statistics_width: Columns of statistics in a row.
+        candidates: What the table counted of keys without a row.
     """
 
     def __init__(
@@ -144,8 +159,10 @@ class TableCut:
         shards: Sequence[int],
         regions: RowRegions,
         locks: Sequence[threading.Lock],
+        candidates: "TableCut | CountersCut | None" = None,
     ) -> None:
         """Reads from regions that are cut, whose shards `locks` guard."""
+        self.candidates = candidates
         self.spec = spec
         self.shards = shards
         self.state_width = regions.layout.state_width

@@ -1,0 +1,153 @@
+"""What was counted of keys without a row, as it was at a cut, and back again."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protos.errors import SpecConflictError
+from protos.gradients import SparseGrad
+from protos.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from ps_server.checkpoint.rows import Rows
+from ps_server.table.sparse_table import SparseTable
+from ps_server.table.table_cut import CountersCut, TableCut
+from tests.reference.admission import ReferenceAdmission
+from tests.support.statistics import candidates_of, counted_by
+
+EXACT = TableSpec(
+    name="t",
+    dim=3,
+    initializer=InitializerSpec(kind="uniform", scale=0.5),
+    optimizer=OptimizerSpec(name="adagrad"),
+    num_shards=4,
+    statistics=StatisticsSpec(),
+    admission=AdmissionSpec(threshold=6),
+)
+BLOOM = replace(EXACT, admission=AdmissionSpec(threshold=6, counter="bloom", expected_keys=2000))
+UNIVERSE = np.random.default_rng(0).integers(0, 2**64, 500, np.uint64)
+
+
+def gradient(rng: np.random.Generator) -> SparseGrad:
+    keys = rng.choice(UNIVERSE, 100, replace=False)
+    shows = rng.integers(1, 4, keys.size)
+    counts = np.stack([shows, shows // 2], axis=1).astype(np.uint32)
+    return SparseGrad(keys, np.ones((keys.size, 3), np.float32), 1, counts)
+
+
+def trained(spec: TableSpec, pushes: int = 8, seed: int = 1) -> SparseTable:
+    table = SparseTable(spec, clock=lambda: 1000.0)
+    rng = np.random.default_rng(seed)
+    for _ in range(pushes):
+        table.push(gradient(rng))
+    return table
+
+
+def test_candidates_of_a_cut_are_those_of_its_moment() -> None:
+    """Others are counted, admitted and removed while it is copied."""
+    table, reference = SparseTable(EXACT), ReferenceAdmission(EXACT)
+    rng = np.random.default_rng(2)
+
+    def push() -> None:
+        grad = gradient(rng)
+        table.push(grad)
+        assert grad.counts is not None
+        for key, (shows, clicks) in zip(grad.keys.tolist(), grad.counts.tolist(), strict=True):
+            reference.push(key, shows, clicks)
+
+    for _ in range(6):
+        for _ in range(3):
+            push()
+        before = dict(reference.candidates)
+        cut = table.begin_cut()
+        assert isinstance(cut.candidates, TableCut)
+        copies = [cut.candidates.copy_shard(shard, stretch_rows=7) for shard in table.shards]
+        while not all(copy.is_done for copy in copies):
+            for copy in copies:
+                if not copy.is_done:
+                    copy.step()
+            push()
+        table.end_cut(saved=True)
+        found = {
+            int(key): (float(show), float(click))
+            for copy in copies
+            for key, (show, click, *_) in zip(copy.rows().keys, copy.rows().statistics, strict=True)
+        }
+        assert found == before
+    assert len(reference.rows) > 400
+    assert {key: (each.show, each.click) for key, each in candidates_of(table).items()} == (
+        reference.candidates
+    )
+
+
+def test_written_candidates_are_counted_on() -> None:
+    table, other = trained(EXACT), SparseTable(EXACT, clock=lambda: 1000.0)
+    cut = table.begin_cut()
+    assert isinstance(cut.candidates, TableCut)
+    for shard in table.shards:
+        other.write(cut.export_shard(shard))
+        other.write_candidates(cut.candidates.export_shard(shard))
+    table.end_cut(saved=True)
+
+    assert candidates_of(other) == candidates_of(table)
+    assert len(candidates_of(other)) > 50
+    for each in (table, other):
+        each.push(gradient(np.random.default_rng(9)))
+
+    assert candidates_of(other) == candidates_of(table)
+    assert counted_by(other).keys() == counted_by(table).keys()
+
+
+def test_written_counters_are_counted_on() -> None:
+    table, other = trained(BLOOM), SparseTable(BLOOM)
+    table._candidates.filter.decay(1, 0.9)  # type: ignore[union-attr]
+    cut = table.begin_cut()
+    assert isinstance(cut.candidates, CountersCut)
+    for shard in table.shards:
+        other.write(cut.export_shard(shard))
+    table.push(gradient(np.random.default_rng(3)))  # a cut is of its moment
+    for shard in table.shards:
+        other.write_counters(shard, cut.candidates.export_shard(shard))
+    table.end_cut(saved=True)
+    other.push(gradient(np.random.default_rng(3)))
+
+    filters = [each._candidates.filter for each in (table, other)]  # type: ignore[union-attr]
+    np.testing.assert_array_equal(filters[0].arrays.counters, filters[1].arrays.counters)
+    assert filters[1].passes.tolist() == [0, 1, 0, 0]
+    assert counted_by(other).keys() == counted_by(table).keys()
+
+
+def test_table_without_candidates_takes_none() -> None:
+    rows = Rows(
+        keys=UNIVERSE[:1],
+        weights=np.empty((1, 0), np.float32),
+        state=np.empty((1, 0), np.float32),
+        statistics=np.ones((1, 4), np.float32),
+    )
+
+    for spec in (replace(EXACT, admission=None), BLOOM):
+        with pytest.raises(SpecConflictError, match="'t' counts no keys one by one"):
+            SparseTable(spec).write_candidates(rows)
+    with pytest.raises(SpecConflictError, match="'t' has no counters"):
+        SparseTable(EXACT).write_counters(0, np.zeros(9, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("saved", "goes_on"),
+    [
+        (EXACT, True),
+        (replace(EXACT, admission=AdmissionSpec(policy="score", threshold=1.0)), True),
+        (replace(EXACT, admission=None), False),
+        (BLOOM, False),
+    ],
+    ids=["same", "other-policy", "none", "other-counter"],
+)
+def test_counts_go_on_where_they_are_of_the_same_kind(saved: TableSpec, goes_on: bool) -> None:
+    assert SparseTable(EXACT).counts_as(saved) is goes_on
+
+
+def test_counters_of_another_size_are_no_use() -> None:
+    assert BLOOM.admission is not None
+    larger = replace(BLOOM, admission=replace(BLOOM.admission, expected_keys=4000))
+
+    assert SparseTable(BLOOM).counts_as(BLOOM)
+    assert not SparseTable(BLOOM).counts_as(larger)
