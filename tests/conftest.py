@@ -42,6 +42,15 @@ def nothing_is_left_behind() -> Iterator[None]:
         assert not children.read_text().split(), "a child process still runs"
 
 
+@pytest.fixture(scope="session")
+def s3() -> Iterator[dict[str, str]]:
+    """An S3 server with one bucket; the variables that point processes at it."""
+    from tests.support.s3 import s3_server  # late: a second of imports that few tests need
+
+    with s3_server() as environment:
+        yield environment
+
+
 @pytest.fixture
 def criteo_sample() -> Path:
     """The folder of real rows beside the project: CTR_SAMPLE_DIR."""

@@ -155,7 +155,8 @@ class RenamingFolder(RemoteFolder):
 
     def read(self, file: str) -> bytes:
         """See `Folder`."""
-        return super().read(file if super().has(file) else f"{file}.next")
+        is_cut_short = not super().has(file) and super().has(f"{file}.next")
+        return super().read(f"{file}.next" if is_cut_short else file)
 
     def put(self, file: str, content: bytes) -> None:
         """See `Folder`."""

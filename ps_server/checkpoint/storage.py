@@ -101,10 +101,10 @@ def folder_at(url: str | Path) -> Folder:
         from ps_server.checkpoint.remote_storage import remote_folder
 
         return remote_folder(text)
-    if _SHORT_URL.match(text):
+    if _SHORT_URL.match(text) or ("://" in text and match is None):
         raise CheckpointError(
-            f"{text!r} is neither a path nor a URL: a URL has '//' after its scheme, which it loses as a "
-            f"pathlib.Path"
+            f"{text!r} is neither a path nor a URL of one file system: a URL is scheme://..., and loses a "
+            f"slash as a pathlib.Path"
         )
     try:
         return LocalFolder(Path(text[match.end() :] if match else text).resolve())
