@@ -49,6 +49,12 @@ def run(
     wait_limit: Annotated[
         float, typer.Option(min=0, help="Seconds that a worker may wait for the others.")
     ] = DEFAULT_WAIT_LIMIT_S,
+    checkpoint_root: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Folder or URL in which alone to save and load; repeatable; default: anywhere."
+        ),
+    ] = None,
     bind: Annotated[
         str | None,
         typer.Option(
@@ -73,6 +79,7 @@ def run(
                 stay=stay,
                 idle_limit_s=idle_limit_of(idle_limit, stay=stay),
                 wait_limit_s=wait_limit,
+                checkpoint_roots=tuple(checkpoint_root or ()),
             )
             exit_code = run_server(role, settings)
     except CtrPsError as error:

@@ -35,6 +35,7 @@ class RunSettings:
         stay: Whether to go on for the next job when all workers are done.
         idle_limit_s: Seconds without a call after which the server ends with an error; None: never.
         wait_limit_s: Seconds that a worker may wait for the others.
+        checkpoint_roots: Folders in which alone the server saves and loads; none: anywhere.
     """
 
     bind: str | None = None
@@ -42,6 +43,7 @@ class RunSettings:
     stay: bool = False
     idle_limit_s: float | None = DEFAULT_IDLE_LIMIT_S
     wait_limit_s: float = DEFAULT_WAIT_LIMIT_S
+    checkpoint_roots: tuple[str, ...] = ()
 
 
 def idle_limit(option: float | None, *, stay: bool) -> float | None:
@@ -97,6 +99,7 @@ def run_server(role: ServerRole, settings: RunSettings) -> int:
         server_index=role.server_index,
         num_servers=role.num_servers,
         wait_limit_s=settings.wait_limit_s,
+        checkpoint_roots=settings.checkpoint_roots,
     )
     if settings.load is not None:
         store.load(settings.load)

@@ -43,6 +43,7 @@ from protos.store import (
 from ps_server.checkpoint.digest import model_digest, shard_digest
 from ps_server.checkpoint.manifest import Part
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.roots import Roots
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
 from ps_server.mailbox import INBOX_BYTES
 from ps_server.table.admission import check_score_source
@@ -68,6 +69,7 @@ class ParameterStore:
         num_servers: int = 1,
         wait_limit_s: float = DEFAULT_WAIT_LIMIT_S,
         inbox_bytes: int = INBOX_BYTES,
+        checkpoint_roots: Sequence[str] = (),
         clock: Clock = wall_clock,
     ) -> None:
         """Makes an empty store.
@@ -78,6 +80,7 @@ class ParameterStore:
             num_servers: Servers of the cluster; 1 holds everything.
             wait_limit_s: How long a pull, a barrier or a parcel waits for other workers, in seconds.
             inbox_bytes: Limit of the parcels that wait for one worker.
+            checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
             clock: When rows are seen.
         """
         self.server_index = server_index
@@ -86,6 +89,7 @@ class ParameterStore:
         self._wait_limit_s = wait_limit_s
         self._inbox_bytes = inbox_bytes
         self._clock = clock
+        self._roots = Roots(checkpoint_roots)
         self._tables: dict[str, SparseTable] = {}
         self._blocks: dict[str, DenseTable] = {}
         self._undeclared: set[str] = set()  # loaded, but not yet claimed by a job
@@ -339,8 +343,10 @@ class ParameterStore:
         """Writes this process's shards and pieces into a folder, and returns what was written.
 
         Raises:
-            CheckpointError: If the folder is not the one that holds the token, or cannot be written.
+            CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
+                be written.
         """
+        self._roots.require([folder])
         data = shared_folder(folder, token)
         # Read first: the rows may have more, never less.
         part = Part(entries=(), version=self._workers.version, workers=self._workers.progress())
@@ -351,7 +357,7 @@ class ParameterStore:
 
     def load(self, url: str) -> None:
         """See `protos.store.Store`; reads this process's shards and pieces."""
-        checkpoint = Checkpoint.open(url)
+        checkpoint = self._roots.open(url)
         checkpoint.require((self._tables.keys() | self._blocks.keys()) - self._undeclared)
         tables = {name: self._load_table(checkpoint, name) for name in checkpoint.tables}
         blocks = {name: self._load_block(checkpoint, name) for name in checkpoint.blocks}

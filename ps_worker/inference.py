@@ -16,7 +16,8 @@ from ps_worker.data.files import matching_files
 from ps_worker.data.whole_file import whole_file
 from ps_worker.evaluator import evaluate
 from ps_worker.job_data import streamed
-from ps_worker.saved_job import job_of_checkpoint, schema_of_checkpoint
+from ps_worker.saved_job import job_of_checkpoint
+from ps_worker.saved_schema import schema_of_checkpoint
 from ps_worker.session import figures, model_of
 
 

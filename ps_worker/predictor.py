@@ -26,7 +26,8 @@ from ps_server.checkpoint.saved_model import SavedModel
 from ps_worker.batch_keys import keys_of_batch
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.data.user_code.samples import Sample, batches_of_samples
-from ps_worker.saved_job import job_of_checkpoint, schema_of_checkpoint
+from ps_worker.saved_job import job_of_checkpoint
+from ps_worker.saved_schema import schema_of_checkpoint
 from ps_worker.session import model_of
 
 MAX_KEPT = 2

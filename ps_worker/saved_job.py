@@ -1,17 +1,15 @@
-"""What a checkpoint says of its model besides parameters: the job, the schema, and the user's own code."""
+"""What a checkpoint says of its model besides parameters: the job, and the user's own code."""
 
 import json
 import logging
 from collections.abc import Sequence
 
-from ctr_model.schema import Schema
 from protos.errors import CheckpointError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.job import Job, stored_job
 from ps_worker.session import (
     JOB_ATTACHMENT,
     MODEL_ATTACHMENT,
-    SCHEMA_ATTACHMENT,
     own_model_file,
 )
 
@@ -36,18 +34,6 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
     job = stored_job(data, overrides, source=source)
     _warn_of_other_code(checkpoint, job)
     return job
-
-
-def schema_of_checkpoint(checkpoint: Checkpoint) -> Schema:
-    """Returns the schema of the data that a saved model was trained on.
-
-    Raises:
-        CheckpointError: If there is none, or it is not one.
-    """
-    try:
-        return Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
-    except ValueError as error:
-        raise CheckpointError(f"{SCHEMA_ATTACHMENT} of {checkpoint.url}: {error}") from error
 
 
 def _warn_of_other_code(checkpoint: Checkpoint, job: Job) -> None:

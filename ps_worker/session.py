@@ -33,12 +33,12 @@ from ps_worker.job import Job
 from ps_worker.job.faults import first_named
 from ps_worker.job_data import TrainingData, format_of_job, streamed
 from ps_worker.optimizer_checks import require_optimizers
+from ps_worker.saved_schema import SCHEMA_ATTACHMENT, schema_of_checkpoint
 from ps_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 JOB_ATTACHMENT = "job.json"
-SCHEMA_ATTACHMENT = "schema.json"
 MODEL_ATTACHMENT = "model.py"
 
 
@@ -238,7 +238,7 @@ class Session:
         checkpoint = Checkpoint.open(folder)
         if SCHEMA_ATTACHMENT not in checkpoint.attachments:
             return
-        saved = Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
+        saved = schema_of_checkpoint(checkpoint)
         if saved.fingerprint != self._plan.schema.fingerprint:
             raise self._job.error(
                 "data.schema",

@@ -91,6 +91,15 @@ class Checkpoint:
         return {spec.name: spec for spec in self.manifest.blocks}
 
     @property
+    def file_urls(self) -> Sequence[str]:
+        """Where its manifest and all of its files are."""
+        return [
+            f"{self.url}/{MANIFEST}",
+            *(f"{self._data.url}/{entry.file}" for entry in self.manifest.entries),
+            *(map(self.attachment_url, self.manifest.attachments)),
+        ]
+
+    @property
     def attachments(self) -> Sequence[str]:
         """Names of the attachments."""
         return list(self.manifest.attachments)

@@ -5,7 +5,6 @@ other processes write there, too.
 """
 
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,27 +16,18 @@ from protos.errors import CheckpointError
 _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory")
 """Where a file appears whole, and a rename would be a copy; all others are taken to be file systems."""
 
-_NO_FOLDER = re.compile(r"[*?\[\]]|::")
-
 
 def remote_folder(url: str) -> "RemoteFolder":
-    """Returns the folder at a URL.
+    """Returns the folder at a URL, as `place_of` has it.
 
     Raises:
-        CheckpointError: If it cannot be one, or its storage cannot be reached.
+        CheckpointError: If its storage cannot be reached.
     """
-    if _NO_FOLDER.search(url) or {".", ".."} & set(url.split("/")):
-        raise CheckpointError(
-            f"{url!r} cannot be the URL of a checkpoint: it has to be without '..', patterns and chained "
-            f"file systems"
-        )
     from fsspec.core import url_to_fs
 
-    scheme, _, rest = url.partition("://")
-    url = f"{scheme.lower()}://{rest.rstrip('/')}"
     with _errors("reach", url):
         file_system, path = url_to_fs(url, use_listings_cache=False)
-    kind = RemoteFolder if scheme.lower() in _OBJECT_STORES else RenamingFolder
+    kind = RemoteFolder if url.partition("://")[0] in _OBJECT_STORES else RenamingFolder
     return kind(file_system, path, url)
 
 

@@ -24,6 +24,7 @@ from protos.errors import CheckpointError
 _LOCAL_SCHEMES = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _SHORT_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+_NO_PLACE = re.compile(r"[*?\[\]]|::|%2[eE]")
 
 
 class Folder(Protocol):
@@ -94,22 +95,42 @@ def folder_at(url: str | Path) -> Folder:
     Raises:
         CheckpointError: If it cannot be one, or its storage cannot be reached.
     """
+    place = place_of(url)
+    if "://" not in place:
+        return LocalFolder(Path(place))
+    # Late: most checkpoints are local.
+    from ps_server.checkpoint.remote_storage import remote_folder
+
+    return remote_folder(place)
+
+
+def place_of(url: str | Path) -> str:
+    """Returns the one name of a place: an absolute path without symbolic links, or a URL; nothing is reached.
+
+    Raises:
+        CheckpointError: If it cannot be the place of a checkpoint.
+    """
     text = str(url)
     match = _URL.match(text)
-    if match is not None and match[1].lower() not in _LOCAL_SCHEMES:
-        # Late: most checkpoints are local.
-        from ps_server.checkpoint.remote_storage import remote_folder
-
-        return remote_folder(text)
     if _SHORT_URL.match(text) or ("://" in text and match is None):
         raise CheckpointError(
             f"{text!r} is neither a path nor a URL of one file system: a URL is scheme://..., and loses a "
             f"slash as a pathlib.Path"
         )
-    try:
-        return LocalFolder(Path(text[match.end() :] if match else text).resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a zero byte
-        raise CheckpointError(f"{text!r} cannot be the path of a checkpoint: {error}") from error
+    scheme, rest = (match[1].lower(), text[match.end() :]) if match else ("file", text)
+    if scheme in _LOCAL_SCHEMES:
+        try:
+            return str(Path(rest).resolve())
+        except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a zero byte
+            raise CheckpointError(
+                f"{text!r} cannot be the path of a checkpoint: {error}"
+            ) from error
+    if _NO_PLACE.search(rest) or {".", ".."} & set(rest.split("/")):
+        raise CheckpointError(
+            f"{text!r} cannot be the URL of a checkpoint: it has to be without '..', patterns and chained "
+            f"file systems"
+        )
+    return f"{scheme}://{rest.rstrip('/')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +212,7 @@ class LocalFolder:
         """See `Folder`."""
         path = self.path / file
         with _errors("write", path):
+            path.unlink(missing_ok=True)  # it might be a link to elsewhere
             with pa.OSFile(str(path), "wb") as sink:
                 yield sink
             # By whoever writes it: another machine cannot force this one's pages to disk.

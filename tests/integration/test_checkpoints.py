@@ -1,16 +1,23 @@
 """Checkpoints of a cluster that are not what was saved."""
 
 import itertools
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from protos.errors import CheckpointError
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage import Folder
+from ps_server.checkpoint.writer import shared_folder
 from ps_server.store import ParameterStore
+from ps_worker.connect import connect
 from ps_worker.worker import Worker
 from tests.contract.test_store import declare, random_gradients, stamp
 from tests.support.cluster import cluster
+from tests.support.processes import environment_of, free_port, server_process
+from tests.support.s3 import BUCKET
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 
@@ -64,3 +71,66 @@ def test_model_is_saved_while_another_worker_trains(tmp_path) -> None:
                 worker.meet("end")
 
         together(train, save)
+
+
+def test_cluster_keeps_its_checkpoints_in_an_object_store(s3: dict[str, str]) -> None:
+    url = f"s3://{BUCKET}/cluster/model"
+    with cluster(num_servers=3) as servers:
+        store = servers.client()
+        declare(store)
+        store.push_grad(random_gradients(1), stamp()).result()
+        digest = store.save(url, {"note": b"hello"})
+        assert digest == store.digest()
+    with cluster(num_servers=2) as servers:
+        store = servers.client()
+        declare(store)
+        store.load(url)
+
+        assert store.digest() == digest
+    assert Checkpoint.open(url).attachment("note") == b"hello"
+
+
+def test_server_that_sees_other_storage_than_the_worker_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(url: str, token: str) -> Folder:
+        return shared_folder(f"memory://elsewhere-{token}", token)
+
+    monkeypatch.setattr("ps_server.store.shared_folder", elsewhere)
+    with cluster(num_servers=2) as servers:
+        store = servers.client()
+        declare(store)
+
+        with pytest.raises(
+            CheckpointError, match=r"127\.0\.0\.1:\d+: this server does not see the"
+        ):
+            store.save(f"memory://{tmp_path.name}/model", {})
+
+
+def test_server_saves_and_loads_in_its_roots_only(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    outside = tmp_path / "outside"
+    with free_port() as port:
+        pass
+    with (
+        server_process(
+            environment_of([port], 0), tmp_path / "log", f"--checkpoint-root={root}",
+            "--checkpoint-root=s3://bucket/models",
+        ),
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as store,
+    ):  # fmt: skip
+        declare(store)
+        store.push_grad(random_gradients(1), stamp()).result()
+        store.save(str(root / "model"), {})
+        shutil.copytree(root / "model", outside)
+        (root / "link").symlink_to(outside)
+        before = store.digest()
+
+        for url in (outside, root / "link", f"{root}/../outside"):
+            with pytest.raises(CheckpointError, match=r"outside of .*root, s3://bucket/models"):
+                store.save(str(url), {})
+            with pytest.raises(CheckpointError, match=r"outside of .*root, s3://bucket/models"):
+                store.load(str(url))
+        assert store.digest() == before
+        Checkpoint.open(outside).verify()
+        store.load(str(root / "model"))

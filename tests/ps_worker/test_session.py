@@ -1,5 +1,6 @@
 """One worker's part of a job, on a store in this process."""
 
+import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,13 @@ import pytest
 
 from ctr_model.features import key_of
 from ctr_model.schema import Schema
-from protos.errors import DataError, JobError
+from protos.errors import CheckpointError, DataError, JobError
 from protos.spec import OptimizerSpec
 from protos.store import Missing
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.declaring import table_specs
+from ps_worker.inference import infer
 from ps_worker.job import load_job, override_job
 from ps_worker.session import Session, model_of, plan_of
 
@@ -329,3 +331,33 @@ def test_checkpoint_of_another_schema_is_refused(rows: Path, tmp_path: Path) -> 
     )
     with pytest.raises(JobError, match="was trained with another schema"):
         Session(plan_of(job), ParameterStore()).run()
+
+
+def test_checkpoint_of_another_feature_hash_is_refused_by_name(rows: Path, tmp_path: Path) -> None:
+    job = override_job({}, [f"data.train={rows}", f"checkpoint.load={tmp_path}/model"], source="t")
+    schema = {**Schema.load("criteo").to_dict(), "hash_version": 99}
+    attachments = {"job.json": job.to_json().encode(), "schema.json": json.dumps(schema).encode()}
+    ParameterStore().save(f"{tmp_path}/model", attachments)
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"model/data-\w+/attachments/schema\.json: .*feature hash version 99, .*version 1",
+    ):
+        Session(plan_of(job), ParameterStore()).run()
+    with pytest.raises(CheckpointError, match=r"feature hash version 99"):
+        infer(job.checkpoint.load, [str(rows)])
+
+
+def test_job_keeps_its_checkpoints_behind_a_url(rows: Path, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/model"
+    settings = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]"]
+    saving = override_job({}, [*settings, f"checkpoint.dir={url}"], source="test")
+    store = ParameterStore()
+
+    saved = Session(plan_of(saving), store).run()
+
+    assert saved.checkpoint == f"{url}/epoch-1"
+    loaded = ParameterStore()
+    loaded.load(url)
+    assert loaded.digest() == store.digest()
+    assert infer(url, [str(rows)])["rows"] > 0
