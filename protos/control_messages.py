@@ -7,7 +7,15 @@ from protos.errors import ProtocolError
 from protos.numbers import Numbers
 from protos.progress import merge_progress
 from protos.staleness import Staleness, merge_staleness
-from protos.store import Reduced, ReduceOp, Shrunk, StoreStatus, TableStatus, WorkerProgress
+from protos.store import (
+    Reduced,
+    ReduceOp,
+    SaveStatus,
+    Shrunk,
+    StoreStatus,
+    TableStatus,
+    WorkerProgress,
+)
 from protos.v1 import control_plane_pb2
 
 _OP_TO_MESSAGE = {
@@ -130,6 +138,7 @@ def status_to_message(
         server_index=server_index,
         num_servers=num_servers,
         staleness=staleness_to_message(status.staleness),
+        last_save=None if status.last_save is None else _save_to_message(status.last_save),
     )
 
 
@@ -154,6 +163,31 @@ def status_from_message(message: control_plane_pb2.GetStatusResponse) -> StoreSt
             for worker in message.workers
             if worker.HasField("progress")
         },
+        last_save=_save_from_message(message.last_save) if message.HasField("last_save") else None,
+    )
+
+
+def _save_to_message(save: SaveStatus) -> control_plane_pb2.SaveStatus:
+    return control_plane_pb2.SaveStatus(
+        pause_s=save.pause_s, duration_s=save.duration_s, is_over=save.is_over
+    )
+
+
+def _save_from_message(message: control_plane_pb2.SaveStatus) -> SaveStatus:
+    return SaveStatus(
+        pause_s=message.pause_s, duration_s=message.duration_s, is_over=message.is_over
+    )
+
+
+def merge_saves(parts: Sequence[SaveStatus | None]) -> SaveStatus | None:
+    """Returns what a save cost a cluster: the most of any server."""
+    saves = [part for part in parts if part is not None]
+    if not saves:
+        return None
+    return SaveStatus(
+        pause_s=max(save.pause_s for save in saves),
+        duration_s=max(save.duration_s for save in saves),
+        is_over=all(save.is_over for save in saves),
     )
 
 
@@ -186,6 +220,7 @@ def merge_status(parts: list[StoreStatus]) -> StoreStatus:
         done=frozenset.intersection(*(part.done for part in parts)),
         staleness=merge_staleness(part.staleness for part in parts),
         progress=merge_progress([part.progress for part in parts]),
+        last_save=merge_saves([part.last_save for part in parts]),
     )
 
 

@@ -168,6 +168,21 @@ class Shrunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStatus:
+    """What a save of a store costs, or of all servers of a cluster: the most of any.
+
+    Attributes:
+        pause_s: For how long pushes were held back while parameters were cut.
+        duration_s: From the cut until all was written; 0 while it goes on.
+        is_over: Whether it has ended, saved or failed.
+    """
+
+    pause_s: float
+    duration_s: float
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatus:
     """What a store holds and has seen.
 
@@ -180,6 +195,7 @@ class StoreStatus:
             worker's part of a synchronous step once; each with the version that it was applied to minus the
             version that it was computed from. Every server counts every batch, by its own versions.
         progress: How much of each worker's training is in the parameters; of one without, nothing.
+        last_save: Of the last save; None: there was none.
     """
 
     version: Version
@@ -188,6 +204,7 @@ class StoreStatus:
     done: frozenset[int]
     staleness: Staleness
     progress: Mapping[int, WorkerProgress]
+    last_save: SaveStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,13 +422,21 @@ class Store(Protocol):
     ) -> str:
         """Writes a whole checkpoint to `url`, publishes it, and returns the model's digest.
 
+        Others may train meanwhile: the checkpoint is of one moment, the cut, and has a push as a whole or not
+        at all. Servers are cut one by one: between two synchronous steps all of them have the same steps, but
+        of a push applied on arrival one may have its part and another not.
+
         Args:
             url: A path or URL where there is nothing, or a checkpoint, which is replaced.
             attachments: Files that travel with the parameters, by name.
-            on_cut: Called once, as soon as what is pushed from then on is no part of the checkpoint any more.
+            on_cut: Called once, as soon as what is pushed from then on is no part of the checkpoint any more:
+                pushes are held back for a moment, then go on, and what they change is kept aside as it was.
 
         Raises:
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+            WaitTimeoutError: If another save does not end in time.
+            ProtocolError: If there is no such cut any more.
+            WaitTimeoutError: If another save does not end in time.
         """
         ...
 

@@ -205,6 +205,13 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
                 self._on_all_done()
             return control_plane_pb2.DoneResponse()
 
+    async def Cut(
+        self, request: control_plane_pb2.CutRequest, context: grpc.aio.ServicerContext
+    ) -> control_plane_pb2.CutResponse:
+        async with self._answering(context, "Cut"):
+            await asyncio.to_thread(self._store.cut, request.token)
+            return control_plane_pb2.CutResponse()
+
     async def Save(
         self, request: control_plane_pb2.SaveRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.SaveResponse:

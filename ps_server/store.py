@@ -45,6 +45,7 @@ from ps_server.checkpoint.manifest import Part
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.roots import Roots
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
+from ps_server.cuts import Cuts, StoreCut, cut_all
 from ps_server.mailbox import INBOX_BYTES
 from ps_server.table.admission import check_score_source
 from ps_server.table.dense_table import DenseTable
@@ -94,6 +95,7 @@ class ParameterStore:
         self._blocks: dict[str, DenseTable] = {}
         self._undeclared: set[str] = set()  # loaded, but not yet claimed by a job
         self._lock = threading.Lock()
+        self._cuts = Cuts(self._freeze, wait_limit_s=wait_limit_s)
         self.reset_membership()
 
     def reset_membership(self) -> None:
@@ -103,6 +105,7 @@ class ParameterStore:
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
             apply=self._apply,
+            applying=self._cuts.changing,
         )
         for table in self._tables.values():
             if table.spec.records_changes:  # the next job's workers know nothing yet
@@ -326,10 +329,10 @@ class ParameterStore:
         """See `protos.store.Store`; for a store that holds everything."""
 
         def write_parts(folder: str, token: str) -> list[Part]:
-            part = self.save_part(folder, token)
+            self.cut(token)
             if on_cut is not None:
                 on_cut()
-            return [part]
+            return [self.save_part(folder, token)]
 
         return save_checkpoint(
             url,
@@ -339,25 +342,50 @@ class ParameterStore:
             attachments=attachments,
         )
 
+    def cut(self, token: str) -> None:
+        """Freezes this process's parameters for the `save_part` with the same token.
+
+        It has to follow soon; after a minute, or when another cut is taken, this one is dropped.
+
+        Raises:
+            CheckpointError: If memory is short.
+            WaitTimeoutError: If another save does not end in time.
+        """
+        self._cuts.take(token)
+
     def save_part(self, folder: str, token: str) -> Part:
         """Writes this process's shards and pieces into a folder, and returns what was written.
+
+        They are as they were at the cut of the same token, which ends with this.
 
         Raises:
             CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
                 be written.
+            ProtocolError: If there is no such cut.
         """
-        self._roots.require([folder])
-        data = shared_folder(folder, token)
-        # Read first: the rows may have more, never less.
-        part = Part(entries=(), version=self._workers.version, workers=self._workers.progress())
-        entries = write_part(
-            data, self.server_index, list(self._tables.values()), list(self._blocks.values())
-        )
-        return replace(part, entries=tuple(entries))
+        with self._cuts.writing(token) as frozen:
+            self._roots.require([folder])
+            entries = write_part(
+                shared_folder(folder, token),
+                self.server_index,
+                frozen.tables,
+                frozen.blocks,
+                candidates=frozen.candidates,
+                counters=frozen.counters,
+            )
+        return Part(entries=tuple(entries), version=frozen.version, workers=frozen.workers)
+
+    def _freeze(self) -> StoreCut:
+        with self._lock:
+            tables, blocks = list(self._tables.values()), list(self._blocks.values())
+        return cut_all(tables, blocks, self._workers.version, self._workers.progress())
 
     def load(self, url: str) -> None:
         """See `protos.store.Store`; reads this process's shards and pieces."""
-        checkpoint = self._roots.open(url)
+        with self._cuts.between_saves("a load"):
+            self._load(self._roots.open(url))
+
+    def _load(self, checkpoint: Checkpoint) -> None:
         checkpoint.require((self._tables.keys() | self._blocks.keys()) - self._undeclared)
         tables = {name: self._load_table(checkpoint, name) for name in checkpoint.tables}
         blocks = {name: self._load_block(checkpoint, name) for name in checkpoint.blocks}
@@ -405,7 +433,8 @@ class ParameterStore:
                     f"table {name!r} has replicas, which would not hear of it: shrink the saved model in a "
                     f"job of another mode"
                 )
-        return {name: _shrink(table, max_norm) for name, table in tables.items()}
+        with self._cuts.between_saves("a shrink"):
+            return {name: _shrink(table, max_norm) for name, table in tables.items()}
 
     def shard_digests(self) -> dict[tuple[str, int], bytes]:
         """Returns the digest of each shard that this process holds, by table and shard."""
@@ -431,7 +460,7 @@ class ParameterStore:
         """See `protos.store.Store`."""
         with self._lock:
             tables = {name: table.status for name, table in self._tables.items()}
-        return self._workers.status(tables)
+        return self._workers.status(tables, self._cuts.last)
 
 
 def _shrink(table: SparseTable, max_norm: float) -> Shrunk:

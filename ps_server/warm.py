@@ -74,7 +74,10 @@ def _exercise(optimizer: str) -> None:
     store.pull_sparse({"table": keys}, missing=Missing.INITIAL).result()
     loaded = SparseTable(table, num_observers=1)
     loaded.push(grad)
-    loaded.write(loaded.export_shard(0))
+    cut = loaded.begin_cut()
+    loaded.push(grad)
+    loaded.write(cut.export_shard(0))
+    loaded.end_cut(saved=True)
     loaded.take_changed(0, _NUM_KEYS)
     loaded.evict(0.0)
 

@@ -10,7 +10,7 @@ wait. No call is answered under the lock.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
@@ -25,6 +25,7 @@ from protos.store import (
     Parcel,
     Reduced,
     ReduceOp,
+    SaveStatus,
     Stamp,
     StoreStatus,
     TableStatus,
@@ -61,6 +62,7 @@ class Workers:
         wait_limit_s: float,
         inbox_bytes: int,
         apply: Callable[[Gradients, int], None],
+        applying: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Expects all workers at version 0.
 
@@ -69,10 +71,13 @@ class Workers:
             wait_limit_s: How long a call waits for other workers, in seconds.
             inbox_bytes: Limit of the parcels that wait for one worker.
             apply: Applies gradients that were checked, of a worker or NOBODY alone; thread-safe.
+            applying: Held while gradients are applied and noted: who holds it back sees all of a push or
+                nothing. The lock is taken before it, never in its block.
         """
         self._num_workers = num_workers
         self._wait_limit_s = wait_limit_s
         self._apply = apply
+        self._applying = applying
         self._lock = threading.Lock()
         self._steps = StepAggregator(num_workers)
         self._step_stamps: dict[Version, list[Stamp]] = {}
@@ -96,8 +101,10 @@ class Workers:
         """Raises ProtocolError unless the job has this worker."""
         self._steps.require_member(worker)
 
-    def status(self, tables: Mapping[str, TableStatus]) -> StoreStatus:
-        """Returns what was seen, as the status of a store that has `tables`."""
+    def status(
+        self, tables: Mapping[str, TableStatus], last_save: SaveStatus | None
+    ) -> StoreStatus:
+        """Returns what was seen, as the status of a store that has `tables` and was last saved so."""
         with self._lock:
             return StoreStatus(
                 version=self._steps.version,
@@ -106,6 +113,7 @@ class Workers:
                 done=frozenset(self._done),
                 staleness=self._staleness,
                 progress=self._progress.progress(),
+                last_save=last_save,
             )
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
@@ -138,7 +146,8 @@ class Workers:
         with self._lock:
             self._steps.begin_arrival(stamp.worker)
         try:
-            self._apply_and_note(gradients, stamp.worker, [stamp])
+            with self._applying():
+                self._apply_and_note(gradients, stamp.worker, [stamp])
         except BaseException:
             with self._lock:
                 self._steps.end_arrival(0)
@@ -340,11 +349,12 @@ class Workers:
 
     def _settle(self) -> list[Callable[[], None]]:
         """Applies the steps that are complete; returns how to answer those who wait no more."""
-        while (parts := self._steps.take_complete_step()) is not None:
-            stamps = self._step_stamps.pop(self._steps.version - 1)
-            examples = sum(stamp.examples for stamp in stamps)
-            gradients = sum_gradients(parts) if examples else Gradients()
-            self._apply_and_note(_over_all_examples(gradients, examples), NOBODY, stamps)
+        with self._applying():  # around the step that is taken, too: it moves the version
+            while (parts := self._steps.take_complete_step()) is not None:
+                stamps = self._step_stamps.pop(self._steps.version - 1)
+                examples = sum(stamp.examples for stamp in stamps)
+                gradients = sum_gradients(parts) if examples else Gradients()
+                self._apply_and_note(_over_all_examples(gradients, examples), NOBODY, stamps)
         # In this order: who waits for slower workers goes on as soon as these are in a barrier, before it is
         # released and they count from 0 again.
         return [*self._take_ready(), *self._take_released()]

@@ -361,11 +361,12 @@ class ClusterClient:
         """See `protos.store.Store`; the folder must be on storage that every server sees."""
 
         def write_parts(folder: str, token: str) -> list[Part]:
+            _results([self._transport.cut(server, token) for server in self._servers])
+            if on_cut is not None:
+                on_cut()
             parts = _results(
                 [self._transport.save(server, folder, token) for server in self._servers]
             )
-            if on_cut is not None:
-                on_cut()
             return [part_from_json(part) for part in parts]
 
         return save_checkpoint(

@@ -106,6 +106,10 @@ class Transport(Protocol):
         """Says that a worker has left."""
         ...
 
+    def cut(self, server: int, token: str) -> Future[None]:
+        """Freezes the server's parameters for the save with the same token."""
+        ...
+
     def save(self, server: int, folder: str, token: str) -> Future[str]:
         """Writes the server's part of a checkpoint; answers with that as JSON."""
         ...

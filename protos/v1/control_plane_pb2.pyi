@@ -89,6 +89,16 @@ class DoneResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CutRequest(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
+
+class CutResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SaveRequest(_message.Message):
     __slots__ = ("folder", "token")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
@@ -226,18 +236,30 @@ class Staleness(_message.Message):
     largest: int
     def __init__(self, counts: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ..., largest: _Optional[int] = ...) -> None: ...
 
+class SaveStatus(_message.Message):
+    __slots__ = ("pause_s", "duration_s", "is_over")
+    PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    pause_s: float
+    duration_s: float
+    is_over: bool
+    def __init__(self, pause_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., is_over: bool = ...) -> None: ...
+
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "tables", "workers", "server_index", "num_servers", "staleness")
+    __slots__ = ("version", "tables", "workers", "server_index", "num_servers", "staleness", "last_save")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_SERVERS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SAVE_FIELD_NUMBER: _ClassVar[int]
     version: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     server_index: int
     num_servers: int
     staleness: Staleness
-    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ...) -> None: ...
+    last_save: SaveStatus
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ...) -> None: ...

@@ -94,6 +94,11 @@ class ParameterServerStub(object):
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.DoneRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_control__plane__pb2.DoneResponse.FromString,
                 _registered_method=True)
+        self.Cut = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/Cut',
+                request_serializer=protos_dot_v1_dot_control__plane__pb2.CutRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_control__plane__pb2.CutResponse.FromString,
+                _registered_method=True)
         self.Save = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/Save',
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.SaveRequest.SerializeToString,
@@ -227,8 +232,18 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cut(self, request, context):
+        """Freezes this server's parameters as they are, to be written by a Save with the same token. Answers at once; pushes
+        are held back for a moment. A cut that is not written within a minute is dropped, and so is one when the next is
+        taken. Not idempotent, not retried. DATA_LOSS: no memory; DEADLINE_EXCEEDED: another save did not end in time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Save(self, request, context):
-        """Writes this server's part of a checkpoint into a folder. Idempotent. DATA_LOSS: cannot be written.
+        """Writes this server's part of a checkpoint into a folder, as it was at a cut, which ends with that. Others may push
+        meanwhile. Not idempotent, not retried. DATA_LOSS: cannot be written; FAILED_PRECONDITION: no such cut.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -329,6 +344,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Done,
                     request_deserializer=protos_dot_v1_dot_control__plane__pb2.DoneRequest.FromString,
                     response_serializer=protos_dot_v1_dot_control__plane__pb2.DoneResponse.SerializeToString,
+            ),
+            'Cut': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cut,
+                    request_deserializer=protos_dot_v1_dot_control__plane__pb2.CutRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_control__plane__pb2.CutResponse.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -662,6 +682,33 @@ class ParameterServer(object):
             '/ctr_ps.v1.ParameterServer/Done',
             protos_dot_v1_dot_control__plane__pb2.DoneRequest.SerializeToString,
             protos_dot_v1_dot_control__plane__pb2.DoneResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ctr_ps.v1.ParameterServer/Cut',
+            protos_dot_v1_dot_control__plane__pb2.CutRequest.SerializeToString,
+            protos_dot_v1_dot_control__plane__pb2.CutResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -348,7 +348,7 @@ class SparseTable:
             )
 
     def begin_cut(self) -> TableCut:
-        """Returns the table as it is now, to be copied while others change it; until `end_cut`.
+        """Returns the table as it is now, to be copied while others change it, until `end_cut`.
 
         Rows that change before they are copied are kept beside the table meanwhile.
 

@@ -141,7 +141,7 @@ class CountersCut:
 
 
 class TableCut:
-    """A table as it was at one moment: a `ps_server.checkpoint.rows.TableSource`.
+    """A table as it was at one moment, until that cut ends: a `ps_server.checkpoint.rows.TableSource`.
 
     Thread-safe; each shard comes out once.
 

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from protos import control_messages
 from protos.errors import ProtocolError
 from protos.staleness import Staleness
-from protos.store import Reduced, ReduceOp, Shrunk, StoreStatus, TableStatus, WorkerProgress
+from protos.store import (
+    Reduced,
+    ReduceOp,
+    SaveStatus,
+    Shrunk,
+    StoreStatus,
+    TableStatus,
+    WorkerProgress,
+)
 from protos.v1 import control_plane_pb2
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -27,13 +35,14 @@ TABLES = st.builds(
     TableStatus, rows=UINT64, size_bytes=UINT64, candidates=UINT64, candidate_bytes=UINT64
 )
 STATUSES = st.builds(
-    lambda version, tables, examples, done, staleness, progress: StoreStatus(
+    lambda version, tables, examples, done, staleness, progress, last_save: StoreStatus(
         version=version,
         tables=tables,
         examples=dict.fromkeys(progress, 0) | examples,
         done=frozenset(done) & examples.keys(),
         staleness=staleness,
         progress=progress,
+        last_save=last_save,
     ),
     UINT64,
     st.dictionaries(NAMES, TABLES, max_size=4),
@@ -41,6 +50,13 @@ STATUSES = st.builds(
     st.sets(st.integers(0, 9)),
     STALENESS,
     PROGRESS,
+    st.none()
+    | st.builds(
+        SaveStatus,
+        pause_s=st.floats(0, 1e9),
+        duration_s=st.floats(0, 1e9),
+        is_over=st.booleans(),
+    ),
 )
 
 
@@ -144,6 +160,7 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         done=frozenset({0, 1}),
         staleness=Staleness().add(0, 6).add(3),
         progress={0: progress(step=7), 1: progress(step=4)},
+        last_save=SaveStatus(pause_s=0.5, duration_s=1.0, is_over=True),
     )
     second = StoreStatus(
         version=3,
@@ -152,6 +169,7 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         done=frozenset({1}),
         staleness=Staleness().add(0, 4).add(5, 3),
         progress={0: progress(step=6)},
+        last_save=SaveStatus(pause_s=0.25, duration_s=2.0, is_over=False),
     )
 
     merged = control_messages.merge_status([first, second])
@@ -166,6 +184,7 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         done=frozenset({1}),
         staleness=Staleness().add(0, 10).add(3).add(5, 3),
         progress={0: progress(step=6)},
+        last_save=SaveStatus(pause_s=0.5, duration_s=2.0, is_over=False),
     )
 
 

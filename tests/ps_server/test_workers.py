@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 
@@ -13,7 +14,13 @@ from ps_server.workers import Workers
 
 
 def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Workers:
-    return Workers(num_workers, wait_limit_s=wait_limit_s, inbox_bytes=1000, apply=lambda *_: None)
+    return Workers(
+        num_workers,
+        wait_limit_s=wait_limit_s,
+        inbox_bytes=1000,
+        apply=lambda *_: None,
+        applying=nullcontext,
+    )
 
 
 def stamp(worker: int = 0, *, batches: int = 1, pulled: int = 0) -> Stamp:
@@ -31,7 +38,7 @@ def stamp(worker: int = 0, *, batches: int = 1, pulled: int = 0) -> Stamp:
 def test_call_is_answered_without_the_lock() -> None:
     """The answer asks for what needs the lock."""
     workers = workers_of(1)
-    waiting = workers.at_version(1, lambda: workers.status({}).version)
+    waiting = workers.at_version(1, lambda: workers.status({}, None).version)
 
     workers.push_on_arrival(Gradients(), stamp())
 
@@ -79,9 +86,10 @@ def test_push_is_progress_when_it_is_applied() -> None:
         wait_limit_s=10.0,
         inbox_bytes=1000,
         apply=lambda *_: seen.append(workers.progress()),
+        applying=nullcontext,
     )
 
     workers.push_on_arrival(Gradients(), stamp())
 
     assert seen == [{}]
-    assert workers.status({}).progress == workers.progress() != {}
+    assert workers.status({}, None).progress == workers.progress() != {}

@@ -24,6 +24,7 @@ from protos.store import (
     Version,
     WorkerProgress,
 )
+from ps_server.checkpoint.manifest import part_to_json
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.transport import ServerStatus
@@ -116,8 +117,14 @@ class LocalTransport:
     def done(self, server: int, worker: int, step: Version) -> Future[None]:
         return Answer(lambda: self.stores[server].done(worker, step=step))
 
+    def cut(self, server: int, token: str) -> Future[None]:
+        self.calls.append((server, "cut", token))
+        self.stores[server].cut(token)
+        return Answer(lambda: None)
+
     def save(self, server: int, folder: str, token: str) -> Future[str]:
-        raise NotImplementedError
+        self.calls.append((server, "save", token))
+        return Answer(lambda: part_to_json(self.stores[server].save_part(folder, token)))
 
     def load(self, server: int, folder: str) -> Future[None]:
         return Answer(lambda: self.stores[server].load(folder))

@@ -1,0 +1,253 @@
+"""Moments of a store that are saved while it trains on: one at a time, none held for ever.
+
+    take --alone for a moment--> held --writing--> ended, saved or not
+                                  |
+                                  +-- not written in time, or another is taken --> ended, not saved
+
+Pushes share a lock with each other, so a cut never goes through the middle of one.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Condition
+
+from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
+from protos.spec import DenseSpec
+from protos.store import SaveStatus, Version, WorkerProgress
+from ps_server.checkpoint.rows import DensePiece
+from ps_server.shared_lock import SharedLock
+from ps_server.table.dense_table import DenseTable
+from ps_server.table.sparse_table import SparseTable
+from ps_server.table.table_cut import CountersCut, TableCut
+
+logger = logging.getLogger(__name__)
+
+HOLD_LIMIT_S = 60.0
+"""How long a cut waits to be written, in seconds: its saver asks for that at once, or is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCut:
+    """A copy of a dense piece: a `ps_server.checkpoint.rows.DenseSource`."""
+
+    spec: DenseSpec
+    piece: DensePiece
+
+    def export(self) -> DensePiece:
+        """Returns the piece."""
+        return self.piece
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCut:
+    """All that a store holds, as it was at one moment.
+
+    Attributes:
+        tables: Copied while they are written.
+        live: The tables themselves.
+        blocks: Copied already.
+        version: Of the store.
+        workers: How much of each worker's training is in it.
+    """
+
+    tables: Sequence[TableCut]
+    live: Sequence[SparseTable]
+    blocks: Sequence[BlockCut]
+    version: Version
+    workers: Mapping[int, WorkerProgress]
+
+    @property
+    def candidates(self) -> list[TableCut]:
+        """Keys without a row, of the tables that count them one by one."""
+        return [each.candidates for each in self.tables if isinstance(each.candidates, TableCut)]
+
+    @property
+    def counters(self) -> list[CountersCut]:
+        """Counters of keys without a row, of the tables that have them."""
+        return [each.candidates for each in self.tables if isinstance(each.candidates, CountersCut)]
+
+    def end(self, *, saved: bool) -> None:
+        """Lets go of what was kept; unless it was saved, what had changed before counts as changed again."""
+        for table in self.live:
+            table.end_cut(saved=saved)
+
+
+def cut_all(
+    tables: Sequence[SparseTable],
+    blocks: Sequence[DenseTable],
+    version: Version,
+    workers: Mapping[int, WorkerProgress],
+) -> StoreCut:
+    """Cuts tables and blocks, which nobody may change meanwhile.
+
+    Raises:
+        CheckpointError: If memory is short; nothing is cut then.
+    """
+    with ExitStack() as undo:
+        cuts = []
+        try:
+            for table in tables:
+                cuts.append(table.begin_cut())
+                undo.callback(table.end_cut, saved=False)
+            pieces = [BlockCut(block.spec, block.export()) for block in blocks]
+        except MemoryError as exc:
+            raise CheckpointError(
+                "there is no memory to keep parameters as they are while they are saved: nothing was "
+                "saved; let fewer processes share the machine, or use more servers"
+            ) from exc
+        undo.pop_all()
+    return StoreCut(cuts, tables, pieces, version, workers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A cut that waits to be written, and since when it was taken."""
+
+    token: str
+    cut: StoreCut
+    taken_s: float
+    pause_s: float
+
+
+class Cuts:
+    """Who may change a store, and which moment of it is being saved. Thread-safe."""
+
+    def __init__(
+        self,
+        freeze: Callable[[], StoreCut],
+        *,
+        wait_limit_s: float,
+        hold_limit_s: float = HOLD_LIMIT_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Has taken no cut.
+
+        Args:
+            freeze: Cuts the store; called while nobody changes it.
+            wait_limit_s: How long to wait for pushes, or for a save to end, in seconds.
+            hold_limit_s: How long a cut waits to be written, in seconds.
+            monotonic: The clock, in seconds.
+        """
+        self._freeze = freeze
+        self._wait_limit_s = wait_limit_s
+        self._hold_limit_s = hold_limit_s
+        self._monotonic = monotonic
+        self._lock = SharedLock()
+        self._turns = Condition()
+        self._whose_turn = ""
+        self._held: _Held | None = None
+        self._last: SaveStatus | None = None
+
+    def changing(self) -> AbstractContextManager[None]:
+        """Held by whoever changes parameters, around all of one change; not twice by one thread."""
+        if self._is_overdue():
+            self._drop_overdue()
+        return self._lock.shared()
+
+    def take(self, token: str) -> None:
+        """Cuts the store; the cut waits for `writing`, in the place of one that was not written.
+
+        Raises:
+            CheckpointError: If memory is short.
+            WaitTimeoutError: If another save does not end in time, or pushes do not.
+        """
+        with self._turn("a cut", after_held=False):
+            self._drop()
+            start = self._monotonic()
+            with self._lock.alone(self._wait_limit_s):
+                cut = self._freeze()
+            now = self._monotonic()
+            self._held = _Held(token, cut, start, now - start)
+        rows = sum(table.num_rows for table in cut.tables)
+        logger.info("cut token=%s rows=%d pause_ms=%.1f", token, rows, 1e3 * (now - start))
+
+    @contextmanager
+    def writing(self, token: str) -> Iterator[StoreCut]:
+        """Lends the cut of this token; it ends with the block, as saved unless that raises.
+
+        Raises:
+            ProtocolError: If there is none: taken from another store, or held for too long.
+            WaitTimeoutError: If another save does not end in time.
+        """
+        with self._turn("a save", after_held=False):
+            held = self._held
+            if held is None or held.token != token:
+                raise ProtocolError(
+                    f"there is no cut {token!r} to be saved: another was taken since, or it was not saved "
+                    f"within {self._hold_limit_s:g} s, or the server was started anew; cut again"
+                )
+            self._held = None
+            self._last = SaveStatus(pause_s=held.pause_s, duration_s=0.0, is_over=False)
+            with ExitStack() as failed:
+                failed.callback(self._end, held, saved=False)
+                yield held.cut
+                failed.pop_all()
+            self._end(held, saved=True)
+
+    @contextmanager
+    def between_saves(self, what: str) -> Iterator[None]:
+        """Held by whoever needs no save to go on meanwhile; `what` is for messages.
+
+        Raises:
+            WaitTimeoutError: If a save does not end in time.
+        """
+        with self._turn(what, after_held=True):
+            yield
+
+    @property
+    def last(self) -> SaveStatus | None:
+        """What the last save cost; None if there was none."""
+        return self._last
+
+    @contextmanager
+    def _turn(self, what: str, *, after_held: bool) -> Iterator[None]:
+        """Waits until nobody else saves, or has the store to itself between saves.
+
+        Args:
+            what: Whose turn it becomes, for messages.
+            after_held: Whether a cut that waits to be written goes first.
+        """
+        give_up_s = self._monotonic() + self._wait_limit_s
+        with self._turns:
+            while self._whose_turn or (after_held and self._held is not None):
+                if self._is_overdue() and not self._whose_turn:
+                    self._drop()
+                    continue
+                left_s = give_up_s - self._monotonic()
+                if left_s <= 0:
+                    raise WaitTimeoutError(
+                        f"{what} had to wait for {self._whose_turn or 'a save'} to end for longer than "
+                        f"{self._wait_limit_s:g} s; see the server's log"
+                    )
+                self._turns.wait(min(left_s, self._hold_limit_s))
+            self._whose_turn = what
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._whose_turn = ""
+                self._turns.notify_all()
+
+    def _end(self, held: _Held, *, saved: bool) -> None:
+        held.cut.end(saved=saved)
+        duration_s = self._monotonic() - held.taken_s
+        self._last = SaveStatus(pause_s=held.pause_s, duration_s=duration_s, is_over=True)
+
+    def _is_overdue(self) -> bool:
+        held = self._held
+        return held is not None and self._monotonic() - held.taken_s > self._hold_limit_s
+
+    def _drop_overdue(self) -> None:
+        """Drops a cut that nobody came to write: what it keeps would grow with every push."""
+        with self._turns:
+            if not self._whose_turn and self._is_overdue():
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._held is not None:
+            logger.warning("cut dropped, nobody saved it token=%s", self._held.token)
+            self._held.cut.end(saved=False)
+            self._held = None

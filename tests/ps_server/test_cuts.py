@@ -1,0 +1,245 @@
+"""Which moment of a store is being saved, and who waits for it."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
+from protos.gradients import SparseGrad
+from protos.spec import InitializerSpec, TableSpec
+from ps_server.cuts import Cuts, StoreCut, cut_all
+from ps_server.table.dense_table import DenseTable
+from ps_server.table.sparse_table import SparseTable
+from tests.support.optimizers import plain_optimizer
+from tests.support.stores import TOWER
+
+LIMIT_S = 10.0
+KEYS = np.arange(50, dtype=np.uint64)
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def new_table(name: str = "t") -> SparseTable:
+    spec = TableSpec(
+        name=name,
+        dim=2,
+        initializer=InitializerSpec(),
+        optimizer=plain_optimizer("sgd"),
+        num_shards=1,
+    )
+    table = SparseTable(spec)
+    push(table)
+    return table
+
+
+def push(table: SparseTable) -> None:
+    table.push(SparseGrad(KEYS, np.ones((KEYS.size, 2), np.float32), 1))
+
+
+def num_changed(table: SparseTable) -> int:
+    return int(table._regions.cut.changed_rows(0, KEYS.size).sum())
+
+
+class Store:
+    """A table that can be cut."""
+
+    def __init__(self, clock: Clock | None = None, wait_limit_s: float = LIMIT_S) -> None:
+        self.table = new_table()
+        self.cuts = Cuts(
+            lambda: cut_all([self.table], [], 0, {}),
+            wait_limit_s=wait_limit_s,
+            hold_limit_s=60.0,
+            monotonic=clock or Clock(),
+        )
+
+
+def weights_of(cut: StoreCut) -> float:
+    return float(cut.tables[0].export_shard(0).weights[0, 0])
+
+
+def test_cut_stays_as_it_was() -> None:
+    store = Store()
+    before = store.table.export_shard(0).weights[0, 0]
+
+    store.cuts.take("a")
+    with store.cuts.changing():
+        push(store.table)
+
+    with store.cuts.writing("a") as cut:
+        assert weights_of(cut) == before != store.table.export_shard(0).weights[0, 0]
+
+
+def test_saved_rows_have_not_changed_and_those_of_a_failed_save_have() -> None:
+    store = Store()
+    store.cuts.take("a")
+    assert num_changed(store.table) == 0
+    with pytest.raises(KeyError), store.cuts.writing("a"):
+        raise KeyError
+    assert num_changed(store.table) == KEYS.size
+
+    store.cuts.take("b")
+    with store.cuts.writing("b"):
+        pass
+
+    assert num_changed(store.table) == 0
+
+
+def test_cut_is_written_once() -> None:
+    store = Store()
+    store.cuts.take("a")
+    with store.cuts.writing("a"):
+        pass
+
+    with pytest.raises(ProtocolError, match="no cut 'a' to be saved"), store.cuts.writing("a"):
+        pass
+
+
+def test_cut_that_was_not_taken_here_is_refused() -> None:
+    """As after a restart; the one that is here stays."""
+    store = Store()
+    store.cuts.take("a")
+
+    with pytest.raises(ProtocolError, match="no cut 'b' to be saved"), store.cuts.writing("b"):
+        pass
+
+    with store.cuts.writing("a"):
+        pass
+
+
+def test_next_cut_takes_the_place_of_one_that_was_not_written() -> None:
+    store = Store()
+    store.cuts.take("a")
+    push(store.table)
+
+    store.cuts.take("b")
+
+    with store.cuts.writing("b") as cut:
+        assert weights_of(cut) == store.table.export_shard(0).weights[0, 0]
+
+
+def test_push_drops_a_cut_that_nobody_came_to_write() -> None:
+    """What it keeps would grow with each push."""
+    clock = Clock()
+    store = Store(clock)
+    store.cuts.take("a")
+    clock.now += 59
+    with store.cuts.changing():
+        assert store.table._regions.cut.is_cut
+    clock.now += 2
+
+    with store.cuts.changing():
+        assert not store.table._regions.cut.is_cut
+
+    assert num_changed(store.table) == KEYS.size
+
+
+def test_long_save_is_not_dropped() -> None:
+    clock = Clock()
+    store = Store(clock)
+    store.cuts.take("a")
+    with store.cuts.writing("a") as cut:
+        clock.now += 10_000
+        with store.cuts.changing():
+            push(store.table)
+        weights_of(cut)
+
+
+def test_shrink_waits_for_a_save() -> None:
+    store = Store()
+    store.cuts.take("a")
+    is_between = threading.Event()
+
+    def shrink() -> None:
+        with store.cuts.between_saves("a shrink"):
+            is_between.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        shrinking = threads.submit(shrink)
+        with store.cuts.writing("a"):
+            assert not is_between.wait(0.02)
+        shrinking.result(LIMIT_S)
+
+
+def test_shrink_waits_for_a_cut_to_be_written_but_not_for_one_that_is_overdue() -> None:
+    clock = Clock()
+    store = Store(clock, wait_limit_s=0.0)
+    store.cuts.take("a")
+    with (
+        pytest.raises(WaitTimeoutError, match="a shrink had to wait for a save"),
+        store.cuts.between_saves("a shrink"),
+    ):
+        pass
+    clock.now += 61
+
+    with store.cuts.between_saves("a shrink"):
+        assert not store.table._regions.cut.is_cut
+
+
+def test_second_save_waits_for_the_first_in_vain() -> None:
+    store = Store(wait_limit_s=0.0)
+    store.cuts.take("a")
+    late = pytest.raises(WaitTimeoutError, match="a cut had to wait for a save")
+
+    with store.cuts.writing("a"), late:
+        store.cuts.take("b")
+
+
+def test_what_a_save_cost_is_told() -> None:
+    clock = Clock()
+    store = Store(clock)
+    assert store.cuts.last is None
+    store.cuts.take("a")
+    clock.now += 1
+    with store.cuts.writing("a"):
+        going_on = store.cuts.last
+        clock.now += 4
+    over = store.cuts.last
+
+    assert going_on is not None
+    assert over is not None
+    assert (going_on.is_over, over.is_over) == (False, True)
+    assert (over.pause_s, over.duration_s) == (0.0, 5.0)
+
+
+def test_failed_save_is_over_too() -> None:
+    store = Store()
+    store.cuts.take("a")
+    with suppress(KeyError), store.cuts.writing("a"):
+        raise KeyError
+
+    assert store.cuts.last is not None
+    assert store.cuts.last.is_over
+
+
+def test_out_of_memory_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [new_table("a"), new_table("b")]
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(tables[1], "begin_cut", fail)
+
+    with pytest.raises(CheckpointError, match="no memory"):
+        cut_all(tables, [DenseTable(TOWER)], 0, {})
+
+    assert not tables[0]._regions.cut.is_cut
+    assert num_changed(tables[0]) == KEYS.size
+
+
+def test_table_is_cut_by_one_at_a_time() -> None:
+    table = new_table()
+    table.begin_cut()
+
+    with pytest.raises(ProtocolError, match="table 't' is being saved"):
+        table.begin_cut()

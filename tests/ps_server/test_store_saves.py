@@ -1,0 +1,187 @@
+"""Saving while others push: the checkpoint is of one moment."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos.errors import CheckpointError, ProtocolError
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.spec import (
+    DenseSegment,
+    DenseSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+)
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.store import ParameterStore
+from tests.support.stores import embedded, pull, random_gradients, stamp
+
+LIMIT_S = 20.0
+TRIALS = 50
+PUSH_KEYS = 500
+FIRST = TableSpec(
+    name="first",
+    dim=3,
+    initializer=InitializerSpec(),
+    optimizer=OptimizerSpec(name="adagrad"),
+    num_shards=4,
+)
+SECOND = replace(FIRST, name="second")
+COUNT = DenseSpec(
+    name="count",
+    segments=(DenseSegment(length=2, initializer=InitializerSpec()),),
+    optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+)
+
+
+def twin_store() -> ParameterStore:
+    """Returns a store with two tables of the same rows, and a block that counts what was pushed to them."""
+    store = ParameterStore(num_workers=2)
+    store.create_table(FIRST)
+    store.create_table(SECOND)
+    store.create_dense(COUNT)
+    return store
+
+
+def twin_push(keys: np.ndarray) -> Gradients:
+    """Returns ones for the keys of both tables; the count goes down by the keys."""
+    ones = SparseGrad(keys, np.ones((keys.size, FIRST.dim), np.float32), 1)
+    count = DenseGrad(np.full(2, keys.size, np.float32), 1)
+    return Gradients({"first": ones, "second": ones}, {"count": count})
+
+
+@contextmanager
+def while_pushing(store: ParameterStore) -> Iterator[None]:
+    """Two workers push as fast as they can, keys that come again and ever more new ones."""
+    is_over = threading.Event()
+    errors: list[BaseException] = []
+
+    def push_all(worker: int) -> None:
+        random = np.random.default_rng(worker)
+        keys = random.choice(2000, PUSH_KEYS, replace=False).astype(np.uint64)
+        try:
+            for sequence in range(10**9):
+                if is_over.is_set():
+                    return
+                gradients = twin_push(keys + np.uint64(sequence % 1000))
+                store.push_grad(gradients, stamp(worker, sequence)).result()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=push_all, args=(i,), daemon=True) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        assert not errors, errors
+        assert not any(thread.is_alive() for thread in threads)
+
+
+def numbers_of(checkpoint: Checkpoint, table: str) -> list[np.ndarray]:
+    shards = dict(checkpoint.read_shards(table, range(FIRST.num_shards)))
+    rows = [shards[shard] for shard in range(FIRST.num_shards)]
+    return [
+        np.concatenate([getattr(each, column) for each in rows])
+        for column in ("keys", "weights", "state")
+    ]
+
+
+def test_checkpoint_holds_each_push_in_all_tables_or_in_none(tmp_path: Path) -> None:
+    """In weights, in moments, in the dense block and in what is said of the workers; 50 times of 50."""
+    store = twin_store()
+    seen = 0.0
+    with while_pushing(store):
+        for _ in range(TRIALS):
+            store.save(str(tmp_path / "c"), {})
+
+            checkpoint = Checkpoint.open(str(tmp_path / "c"))
+            first, second = numbers_of(checkpoint, "first"), numbers_of(checkpoint, "second")
+            for ours, theirs in zip(first, second, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+            # Adagrad's state of a weight is the sum of the squares of its gradients, which are all 1.
+            pushed = float(first[2][:, 0].sum(dtype=np.float64))
+            count = checkpoint.read_dense("count", slice(0, 2)).weights
+            assert (-count).tolist() == [pushed, pushed]
+            assert pushed == PUSH_KEYS * sum(
+                progress.sequence + 1 for progress in checkpoint.manifest.workers.values()
+            )
+            assert pushed >= seen
+            seen = pushed
+    assert seen > PUSH_KEYS * TRIALS
+
+
+def test_save_is_of_the_moment_of_its_cut(tmp_path: Path) -> None:
+    store = embedded()
+    store.push_grad(random_gradients(1), stamp()).result()
+    before, digest = pull(store), store.digest()
+
+    def push_on() -> None:
+        for sequence in range(1, 4):
+            store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+
+    assert store.save(str(tmp_path / "c"), {}, on_cut=push_on) == digest
+
+    loaded = embedded()
+    loaded.load(str(tmp_path / "c"))
+    assert loaded.digest() == digest != store.digest()
+    for name, values in pull(loaded).items():
+        np.testing.assert_array_equal(values, before[name])
+
+
+def test_version_is_that_of_the_cut(tmp_path: Path) -> None:
+    store = embedded()
+    store.push_grad(random_gradients(1), stamp(), at=0).result()
+
+    def take_a_step() -> None:
+        store.push_grad(random_gradients(2), stamp(sequence=1), at=1).result()
+
+    store.save(str(tmp_path / "c"), {}, on_cut=take_a_step)
+
+    manifest = Checkpoint.open(str(tmp_path / "c")).manifest
+    assert manifest.version == 1
+    assert manifest.workers[0].sequence == 0
+
+
+def test_training_goes_on_after_a_save_that_failed(tmp_path: Path) -> None:
+    store, other = embedded(), embedded()
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(CheckpointError):
+        store.save(str(tmp_path / "file" / "c"), {})
+
+    for each in (store, other):
+        each.push_grad(random_gradients(1), stamp()).result()
+    assert store.digest() == other.digest()
+    assert store.save(str(tmp_path / "c"), {}) == other.digest()
+
+
+def test_part_is_saved_of_a_cut_alone(tmp_path: Path) -> None:
+    """As when a server was started anew between the two calls of a save."""
+    store = embedded()
+    store.cut("some token")
+
+    with pytest.raises(ProtocolError, match=r"no cut 'another token'.*cut again"):
+        store.save_part(str(tmp_path), "another token")
+
+
+def test_status_tells_what_the_last_save_cost(tmp_path: Path) -> None:
+    store = embedded()
+    assert store.status().last_save is None
+    store.push_grad(random_gradients(1), stamp()).result()
+
+    store.save(str(tmp_path / "c"), {})
+
+    save = store.status().last_save
+    assert save is not None
+    assert save.is_over
+    assert 0 <= save.pause_s <= save.duration_s
