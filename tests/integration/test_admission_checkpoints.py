@@ -1,0 +1,99 @@
+"""Keys that wait for their row survive a restart, on another number of servers as well."""
+
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos.gradients import Gradients, SparseGrad
+from protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
+from protos.store import Missing, Store
+from ps_server.store import ParameterStore
+from tests.support.cluster import cluster
+from tests.support.stores import DEEP, KEYS, stamp
+
+EXACT = AdmissionSpec(threshold=8, default_value=0.25)
+BLOOM = AdmissionSpec(threshold=8, counter="bloom", expected_keys=300, default_value=0.25)
+UNSEEN = np.array([1, 2, 3], np.uint64)
+
+
+def spec_of(admission: AdmissionSpec | None) -> TableSpec:
+    return replace(DEEP, name="admitting", statistics=StatisticsSpec(), admission=admission)
+
+
+def push(store: Store, sequence: int) -> None:
+    random = np.random.default_rng(sequence)
+    keys = random.choice(KEYS, 60, replace=False)
+    shows = random.integers(1, 4, keys.size)
+    counts = np.stack([shows, shows // 2], axis=1).astype(np.uint32)
+    values = random.normal(size=(keys.size, DEEP.dim)).astype(np.float32)
+    grad = SparseGrad(keys, values, 8, counts)
+    store.push_grad(Gradients({"admitting": grad}), stamp(sequence=sequence)).result()
+
+
+def trained(pushes: int, admission: AdmissionSpec | None) -> ParameterStore:
+    store = ParameterStore()
+    store.create_table(spec_of(admission))
+    for sequence in range(pushes):
+        push(store, sequence)
+    return store
+
+
+@pytest.mark.parametrize("admission", [EXACT, BLOOM], ids=["exact", "bloom"])
+@pytest.mark.parametrize("declared_first", [True, False])
+def test_keys_are_counted_on_after_a_restart(
+    admission: AdmissionSpec, declared_first: bool, tmp_path: Path
+) -> None:
+    expected = trained(16, admission)
+    with ExitStack() as stack:
+        saving = stack.enter_context(cluster(num_servers=2)).client()
+        saving.create_table(spec_of(admission))
+        for sequence in range(8):
+            push(saving, sequence)
+        digest = saving.save(str(tmp_path / "model"), {})
+        before = saving.status().tables["admitting"]
+    with cluster(num_servers=3) as servers:
+        loading = servers.client()
+        if declared_first:
+            loading.create_table(spec_of(admission))
+        loading.load(str(tmp_path / "model"))
+        assert loading.digest() == digest
+        loading.create_table(spec_of(admission))
+        after = loading.status().tables["admitting"]
+
+        for sequence in range(8, 16):
+            push(loading, sequence)
+
+        assert (after.rows, after.candidates) == (before.rows, before.candidates)
+        assert loading.digest() == expected.digest()
+        assert 20 < before.rows < expected.status().tables["admitting"].rows - 20
+
+
+def test_loaded_table_reads_the_default_value_of_its_admission(tmp_path: Path) -> None:
+    """Also where no job declares it, as when a model is tested."""
+    trained(1, EXACT).save(str(tmp_path / "model"), {})
+    store = ParameterStore()
+    store.load(str(tmp_path / "model"))
+
+    pulled = store.pull_sparse({"admitting": UNSEEN}, missing=Missing.ZEROS).result()
+
+    assert np.all(pulled.rows["admitting"] == 0.25)
+
+
+@pytest.mark.parametrize("admission", [None, EXACT], ids=["none", "exact"])
+def test_job_may_admit_otherwise_than_the_model_was_saved(
+    admission: AdmissionSpec | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = trained(12, BLOOM)
+    saved.save(str(tmp_path / "model"), {})
+    store = ParameterStore()
+    store.create_table(spec_of(admission))
+    with caplog.at_level(logging.WARNING):
+        store.load(str(tmp_path / "model"))
+
+    assert store.digest() == saved.digest()
+    assert store.status().tables["admitting"].candidates == 0
+    assert ("counts of keys without a row start anew" in caplog.text) == (admission is not None)
