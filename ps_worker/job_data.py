@@ -2,17 +2,25 @@
 
 streamed    files --> batches, anew in each epoch
 in memory   files --load--> rows --shuffle--> batches, shuffled anew before each epoch
+
+An epoch's batches depend on the job, the files and the epoch's number alone, so that a run can go on in the
+middle of one; but with several readers of streamed files they have no order.
 """
 
-from collections.abc import Generator, Sequence
+import hashlib
+import json
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
+from protos.errors import DataError, UsageError
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.formats import Format, require_format
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory.peers import Fleet
+from ps_worker.data.position import DataPosition
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.reader import FilePart, Reader
 from ps_worker.data.text.multislot import MultiSlotReader
@@ -62,6 +70,7 @@ class TrainingData:
         """Reads nothing yet."""
         self._shuffle = job.data.shuffle
         self._is_loaded = False
+        self._num_shuffles = 0
         self._dataset: QueueDataset | InMemoryDataset
         if job.data.in_memory:
             self._dataset = InMemoryDataset(
@@ -81,22 +90,62 @@ class TrainingData:
         """Malformed rows that a pass over the files skips."""
         return self._dataset.bad_rows
 
-    def prepare(self, fleet: Fleet) -> None:
-        """Loads and shuffles rows that are to be in memory, before each epoch; all workers call it.
+    def prepare(self, fleet: Fleet, epoch: int) -> None:
+        """Gets rows that are to be in memory ready for an epoch, before it; all workers call it.
+
+        They are loaded once. A run that begins in a later epoch shuffles as often as one that came to it.
 
         Args:
             fleet: Reaches the other workers.
+            epoch: Counted from 1.
         """
         if not isinstance(self._dataset, InMemoryDataset):
             return
         if not self._is_loaded:
             self._dataset.load_into_memory()
             self._is_loaded = True
-        if self._shuffle == "local":
-            self._dataset.local_shuffle()
-        elif self._shuffle == "global":
-            self._dataset.global_shuffle(fleet)
+        while self._shuffle != "none" and self._num_shuffles < epoch:
+            if self._shuffle == "local":
+                self._dataset.local_shuffle()
+            else:
+                self._dataset.global_shuffle(fleet)
+            self._num_shuffles += 1
 
-    def batches(self) -> Generator[Batch, None, None]:
-        """Yields the batches of the next epoch."""
-        yield from self._dataset
+    def batches(
+        self, epoch: int, start: DataPosition | None = None
+    ) -> Generator[Batch | tuple[Batch, DataPosition], None, None]:
+        """Yields the batches of an epoch, with the position after each where they have an order.
+
+        Args:
+            epoch: Counted from 1; a position's `epoch` is this number.
+            start: Where in this epoch to go on; None: at its start.
+
+        Raises:
+            DataError: If `start` is of other files or another order.
+        """
+        if isinstance(self._dataset, QueueDataset):
+            self._dataset.skip_to(epoch)
+            if not self._dataset.has_order:
+                yield from self._dataset
+                return
+        yield from self._positioned(epoch, start)
+
+    def _positioned(
+        self, epoch: int, start: DataPosition | None
+    ) -> Iterator[tuple[Batch, DataPosition]]:
+        if start is not None and isinstance(self._dataset, InMemoryDataset):
+            start = replace(start, epoch=self._num_shuffles)
+        try:
+            batches = self._dataset.positioned(start)
+        except UsageError as error:
+            raise DataError(f"this worker cannot go on where it was: {error}") from error
+        for batch, position in batches:
+            yield batch, replace(position, epoch=epoch)
+
+
+def digest_of_data(job: Job, train_files: Sequence[str]) -> str:
+    """Returns 16 hex digits that differ where workers go through other data, or in another order."""
+    data = job.data
+    order = [data.in_memory, data.shuffle, data.shuffle_files, job.train.seed]
+    text = json.dumps([order, sorted(train_files)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -48,6 +48,11 @@ class Progress:
         self.examples = 0
         self._restart_window()
 
+    def go_on(self, steps: int) -> None:
+        """Counts steps on from an earlier run's, before the first of this one."""
+        with self._lock:
+            self.steps = steps
+
     def _restart_window(self) -> None:
         self._window_start = self._clock()
         self._window_examples = 0

@@ -2,38 +2,45 @@
 
     start -> | pass over the data -> meet -> save | x epochs -> evaluate -> done
 
-Worker 0 loads, saves and evaluates; the others meet it at barriers. An embedded run is the same with one
-worker and a store in this process.
+Worker 0 loads, saves and evaluates; the others meet it at barriers. A run that goes on begins in the middle
+of this: in the epoch, and at the position in its data, that the checkpoint says. An embedded run is the same
+with one worker and a store in this process.
 """
 
 import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
-from protos.store import Store
-from ps_server.checkpoint.publish import require_writable, write_latest
+from protos.store import ReduceOp, Store
+from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import shown, split_parts
 from ps_worker.data.files import matching_files
 from ps_worker.data.formats import reader_of
+from ps_worker.data.position import DataPosition
 from ps_worker.data.reader import FilePart
 from ps_worker.job import Job
 from ps_worker.job.faults import first_named
-from ps_worker.job_data import TrainingData, format_of_job, streamed
+from ps_worker.job_data import TrainingData, digest_of_data, format_of_job, streamed
 from ps_worker.optimizer_checks import require_optimizers
+from ps_worker.resuming import EarlierRun, earlier_run
+from ps_worker.run_state import RUN_ATTACHMENT, RunState
 from ps_worker.saved_schema import SCHEMA_ATTACHMENT, schema_of_checkpoint
+from ps_worker.saving import Saver
 from ps_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -113,6 +120,7 @@ def plan_of(job: Job) -> Plan:
     _require_format(job)
     model = model_of(job, schema)
     require_optimizers(job, model)
+    _require_order(job)
     return Plan(
         job=job,
         schema=schema,
@@ -134,6 +142,19 @@ def _require_format(job: Job) -> None:
         format_of_job(job)
     except UsageError as error:
         raise job.error("data.format", f"data.format: {error}") from error
+
+
+def _require_order(job: Job) -> None:
+    """Refuses a run that could not go on from its own checkpoints."""
+    checkpoint, data = job.checkpoint, job.data
+    has_order = data.reader_num == 1 or data.in_memory
+    if checkpoint.resume and checkpoint.is_within_epochs and not has_order:
+        raise job.error(
+            "data.reader_num",
+            f"data.reader_num is {data.reader_num}, but a run can go on from the middle of an epoch only "
+            f"where rows have an order: set data.reader_num = 1 or data.in_memory = true, or save between "
+            f"epochs only (checkpoint.every_steps = 0, checkpoint.every_s = 0)",
+        )
 
 
 def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[str]:
@@ -190,8 +211,9 @@ class Session:
             worker,
             num_workers,
         )
+        self._data_digest = digest_of_data(self._job, plan.train_files)
         self._bad_rows = 0
-        self._checkpoint: str | None = None
+        self._saver: Saver | None = None
 
     @property
     def is_first(self) -> bool:
@@ -203,8 +225,10 @@ class Session:
         logger.info("worker %d trains on %s", self._worker, _named(self._train_parts))
         if self.is_first and self._job.checkpoint.dir:
             require_writable(self._job.checkpoint.dir)
-        if self.is_first and self._job.checkpoint.load:
-            self._require_schema(self._job.checkpoint.load)
+        load = self._job.checkpoint.load
+        earlier_run = self._earlier_run() if self.is_first else None
+        if self.is_first and (start_from := load if earlier_run is None else earlier_run.url):
+            self._require_schema(start_from)
         with Worker(
             self._store,
             self._plan.model,
@@ -212,10 +236,14 @@ class Session:
             index=self._worker,
             num_workers=self._num_workers,
             is_embedded=self._is_embedded,
-            load=self._job.checkpoint.load,
+            load=load,
+            earlier_run=earlier_run,
             agreement=self._agreement(),
         ) as worker:
-            seconds = self._train(worker)
+            if self.is_first and self._job.checkpoint.dir:
+                steps = worker.progress.steps
+                self._saver = Saver(self._store, self._job.checkpoint, step=steps)
+            seconds = self._train(worker, self._epochs_done(worker, earlier_run))
             summary = self._summary(worker, seconds)
             worker.done()
         return summary
@@ -229,9 +257,21 @@ class Session:
                 "strategy": self._job.strategy.model_dump(mode="json"),
                 "epochs": self._job.train.epochs,
                 "shuffle": self._job.data.shuffle,
+                "resume": self._job.checkpoint.resume,
             },
             sort_keys=True,
         )
+
+    def _earlier_run(self) -> EarlierRun | None:
+        return earlier_run(self._job, num_workers=self._num_workers, data=self._data_digest)
+
+    def _epochs_done(self, worker: Worker, earlier_run: EarlierRun | None) -> int:
+        """Returns how many epochs are behind all workers; worker 0 knows, and tells the others."""
+        if not self._job.checkpoint.resume:
+            return 0
+        known = 0 if earlier_run is None else earlier_run.state.epochs_done
+        told = worker.all_reduce("epochs done", np.array([float(known)]), ReduceOp.MAX)
+        return int(told[0])
 
     def _require_schema(self, folder: str) -> None:
         """Refuses a checkpoint under whose schema keys and numbers mean something else."""
@@ -246,32 +286,57 @@ class Session:
                 f"or start without checkpoint.load",
             )
 
-    def _train(self, worker: Worker) -> float:
-        """Goes through the data `epochs` times; returns the seconds that all workers took for it."""
+    def _train(self, worker: Worker, epochs_done: int) -> float:
+        """Goes through the rest of `epochs` passes; returns the seconds that all workers took for it."""
         data = TrainingData(self._job, self._plan.schema, self._train_parts)
+        epochs = self._job.train.epochs
+        if epochs_done >= epochs:
+            logger.info("nothing is left to train: epochs=%d", epochs_done)
         seconds = 0.0
-        for epoch in range(1, self._job.train.epochs + 1):
-            data.prepare(worker)
+        for epoch in range(epochs_done + 1, epochs + 1):
+            data.prepare(worker, epoch)
             start = time.monotonic()
-            with closing(data.batches()) as batches:
-                worker.train(batches)
+            with closing(data.batches(epoch, _position_in(epoch, worker))) as batches:
+                worker.train(batches, after_step=self._after_step(worker, epoch))
             self._bad_rows = data.bad_rows
             worker.meet(f"epoch-{epoch}")
             seconds += time.monotonic() - start
             worker.progress.log()
-            self._save(f"epoch-{epoch}")
-            if epoch < self._job.train.epochs:
+            self._save_after(epoch, worker)
+            if epoch < epochs:
                 worker.meet(f"saved-{epoch}")
+        if self._saver is not None:
+            self._saver.finish()
         return seconds
 
-    def _save(self, name: str) -> None:
-        if not (self.is_first and self._job.checkpoint.dir):
-            return
-        root = self._job.checkpoint.dir
-        self._checkpoint = f"{root.rstrip('/')}/{name}"
-        self._store.save(self._checkpoint, attachments_of(self._job, self._plan.schema))
-        write_latest(root, name)
-        logger.info("saved %s", self._checkpoint)
+    def _after_step(self, worker: Worker, epoch: int) -> Callable[[], None] | None:
+        """Returns what takes checkpoints within an epoch."""
+        saver = self._saver
+        if saver is None or not self._job.checkpoint.is_within_epochs:
+            return None
+
+        def begin() -> Mapping[str, bytes]:
+            worker.settle()
+            return self._attachments(epochs_done=epoch - 1, is_between_epochs=False)
+
+        return lambda: saver.after_step(worker.progress.steps, begin)
+
+    def _save_after(self, epoch: int, worker: Worker) -> None:
+        every = self._job.checkpoint.every_epochs
+        is_due = epoch == self._job.train.epochs or (every and epoch % every == 0)
+        if self._saver is not None and is_due:
+            attachments = self._attachments(epochs_done=epoch, is_between_epochs=True)
+            self._saver.save(f"epoch-{epoch}", worker.progress.steps, attachments)
+
+    def _attachments(self, *, epochs_done: int, is_between_epochs: bool) -> dict[str, bytes]:
+        state = RunState(
+            epochs_done=epochs_done,
+            is_between_epochs=is_between_epochs,
+            num_workers=self._num_workers,
+            data=self._data_digest,
+        )
+        attachments = attachments_of(self._job, self._plan.schema)
+        return {**attachments, RUN_ATTACHMENT: state.to_json().encode()}
 
     def _summary(self, worker: Worker, seconds: float) -> Summary:
         progress = worker.progress
@@ -284,10 +349,10 @@ class Session:
             own,
             **self._evaluation(worker),
             examples=examples,
-            examples_per_s=examples / seconds,
+            examples_per_s=examples / seconds if seconds else 0.0,
             staleness=status.staleness.as_dict(),
             model_digest=self._store.digest(),
-            checkpoint=self._checkpoint,
+            checkpoint=None if self._saver is None else self._saver.latest,
         )
 
     def _evaluation(self, worker: Worker) -> dict[str, Any]:
@@ -296,6 +361,15 @@ class Session:
         dataset = streamed(self._job, self._plan.schema)
         dataset.set_filelist(self._plan.test_files)
         return figures(worker.evaluate(dataset))
+
+
+def _position_in(epoch: int, worker: Worker) -> DataPosition | None:
+    """Returns where in an epoch a worker goes on; None: at its start."""
+    earlier = worker.earlier_progress
+    if earlier is None or not earlier.position:
+        return None
+    position = DataPosition.from_json(earlier.position)
+    return position if position.epoch == epoch else None  # else it had not begun this one
 
 
 def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ a step: unique keys -> pull -> forward, backward -> push
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -137,16 +137,22 @@ class Trainer:
         self._model = model
         self._communicator = communicator
         self._progress = progress
+        self._after_step: Callable[[], None] = _nothing
         self._threads = [_Thread(model, batch_size) for _ in range(thread_num)]
 
-    def train(self, batches: Batches) -> None:
+    def train(self, batches: Batches, after_step: Callable[[], None] | None = None) -> None:
         """Trains on each batch once, and returns when the store has all gradients.
 
         Positions travel with the gradients, so that a checkpoint can say what of the data is in it.
 
+        Args:
+            batches: Gone through in their order.
+            after_step: Called by the thread that has taken a step, before it takes the next.
+
         Raises:
             CtrPsError: The first error of any thread; the others stop.
         """
+        self._after_step = after_step or _nothing
         self._communicator.begin(len(self._threads))
         with _one_blas_thread():
             if len(self._threads) == 1:
@@ -168,6 +174,7 @@ class Trainer:
         Raises:
             CtrPsError: What went wrong with this step, or in the background with an earlier one.
         """
+        self._after_step = _nothing
         self._communicator.begin(thread_num=1)
         with _one_blas_thread():
             trained = self._run(self._threads[0], self._source(batches), is_overlapped=False)
@@ -201,6 +208,7 @@ class Trainer:
                 )
                 for (batch, _), part in zip(group, computed, strict=True):
                     self._count(batch, part.result)
+                self._after_step()
 
     def _train_free(self, source: "_NumberedBatches") -> None:
         def run(thread: _Thread) -> None:
@@ -231,6 +239,7 @@ class Trainer:
                 computed.gradients, step.batch.size, pulled=computed.pulled, numbers=[step.number]
             )
             self._count(step.batch, computed.result)
+            self._after_step()
             yield step, computed.result
             step = ahead if is_overlapped else self._next_step(source)
 
@@ -242,6 +251,10 @@ class Trainer:
         """Counts a batch after its push, which says better than a metric what is wrong with a NaN."""
         if batch.labels is not None:
             self._progress.add(batch.labels, result.probabilities, result.loss)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _one_blas_thread() -> AbstractContextManager[object]:

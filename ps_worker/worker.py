@@ -8,7 +8,7 @@ wait for it; all else that workers do together, they do by calling `meet` or `al
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +19,7 @@ from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from protos.errors import JobError
 from protos.numbers import Numbers
-from protos.store import ReduceOp, Store, Version
+from protos.store import Missing, ReduceOp, Store, Version
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.data.position import Batches
@@ -27,13 +27,22 @@ from ps_worker.declaring import declare
 from ps_worker.evaluator import OnPredictions, evaluate
 from ps_worker.job import Job
 from ps_worker.progress import Progress
+from ps_worker.resuming import EarlierRun
 from ps_worker.trainer import TrainedStep, Trainer
 
 logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Trains, evaluates and saves one model; leaving the `with` block ends what runs in the background."""
+    """Trains, evaluates and saves one model; leaving the `with` block ends what runs in the background.
+
+    Attributes:
+        store: The parameters.
+        index: Which of the workers this is.
+        num_workers: Workers of the run.
+        progress: Of this worker's training.
+        earlier_progress: What the parameters had of this worker's training at the start; None: nothing.
+    """
 
     def __init__(
         self,
@@ -45,6 +54,7 @@ class Worker:
         num_workers: int = 1,
         is_embedded: bool = True,
         load: str = "",
+        earlier_run: EarlierRun | None = None,
         agreement: str = "",
     ) -> None:
         """Declares the model, has worker 0 load a checkpoint, and meets the other workers.
@@ -57,6 +67,8 @@ class Worker:
             num_workers: Workers of the run.
             is_embedded: The store is in this process.
             load: Checkpoint to start from; empty: from what the store holds.
+            earlier_run: A run to go on with: worker 0 loads its checkpoint, instead of `load`, and all count
+                on from there; the others need not know it.
             agreement: A text that must be the same for all workers, besides the parameters' declarations.
 
         Raises:
@@ -71,14 +83,30 @@ class Worker:
         self._model = model
         self._job = job
         declare(store, model, job)
-        if self.is_first and load:
-            store.load(load)
-            logger.info("loaded %s", load)
+        if self.is_first:
+            self._load(load, earlier_run)
         version = self._agree(agreement)
         self._communicator = communicator_of(
             job, store, model, worker=index, num_workers=num_workers, is_embedded=is_embedded
         )
         self._communicator.rejoin(version)
+        self._go_on()
+
+    def _load(self, load: str, earlier_run: EarlierRun | None) -> None:
+        if earlier_run is not None:
+            self.store.load(earlier_run.url)
+            self.store.resume(earlier_run.version, earlier_run.progress)
+            logger.info("goes on from %s version=%d", earlier_run.url, earlier_run.version)
+        elif load:
+            self.store.load(load)
+            logger.info("loaded %s", load)
+
+    def _go_on(self) -> None:
+        """Counts on from what the store has of this worker: nothing, unless worker 0 had it go on."""
+        self.earlier_progress = self.store.status().progress.get(self.index)
+        if self.earlier_progress is not None:
+            self._communicator.stamps.go_on(self.earlier_progress)
+            self.progress.go_on(self.earlier_progress.step)
 
     def _agree(self, agreement: str) -> Version:
         """Meets the other workers, and returns the version at which all go on."""
@@ -89,8 +117,8 @@ class Worker:
         if not np.array_equal(reduced.values, numbers):
             raise JobError(
                 f"worker {self.index} does not run the same job as others: [model], [strategy], "
-                f"train.epochs, data.shuffle or the data's schema differ; give every worker the same job "
-                f"and --set"
+                f"train.epochs, data.shuffle, checkpoint.resume or the data's schema differ; give every "
+                f"worker the same job and --set"
             )
         return reduced.version
 
@@ -110,9 +138,15 @@ class Worker:
         """Whether this is worker 0, which does what one has to do for all."""
         return self.index == 0
 
-    def train(self, batches: Batches, *, thread_num: int | None = None) -> None:
+    def train(
+        self,
+        batches: Batches,
+        *,
+        thread_num: int | None = None,
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
         """Trains on each batch once; `thread_num` overrides the job's. See `Trainer.train`."""
-        self._trainer(thread_num or self._job.train.thread_num).train(batches)
+        self._trainer(thread_num or self._job.train.thread_num).train(batches, after_step)
 
     def steps(self, batches: Batches) -> Iterator[TrainedStep]:
         """Trains on each batch once, and yields after each; see `Trainer.steps`."""
@@ -129,6 +163,14 @@ class Worker:
             batch_size=self._job.train.batch_size,
             on_predictions=on_predictions,
         )
+
+    def settle(self) -> None:
+        """Returns when the servers have all steps that this worker took part in.
+
+        In synchronous training they stand still then, all at one version, until it takes the next step.
+        """
+        at = self._communicator.version
+        self.store.pull_sparse({}, missing=Missing.INITIAL, at=at).result()
 
     def flush(self) -> None:
         """Returns when the store has all that this worker has learnt."""

@@ -84,9 +84,18 @@ class QueueDataset(FileDataset):
                 says that there are no rows at all.
             BadRowError: While iterating: names file, place and fault of the malformed row beyond the limit.
         """
-        if self._reader_num == 1:
+        if self.has_order:
             return (batch for batch, _ in self.positioned())
         return self._begin(self._next_epoch()).merged_batches(self._reader_num)
+
+    @property
+    def has_order(self) -> bool:
+        """Whether batches have an order, and so positions: one reader gives them one."""
+        return self._reader_num == 1
+
+    def skip_to(self, epoch: int) -> None:
+        """Makes the next iteration that of `epoch`, counted from 1."""
+        self._epoch = epoch - 1
 
     def positioned(self, start: DataPosition | None = None) -> Iterator[tuple[Batch, DataPosition]]:
         """Reads the next epoch, or what is left of one.
@@ -103,7 +112,7 @@ class QueueDataset(FileDataset):
                 another seed.
             DataError: As for an iteration; also if `start` is beyond the end of these files.
         """
-        if self._reader_num != 1:
+        if not self.has_order:
             raise UsageError(
                 f"reader_num is {self._reader_num}: only one reader gives batches an order, and so a position"
             )

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PrivateAttr
 
 from protos.errors import JobError
+from ps_worker.job.checkpoint import CheckpointSection
 from ps_worker.job.data import DataSection
 from ps_worker.job.optimizers import OptimizerSection
 from ps_worker.job.origin import Origin
 from ps_worker.job.sections import (
-    CheckpointSection,
     ClusterSection,
     ModelSection,
     Section,

@@ -48,19 +48,6 @@ class TrainSection(Section):
     log_every_s: float = Field(5.0, gt=0)
 
 
-class CheckpointSection(Section):
-    """Where models are saved to and loaded from.
-
-    Attributes:
-        dir: Folder for checkpoints, one after each epoch; empty: nothing is saved.
-        load: Checkpoint, or folder of checkpoints, to start from; empty: from what the servers hold, which
-            are initial values unless they stayed after another job.
-    """
-
-    dir: str = ""
-    load: str = ""
-
-
 class ClusterSection(Section):
     """How long to wait, in seconds.
 

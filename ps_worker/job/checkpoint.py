@@ -1,0 +1,58 @@
+"""The section of a job that says when to save, where to, and what to start from."""
+
+from typing import Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from ps_worker.job.sections import Section
+
+_WHERE = "but there is no folder for checkpoints: set checkpoint.dir"
+
+
+class CheckpointSection(Section):
+    """When models are saved, where to, and what training starts from.
+
+    Attributes:
+        dir: Folder for checkpoints; empty: nothing is saved.
+        every_epochs: Epochs from one checkpoint to the next; the last epoch always ends with one, with 0 it
+            alone.
+        every_steps: Steps of worker 0 from one checkpoint to the next within an epoch; 0: none.
+        every_s: Seconds from one checkpoint to the next within an epoch; 0: none.
+        keep_last: Checkpoints of `dir` that stay, the newest; 0: all.
+        resume: Whether to go on where the newest checkpoint of `dir` was taken; if there is none, from the
+            start.
+        load: Checkpoint, or folder of checkpoints, whose model to start from; empty: from what the servers
+            hold, which are initial values unless they stayed after another job.
+    """
+
+    dir: str = ""
+    every_epochs: int = Field(1, ge=0)
+    every_steps: int = Field(0, ge=0)
+    every_s: float = Field(0.0, ge=0)
+    keep_last: int = Field(0, ge=0)
+    resume: bool = False
+    load: str = ""
+
+    @property
+    def is_within_epochs(self) -> bool:
+        """Whether checkpoints are taken in the middle of an epoch."""
+        return bool(self.every_steps or self.every_s)
+
+    @model_validator(mode="after")
+    def _refuse_settings_without_use(self) -> Self:
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        without_use = [
+            name
+            for name in ("every_epochs", "every_steps", "every_s", "keep_last", "resume")
+            if not self.dir and getattr(self, name) != defaults[name]
+        ]
+        if without_use:
+            raise ValidationError.from_exception_data(
+                "checkpoint", [self._without_use(name) for name in without_use]
+            )
+        return self
+
+    def _without_use(self, name: str) -> InitErrorDetails:
+        error = PydanticCustomError("setting_without_use", "{message}", {"message": _WHERE})
+        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))

@@ -1,0 +1,62 @@
+"""A store that dies with the process around it: from some push of worker 0 on, every call fails."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from protos.gradients import Gradients
+from protos.store import Stamp, Store
+from ps_server.waiting import WaitingFuture
+
+_POLL_S = 0.002
+
+
+class KilledError(Exception):
+    """What a call raises that nobody is left to answer."""
+
+
+class KilledStore:
+    """Passes calls on to a store in this process, until worker 0 has pushed `after_pushes` times."""
+
+    def __init__(self, store: Store, after_pushes: int) -> None:
+        self._store = store
+        self._left = after_pushes
+        self._lock = threading.Lock()
+        self._is_dead = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        if self._is_dead.is_set():
+            raise KilledError
+        if name == "push_grad":
+            return self._push_grad
+        found = getattr(self._store, name)
+        return self._mortal(found) if callable(found) else found
+
+    def _push_grad(self, gradients: Gradients, stamp: Stamp, **named: Any) -> Any:
+        with self._lock:
+            self._left -= stamp.worker == 0
+            if self._left < 0:
+                self._is_dead.set()
+                raise KilledError
+        return self._mortal(self._store.push_grad)(gradients, stamp, **named)
+
+    def _mortal(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def mortal(*arguments: Any, **named: Any) -> Any:
+            answer = call(*arguments, **named)
+            return _Waiting(answer, self._is_dead) if isinstance(answer, WaitingFuture) else answer
+
+        return mortal
+
+
+class _Waiting:
+    """An answer that waits for other workers, or for death."""
+
+    def __init__(self, answer: WaitingFuture[Any], is_dead: threading.Event) -> None:
+        self._answer = answer
+        self._is_dead = is_dead
+
+    def result(self) -> Any:
+        while not self._answer.done():
+            if self._is_dead.wait(_POLL_S):
+                raise KilledError
+        return self._answer.result()
