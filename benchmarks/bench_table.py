@@ -3,6 +3,7 @@
     python -m benchmarks.bench_table                     # 20 M rows, about 2 minutes
     python -m benchmarks.bench_table --rows 1000000
     python -m benchmarks.bench_table --observers 2       # of a table that remembers changes
+    python -m benchmarks.bench_table --statistics        # of a table that counts shows and clicks
 
 Prints one JSON line a case: millions of keys a second, the median of five passes over keys drawn at random.
 With observers also how long one takes to find out what changed: nothing, or the keys of a call.
@@ -20,7 +21,7 @@ import numpy as np
 
 from protos.gradients import SparseGrad
 from protos.partition import Keys
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.spec import InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.sparse_table import SparseTable
 
@@ -54,21 +55,24 @@ def m_per_s(calls: list[Keys], call: Callable[[Keys], object]) -> float:
     return statistics.median(speeds)
 
 
-def measure(optimizer: str, rows: int, observers: int) -> None:
+def measure(optimizer: str, rows: int, observers: int, *, is_counting: bool) -> None:
     """Fills a table and prints its lines."""
     table = SparseTable(
         TableSpec(
             name="bench",
             dim=DIM,
             initializer=InitializerSpec(scale=0.01),
-            optimizer=OptimizerSpec(name=optimizer),
+            optimizer=OptimizerSpec(name=optimizer, params={"learning_rate": 0.05}),
+            statistics=StatisticsSpec() if is_counting else None,
         ),
         num_observers=observers,
     )
     grads = np.random.default_rng(1).normal(size=(max(CALL_SIZES), DIM)).astype(np.float32)
+    counts = np.ones((max(CALL_SIZES), 2), np.uint32)
 
     def push(keys: Keys) -> None:
-        table.push(SparseGrad(keys, grads[: keys.size], EXAMPLES))
+        counted = counts[: keys.size] if is_counting else None
+        table.push(SparseGrad(keys, grads[: keys.size], EXAMPLES, counted))
 
     def pull(keys: Keys) -> None:
         table.pull(keys, Missing.INITIAL)
@@ -81,8 +85,13 @@ def measure(optimizer: str, rows: int, observers: int) -> None:
     for first in range(0, rows, max(CALL_SIZES)):
         push(keys[first : first + max(CALL_SIZES)])
     seconds = time.perf_counter() - start
-    line = {"benchmark": "table", "optimizer": optimizer, "rows": rows}
-    row_bytes = 8 + 4 * (DIM + table.state_width)
+    line = {
+        "benchmark": "table",
+        "optimizer": optimizer,
+        "rows": rows,
+        "statistics": is_counting,
+    }
+    row_bytes = 8 + 4 * (DIM + table.state_width + table.statistics_width)
     size = (resident_bytes() - before) / rows
     print(
         json.dumps(
@@ -142,9 +151,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--observers", type=int, default=0)
+    parser.add_argument("--statistics", action="store_true")
     arguments = parser.parse_args()
     for optimizer in OPTIMIZERS:
-        measure(optimizer, arguments.rows, arguments.observers)
+        measure(optimizer, arguments.rows, arguments.observers, is_counting=arguments.statistics)
 
 
 if __name__ == "__main__":

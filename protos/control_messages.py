@@ -1,6 +1,7 @@
 """Barriers, digests and states <-> messages of the control plane, both ways, once."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from protos.codec import decode_numbers, encode_numbers
 from protos.errors import ProtocolError
@@ -113,13 +114,7 @@ def status_to_message(
     return control_plane_pb2.GetStatusResponse(
         version=status.version,
         tables=[
-            control_plane_pb2.TableStatus(
-                table=name,
-                rows=table.rows,
-                size_bytes=table.size_bytes,
-                candidates=table.candidates,
-                candidate_bytes=table.candidate_bytes,
-            )
+            control_plane_pb2.TableStatus(table=name, **asdict(table))
             for name, table in status.tables.items()
         ],
         workers=[
@@ -152,6 +147,8 @@ def status_from_message(message: control_plane_pb2.GetStatusResponse) -> StoreSt
                 size_bytes=table.size_bytes,
                 candidates=table.candidates,
                 candidate_bytes=table.candidate_bytes,
+                expired=table.expired,
+                evicted=table.evicted,
             )
             for table in message.tables
         },
@@ -191,15 +188,6 @@ def merge_saves(parts: Sequence[SaveStatus | None]) -> SaveStatus | None:
     )
 
 
-def _merge_table_status(parts: list[TableStatus]) -> TableStatus:
-    return TableStatus(
-        rows=sum(part.rows for part in parts),
-        size_bytes=sum(part.size_bytes for part in parts),
-        candidates=sum(part.candidates for part in parts),
-        candidate_bytes=sum(part.candidate_bytes for part in parts),
-    )
-
-
 def merge_status(parts: list[StoreStatus]) -> StoreStatus:
     """Returns the status of a cluster: sizes add up, the rest every server has seen alike.
 
@@ -210,7 +198,7 @@ def merge_status(parts: list[StoreStatus]) -> StoreStatus:
     return StoreStatus(
         version=min(part.version for part in parts),
         tables={
-            name: _merge_table_status([part.tables[name] for part in parts if name in part.tables])
+            name: _sum_of([part.tables[name] for part in parts if name in part.tables])
             for name in names
         },
         examples={
@@ -221,6 +209,17 @@ def merge_status(parts: list[StoreStatus]) -> StoreStatus:
         staleness=merge_staleness(part.staleness for part in parts),
         progress=merge_progress([part.progress for part in parts]),
         last_save=merge_saves([part.last_save for part in parts]),
+    )
+
+
+def _sum_of(parts: Sequence[TableStatus]) -> TableStatus:
+    return TableStatus(
+        rows=sum(part.rows for part in parts),
+        size_bytes=sum(part.size_bytes for part in parts),
+        candidates=sum(part.candidates for part in parts),
+        candidate_bytes=sum(part.candidate_bytes for part in parts),
+        expired=sum(part.expired for part in parts),
+        evicted=sum(part.evicted for part in parts),
     )
 
 
@@ -244,13 +243,11 @@ def shrunk_from_message(message: control_plane_pb2.ShrinkResponse) -> dict[str, 
 
 def merge_shrunk(parts: Sequence[Mapping[str, Shrunk]]) -> dict[str, Shrunk]:
     """Returns what was removed from the tables of a cluster, by table."""
-    return {
-        name: Shrunk(
-            rows=sum(part[name].rows for part in parts if name in part),
-            size_bytes=sum(part[name].size_bytes for part in parts if name in part),
-        )
-        for name in sorted({name for part in parts for name in part})
-    }
+    total: dict[str, Shrunk] = {}
+    for part in parts:
+        for name, shrunk in part.items():
+            total[name] = total.get(name, Shrunk(rows=0, size_bytes=0)) + shrunk
+    return dict(sorted(total.items()))
 
 
 def digests_to_message(

@@ -142,16 +142,20 @@ class TableStatus:
     """Size of one table, or of one server's part of it.
 
     Attributes:
-        rows: How many.
-        size_bytes: Of rows and index.
+        rows: How many it has.
+        size_bytes: Of rows, index and marks.
         candidates: Keys that are counted but have no row yet; 0 where a Bloom filter counts.
         candidate_bytes: Of what counts them.
+        expired: Rows that shrinks have removed so far.
+        evicted: Rows that made room for others in a table that was full, so far.
     """
 
     rows: int
     size_bytes: int
     candidates: int = 0
     candidate_bytes: int = 0
+    expired: int = 0
+    evicted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +164,15 @@ class Shrunk:
 
     Attributes:
         rows: How many.
-        size_bytes: By how much the table is smaller; what others pushed meanwhile counts against it.
+        size_bytes: By how much the table is smaller for it.
     """
 
     rows: int
     size_bytes: int
+
+    def __add__(self, other: "Shrunk") -> "Shrunk":
+        """Returns what was removed in both parts."""
+        return Shrunk(rows=self.rows + other.rows, size_bytes=self.size_bytes + other.size_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,17 +468,26 @@ class Store(Protocol):
         """
         ...
 
-    def shrink(self, *, max_norm: float) -> Mapping[str, Shrunk]:
-        """Removes the rows of all tables whose weights have an L2 norm of at most `max_norm`.
+    def shrink(
+        self, *, max_norm: float | None = None, dry_run: bool = False
+    ) -> Mapping[str, Shrunk]:
+        """Ends a pass over the data: rows age, and those that have expired are removed.
 
-        A removed key is one without a row, as if it had never been pushed. Others may push and pull
-        meanwhile; while they wait in a barrier, the same rows go on any number of servers.
+        Tables that keep statistics decay them and count the pass for rows that were not pushed; then each
+        table's own rules (`TableSpec.expiry`) say which rows go. A removed key is one without a row, as if it
+        had never been pushed. Others may push and pull meanwhile; while they wait in a barrier, the same rows
+        go on any number of servers.
+
+        Args:
+            max_norm: Also removes, from all tables, the rows whose weights have an L2 norm of at most this.
+            dry_run: Says what would be removed, and changes nothing.
 
         Returns:
             What was removed, by table.
 
         Raises:
-            ProtocolError: If `max_norm` is negative or not finite; nothing was removed.
+            ProtocolError: If `max_norm` is negative or not finite, or a table has replicas; nothing was
+                changed.
         """
         ...
 

@@ -241,10 +241,11 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: control_plane_pb2.ShrinkRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.ShrinkResponse:
         async with self._answering(context, "Shrink"):
-            shrink = partial(self._store.shrink, max_norm=request.max_norm)
+            max_norm = request.max_norm if request.HasField("max_norm") else None
+            shrink = partial(self._store.shrink, max_norm=max_norm, dry_run=request.dry_run)
             shrunk = await asyncio.to_thread(shrink)
             rows = sum(table.rows for table in shrunk.values())
-            logger.info("shrunk max_norm=%g rows=%d", request.max_norm, rows)
+            logger.info("shrunk rows=%d dry_run=%s", rows, request.dry_run)
             return control_messages.shrunk_to_message(shrunk)
 
     async def GetDigest(

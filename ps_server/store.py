@@ -421,9 +421,11 @@ class ParameterStore:
         block.restore(checkpoint.read_dense(name, block.piece))
         return block
 
-    def shrink(self, *, max_norm: float) -> Mapping[str, Shrunk]:
+    def shrink(
+        self, *, max_norm: float | None = None, dry_run: bool = False
+    ) -> Mapping[str, Shrunk]:
         """See `protos.store.Store`; of this process's shards."""
-        if not 0 <= max_norm < math.inf:
+        if max_norm is not None and not 0 <= max_norm < math.inf:
             raise ProtocolError(f"max_norm is {max_norm}, expected a finite number of at least 0")
         with self._lock:
             tables = dict(self._tables)
@@ -434,7 +436,10 @@ class ParameterStore:
                     f"job of another mode"
                 )
         with self._cuts.between_saves("a shrink"):
-            return {name: _shrink(table, max_norm) for name, table in tables.items()}
+            return {
+                name: table.shrink(max_norm=max_norm, dry_run=dry_run)
+                for name, table in tables.items()
+            }
 
     def shard_digests(self) -> dict[tuple[str, int], bytes]:
         """Returns the digest of each shard that this process holds, by table and shard."""
@@ -461,12 +466,6 @@ class ParameterStore:
         with self._lock:
             tables = {name: table.status for name, table in self._tables.items()}
         return self._workers.status(tables, self._cuts.last)
-
-
-def _shrink(table: SparseTable, max_norm: float) -> Shrunk:
-    before = table.status.size_bytes
-    rows = table.evict(max_norm)
-    return Shrunk(rows=rows, size_bytes=max(0, before - table.status.size_bytes))
 
 
 def _load_candidates(checkpoint: Checkpoint, saved: TableSpec, table: SparseTable) -> None:

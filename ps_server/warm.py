@@ -21,6 +21,7 @@ from protos.spec import (
     AdmissionSpec,
     DenseSegment,
     DenseSpec,
+    ExpirySpec,
     InitializerSpec,
     OptimizerSpec,
     StatisticsSpec,
@@ -59,27 +60,37 @@ def _exercise(optimizer: str) -> None:
     """Does with one optimizer all that a server does."""
     table = _table_spec(optimizer)
     store = ParameterStore(num_workers=2)
+    counting = replace(
+        table,
+        name="counting",
+        statistics=StatisticsSpec(),
+        expiry=ExpirySpec(max_rows=_NUM_KEYS // 2),
+    )
     store.create_table(table)
+    store.create_table(counting)
     dense: dict[str, DenseGrad] = {}
     if OPTIMIZERS[optimizer].is_elementwise:
         store.create_dense(_dense_spec(optimizer))
         dense["block"] = DenseGrad(_read_only(np.ones(_DIM, np.float32)), 1)
     keys = _read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
     grad = SparseGrad(keys, _read_only(np.ones((_NUM_KEYS, _DIM), np.float32)), 1)
+    counted = replace(grad, counts=_read_only(np.ones((_NUM_KEYS, 2), np.uint32)))
+    sparse = {"table": grad, "counting": counted}
     for worker in range(2):  # two parts of a step, so that they are added
         stamp = Stamp(
             worker=worker, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0
         )
-        store.push_grad(Gradients({"table": grad}, dense), stamp, at=0).result()
+        store.push_grad(Gradients(sparse, dense), stamp, at=0).result()
     store.pull_sparse({"table": keys}, missing=Missing.INITIAL).result()
-    loaded = SparseTable(table, num_observers=1)
-    loaded.push(grad)
+    by_score = ExpirySpec(max_rows=_NUM_KEYS // 2, evict="score")
+    loaded = SparseTable(replace(counting, expiry=by_score), num_observers=1)
+    loaded.push(counted)
     cut = loaded.begin_cut()
-    loaded.push(grad)
+    loaded.push(counted)
     loaded.write(cut.export_shard(0))
     loaded.end_cut(saved=True)
     loaded.take_changed(0, _NUM_KEYS)
-    loaded.evict(0.0)
+    loaded.shrink(max_norm=0.0)
 
 
 def _admit(admission: AdmissionSpec) -> None:

@@ -389,11 +389,12 @@ class ClusterClient:
         """See `protos.store.Store`."""
         _results([self._transport.resume(server, version, progress) for server in self._servers])
 
-    def shrink(self, *, max_norm: float) -> Mapping[str, Shrunk]:
+    def shrink(
+        self, *, max_norm: float | None = None, dry_run: bool = False
+    ) -> Mapping[str, Shrunk]:
         """See `protos.store.Store`."""
-        return merge_shrunk(
-            _results([self._transport.shrink(server, max_norm) for server in self._servers])
-        )
+        calls = [self._transport.shrink(server, max_norm, dry_run) for server in self._servers]
+        return merge_shrunk(_results(calls))
 
     def digest(self) -> str:
         """See `protos.store.Store`."""

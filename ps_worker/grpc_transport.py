@@ -261,9 +261,11 @@ class GrpcTransport:
         request = control_messages.resume_request(version, progress)
         return self._call(server, "Resume", request, _nothing)
 
-    def shrink(self, server: int, max_norm: float) -> Future[Mapping[str, Shrunk]]:
+    def shrink(
+        self, server: int, max_norm: float | None, dry_run: bool
+    ) -> Future[Mapping[str, Shrunk]]:
         """See `Transport`."""
-        request = control_plane_pb2.ShrinkRequest(max_norm=max_norm)
+        request = control_plane_pb2.ShrinkRequest(max_norm=max_norm, dry_run=dry_run)
         wait_s = self._deadlines.checkpoint_s
         return self._call(
             server, "Shrink", request, control_messages.shrunk_from_message, wait_s=wait_s

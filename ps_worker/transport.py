@@ -124,8 +124,10 @@ class Transport(Protocol):
         """Goes on with an earlier run."""
         ...
 
-    def shrink(self, server: int, max_norm: float) -> Future[Mapping[str, Shrunk]]:
-        """Removes small rows of the server's tables."""
+    def shrink(
+        self, server: int, max_norm: float | None, dry_run: bool
+    ) -> Future[Mapping[str, Shrunk]]:
+        """Ends a pass on the server: see `protos.store.Store.shrink`."""
         ...
 
     def digest(self, server: int) -> Future[Mapping[tuple[str, int], bytes]]:

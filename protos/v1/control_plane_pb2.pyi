@@ -124,10 +124,12 @@ class LoadResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ShrinkRequest(_message.Message):
-    __slots__ = ("max_norm",)
+    __slots__ = ("max_norm", "dry_run")
     MAX_NORM_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     max_norm: float
-    def __init__(self, max_norm: _Optional[float] = ...) -> None: ...
+    dry_run: bool
+    def __init__(self, max_norm: _Optional[float] = ..., dry_run: bool = ...) -> None: ...
 
 class ShrunkTable(_message.Message):
     __slots__ = ("table", "rows", "size_bytes")
@@ -170,18 +172,22 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TableStatus(_message.Message):
-    __slots__ = ("table", "rows", "size_bytes", "candidates", "candidate_bytes")
+    __slots__ = ("table", "rows", "size_bytes", "candidates", "candidate_bytes", "expired", "evicted")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
     table: str
     rows: int
     size_bytes: int
     candidates: int
     candidate_bytes: int
-    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ...) -> None: ...
+    expired: int
+    evicted: int
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("incarnation", "sequence", "step", "position")

@@ -266,8 +266,9 @@ class ParameterServerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Shrink(self, request, context):
-        """Removes small rows of all of this server's tables. Idempotent. FAILED_PRECONDITION: max_norm is negative or
-        not finite.
+        """Ends a pass over the data: ages the rows of all of this server's tables, and removes those that have expired.
+        Not idempotent, not retried: each call is a pass. FAILED_PRECONDITION: max_norm is negative or not finite, or a
+        table has replicas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

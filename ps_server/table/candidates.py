@@ -57,8 +57,8 @@ class Candidates(Protocol):
     ) -> int:
         """Counts keys, and gives rows to those that are admitted; see `admit_counted`."""
 
-    def grow(self, shard: int) -> None:
-        """Makes room for a candidate in one shard, unless there is; all shards must be locked."""
+    def grow(self, shard: int) -> bool:
+        """Makes room for a candidate in one shard; False if there was. All shards must be locked."""
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """Whether the counts are such as this admission wants."""
@@ -113,9 +113,9 @@ class ExactCandidates:
         candidates = self.regions.arrays
         return admit_counted(table, initializer, initial_state, candidates, self.rule, push, start)
 
-    def grow(self, shard: int) -> None:
+    def grow(self, shard: int) -> bool:
         """See `Candidates`."""
-        self.regions.grow(shard)
+        return self.regions.grow(shard)
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """See `Candidates`."""
@@ -184,8 +184,9 @@ class EstimatedCandidates:
         counters = self.filter.arrays
         return admit_estimated(table, initializer, initial_state, counters, self.rule, push, start)
 
-    def grow(self, shard: int) -> None:
+    def grow(self, shard: int) -> bool:
         """See `Candidates`; counters never need room."""
+        return False
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """See `Candidates`."""

@@ -73,6 +73,7 @@ class TableArrays(NamedTuple):
         slot_starts: int64[num_shards], where a shard's slots begin.
         num_slots: int64[num_shards], a power of two.
         num_rows: int64[num_shards].
+        max_rows: Most rows of a shard.
         slab: float32[num_shards * region_rows, stride], rows of all shards.
         keys: uint64[num_shards * region_rows, stride / 2], the same memory; column 0 is the key.
         region_rows: Rows from one shard's region to the next.
@@ -88,6 +89,7 @@ class TableArrays(NamedTuple):
     slot_starts: NDArray[np.int64]
     num_slots: NDArray[np.int64]
     num_rows: NDArray[np.int64]
+    max_rows: int
     slab: NDArray[np.float32]
     keys: NDArray[np.uint64]
     region_rows: int
@@ -193,12 +195,13 @@ def find_block(
 
 @kernel
 def has_room(table: TableArrays, shard: Int) -> bool:
-    """Whether one more row fits the shard's index and regions."""
+    """Whether one more row fits the shard's index and regions, and is allowed."""
     rows = table.num_rows[shard] + 1
     fits_index = rows * 100 <= table.num_slots[shard] * MAX_LOAD_PERCENT
     fits_words = rows <= table.change_rows or table.change_words.shape[1] == 0
     fits_marks = rows <= MARKS_A_WORD * table.cut.mark_words
-    return bool(fits_index and fits_words and fits_marks and rows <= table.region_rows)
+    fits_region = rows <= min(table.region_rows, table.max_rows)
+    return bool(fits_index and fits_words and fits_marks and fits_region)
 
 
 @kernel

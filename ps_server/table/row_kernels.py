@@ -1,6 +1,5 @@
 """What is done with rows: read them, or give them gradients. One call serves all shards of a request."""
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -281,10 +280,15 @@ def take_changed_rows(
 
 
 @kernel
-def drop_rows(table: TableArrays, shard: Int, dim: int, max_norm: float) -> int:
-    """Takes rows with an L2 norm of their weights of at most `max_norm` out of a shard's region.
+def drop_rows(table: TableArrays, shard: Int, doomed: NDArray[np.uint8]) -> int:
+    """Takes rows out of a shard's region.
 
     The others move up in their order, change words and marks with them; the index still has the old rows.
+
+    Args:
+        table: The table, updated in place.
+        shard: Whose rows.
+        doomed: uint8[rows of the shard], which to take out.
 
     Returns:
         How many rows are left.
@@ -292,14 +296,9 @@ def drop_rows(table: TableArrays, shard: Int, dim: int, max_norm: float) -> int:
     kept = 0
     for row_in_shard in range(table.num_rows[shard]):
         row = shard * table.region_rows + row_in_shard
-        squares = 0.0
-        for j in range(dim):
-            weight = np.float64(table.slab[row, KEY_COLUMNS + j])
-            squares += weight * weight
-        is_dropped = math.sqrt(squares) <= max_norm
-        if is_dropped or kept < row_in_shard:
+        if doomed[row_in_shard] or kept < row_in_shard:
             keep_leaving_row(table, shard, row)
-        if is_dropped:
+        if doomed[row_in_shard]:
             continue
         if kept < row_in_shard:
             move_mark(table, shard, row, shard * table.region_rows + kept)

@@ -7,6 +7,7 @@ shows everything at once.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ps_server.table.arena import RESERVED_REGION_BYTES, Arena
 from ps_server.table.change_bits import ChangeBits
@@ -19,7 +20,13 @@ from ps_server.table.hash_index import (
     rebuild_index,
     slots_for,
 )
+from ps_server.table.row_kernels import drop_rows
 from ps_server.table.row_layout import RowLayout
+
+VALUE_BYTES = 4
+SLOT_BYTES = 8
+NO_LIMIT = 2**62
+"""More rows than a shard ever has."""
 
 
 class RowRegions:
@@ -30,6 +37,7 @@ class RowRegions:
         arrays: What kernels work on; replaced when memory moves.
         changes: Which rows changed for whom.
         cut: Which rows changed since the last cut, and rows as they were at a cut that lasts.
+        num_rows: int64[num_shards].
     """
 
     def __init__(
@@ -68,13 +76,28 @@ class RowRegions:
         self._index_side = np.zeros(num_shards, np.int64)
         self._num_slots = np.full(num_shards, INITIAL_SLOTS, np.int64)
         self.num_rows = np.zeros(num_shards, np.int64)
+        self._max_rows = NO_LIMIT
         self.arrays = self._view()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row and its marks of changes."""
+        return VALUE_BYTES * self.layout.stride + self.changes.row_bytes
 
     @property
     def size_bytes(self) -> int:
         """Bytes of rows, index and marks of changes."""
-        row_bytes = 4 * self.layout.stride + self.changes.row_bytes
-        return int(self.num_rows.sum()) * row_bytes + 8 * int(self._num_slots[self._shards].sum())
+        slots = int(self._num_slots[self._shards].sum())
+        return int(self.num_rows.sum()) * self.row_bytes + SLOT_BYTES * slots
+
+    def limit_rows(self, max_rows: int) -> None:
+        """Lets no shard grow beyond so many rows; all shards must be locked."""
+        self._max_rows = max_rows
+        self.arrays = self._view()
+
+    def is_full(self, shard: int) -> bool:
+        """Whether a shard has as many rows as it may."""
+        return bool(self.num_rows[shard] >= self._max_rows)
 
     def rows_of(self, shard: int) -> slice:
         """Returns where the rows of a shard stand in the slab."""
@@ -98,10 +121,10 @@ class RowRegions:
         self.cut.end(saved=saved)
         self.arrays = self._view()
 
-    def grow(self, shard: int) -> None:
-        """Makes room for a row in one shard, unless there is; all shards must be locked."""
+    def grow(self, shard: int) -> bool:
+        """Makes room for a row in one shard; False if there was. All shards must be locked."""
         if has_room(self.arrays, shard):
-            return
+            return False
         num_rows = int(self.num_rows[shard]) + 1
         try:
             self._slab.reserve(num_rows)
@@ -111,8 +134,29 @@ class RowRegions:
                 self._double_index(shard)
         finally:  # the slab may have moved before memory ran out for the index
             self.arrays = self._view()
+        return True
 
-    def free_rows(self, shard: int, start: int, stop: int) -> None:
+    def freed_bytes(self, shard: int, num_removed: int) -> int:
+        """Returns by how much a shard is smaller without so many of its rows."""
+        if not num_removed:
+            return 0
+        slots_left = slots_for(int(self.num_rows[shard]) - num_removed)
+        slots_freed = int(self._num_slots[shard]) - slots_left
+        return num_removed * self.row_bytes + SLOT_BYTES * slots_freed
+
+    def remove_rows(self, shard: int, doomed: NDArray[np.uint8]) -> None:
+        """Removes rows of a shard, which must be locked, and gives their memory back.
+
+        Args:
+            shard: Whose rows.
+            doomed: uint8[rows of the shard], which.
+        """
+        num_rows = int(self.num_rows[shard])
+        kept = drop_rows(self.arrays, shard, doomed)
+        if kept < num_rows:
+            self._free_rows(shard, kept, num_rows)
+
+    def _free_rows(self, shard: int, start: int, stop: int) -> None:
         """Gives back the memory of rows that the index still has, and builds it anew without them."""
         first = shard * self._slab.region_rows
         self._slab.release(first + start, first + stop)
@@ -137,6 +181,7 @@ class RowRegions:
             slot_starts=regions * self._index.region_rows,
             num_slots=self._num_slots,
             num_rows=self.num_rows,
+            max_rows=self._max_rows,
             slab=self._slab.array,
             keys=self._slab.array.view(np.uint64),
             region_rows=self._slab.region_rows,

@@ -18,7 +18,7 @@ from protos.errors import GradientError, ProtocolError, SpecConflictError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
 from protos.spec import StatisticsSpec, TableSpec
-from protos.store import Missing, TableStatus
+from protos.store import Missing, Shrunk, TableStatus
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import hyper_of, initial_state
 from ps_server.table.arena import RESERVED_REGION_BYTES
@@ -29,12 +29,13 @@ from ps_server.table.candidates import (
     candidates_of,
 )
 from ps_server.table.change_bits import NOBODY
+from ps_server.table.eviction import evict_rows, max_rows_of_shard
+from ps_server.table.expiry import rule_of, shrink_shard
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import build_initializer
 from ps_server.table.row_kernels import (
     Push,
     apply_rows,
-    drop_rows,
     gather_rows,
     score_rows,
     take_changed_rows,
@@ -77,14 +78,13 @@ class SparseTable:
         Raises:
             SpecConflictError: If the spec is impossible.
         """
-        check_table_spec(spec)
         self._server_index = server_index
         self._num_servers = num_servers
         self._clock = clock
         self._candidates: Candidates | None = None
         self._region_bytes = region_bytes
         self.shards: Sequence[int] = shards_of_server(spec.num_shards, server_index, num_servers)
-        self.declare(spec)
+        self._take(spec)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
         self._regions = RowRegions(
             RowLayout(spec.dim, self.state_width, spec.statistics is not None, has_base),
@@ -93,6 +93,9 @@ class SparseTable:
             num_observers=num_observers,
             region_bytes=region_bytes,
         )
+        self._regions.limit_rows(self._max_rows)
+        self._expired = np.zeros(spec.num_shards, np.int64)
+        self._evicted = np.zeros(spec.num_shards, np.int64)
 
     def declare(self, spec: TableSpec) -> None:
         """Takes another spec for the same rows, as when a job trains a loaded table on.
@@ -102,10 +105,17 @@ class SparseTable:
         Raises:
             SpecConflictError: If the spec is impossible.
         """
+        with self._locked(range(self.spec.num_shards)):
+            self._take(spec)
+            self._regions.limit_rows(self._max_rows)
+
+    def _take(self, spec: TableSpec) -> None:
+        """Takes a spec, or leaves all as it was."""
         check_table_spec(spec)
         hyper = hyper_of(spec.optimizer)
         state = initial_state(spec.optimizer, spec.dim)
         initializer = build_initializer(spec.initializer, spec.seed, spec.name)
+        self._max_rows = max_rows_of_shard(spec)
         self.spec, self._hyper, self._initial_state = spec, hyper, state
         self._initializer = initializer
         self._candidates = candidates_of(
@@ -124,8 +134,8 @@ class SparseTable:
 
     @property
     def statistics_width(self) -> int:
-        """Width of a row's statistics in a checkpoint."""
-        return 0
+        """Columns of statistics in a row."""
+        return self.layout.statistics_width
 
     @property
     def state_width(self) -> int:
@@ -134,13 +144,15 @@ class SparseTable:
 
     @property
     def status(self) -> TableStatus:
-        """Rows, and bytes of rows, index and marks of changes; candidates and bytes of what counts them."""
+        """Rows, bytes of rows, index and marks of changes, what counts candidates, and what was removed."""
         candidates = self._candidates
         return TableStatus(
             rows=int(self._num_rows.sum()),
             size_bytes=self._regions.size_bytes,
             candidates=candidates.num_keys if candidates else 0,
             candidate_bytes=candidates.size_bytes if candidates else 0,
+            expired=int(self._expired.sum()),
+            evicted=int(self._evicted.sum()),
         )
 
     def check(self, grad: SparseGrad) -> None:
@@ -241,11 +253,16 @@ class SparseTable:
         return apply_rows(self._arrays, initializer, state, self._hyper, counted, start)
 
     def write(self, rows: Rows) -> None:
-        """Writes whole rows of this server's shards, as from a checkpoint."""
+        """Writes whole rows of this server's shards, as from a checkpoint.
+
+        Statistics are left out if this table keeps none, and made up if it does and they are missing.
+        """
         keys, weights, state = frozen(rows.keys), frozen(rows.weights), frozen(rows.state)
-        statistics = frozen(
-            unknown_statistics(keys.size, self.layout.statistics_width, seconds_of(self._clock))
-        )
+        statistics = rows.statistics
+        if statistics.shape[1] != self.statistics_width:
+            now = seconds_of(self._clock)
+            statistics = unknown_statistics(keys.size, self.statistics_width, now)
+        statistics = frozen(statistics)
         self._with_room(
             keys,
             lambda start: write_rows(self._arrays, keys, weights, state, statistics, start),
@@ -318,20 +335,27 @@ class SparseTable:
             self._regions.changes.stop_at(observer, shard, row)
         return keys[:count], weights[:count]
 
-    def evict(self, max_norm: float) -> int:
-        """Removes the rows whose weights have an L2 norm of at most `max_norm`; returns how many.
+    def shrink(self, *, max_norm: float | None = None, dry_run: bool = False) -> Shrunk:
+        """Ends a pass: ages the rows' statistics, and removes rows that have expired (expiry.py).
 
         One shard after the other, so that others push and pull meanwhile. A removed key is like one that
         was never pushed. Observers are not told: a removed row is no change.
+
+        Args:
+            max_norm: Also removes the rows whose weights have an L2 norm of at most this.
+            dry_run: Changes nothing.
+
+        Returns:
+            What was removed, or would be.
         """
-        removed = 0
+        now = int(seconds_of(self._clock))
+        rule = rule_of(self.spec, now=now, max_norm=max_norm, is_dry_run=dry_run)
+        removed = Shrunk(rows=0, size_bytes=0)
         for shard in self.shards:
             with self._locks[shard]:
-                num_rows = int(self._num_rows[shard])
-                kept = drop_rows(self._arrays, shard, self.spec.dim, max_norm)
-                if kept < num_rows:
-                    self._regions.free_rows(shard, kept, num_rows)
-            removed += num_rows - kept
+                shrunk = shrink_shard(self._regions, shard, self.spec.dim, rule)
+                self._expired[shard] += 0 if dry_run else shrunk.rows
+            removed += shrunk
         return removed
 
     def export_shard(self, shard: int) -> Rows:
@@ -344,7 +368,7 @@ class SparseTable:
                 keys=self._arrays.keys[rows, 0][order],
                 weights=slab[order, self.layout.weights],
                 state=slab[order, self.layout.state],
-                statistics=np.empty((order.size, 0), np.float32),
+                statistics=slab[order, self.layout.statistics],
             )
 
     def begin_cut(self) -> TableCut:
@@ -396,11 +420,16 @@ class SparseTable:
                 position = kernel(position)
             if position == keys.size:
                 return
-            shard = int(shard_of(keys[position], self.spec.num_shards))
-            with self._locked(range(self.spec.num_shards)):
-                self._regions.grow(shard)
-                if self._candidates is not None:
-                    self._candidates.grow(shard)
+            self._make_room(int(shard_of(keys[position], self.spec.num_shards)))
+
+    def _make_room(self, shard: int) -> None:
+        """Makes room for a row in one shard, unless another thread just did."""
+        with self._locked(range(self.spec.num_shards)):
+            if self._candidates is not None and self._candidates.grow(shard):
+                return  # that may have been all
+            if self._regions.is_full(shard):
+                self._evicted[shard] += evict_rows(self._regions, shard, self.spec)
+            self._regions.grow(shard)
 
     def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
         return count_by_shard(

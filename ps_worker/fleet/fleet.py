@@ -295,8 +295,16 @@ class Fleet:
         """
         self._first_run("fleet.load_model()").load(str(dirname))
 
-    def shrink(self, threshold: float) -> Mapping[str, Shrunk]:
-        """Removes rows whose weights have an L2 norm of at most `threshold`; worker 0 alone.
+    def shrink(
+        self, threshold: float | None = None, *, dry_run: bool = False
+    ) -> Mapping[str, Shrunk]:
+        """Ends a pass over the data, as a day: rows age, and those that have expired go; worker 0 alone.
+
+        What expires is said by `minimize(life=...)`; without that, only `threshold` removes rows.
+
+        Args:
+            threshold: Also removes the rows whose weights have an L2 norm of at most this.
+            dry_run: Says what would be removed, and changes nothing.
 
         Returns:
             What was removed, by table.
@@ -304,7 +312,7 @@ class Fleet:
         Raises:
             RoleError: On another worker.
         """
-        return self._first_run("fleet.shrink()").shrink(threshold)
+        return self._first_run("fleet.shrink()").shrink(threshold, dry_run=dry_run)
 
     def stop_worker(self) -> None:
         """Says that this worker is done; the servers end when all are."""

@@ -44,7 +44,7 @@ class Task:
 
     Attributes:
         model: What to train.
-        job: How; its sections [train], [optimizer], [strategy] and [cluster] count.
+        job: How; its sections [train], [optimizer], [life], [strategy] and [cluster] count.
     """
 
     model: Model
@@ -147,10 +147,10 @@ class WorkerRun:
         self._flush()
         self._store.save(url, _attachments(self._task))
 
-    def shrink(self, threshold: float) -> Mapping[str, Shrunk]:
-        """Removes rows whose weights have a norm of at most `threshold`; see `Store.shrink`."""
+    def shrink(self, threshold: float | None, *, dry_run: bool) -> Mapping[str, Shrunk]:
+        """Ends a pass; what has expired goes, and what has a norm up to `threshold`; see `Store.shrink`."""
         self._flush()
-        return self._store.shrink(max_norm=threshold)
+        return self._store.shrink(max_norm=threshold, dry_run=dry_run)
 
     def load(self, url: str) -> None:
         """Replaces what the servers hold.

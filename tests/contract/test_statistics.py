@@ -9,7 +9,7 @@ from protos.errors import GradientError, SpecConflictError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, StatisticsSpec
 from protos.store import Missing, Store
-from tests.support.stores import DEEP, KEYS, OpenJob, random_gradients, stamp
+from tests.support.stores import DEEP, KEYS, OpenJob, embedded, random_gradients, stamp
 
 COUNTED = replace(DEEP, name="counted", statistics=StatisticsSpec())
 
@@ -91,3 +91,99 @@ def test_parts_of_a_step_may_be_without_keys(open_job: OpenJob) -> None:
 def test_expiry_without_statistics_is_refused(store: Store) -> None:
     with pytest.raises(SpecConflictError, match="'counted' has expiry but keeps no statistics"):
         store.create_table(replace(COUNTED, statistics=None, expiry=ExpirySpec(max_unseen=3)))
+
+
+SHORT = ExpirySpec(delete_threshold=1.5, max_unseen=1)
+
+
+def shown(store: Store, keys: np.ndarray, shows: object, sequence: int = 0) -> None:
+    counts = np.zeros((keys.size, 2), np.uint32)
+    counts[:, 0] = shows
+    grad = SparseGrad(keys, np.ones((keys.size, 5), np.float32), 1, counts)
+    store.push_grad(Gradients({"counted": grad}), stamp(sequence=sequence)).result()
+
+
+def test_rows_expire_by_the_rules_of_their_table(store: Store) -> None:
+    """A show is worth 0.1, and after a pass 0.098."""
+    store.create_table(replace(COUNTED, expiry=SHORT))
+    store.push_grad(random_gradients(0), stamp()).result()
+    shows = np.arange(KEYS.size) % 32
+    shown(store, KEYS, shows, sequence=1)
+
+    shrunk = store.shrink()
+
+    assert {name: table.rows for name, table in shrunk.items()} == {
+        "counted": np.count_nonzero(shows <= 15),
+        "deep": 0,
+        "wide": 0,
+    }
+    np.testing.assert_array_equal(rows_of(store, "counted").any(axis=1), shows > 15)
+    status = store.status().tables
+    assert status["counted"].rows == np.count_nonzero(shows > 15)
+    assert status["counted"].expired == shrunk["counted"].rows
+    assert status["deep"].rows == 60
+    assert store.shrink()["counted"].rows == status["counted"].rows  # unseen for two passes
+
+
+def test_dry_run_says_the_same_and_changes_nothing(store: Store) -> None:
+    store.create_table(replace(COUNTED, expiry=SHORT))
+    shown(store, KEYS, np.arange(KEYS.size) % 32)
+    before, digest = store.status().tables, store.digest()
+
+    said = [store.shrink(dry_run=True) for _ in range(3)]
+
+    assert store.status().tables == before
+    assert store.digest() == digest
+    shrunk = store.shrink()
+    assert said == [shrunk] * 3
+    after = store.status().tables["counted"].size_bytes
+    assert before["counted"].size_bytes - after == shrunk["counted"].size_bytes > 0
+
+
+def test_norm_is_a_rule_beside_those_of_tables(store: Store) -> None:
+    store.create_table(replace(COUNTED, expiry=SHORT))
+    store.push_grad(random_gradients(0), stamp()).result()
+    shown(store, KEYS, 100, sequence=1)
+
+    assert store.shrink(max_norm=1e9, dry_run=True)["deep"].rows == 60
+    shrunk = store.shrink(max_norm=1e9)
+
+    assert {name: table.rows for name, table in shrunk.items()} == {
+        "counted": KEYS.size,
+        "deep": 60,
+        "wide": 60,
+    }
+
+
+def test_same_rows_expire_and_are_evicted_anywhere(open_job: OpenJob) -> None:
+    spec = replace(
+        COUNTED, expiry=ExpirySpec(delete_threshold=0.3, max_rows=400, evict="score"), num_shards=8
+    )
+    (store,) = open_job()
+    reference = embedded()
+    keys = np.random.default_rng(4).integers(0, 2**64, 1000, dtype=np.uint64)
+    for each in (store, reference):
+        each.create_table(spec)
+        for sequence in range(4):
+            chosen = np.random.default_rng(sequence).choice(keys, 300, replace=False)
+            shown(each, chosen, chosen % np.uint64(9), sequence)
+            each.shrink()
+
+    status = store.status().tables["counted"]
+    assert 0 < status.rows <= 400
+    assert status.evicted > 0
+    assert status.expired > 0
+    assert status.rows == reference.status().tables["counted"].rows
+    assert store.digest() == reference.digest()
+
+
+def test_full_table_of_a_cluster_keeps_to_its_limit(store: Store) -> None:
+    store.create_table(replace(COUNTED, expiry=ExpirySpec(max_rows=640)))
+    for sequence in range(10):
+        keys = np.random.default_rng(sequence).integers(0, 2**64, 500, dtype=np.uint64)
+        shown(store, keys, 1, sequence)
+
+    status = store.status().tables["counted"]
+
+    assert 320 < status.rows <= 640
+    assert status.rows + status.evicted == 5000

@@ -19,7 +19,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.partition import Keys, route
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.staleness import Staleness
-from protos.store import Missing, Shrunk, Stamp, StoreStatus
+from protos.store import Missing, Stamp, StoreStatus
 from ps_server.checkpoint.digest import model_digest
 from ps_server.store import ParameterStore
 from tests.reference.partition import unmix64
@@ -395,16 +395,3 @@ def test_push_that_could_not_be_applied_leaves_steps_as_they_were(monkeypatch) -
         store.push_grad(Gradients({"deep": rows(3)}), stamp())
 
     assert store.push_grad(Gradients(), stamp(), at=0).result() == 1
-
-
-def test_rows_that_came_while_others_were_removed_make_no_negative_size(monkeypatch) -> None:
-    store = new_store()
-    table = store._tables["deep"]
-
-    def grow_instead(_: float) -> int:
-        table.push(rows(3))
-        return 0
-
-    monkeypatch.setattr(table, "evict", grow_instead)
-
-    assert store.shrink(max_norm=0.0)["deep"] == Shrunk(rows=0, size_bytes=0)

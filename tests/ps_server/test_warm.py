@@ -13,6 +13,7 @@ from protos.spec import (
     AdmissionSpec,
     DenseSegment,
     DenseSpec,
+    ExpirySpec,
     InitializerSpec,
     StatisticsSpec,
     TableSpec,
@@ -42,7 +43,11 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     store = ParameterStore(num_workers=2)
     initializer = InitializerSpec(kind="uniform", scale=0.1)
     table_spec = TableSpec(name="t", dim=10, initializer=initializer, optimizer=spec)
+    counting_spec = replace(
+        table_spec, name="c", statistics=StatisticsSpec(), expiry=ExpirySpec(max_rows=1000)
+    )
     store.create_table(table_spec)
+    store.create_table(counting_spec)
     dense = []
     if OPTIMIZERS[optimizer].is_elementwise:
         segment = DenseSegment(length=100, initializer=initializer)
@@ -50,11 +55,14 @@ def serve_a_job(optimizer: str, folder: str) -> None:
         dense.append(("d", 0, DenseGrad(np.ones(100, np.float32), 4)))
     keys = np.arange(20_000, dtype=np.uint64)
     grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4)
+    counted = replace(grad, counts=np.ones((keys.size, 2), np.uint32))
     for worker in range(2):
         stamp = Stamp(
             worker=worker, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0
         )
-        request = data_messages.push_grad_request(stamp, PushPart([("t", grad)], dense), 0)
+        request = data_messages.push_grad_request(
+            stamp, PushPart([("t", grad), ("c", counted)], dense), 0
+        )
         stamp, part, at = data_messages.push_grad_arguments(
             type(request).FromString(request.SerializeToString())
         )
@@ -67,7 +75,10 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     watched = SparseTable(table_spec, num_observers=2)
     watched.push(grad)
     watched.take_changed(1, 100)
-    watched.evict(100.0)
+    watched.shrink(max_norm=100.0)
+    by_score = ExpirySpec(max_rows=1000, evict="score")
+    SparseTable(replace(counting_spec, expiry=by_score)).push(counted)
+    store.shrink()
 
 
 def admit_keys(admission: AdmissionSpec) -> None:

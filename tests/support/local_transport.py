@@ -134,8 +134,10 @@ class LocalTransport:
     ) -> Future[None]:
         return Answer(lambda: self.stores[server].resume(version, progress))
 
-    def shrink(self, server: int, max_norm: float) -> Future[Mapping[str, Shrunk]]:
-        return Answer(lambda: self.stores[server].shrink(max_norm=max_norm))
+    def shrink(
+        self, server: int, max_norm: float | None, dry_run: bool
+    ) -> Future[Mapping[str, Shrunk]]:
+        return Answer(lambda: self.stores[server].shrink(max_norm=max_norm, dry_run=dry_run))
 
     def digest(self, server: int) -> Future[Mapping[tuple[str, int], bytes]]:
         return Answer(self.stores[server].shard_digests)

@@ -35,12 +35,12 @@ def used_bytes(table, before):
 num_rows = int(sys.argv[2])
 warm = new_table()  # compiles the kernels, takes the buffers
 fill(warm, 100_000)
-warm.evict(0.1)
+warm.shrink(max_norm=0.1)
 before = resident_bytes()
 table = new_table()
 fill(table, num_rows)
 used_bytes(table, before)
-table.evict(0.1)
+table.shrink(max_norm=0.1)
 used_bytes(table, before)
 """
 

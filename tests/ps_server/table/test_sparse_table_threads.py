@@ -134,7 +134,7 @@ def test_evicting_while_others_push_removes_small_rows_alone(region_bytes: int) 
 
     def push_and_evict() -> None:
         table.push(zeros)
-        assert table.evict(0.0) == NUM_KEYS
+        assert table.shrink(max_norm=0.0).rows == NUM_KEYS
         assert not table.pull(~ALL_KEYS, Missing.ZEROS).any()
 
     counts = while_pushing(table, push_and_evict, num_threads=2)

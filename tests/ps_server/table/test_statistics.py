@@ -86,7 +86,7 @@ def test_new_row_in_the_place_of_a_removed_one_counts_from_0() -> None:
     table = SparseTable(SPEC)
     keys = np.arange(100, dtype=np.uint64)
     table.push(gradient(keys, counts_of(keys, 0)))
-    table.evict(1e9)
+    table.shrink(max_norm=1e9)
 
     table.push(gradient(keys, counts_of(keys, 1)))
 

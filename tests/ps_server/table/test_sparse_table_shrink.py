@@ -39,6 +39,10 @@ def fill(table: SparseTable, keys: Keys) -> None:
     write(table, keys, norms[:, None] * [0.6, 0.8])
 
 
+def size_of(table: SparseTable) -> tuple[int, int]:
+    return table.status.rows, table.status.size_bytes
+
+
 def everything(table: SparseTable) -> list[bytes]:
     return [shard_digest(table.export_shard(shard)) for shard in table.shards]
 
@@ -50,26 +54,26 @@ def test_table_is_as_if_it_had_never_had_the_rows(seed: int) -> None:
     fill(table, order)
     fill(other, LARGE)
 
-    assert table.evict(2.0) == SMALL.size
+    assert table.shrink(max_norm=2.0).rows == SMALL.size
 
-    assert table.status == other.status
+    assert size_of(table) == size_of(other)
     assert everything(table) == everything(other)
     for copy in (table, other):  # rows that were there, rows that were taken out, and new ones
         keys = np.arange(5000, 9000, dtype=np.uint64)
         copy.push(SparseGrad(keys, np.ones((keys.size, 2), np.float32), 1))
-    assert table.status == other.status
+    assert size_of(table) == size_of(other)
     assert everything(table) == everything(other)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_evicted_key_starts_anew(name: str) -> None:
+def test_removed_key_starts_anew(name: str) -> None:
     """With its initial weights and state."""
     table, fresh = SparseTable(spec_of(name)), SparseTable(spec_of(name))
     gradient = SparseGrad(SMALL[:9], np.ones((9, 2), np.float32), 1)
     for _ in range(5):
         table.push(gradient)
 
-    assert table.evict(1e9) == 9
+    assert table.shrink(max_norm=1e9).rows == 9
 
     initial = table.pull(SMALL[:9], Missing.INITIAL)
     assert initial.tolist() == fresh.pull(SMALL[:9], Missing.INITIAL).tolist()
@@ -85,7 +89,7 @@ def test_rows_up_to_the_norm_are_removed(max_norm: float, left: int) -> None:
     table = SparseTable(spec_of(dim=3))
     write(table, SMALL[:3], np.array([[3, 0, -4], [3, 12, 4], [100, 0, 0]]))
 
-    assert table.evict(max_norm) == 3 - left
+    assert table.shrink(max_norm=max_norm).rows == 3 - left
 
     assert table.status.rows == left
 
@@ -94,8 +98,8 @@ def test_norm_0_removes_rows_of_zeros() -> None:
     table = SparseTable(spec_of(dim=3))
     write(table, SMALL[:4], np.array([[0, 0, 0], [1e-45, 0, 0], [0, -0.0, 0], [1e-30, 0, 0]]))
 
-    assert table.evict(0.0) == 2
-    assert table.evict(0.0) == 0
+    assert table.shrink(max_norm=0.0).rows == 2
+    assert table.shrink(max_norm=0.0).rows == 0
 
 
 def test_norm_of_the_largest_weights_is_no_smaller_than_any_limit() -> None:
@@ -103,15 +107,15 @@ def test_norm_of_the_largest_weights_is_no_smaller_than_any_limit() -> None:
     table = SparseTable(spec_of(dim=3))
     write(table, SMALL[:1], np.array([[3e38, 3e38, 3e38]]))
 
-    assert table.evict(5e38) == 0
-    assert table.evict(6e38) == 1
+    assert table.shrink(max_norm=5e38).rows == 0
+    assert table.shrink(max_norm=6e38).rows == 1
 
 
 def test_evicting_from_an_empty_table_removes_nothing() -> None:
     table = SparseTable(spec_of())
     before = table.status
 
-    assert table.evict(1e9) == 0
+    assert table.shrink(max_norm=1e9).rows == 0
 
     assert table.status == before
 
@@ -121,8 +125,9 @@ def test_server_evicts_from_its_shards_only() -> None:
     keys = SMALL[route(SMALL, 4, 2)[1]]
     fill(table, keys)
 
-    assert table.evict(2.0) == keys.size
-    assert table.status == SparseTable(spec_of(), server_index=1, num_servers=2).status
+    assert table.shrink(max_norm=2.0).rows == keys.size
+    assert size_of(table) == size_of(SparseTable(spec_of(), server_index=1, num_servers=2))
+    assert table.status.expired == keys.size
 
 
 @pytest.mark.parametrize("num_observers", [1, 100])
@@ -134,7 +139,7 @@ def test_changes_that_were_not_taken_stay_with_their_rows(num_observers: int) ->
     table.take_changed(observer, 6000)
     fill(table, np.arange(3000, 6000, dtype=np.uint64))
 
-    table.evict(2.0)
+    table.shrink(max_norm=2.0)
 
     keys, weights = table.take_changed(observer, 6000)
     assert sorted(keys.tolist()) == LARGE[1500:].tolist()
@@ -147,7 +152,7 @@ def test_observer_in_the_middle_of_its_round_misses_no_change() -> None:
     fill(table, np.arange(6000, dtype=np.uint64))
     taken = set(table.take_changed(0, 5990)[0].tolist())
 
-    table.evict(2.0)
+    table.shrink(max_norm=2.0)
 
     taken |= set(table.take_changed(0, 6000)[0].tolist())
     assert taken.issuperset(LARGE.tolist())

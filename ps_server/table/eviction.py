@@ -1,0 +1,106 @@
+"""Limits of a table: a shard that is full loses some rows at once, so that new ones find room.
+
+Each shard may have its share of the table's rows, rounded up. Full, it loses 1 of 16 of them: those that were
+last seen longest ago, or whose score is lowest, and among equals those whose keys scramble to the smallest
+numbers. So which rows go depends on what the shard has seen, and not on the number of servers.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import SpecConflictError
+from protos.jit import kernel
+from protos.spec import StatisticsSpec, TableSpec
+from ps_server.optimizers.registry import initial_state
+from ps_server.table.hash_index import INITIAL_SLOTS, MAX_LOAD_PERCENT, TableArrays
+from ps_server.table.row_layout import RowLayout
+from ps_server.table.row_regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
+from ps_server.table.statistics import CLICK, LAST_SEEN, SHOW, score_of
+
+EVICTED_SHARE = 16
+"""One of so many rows of a full shard goes: each eviction costs a pass over the shard."""
+
+_SCRAMBLE = np.uint64(0x9E3779B97F4A7C15)
+
+
+def max_rows_of_shard(spec: TableSpec) -> int:
+    """Returns how many rows a shard of a table may have.
+
+    Raises:
+        SpecConflictError: If a limit leaves no room for a row in each shard.
+    """
+    expiry = spec.expiry
+    if expiry is None:
+        return NO_LIMIT
+    limits = [NO_LIMIT]
+    if expiry.max_rows:
+        limits.append(-(-expiry.max_rows // spec.num_shards))
+    if expiry.max_bytes:
+        layout = RowLayout(spec.dim, initial_state(spec.optimizer, spec.dim).size, True)
+        share = -(-expiry.max_bytes // spec.num_shards)
+        limits.append(_rows_within(share, VALUE_BYTES * layout.stride))
+    if not min(limits):
+        raise SpecConflictError(
+            f"table {spec.name!r} has max_bytes {expiry.max_bytes}, which leaves no room for a row in each "
+            f"of its {spec.num_shards} shards"
+        )
+    return min(limits)
+
+
+def _rows_within(size_bytes: int, row_bytes: int) -> int:
+    """Returns how many rows fit so many bytes with their index."""
+    most, slots = 0, INITIAL_SLOTS
+    while SLOT_BYTES * slots < size_bytes:
+        fitting = (size_bytes - SLOT_BYTES * slots) // row_bytes
+        most = max(most, min(fitting, MAX_LOAD_PERCENT * slots // 100))
+        slots *= 2
+    return most
+
+
+def evict_rows(regions: RowRegions, shard: int, spec: TableSpec) -> int:
+    """Removes one of 16 rows of a shard, which must be locked and is not empty; returns how many."""
+    count = -(-int(regions.num_rows[shard]) // EVICTED_SHARE)
+    regions.remove_rows(shard, _least(regions, shard, spec, count))
+    return count
+
+
+def _least(regions: RowRegions, shard: int, spec: TableSpec, count: int) -> NDArray[np.uint8]:
+    """Returns which `count` rows of a shard go, uint8[rows of the shard]."""
+    rows = regions.rows_of(shard)
+    worth = np.empty(rows.stop - rows.start)
+    if spec.expiry is not None and spec.expiry.evict == "score":
+        statistics = spec.statistics or StatisticsSpec()
+        nonclk_coeff = np.float32(statistics.nonclk_coeff)
+        click_coeff = np.float32(statistics.click_coeff)
+        _score_rows(regions.arrays, rows.start, nonclk_coeff, click_coeff, worth)
+    else:
+        _date_rows(regions.arrays, rows.start, worth)
+    limit = np.partition(worth, count - 1)[count - 1]
+    doomed = np.asarray(worth < limit, np.uint8)
+    equals = np.flatnonzero(worth == limit)
+    scrambled = regions.arrays.keys[rows, 0][equals] * _SCRAMBLE
+    doomed[equals[np.argsort(scrambled)[: count - np.count_nonzero(doomed)]]] = 1
+    return doomed
+
+
+@kernel
+def _score_rows(
+    table: TableArrays,
+    first_row: int,
+    nonclk_coeff: np.float32,
+    click_coeff: np.float32,
+    out: NDArray[np.float64],
+) -> None:
+    """Overwrites `out` float64[N] with the scores of rows, positions in `table.slab` from `first_row` on."""
+    for i in range(out.size):
+        row, column = first_row + i, table.statistics_column
+        show, click = table.slab[row, column + SHOW], table.slab[row, column + CLICK]
+        out[i] = score_of(nonclk_coeff, click_coeff, show, click)
+
+
+@kernel
+def _date_rows(table: TableArrays, first_row: int, out: NDArray[np.float64]) -> None:
+    """Overwrites `out` float64[N] with when rows were last seen."""
+    bits = table.slab.view(np.uint32)
+    for i in range(out.size):
+        out[i] = np.float64(bits[first_row + i, table.statistics_column + LAST_SEEN])

@@ -1,0 +1,131 @@
+"""Rows that go by themselves: at a shrink those that their table's rules let expire.
+
+A shrink ends a pass. It first ages each row, then looks at what that leaves:
+
+    show, click = decay * show, decay * click                          unseen = unseen + 1
+    score = nonclk_coeff * (show - click) + click_coeff * click
+
+    removed:  score < delete_threshold   or   unseen > max_unseen   or   last seen < now - ttl_s
+
+As CtrCommonAccessor of PaddlePaddle's parameter server does it, which counts days for passes; the time to
+live is from DeepRec and TFRA. Whoever asks for the shrink may also have rows of a small norm removed.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.jit import kernel
+from protos.spec import StatisticsSpec, TableSpec
+from protos.store import Shrunk
+from ps_server.table.hash_index import TableArrays
+from ps_server.table.intrinsics import Int
+from ps_server.table.row_layout import KEY_COLUMNS
+from ps_server.table.row_regions import RowRegions
+from ps_server.table.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN, score_of
+
+
+class Rule(NamedTuple):
+    """What a shrink does, as kernels see it.
+
+    Attributes:
+        decay: What is left of shows and clicks.
+        nonclk_coeff: Of a score.
+        click_coeff: Of a score.
+        delete_threshold: Rows with a lower score go; -inf: none.
+        max_unseen: Rows unseen for more passes go; inf: none.
+        seen_since: Rows last seen before go, in seconds since 1970; -inf: none.
+        max_norm: Rows with an L2 norm of their weights up to this go; -1: none.
+        is_dry_run: Ages nothing.
+    """
+
+    decay: np.float32
+    nonclk_coeff: np.float32
+    click_coeff: np.float32
+    delete_threshold: np.float32
+    max_unseen: float
+    seen_since: float
+    max_norm: float
+    is_dry_run: bool
+
+
+def rule_of(spec: TableSpec, *, now: int, max_norm: float | None, is_dry_run: bool) -> Rule:
+    """Returns what a shrink at time `now` does with the rows of a table."""
+    statistics, expiry = spec.statistics or StatisticsSpec(), spec.expiry
+    return Rule(
+        decay=np.float32(statistics.decay),
+        nonclk_coeff=np.float32(statistics.nonclk_coeff),
+        click_coeff=np.float32(statistics.click_coeff),
+        delete_threshold=np.float32((expiry and expiry.delete_threshold) or -math.inf),
+        max_unseen=float((expiry and expiry.max_unseen) or math.inf),
+        seen_since=now - expiry.ttl_s if expiry and expiry.ttl_s else -math.inf,
+        max_norm=-1.0 if max_norm is None else float(max_norm),
+        is_dry_run=is_dry_run,
+    )
+
+
+def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: Rule) -> Shrunk:
+    """Ages the rows of a shard, which must be locked, and removes those that have expired."""
+    doomed = np.empty(int(regions.num_rows[shard]), np.uint8)
+    count = _age_rows(regions.arrays, shard, dim, rule, doomed)
+    shrunk = Shrunk(rows=count, size_bytes=regions.freed_bytes(shard, count))
+    if not rule.is_dry_run:
+        regions.remove_rows(shard, doomed)
+    return shrunk
+
+
+@kernel
+def _has_expired(
+    rule: Rule, show: np.float32, click: np.float32, unseen: np.float32, last_seen: np.uint32
+) -> bool:
+    """Whether a row with these statistics, after ageing, goes."""
+    score = score_of(rule.nonclk_coeff, rule.click_coeff, show, click)
+    is_unseen = unseen > rule.max_unseen or np.float64(last_seen) < rule.seen_since
+    return bool(score < rule.delete_threshold or is_unseen)
+
+
+@kernel
+def _norm_of(table: TableArrays, row: Int, dim: int) -> float:
+    """Returns the L2 norm of a row's weights."""
+    squares = 0.0
+    for j in range(dim):
+        weight = np.float64(table.slab[row, KEY_COLUMNS + j])
+        squares += weight * weight
+    return math.sqrt(squares)
+
+
+@kernel
+def _age_rows(
+    table: TableArrays, shard: Int, dim: int, rule: Rule, doomed: NDArray[np.uint8]
+) -> int:
+    """Ages a shard's rows in place, unless it is a dry run, and finds out which go.
+
+    Args:
+        table: The table.
+        shard: Whose rows.
+        dim: Width of the weights.
+        rule: Says how.
+        doomed: uint8[rows of the shard], overwritten: whether each goes.
+
+    Returns:
+        How many go.
+    """
+    slab = table.slab.reshape(-1)
+    bits = slab.view(np.uint32)
+    count = 0
+    for row_in_shard in range(table.num_rows[shard]):
+        row = shard * table.region_rows + row_in_shard
+        goes = rule.max_norm >= 0.0 and _norm_of(table, row, dim) <= rule.max_norm
+        if table.statistics_column:
+            first = row * table.slab.shape[1] + table.statistics_column
+            show, click = slab[first + SHOW] * rule.decay, slab[first + CLICK] * rule.decay
+            unseen = slab[first + UNSEEN] + np.float32(1.0)
+            goes = goes or _has_expired(rule, show, click, unseen, bits[first + LAST_SEEN])
+            if not rule.is_dry_run:
+                slab[first + SHOW], slab[first + CLICK] = show, click
+                slab[first + UNSEEN] = unseen
+        doomed[row_in_shard] = goes
+        count += goes
+    return count

@@ -1,0 +1,185 @@
+"""A table that is full: how many rows it has, and which ones."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protos.errors import SpecConflictError
+from protos.gradients import SparseGrad
+from protos.partition import Keys, route, shard_of
+from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from protos.store import Missing
+from ps_server.table.eviction import EVICTED_SHARE, max_rows_of_shard
+from ps_server.table.sparse_table import SparseTable
+from tests.support.rows import resident_bytes
+from tests.support.statistics import counted_by
+
+SPEC = TableSpec(
+    name="t",
+    dim=2,
+    initializer=InitializerSpec(kind="uniform", scale=0.5),
+    optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+    num_shards=1,
+    statistics=StatisticsSpec(nonclk_coeff=0.25),
+    expiry=ExpirySpec(max_rows=160),
+)
+
+
+def push(table: SparseTable, keys: Keys, shows: object = 1) -> None:
+    counts = np.zeros((keys.size, 2), np.uint32)
+    counts[:, 0] = shows
+    table.push(SparseGrad(keys, np.ones((keys.size, table.spec.dim), np.float32), 1, counts))
+
+
+def some_keys(count: int, start: int = 0) -> Keys:
+    return np.arange(start, start + count, dtype=np.uint64)
+
+
+def test_full_table_loses_the_rows_that_were_not_seen_for_longest() -> None:
+    now = [0.0]
+    table = SparseTable(SPEC, clock=lambda: now[0])
+    order = np.random.default_rng(0).permutation(160).astype(np.uint64)
+    for now[0], part in enumerate(np.split(order, 16), start=10):
+        push(table, part)
+    push(table, order[:5])  # half of the oldest, seen again
+
+    push(table, some_keys(1, start=1000))
+
+    left = counted_by(table).keys()
+    oldest, next_oldest = set(order[5:10].tolist()), set(order[10:20].tolist())
+    assert left.isdisjoint(oldest)
+    assert len(left & next_oldest) == 5
+    assert left - next_oldest == {1000, *order.tolist()} - oldest - next_oldest
+    assert (table.status.rows, table.status.evicted) == (151, 10)
+
+
+def test_full_table_loses_the_rows_of_the_lowest_score() -> None:
+    table = SparseTable(replace(SPEC, expiry=ExpirySpec(max_rows=160, evict="score")))
+    shows = np.random.default_rng(0).permutation(160) + 5
+    push(table, some_keys(160), shows)
+
+    push(table, some_keys(1, start=1000))
+
+    assert counted_by(table).keys() == {1000, *np.flatnonzero(shows >= 15).tolist()}
+
+
+def test_evicted_key_reads_and_learns_as_one_that_was_never_there() -> None:
+    table, fresh = SparseTable(SPEC), SparseTable(SPEC)
+    push(table, some_keys(1600))
+    gone = np.setdiff1d(some_keys(1600), np.array(list(counted_by(table)), np.uint64))
+
+    np.testing.assert_array_equal(
+        table.pull(gone, Missing.INITIAL), fresh.pull(gone, Missing.INITIAL)
+    )
+    push(table, gone[:3], shows=7)
+    push(fresh, gone[:3], shows=7)
+    assert {key: counted_by(table)[key].show for key in gone[:3].tolist()} == dict.fromkeys(
+        gone[:3].tolist(), 7
+    )
+    np.testing.assert_array_equal(
+        table.pull(gone[:3], Missing.ZEROS), fresh.pull(gone[:3], Missing.ZEROS)
+    )
+
+
+@pytest.mark.parametrize("evict", ["lru", "score"])
+@pytest.mark.parametrize("max_rows", [1, 3, 15, 16, 17, 100, 1000])
+def test_no_shard_ever_has_more_than_its_share(max_rows: int, evict: str) -> None:
+    spec = replace(SPEC, num_shards=4, expiry=ExpirySpec(max_rows=max_rows, evict=evict))
+    table = SparseTable(spec)
+    share = -(-max_rows // 4)
+
+    for start in range(0, 5000, 500):
+        push(table, some_keys(500, start))
+        rows = np.bincount([shard_of(np.uint64(key), 4) for key in counted_by(table)], minlength=4)
+        assert rows.max() <= share
+
+    assert table.status.rows + table.status.evicted == 5000
+    assert rows.min() >= share - -(-share // EVICTED_SHARE)
+
+
+@pytest.mark.parametrize("evict", ["lru", "score"])
+def test_same_rows_go_on_any_number_of_servers(evict: str) -> None:
+    """Ties included: all were seen in one second, and many as often."""
+    spec = replace(SPEC, num_shards=8, expiry=ExpirySpec(max_rows=800, evict=evict))
+    pushes = [
+        np.random.default_rng(seed).choice(3000, 900, replace=False).astype(np.uint64)
+        for seed in range(5)
+    ]
+
+    def trained(num_servers: int) -> dict[int, object]:
+        tables = [
+            SparseTable(spec, server_index=index, num_servers=num_servers, clock=lambda: 7.0)
+            for index in range(num_servers)
+        ]
+        for keys in pushes:
+            for table, where in zip(tables, route(keys, 8, num_servers), strict=True):
+                push(table, keys[where], shows=keys[where] % np.uint64(3))
+        return {key: row for table in tables for key, row in counted_by(table).items()}
+
+    assert trained(1) == trained(2) == trained(3)
+
+
+def test_bytes_are_a_limit_too() -> None:
+    limit = 200_000
+    table = SparseTable(replace(SPEC, num_shards=4, expiry=ExpirySpec(max_bytes=limit)))
+
+    for start in range(0, 50_000, 1000):
+        push(table, some_keys(1000, start))
+        assert table.status.size_bytes <= limit
+
+    assert table.status.size_bytes > 0.7 * limit
+    assert table.status.evicted > 0
+
+
+@pytest.mark.parametrize(
+    ("expiry", "rows"),
+    [
+        (ExpirySpec(max_rows=4), 1),
+        (ExpirySpec(max_rows=5), 2),
+        (ExpirySpec(max_rows=1000, max_bytes=4 * (8 * 64 + 3 * 32)), 3),
+        (ExpirySpec(max_rows=4, max_bytes=10**9), 1),
+        (ExpirySpec(max_bytes=4 * (8 * 128 + 96 * 32 + 31)), 96),
+    ],
+)
+def test_share_of_a_shard_is_rounded_up(expiry: ExpirySpec, rows: int) -> None:
+    """A row has 8 bytes of key, 8 of weights and 16 of statistics; an index at least 64 slots of 8."""
+    assert max_rows_of_shard(replace(SPEC, num_shards=4, expiry=expiry)) == rows
+
+
+def test_limit_without_room_for_a_row_in_each_shard_is_refused() -> None:
+    with pytest.raises(SpecConflictError, match="'t' has max_bytes 2000, which leaves no room"):
+        SparseTable(replace(SPEC, num_shards=4, expiry=ExpirySpec(max_bytes=2000)))
+
+
+def test_loaded_rows_beyond_the_limit_make_room_for_each_other() -> None:
+    plain = SparseTable(replace(SPEC, expiry=None))
+    push(plain, some_keys(1000))
+    table = SparseTable(SPEC)
+
+    table.write(plain.export_shard(0))
+
+    assert 150 <= table.status.rows <= 160
+
+
+def test_smaller_limit_of_the_next_job_holds_from_its_first_new_row() -> None:
+    table = SparseTable(replace(SPEC, expiry=None))
+    push(table, some_keys(1000))
+
+    table.declare(SPEC)
+    push(table, some_keys(1, start=5000))
+
+    assert 140 < table.status.rows <= 160
+    assert 5000 in counted_by(table)
+
+
+def test_memory_stays_where_the_limit_is() -> None:
+    """Ten times as many rows would take 150 MB more."""
+    table = SparseTable(replace(SPEC, dim=100, num_shards=16, expiry=ExpirySpec(max_rows=40_000)))
+    push(table, some_keys(40_000))
+    before = resident_bytes()
+
+    for start in range(40_000, 400_000, 40_000):
+        push(table, some_keys(40_000, start))
+
+    assert resident_bytes() - before < 2 * table.status.size_bytes
