@@ -1,9 +1,10 @@
 """What a batch asks of tables: for each the unique keys of its slots, and the way back to occurrences.
 
 batch --select--> keys of a table's slots --unique--> pull --> rows --> Lookup
+                                          --count---> push
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 from ctr_model.models.model import EmbeddingTable, Lookup
 from ctr_model.slots import SlotKeys, select_slots
-from protos.gradients import Values
+from protos.gradients import NUM_COUNTS, Counts, Values
+from protos.jit import kernel
 from protos.partition import Keys
 from protos.unique import unique_keys
 
@@ -35,6 +37,43 @@ class BatchKeys:
             name: Lookup(rows[name], self._inverse[name], slots.offsets, slots.num_slots)
             for name, slots in self._slots.items()
         }
+
+    def counts(self, labels: NDArray[np.float32], tables: Collection[str]) -> dict[str, Counts]:
+        """Returns how often each unique key occurs, and how often in examples that were clicked.
+
+        Args:
+            labels: float32[B], of the batch.
+            tables: Those to count for.
+
+        Returns:
+            uint32[N, 2] by table; tables with the same slots share them.
+        """
+        found: dict[int, Counts] = {}
+        counts: dict[str, Counts] = {}
+        for name in tables:
+            inverse, slots = self._inverse[name], self._slots[name]
+            if id(inverse) not in found:
+                out = np.zeros((self.unique[name].size, NUM_COUNTS), np.uint32)
+                _count_occurrences(inverse, slots.offsets, slots.num_slots, labels, out)
+                found[id(inverse)] = out
+            counts[name] = found[id(inverse)]
+        return counts
+
+
+@kernel
+def _count_occurrences(
+    inverse: NDArray[np.int32],
+    offsets: NDArray[np.int32],
+    num_slots: int,
+    labels: NDArray[np.float32],
+    out: Counts,
+) -> None:
+    """Adds the occurrences of a batch to `out` uint32[N, 2]; arrays are as in SlotKeys."""
+    for b in range(labels.size):
+        clicked = labels[b] > np.float32(0.5)
+        for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):
+            out[inverse[i], 0] += np.uint32(1)
+            out[inverse[i], 1] += np.uint32(clicked)
 
 
 def keys_of_batch(batch: Batch, tables: Sequence[EmbeddingTable]) -> BatchKeys:

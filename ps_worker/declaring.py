@@ -16,17 +16,26 @@ from ps_worker.replica import DELTA_OPTIMIZER
 
 
 def table_specs(model: Model, job: Job) -> list[TableSpec]:
-    """Returns the model's tables, with the optimizers that train their rows."""
-    return [
-        TableSpec(
-            name=table.name,
-            dim=table.dim,
-            initializer=InitializerSpec(kind="uniform", scale=table.init_range),
-            optimizer=job.optimizer.of_table(table.name, asked_optimizer(table)),
-            seed=job.train.seed,
-        )
-        for table in model.tables
-    ]
+    """Returns the model's tables, with the optimizers that train their rows and the life that these have."""
+    return [_table_spec(table, job) for table in model.tables]
+
+
+def _table_spec(table: EmbeddingTable, job: Job) -> TableSpec:
+    life = job.life.of_table(table.name)
+    return TableSpec(
+        name=table.name,
+        dim=table.dim,
+        initializer=InitializerSpec(kind="uniform", scale=table.init_range),
+        optimizer=job.optimizer.of_table(table.name, asked_optimizer(table)),
+        seed=job.train.seed,
+        statistics=life.statistics_spec(),
+        expiry=life.expiry_spec(),
+    )
+
+
+def counting_tables(model: Model, job: Job) -> frozenset[str]:
+    """Returns the names of the tables whose rows count shows and clicks."""
+    return frozenset(spec.name for spec in table_specs(model, job) if spec.statistics is not None)
 
 
 def asked_optimizer(table: EmbeddingTable) -> OptimizerSpec | None:

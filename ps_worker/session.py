@@ -33,9 +33,11 @@ from ps_worker.data.files import matching_files
 from ps_worker.data.formats import reader_of
 from ps_worker.data.position import DataPosition
 from ps_worker.data.reader import FilePart
+from ps_worker.declaring import counting_tables
 from ps_worker.job import Job
 from ps_worker.job.faults import first_named
 from ps_worker.job_data import TrainingData, digest_of_data, format_of_job, streamed
+from ps_worker.life_checks import require_life
 from ps_worker.optimizer_checks import require_optimizers
 from ps_worker.resuming import EarlierRun, earlier_run
 from ps_worker.run_state import RUN_ATTACHMENT, RunState
@@ -64,6 +66,7 @@ class Summary:
         train_loss: Mean over this worker's examples, each predicted before it was learnt.
         bad_rows: Malformed rows that this worker skips in an epoch.
         staleness: Of all workers' batches: how many steps of others each was late (protos/staleness.py).
+        tables: Of each table rows and bytes, and how many rows have expired or were evicted.
         model_digest: SHA-256 of the trained model.
         checkpoint: Folder of the last checkpoint.
     """
@@ -78,6 +81,7 @@ class Summary:
     train_loss: float | None = None
     bad_rows: int = 0
     staleness: Mapping[str, object] | None = None
+    tables: Mapping[str, Mapping[str, int]] | None = None
     model_digest: str | None = None
     checkpoint: str | None = None
 
@@ -113,13 +117,14 @@ def plan_of(job: Job) -> Plan:
     """Returns the job with its schema, model and files.
 
     Raises:
-        JobError: If schema, format, model or optimizers are wrong.
+        JobError: If schema, format, model, optimizers or the life of rows are wrong.
         DataError: If a pattern matches no file.
     """
     schema = _schema_of(job)
     _require_format(job)
     model = model_of(job, schema)
     require_optimizers(job, model)
+    require_life(job, model)
     _require_order(job)
     return Plan(
         job=job,
@@ -302,12 +307,28 @@ class Session:
             worker.meet(f"epoch-{epoch}")
             seconds += time.monotonic() - start
             worker.progress.log()
+            self._shrink(epoch)
             self._save_after(epoch, worker)
             if epoch < epochs:
                 worker.meet(f"saved-{epoch}")
         if self._saver is not None:
             self._saver.finish()
         return seconds
+
+    def _shrink(self, epoch: int) -> None:
+        """Ends a pass in tables that keep statistics, while all other workers wait or have ended."""
+        every = self._job.life.shrink_every_epochs
+        counting = counting_tables(self._plan.model, self._job)
+        if self.is_first and counting and every and epoch % every == 0:
+            shrunk = self._store.shrink()
+            for name in sorted(counting):
+                table = shrunk[name]
+                logger.info(
+                    "shrunk table=%s rows=%d size_mb=%.1f",
+                    name,
+                    table.rows,
+                    table.size_bytes / 2**20,
+                )
 
     def _after_step(self, worker: Worker, epoch: int) -> Callable[[], None] | None:
         """Returns what takes checkpoints within an epoch."""
@@ -351,6 +372,7 @@ class Session:
             examples=examples,
             examples_per_s=examples / seconds if seconds else 0.0,
             staleness=status.staleness.as_dict(),
+            tables={name: asdict(table) for name, table in status.tables.items()},
             model_digest=self._store.digest(),
             checkpoint=None if self._saver is None else self._saver.latest,
         )

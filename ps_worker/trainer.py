@@ -10,7 +10,7 @@ a step: unique keys -> pull -> forward, backward -> push
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -79,8 +79,9 @@ class TrainedStep:
 class _Thread:
     """What one training thread owns: the model's workspace and the dense gradient."""
 
-    def __init__(self, model: Model, batch_size: int) -> None:
+    def __init__(self, model: Model, batch_size: int, counting_tables: Collection[str]) -> None:
         self._model = model
+        self._counting_tables = counting_tables
         self._workspace = model.workspace(batch_size)
         self._dense_grad = np.empty(model.num_params, np.float32)
 
@@ -103,9 +104,10 @@ class _Thread:
                 params, step.batch, lookups, self._workspace, self._dense_grad, grads
             )
         examples = step.batch.size
+        counts = step.keys.counts(step.batch.labels, self._counting_tables)
         gradients = Gradients(
             sparse={
-                name: SparseGrad(step.keys.unique[name], grad, examples)
+                name: SparseGrad(step.keys.unique[name], grad, examples, counts.get(name))
                 for name, grad in grads.items()
             },
             dense={DENSE_BLOCK: DenseGrad(self._dense_grad, examples)},
@@ -124,6 +126,7 @@ class Trainer:
         batch_size: int,
         thread_num: int = 1,
         progress: Progress,
+        counting_tables: Collection[str] = (),
     ) -> None:
         """Allocates all that training needs.
 
@@ -133,12 +136,13 @@ class Trainer:
             batch_size: Size of most batches; a larger one costs a thread more memory from then on.
             thread_num: Training threads.
             progress: Counts what happens.
+            counting_tables: Those that shows and clicks of keys are counted for.
         """
         self._model = model
         self._communicator = communicator
         self._progress = progress
         self._after_step: Callable[[], None] = _nothing
-        self._threads = [_Thread(model, batch_size) for _ in range(thread_num)]
+        self._threads = [_Thread(model, batch_size, counting_tables) for _ in range(thread_num)]
 
     def train(self, batches: Batches, after_step: Callable[[], None] | None = None) -> None:
         """Trains on each batch once, and returns when the store has all gradients.

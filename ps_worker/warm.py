@@ -24,7 +24,7 @@ from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.rows import RowsInMemory
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.user_code.samples import batches_of_samples
-from ps_worker.declaring import declare
+from ps_worker.declaring import counting_tables, declare
 from ps_worker.evaluator import evaluate
 from ps_worker.job import Job
 from ps_worker.job_data import streamed
@@ -48,7 +48,14 @@ def warm_model(model: Model, schema: Schema, job: Job) -> None:
         batches = _two_batches(schema)
         communicator = communicator_of(job, store, model, worker=0, is_embedded=True)
         progress = Progress(every_s=math.inf)
-        Trainer(model, communicator, batch_size=1, progress=progress).train(batches)
+        trainer = Trainer(
+            model,
+            communicator,
+            batch_size=1,
+            progress=progress,
+            counting_tables=counting_tables(model, job),
+        )
+        trainer.train(batches)
         communicator.close()
         evaluate(store, model, batches, batch_size=1)
         _hash_a_sample(schema)

@@ -23,7 +23,7 @@ from protos.store import Missing, ReduceOp, Store, Version
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.data.position import Batches
-from ps_worker.declaring import declare
+from ps_worker.declaring import counting_tables, declare
 from ps_worker.evaluator import OnPredictions, evaluate
 from ps_worker.job import Job
 from ps_worker.progress import Progress
@@ -62,7 +62,7 @@ class Worker:
         Args:
             store: The parameters.
             model: What to train.
-            job: How; of its sections [train], [optimizer], [strategy] and [cluster] count.
+            job: How; of its sections [train], [optimizer], [life], [strategy] and [cluster] count.
             index: Which of the workers this is.
             num_workers: Workers of the run.
             is_embedded: The store is in this process.
@@ -221,4 +221,5 @@ class Worker:
             batch_size=self._job.train.batch_size,
             thread_num=thread_num,
             progress=self.progress,
+            counting_tables=counting_tables(self._model, self._job),
         )

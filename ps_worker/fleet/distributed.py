@@ -1,5 +1,6 @@
 """Optimizers and a strategy, together: what a script minimizes a model with."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ctr_model.models.model import Model
@@ -9,6 +10,7 @@ from ps_worker.fleet.strategy import DistributedStrategy
 from ps_worker.fleet.trainer import Trainer
 from ps_worker.fleet.worker_run import Task
 from ps_worker.job import override_job
+from ps_worker.life_checks import require_life
 from ps_worker.optimizer_checks import require_optimizers
 
 
@@ -20,13 +22,21 @@ class DistributedOptimizer:
         self._optimizer = {"sparse": choice_of(optimizer), "dense": choice_of(dense)}
         self._strategy = strategy
 
-    def minimize(self, model: Model, *, seed: int = 0, log_every_s: float = 5.0) -> Trainer:
+    def minimize(
+        self,
+        model: Model,
+        *,
+        seed: int = 0,
+        log_every_s: float = 5.0,
+        life: Mapping[str, Any] | None = None,
+    ) -> Trainer:
         """Makes `model` what this run trains, and returns its trainer; nothing is trained yet.
 
         Args:
             model: For the columns of the data; a table that asks for an optimizer of its own gets it.
             seed: Of the initial values of all parameters.
             log_every_s: Seconds between two log lines of training.
+            life: What a job's [life] would say; `shrink_every_epochs` is up to the script.
 
         Raises:
             UsageError: If strategy, optimizers or numbers are wrong, or the run has begun.
@@ -35,6 +45,7 @@ class DistributedOptimizer:
             {
                 "train": {"seed": seed, "log_every_s": log_every_s},
                 "optimizer": self._optimizer,
+                "life": life or {},
                 "strategy": self._strategy.section(),
                 "cluster": FLEET.limits,
             },
@@ -42,6 +53,7 @@ class DistributedOptimizer:
             source="this script",
         )
         require_optimizers(job, model)
+        require_life(job, model)
         FLEET.minimize(Task(model=model, job=job))
         return Trainer()
 

@@ -1,6 +1,6 @@
 """A job: one TOML file that says what to train on what, and how.
 
-    [model] [data] [train] [optimizer] [strategy] [checkpoint] [cluster]
+    [model] [data] [train] [optimizer] [life] [strategy] [checkpoint] [cluster]
 
 Each key can be overridden by `--set section.key=value`. Every error begins with the line of the file or the
 override that has to change; an unknown key names the nearest known one. Paths are relative to the working

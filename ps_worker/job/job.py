@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, PrivateAttr
 from protos.errors import JobError
 from ps_worker.job.checkpoint import CheckpointSection
 from ps_worker.job.data import DataSection
+from ps_worker.job.life import LifeSection
 from ps_worker.job.optimizers import OptimizerSection
 from ps_worker.job.origin import Origin
 from ps_worker.job.sections import (
@@ -30,6 +31,7 @@ class Job(Section):
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     optimizer: OptimizerSection = OptimizerSection()
+    life: LifeSection = LifeSection()
     strategy: StrategySection = StrategySection()
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()

@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.declaring import table_specs
 from ps_worker.inference import infer
-from ps_worker.job import load_job, override_job
+from ps_worker.job import Job, load_job, override_job
 from ps_worker.session import Session, model_of, plan_of
+from tests.support.statistics import counted_on
 
 
 @pytest.fixture
@@ -361,3 +363,69 @@ def test_job_keeps_its_checkpoints_behind_a_url(rows: Path, tmp_path: Path) -> N
     loaded.load(url)
     assert loaded.digest() == store.digest()
     assert infer(url, [str(rows)])["rows"] > 0
+
+
+def job_of_life(rows: Path, *overrides: str) -> Job:
+    return override_job(
+        {},
+        [
+            f"data.train={rows}",
+            "data.bad_row_limit=2",
+            "train.batch_size=16",
+            "train.epochs=3",
+            "model.hidden=[4]",
+            *overrides,
+        ],
+        source="test",
+    )
+
+
+@pytest.mark.parametrize(
+    ("every", "shows", "unseen"),
+    [(0, 3, 0), (1, 0.875, 1), (2, 2, 0), (3, 1.5, 1), (4, 3, 0)],
+)
+def test_passes_end_every_so_many_epochs(rows: Path, every: int, shows: float, unseen: int) -> None:
+    """Of three epochs, in each of which a key is shown as often; a pass halves what came before its end."""
+    once, store = ParameterStore(), ParameterStore()
+    settings = ["life.statistics=true", "life.decay=0.5"]
+    first = job_of_life(rows, *settings, "train.epochs=1", "life.shrink_every_epochs=0")
+    Session(plan_of(first), once).run()
+
+    job = job_of_life(rows, *settings, f"life.shrink_every_epochs={every}")
+    Session(plan_of(job), store).run()
+
+    expected = {key: row.show * shows for key, row in counted_on([once], "embedding").items()}
+    counted = counted_on([store], "embedding")
+    assert {key: row.show for key, row in counted.items()} == expected
+    assert {row.unseen for row in counted.values()} == {unseen}
+
+
+def test_expired_rows_are_in_no_checkpoint_and_in_the_summary(rows: Path, tmp_path: Path) -> None:
+    """Only what was shown more than once in an epoch is worth 0.15 after it."""
+    job = job_of_life(rows, "life.delete_threshold=0.15", f"checkpoint.dir={tmp_path / 'saved'}")
+    store, loaded = ParameterStore(), ParameterStore()
+
+    summary = Session(plan_of(job), store).run()
+
+    assert summary.tables is not None
+    figures = summary.tables["embedding"]
+    assert figures == asdict(store.status().tables["embedding"])
+    assert figures["expired"] > figures["rows"] > 0
+    loaded.load(str(tmp_path / "saved"))
+    assert loaded.digest() == summary.model_digest
+    assert counted_on([loaded], "embedding") == counted_on([store], "embedding")
+
+
+def test_table_of_a_job_keeps_to_its_limit(rows: Path) -> None:
+    summary = Session(plan_of(job_of_life(rows, "life.max_rows=256")), ParameterStore()).run()
+
+    assert summary.tables is not None
+    assert summary.tables["embedding"]["rows"] <= 256
+    assert summary.tables["embedding"]["evicted"] > 0
+
+
+def test_job_without_rules_ages_nothing(rows: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        Session(plan_of(job_of_life(rows)), ParameterStore()).run()
+
+    assert not [message for message in caplog.messages if message.startswith("shrunk")]

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ps_worker.job import Job, override_job
 from ps_worker.job.fleet_words import TRANSLATED, WITHOUT_COUNTERPART
+from ps_worker.job.life import TableLife
 from ps_worker.job.optimizers import OptimizerChoice
 from ps_worker.job.strategy import SETTINGS, Mode
 
@@ -47,7 +48,9 @@ def type_of(field: FieldInfo) -> str:
     if field.annotation is OptimizerChoice:
         return "optimizer"
     if get_origin(field.annotation) is Mapping:
-        return "table of optimizers"
+        return (
+            "table of tables" if TableLife in get_args(field.annotation) else "table of optimizers"
+        )
     if get_origin(field.annotation) is tuple:
         return "text or list of text"
     return TYPES[field.annotation] + " and".join(filter(None, map(bound, field.metadata)))
@@ -59,6 +62,8 @@ def bound(limit: object) -> str:
             return f" ≥ {low}"
         case Gt(gt=low):
             return f" > {low}"
+        case Le(le=high):
+            return f" ≤ {high}"
         case Lt(lt=high):
             return f" < 2^{int(high).bit_length() - 1}"
     raise AssertionError(f"a bound that the page has no words for: {limit!r}")

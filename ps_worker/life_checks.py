@@ -1,0 +1,44 @@
+"""Whether what a job says of the life of rows fits the model's tables and the job's mode."""
+
+from ctr_model.models.model import Model
+from protos.errors import SpecConflictError
+from ps_server.table.eviction import max_rows_of_shard
+from ps_server.table.spec_checks import check_table_spec
+from ps_worker.declaring import table_specs
+from ps_worker.job import Job
+from ps_worker.job.faults import first_named
+from ps_worker.job.life import EXPIRY_RULES, TableLife
+
+
+def require_life(job: Job, model: Model) -> None:
+    """Refuses settings of `[life]` that no server would take.
+
+    Raises:
+        JobError: Names the key of the job.
+    """
+    names = [table.name for table in model.tables]
+    for name in job.life.tables:
+        if name not in names:
+            fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(names)}"
+            raise job.error(f"life.tables.{name}", fault)
+    for spec in table_specs(model, job):
+        if spec.statistics is not None and job.strategy.mode == "geo":
+            key = _first_set(job, spec.name)
+            raise job.error(
+                key,
+                f'{key}: in mode "geo" workers train replicas, whose rows count nothing and would not hear '
+                f'of removed ones: remove it, or take another mode, as "async"',
+            )
+        try:
+            check_table_spec(spec)
+            max_rows_of_shard(spec)
+        except SpecConflictError as error:
+            setting = first_named(TableLife.model_fields, error) or "statistics"
+            raise job.error(job.life.key_of_table(spec.name, setting), str(error)) from error
+
+
+def _first_set(job: Job, table: str) -> str:
+    """Returns a key that has this table keep statistics."""
+    life = job.life.of_table(table)
+    setting = next((rule for rule in EXPIRY_RULES if getattr(life, rule)), "statistics")
+    return job.life.key_of_table(table, setting)
