@@ -1,0 +1,69 @@
+"""Processes to be killed while they save: forked from one that has everything imported and compiled.
+
+A line of JSON on its standard input forks a process, whose number is the answer on its standard output:
+
+    {"role": "server", "port": 1234}
+    {"role": "worker", "port": 1234, "url": "...", "first": 7, "log": "..."}
+
+A server is what `ps-server` runs. A worker pushes in one thread and saves in another: saves are numbered in
+an attachment, from `first` on, and a line of the log says that one is whole.
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+NUMBER = "number"
+
+
+def serve(port: int) -> None:
+    from protos.role import ServerRole
+    from ps_server.run import RunSettings, run_server
+
+    role = ServerRole(endpoints=(f"127.0.0.1:{port}",), server_index=0, num_workers=1)
+    run_server(role, RunSettings(stay=True))
+
+
+def work(port: int, url: str, first: int, log: str) -> None:
+    from ps_worker.connect import connect
+    from tests.support.stores import declare, random_gradients, stamp
+
+    with connect([f"127.0.0.1:{port}"], connect_timeout_s=30) as store:
+        declare(store)
+
+        def push() -> None:
+            for sequence in itertools.count():
+                store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+
+        threading.Thread(target=push, daemon=True).start()
+        with Path(log).open("a", buffering=1) as lines:
+            for number in itertools.count(first):
+                store.save(url, {NUMBER: str(number).encode()})
+                lines.write(f"{number}\n")
+
+
+def main() -> None:
+    import s3fs  # noqa: F401 (as most of what follows, here once instead of in each fork)
+
+    import ps_worker.connect  # noqa: F401
+    from ps_server import server  # noqa: F401
+    from ps_server.warm import warm_kernels
+
+    warm_kernels()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that were killed
+    for line in sys.stdin:
+        task = json.loads(line)
+        role = {"server": serve, "worker": work}[task.pop("role")]
+        if not (process := os.fork()):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            role(**task)
+            os._exit(1)
+        print(process, flush=True)
+
+
+if __name__ == "__main__":
+    main()
