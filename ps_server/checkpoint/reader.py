@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -20,8 +20,10 @@ from ps_server.checkpoint.format import (
     read_table_file,
 )
 from ps_server.checkpoint.manifest import (
+    CountersEntry,
     DenseEntry,
     Manifest,
+    TableEntry,
     require_whole,
     shard_digests,
 )
@@ -32,6 +34,7 @@ from ps_server.checkpoint.sorted_rows import SortedRows
 from ps_server.checkpoint.storage import Folder
 
 T = TypeVar("T")
+FileT = TypeVar("FileT", TableEntry, CountersEntry)
 
 
 class Checkpoint:
@@ -104,20 +107,28 @@ class Checkpoint:
         """Names of the attachments."""
         return list(self.manifest.attachments)
 
+    def table(self, name: str) -> TableSpec:
+        """Returns the spec of a saved table.
+
+        Raises:
+            CheckpointError: If there is none of this name.
+        """
+        return _find(self.tables, name, "table", self.url)
+
     def read_shards(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
         """Yields shards of a table with their numbers, in the order of the files.
 
         Raises:
             CheckpointError: If there is no such table or shard, or a file was altered.
         """
-        spec = _find(self.tables, table, "table", self.url)
+        spec = self.table(table)
         wanted = frozenset(shards)
         if not wanted <= set(range(spec.num_shards)):
             raise CheckpointError(
                 f"checkpoint {self.url}: table {table!r} has {spec.num_shards} shards, not "
                 f"{sorted(wanted)}"
             )
-        for entry in self.manifest.files_of_table(table):
+        for entry in _holding(self.manifest.files_of_table(table), wanted):
             yield from read_table_file(self._data, entry, spec.dim, wanted)
 
     def map_rows(self, table: str) -> list[SortedRows]:
@@ -127,7 +138,7 @@ class Checkpoint:
             CheckpointError: If there is no such table, or a file was cut or belongs elsewhere; checksums are
                 not compared, which would read everything.
         """
-        spec = _find(self.tables, table, "table", self.url)
+        spec = self.table(table)
         return [
             map_table_file(self._data, entry, spec) for entry in self.manifest.files_of_table(table)
         ]
@@ -139,7 +150,7 @@ class Checkpoint:
             CheckpointError: If a file was altered.
         """
         wanted = frozenset(shards)
-        for entry in self.manifest.files_of_candidates(table):
+        for entry in _holding(self.manifest.files_of_candidates(table), wanted):
             yield from read_table_file(self._data, entry, 0, wanted)
 
     def read_counters(
@@ -151,7 +162,7 @@ class Checkpoint:
             CheckpointError: If a file was altered.
         """
         wanted = frozenset(shards)
-        for entry in self.manifest.files_of_counters(table):
+        for entry in _holding(self.manifest.files_of_counters(table), wanted):
             yield from read_counters_file(self._data, entry, wanted)
 
     def read_dense(self, block: str, part: slice) -> DensePiece:
@@ -246,6 +257,13 @@ def _find(things: Mapping[str, T], name: str, kind: str, url: str) -> T:
     if name not in things:
         raise CheckpointError(f"checkpoint {url} has no {kind} {name!r}, only {sorted(things)}")
     return things[name]
+
+
+def _holding(files: Iterable[FileT], shards: Set[int]) -> Iterator[FileT]:
+    """Yields the files with any of some shards: others are not even opened."""
+    for file in files:
+        if any(batch.shard in shards for batch in file.batches):
+            yield file
 
 
 def _overlapping(files: Sequence[DenseEntry], start: int, stop: int) -> list[DenseEntry]:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.checkpoint.names import MANIFEST
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage import folder_at
 from ps_server.store import ParameterStore
@@ -86,10 +85,10 @@ def saved_number(url: str) -> int:
     return int(checkpoint.attachment(NUMBER))
 
 
-def kill_while_saving(targets: Targets, url: str, tmp_path: Path, num_kills: int) -> set[bool]:
-    """Returns whether the save under way when somebody was killed was found, over all kills."""
+def kill_while_saving(targets: Targets, url: str, tmp_path: Path, num_kills: int) -> int:
+    """Kills, and looks at what is there, so many times; returns how many saves were cut short."""
     rng = random.Random(1)
-    found, number = set(), 0
+    num_cut, number = 0, 0
     for trial in range(num_kills):
         log = tmp_path / f"log-{trial}"
         with free_port() as port:
@@ -109,11 +108,10 @@ def kill_while_saving(targets: Targets, url: str, tmp_path: Path, num_kills: int
         whole = int(log.read_text().split("\n")[-2])
         number = saved_number(url)
         assert number in (whole, whole + 1), f"kill {trial}"
-        found.add(number == whole + 1)
-        data = [name for name in folder_at(url).folders() if name.startswith("data-")]
-        assert len(data) <= 2
-        assert MANIFEST in folder_at(url).files()
-    return found
+        num_folders = len(folder_at(url).folders())
+        assert num_folders <= 2, "what others left is still there"
+        num_cut += num_folders == 2
+    return num_cut
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -133,4 +131,4 @@ def test_killed_while_saving_old_or_new_is_whole(
 def test_killed_at_a_hundred_moments_old_or_new_is_whole(
     targets: Targets, url: str, tmp_path: Path
 ) -> None:
-    kill_while_saving(targets, url, tmp_path, 100)
+    assert kill_while_saving(targets, url, tmp_path, 100) > 10

@@ -1,0 +1,219 @@
+"""`ps-ckpt`: looks into checkpoints, compares, exports and reshards them.
+
+ps-ckpt inspect output/demo/model
+ps-ckpt verify s3://models/clicks/epoch-3
+ps-ckpt diff output/demo/model/epoch-1 output/demo/model/epoch-2
+ps-ckpt export output/demo/model exported --format parquet
+ps-ckpt reshard output/demo/model resharded --servers 8
+
+Wherever a checkpoint is asked for, a folder of checkpoints stands for its latest one. Exit codes are those of
+protos/errors.py.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from protos.errors import CtrPsError
+from ps_server.checkpoint.export import ExportFormat, export_table
+from ps_server.checkpoint.inspection import (
+    QUANTILES,
+    BlockReport,
+    TableReport,
+    compare,
+    inspect_block,
+    inspect_table,
+)
+from ps_server.checkpoint.manifest import Manifest
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.reshard import reshard as reshard_checkpoint
+from ps_server.checkpoint.storage import folder_at
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Looks into checkpoints, compares, exports and reshards them.",
+)
+
+_FILE_WIDTH = 200  # characters a line of a table that goes to a file or a pipe
+
+Url = Annotated[str, typer.Argument(help="Path or URL of a checkpoint, or of a folder of them.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+
+@app.command()
+def inspect(
+    url: Url,
+    top: Annotated[int, typer.Option(min=0, help="How many of the keys shown most.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Shows rows, bytes, norms, shows and clicks of every table."""
+    checkpoint = Checkpoint.open(url)
+    tables = [inspect_table(checkpoint, name, top) for name in sorted(checkpoint.tables)]
+    blocks = [inspect_block(checkpoint, name) for name in sorted(checkpoint.blocks)]
+    if as_json:
+        reports = {
+            "tables": [asdict(table) for table in tables],
+            "blocks": [asdict(block) for block in blocks],
+        }
+        typer.echo(json.dumps({**_summary(checkpoint), **reports}))
+        return
+    for name, value in _summary(checkpoint).items():
+        typer.echo(f"{name:<12} {value}")
+    _show_tables(tables)
+    _show_blocks(blocks)
+
+
+@app.command()
+def verify(url: Url) -> None:
+    """Reads every byte and compares every checksum; exit code 5 if anything was altered."""
+    checkpoint = Checkpoint.open(url)
+    checkpoint.verify()
+    summary = _summary(checkpoint)
+    typer.echo(
+        f"whole: {checkpoint.url} files={summary['files']} bytes={summary['bytes']} "
+        f"digest={checkpoint.model_digest}"
+    )
+
+
+@app.command()
+def diff(first: Url, second: Url, as_json: AsJson = False) -> None:
+    """Tells how many rows differ between two checkpoints, and by how much."""
+    one, other = Checkpoint.open(first), Checkpoint.open(second)
+    differences = compare(one, other)
+    if as_json:
+        equal = one.model_digest == other.model_digest
+        rows = [asdict(difference) for difference in differences]
+        typer.echo(json.dumps({"equal": equal, "differences": rows}))
+        return
+    columns = ("name", "only first", "only second", "changed", "same", "largest difference")
+    _print_table(
+        columns,
+        [
+            (
+                each.name,
+                each.only_first,
+                each.only_second,
+                each.changed,
+                each.same,
+                f"{each.largest:.6g}",
+            )
+            for each in differences
+        ],
+    )
+
+
+@app.command()
+def export(
+    url: Url,
+    to: Annotated[str, typer.Argument(help="Folder or URL for a file of each table.")],
+    kind: Annotated[ExportFormat, typer.Option("--format", help="Of the files.")] = "parquet",
+    table: Annotated[
+        list[str] | None, typer.Option(help="Only this table; repeatable; default: all.")
+    ] = None,
+    state: Annotated[bool, typer.Option("--state", help="The optimizer's state, too.")] = False,
+) -> None:
+    """Writes the rows of tables for other programs."""
+    checkpoint = Checkpoint.open(url)
+    folder = folder_at(to)
+    names = table or sorted(checkpoint.tables)
+    for name in names:
+        checkpoint.table(name)
+    folder.make()
+    for name in names:
+        file = export_table(checkpoint, name, folder, kind, with_state=state)
+        typer.echo(f"{folder.url}/{file}")
+
+
+@app.command()
+def reshard(
+    url: Url,
+    to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
+    servers: Annotated[int, typer.Option(min=1, help="How many would have saved it.")],
+) -> None:
+    """Saves a checkpoint anew in the files of another number of servers; any number loads either."""
+    reshard_checkpoint(Checkpoint.open(url), to, servers)
+    typer.echo(folder_at(to).url)
+
+
+def _summary(checkpoint: Checkpoint) -> dict[str, object]:
+    manifest = checkpoint.manifest
+    sizes = _sizes(manifest)
+    return {
+        "checkpoint": checkpoint.url,
+        "kind": manifest.kind,
+        "created": datetime.fromtimestamp(manifest.created, UTC).isoformat(timespec="seconds"),
+        "version": manifest.version,
+        "digest": manifest.model_digest,
+        "files": len(sizes),
+        "bytes": sum(sizes),
+        "attachments": list(manifest.attachments),
+        "workers": {worker: progress.step for worker, progress in manifest.workers.items()},
+    }
+
+
+def _sizes(manifest: Manifest) -> list[int]:
+    attachments = manifest.attachments.values()
+    return [file.size_bytes for file in (*manifest.entries, *attachments)]
+
+
+def _show_tables(tables: Sequence[TableReport]) -> None:
+    names = [f"{quantile:.0%}" for quantile in QUANTILES]
+    columns = ("table", "dim", "rows", "bytes", "candidates")
+    quantities = [f"{what} {' '.join(names)}" for what in ("norm", "show", "click")]
+    _print_table(
+        [*columns, *quantities],
+        [
+            [each.table, each.dim, each.rows, each.size_bytes, each.candidates]
+            + [_numbers(values) for values in (each.norms, each.show, each.click)]
+            for each in tables
+        ],
+    )
+    for each in tables:
+        if each.top:
+            rows = [
+                [top.key, f"{top.show:g}", f"{top.click:g}", f"{top.score:g}"] for top in each.top
+            ]
+            _print_table((f"key of {each.table}", "show", "click", "score"), rows)
+
+
+def _show_blocks(blocks: Sequence[BlockReport]) -> None:
+    rows = [[each.block, each.length, each.size_bytes, f"{each.norm:.6g}"] for each in blocks]
+    _print_table(("dense block", "elements", "bytes", "norm"), rows)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.4g}" for value in values) or "-"
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print()
+    console.print(table)
+
+
+def main() -> None:
+    """Runs the command."""
+    try:
+        app()
+    except CtrPsError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise SystemExit(error.exit_code) from error
+
+
+if __name__ == "__main__":
+    main()

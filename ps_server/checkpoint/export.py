@@ -1,0 +1,88 @@
+"""Checkpoints for other programs: a file a table, as Parquet or as text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from protos.errors import CheckpointError
+from protos.gradients import Values
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.rows import Rows
+from ps_server.checkpoint.storage import Folder
+
+ExportFormat = Literal["parquet", "text"]
+
+_STATISTICS = ("show", "click", "unseen", "last_seen")
+
+
+def export_table(
+    checkpoint: Checkpoint, name: str, folder: Folder, kind: ExportFormat, *, with_state: bool
+) -> str:
+    """Writes a table's rows to a file in `folder`, shard after shard; returns the file's name.
+
+    Raises:
+        CheckpointError: If there is no such table, a file was altered, or the new file is there already
+            or cannot be written.
+    """
+    spec = checkpoint.table(name)
+    file = f"{name}.{'parquet' if kind == 'parquet' else 'tsv'}"
+    if folder.has(file):
+        raise CheckpointError(
+            f"{folder.url}/{file} is there already: remove it, or export elsewhere"
+        )
+    shards = checkpoint.read_shards(name, range(spec.num_shards))
+    tables = (_columns(rows, with_state=with_state) for _, rows in shards)
+    write = _write_parquet if kind == "parquet" else _write_text
+    write(tables, folder, file)
+    return file
+
+
+def _columns(rows: Rows, *, with_state: bool) -> pa.Table:
+    columns = {"key": pa.array(rows.keys), "weights": _lists(rows.weights)}
+    if with_state and rows.state.shape[1]:
+        columns["state"] = _lists(rows.state)
+    if rows.statistics.shape[1]:
+        *counts, last_seen = np.ascontiguousarray(rows.statistics.T)
+        for name, column in zip(_STATISTICS, [*counts, last_seen.view(np.uint32)], strict=True):
+            columns[name] = pa.array(column)
+    return pa.table(columns)
+
+
+def _lists(values: Values) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+
+
+def _write_parquet(tables: Iterator[pa.Table], folder: Folder, file: str) -> None:
+    first = next(tables)
+    with folder.create(file) as sink, pq.ParquetWriter(sink, first.schema) as writer:
+        for table in _chain(first, tables):
+            if table.num_rows:
+                writer.write_table(table)
+
+
+def _write_text(tables: Iterator[pa.Table], folder: Folder, file: str) -> None:
+    """Writes columns between tabs, the numbers of one column between blanks, a line of names first."""
+    first = next(tables)
+    with folder.create(file) as sink:
+        sink.write("\t".join(first.column_names).encode() + b"\n")
+        for table in _chain(first, tables):
+            columns = [_texts(column.combine_chunks()) for column in table.columns]
+            lines = ["\t".join(fields) + "\n" for fields in zip(*columns, strict=True)]
+            sink.write("".join(lines).encode())
+
+
+def _texts(column: pa.Array) -> Sequence[str]:
+    """Returns what stands in each row: the shortest text that is read as the same number."""
+    if not pa.types.is_fixed_size_list(column.type):
+        texts: list[str] = column.to_numpy().astype(str).tolist()
+        return texts
+    matrix = column.flatten().to_numpy().reshape(len(column), column.type.list_size).astype(str)
+    return [" ".join(row) for row in matrix.tolist()]
+
+
+def _chain(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    yield first
+    yield from rest

@@ -1,0 +1,244 @@
+"""What a checkpoint holds, in figures, and how two of them differ."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import CheckpointError
+from protos.gradients import Values
+from protos.spec import StatisticsSpec
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.rows import Rows
+
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopKey:
+    """A key that was shown often, and the score of its row."""
+
+    key: int
+    show: float
+    click: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableReport:
+    """Figures of one table.
+
+    Attributes:
+        table: Its name.
+        dim: Columns of weights.
+        state_width: Columns of optimizer state.
+        rows: How many it has.
+        size_bytes: Of its files, candidates and counters included.
+        candidates: Keys that are counted one by one and have no row.
+        norms: Quantiles of the L2 norms of the rows' weights, finite ones, see `QUANTILES`; empty without
+            rows.
+        show: Quantiles of what the rows count; empty if they do not.
+        click: Likewise.
+        top: The keys shown most often, that first.
+    """
+
+    table: str
+    dim: int
+    state_width: int
+    rows: int
+    size_bytes: int
+    candidates: int
+    norms: tuple[float, ...]
+    show: tuple[float, ...]
+    click: tuple[float, ...]
+    top: tuple[TopKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockReport:
+    """Figures of one dense block: its elements, its bytes in files, and the L2 norm of its weights."""
+
+    block: str
+    length: int
+    size_bytes: int
+    norm: float
+
+
+def inspect_table(checkpoint: Checkpoint, name: str, num_top: int) -> TableReport:
+    """Returns the figures of a table; 12 bytes of memory a row while it works.
+
+    Raises:
+        CheckpointError: If there is no such table, or a file was altered.
+    """
+    spec, manifest = checkpoint.table(name), checkpoint.manifest
+    shards = range(spec.num_shards)
+    norms, shows, clicks = [np.empty(0, np.float32)], [np.empty(0, np.float32)], []
+    top: list[TopKey] = []
+    for _, rows in checkpoint.read_shards(name, shards):
+        norms.append(np.linalg.norm(rows.weights, axis=1))
+        if rows.statistics.shape[1]:
+            shows.append(rows.statistics[:, 0])
+            clicks.append(rows.statistics[:, 1])
+            top = _most_shown([*top, *_top_of(rows, num_top, spec.statistics)], num_top)
+    files, candidates = manifest.files_of_table(name), manifest.files_of_candidates(name)
+    counters = manifest.files_of_counters(name)
+    all_norms = np.concatenate(norms)
+    return TableReport(
+        table=name,
+        dim=spec.dim,
+        state_width=files[0].state_width,
+        rows=all_norms.size,
+        size_bytes=sum(entry.size_bytes for entry in [*files, *candidates])
+        + sum(entry.size_bytes for entry in counters),
+        candidates=sum(batch.rows for entry in candidates for batch in entry.batches),
+        norms=_quantiles(all_norms),
+        show=_quantiles(np.concatenate(shows)),
+        click=_quantiles(np.concatenate(clicks) if clicks else np.empty(0, np.float32)),
+        top=tuple(top),
+    )
+
+
+def inspect_block(checkpoint: Checkpoint, name: str) -> BlockReport:
+    """Returns the figures of a dense block.
+
+    Raises:
+        CheckpointError: If a file was altered.
+    """
+    length = checkpoint.blocks[name].length
+    weights = checkpoint.read_dense(name, slice(0, length)).weights
+    files = checkpoint.manifest.files_of_block(name)
+    return BlockReport(
+        block=name,
+        length=length,
+        size_bytes=sum(file.size_bytes for file in files),
+        norm=float(np.linalg.norm(weights.astype(np.float64))),
+    )
+
+
+def _quantiles(values: Values) -> tuple[float, ...]:
+    finite = values[np.isfinite(values)]
+    return tuple(np.quantile(finite, QUANTILES).tolist()) if finite.size else ()
+
+
+def _top_of(rows: Rows, num_top: int, spec: StatisticsSpec | None) -> Iterator[TopKey]:
+    weights = spec or StatisticsSpec()
+    show, click = rows.statistics[:, 0], rows.statistics[:, 1]
+    for i in np.argsort(-show, kind="stable")[:num_top]:
+        not_clicked = float(show[i]) - float(click[i])
+        yield TopKey(
+            key=int(rows.keys[i]),
+            show=float(show[i]),
+            click=float(click[i]),
+            score=weights.nonclk_coeff * not_clicked + weights.click_coeff * float(click[i]),
+        )
+
+
+def _most_shown(keys: list[TopKey], number: int) -> list[TopKey]:
+    return sorted(keys, key=lambda top: (-top.show, top.key))[:number]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How the rows of a table, or the elements of a dense block, differ in two checkpoints.
+
+    Attributes:
+        name: Of the table or block.
+        only_first: Rows that only the first one has.
+        only_second: Rows that only the second one has.
+        changed: Rows that both have, with other weights or other state.
+        same: Rows that both have, alike to the last bit.
+        largest: The largest difference of a weight that both have and that is a number.
+    """
+
+    name: str
+    only_first: int = 0
+    only_second: int = 0
+    changed: int = 0
+    same: int = 0
+    largest: float = 0.0
+
+    def __add__(self, other: "Difference") -> "Difference":
+        """Returns the difference over the rows of both."""
+        return Difference(
+            name=self.name,
+            only_first=self.only_first + other.only_first,
+            only_second=self.only_second + other.only_second,
+            changed=self.changed + other.changed,
+            same=self.same + other.same,
+            largest=max(self.largest, other.largest),
+        )
+
+
+def compare(first: Checkpoint, second: Checkpoint) -> list[Difference]:
+    """Returns the differences of tables and dense blocks, in the order of their names.
+
+    Raises:
+        CheckpointError: If they are of models of other shapes, or a file was altered.
+    """
+    _require_alike(first, second)
+    tables = [_compare_table(first, second, name) for name in first.tables]
+    blocks = [_compare_block(first, second, name) for name in first.blocks]
+    return sorted([*tables, *blocks], key=lambda difference: difference.name)
+
+
+def _require_alike(first: Checkpoint, second: Checkpoint) -> None:
+    shapes = []
+    for checkpoint in (first, second):
+        tables = {name: (spec.dim, spec.num_shards) for name, spec in checkpoint.tables.items()}
+        blocks = {name: spec.length for name, spec in checkpoint.blocks.items()}
+        shapes.append((tables, blocks))
+    if shapes[0] != shapes[1]:
+        raise CheckpointError(
+            f"{first.url} and {second.url} are of models of other shapes: tables with (dim, shards) and "
+            f"dense blocks with their lengths are {shapes[0]} and {shapes[1]}"
+        )
+
+
+def _compare_table(first: Checkpoint, second: Checkpoint, name: str) -> Difference:
+    total = Difference(name=name)
+    for shard in range(first.tables[name].num_shards):
+        [(_, one)], [(_, other)] = (
+            list(checkpoint.read_shards(name, [shard])) for checkpoint in (first, second)
+        )
+        total += _compare_rows(name, one, other)
+    return total
+
+
+def _compare_rows(name: str, one: Rows, other: Rows) -> Difference:
+    _, i, j = np.intersect1d(one.keys, other.keys, assume_unique=True, return_indices=True)
+    is_same = _same_bits(one.weights[i], other.weights[j])
+    if one.state.shape[1] == other.state.shape[1]:
+        is_same &= _same_bits(one.state[i], other.state[j])
+    else:
+        is_same[:] = False
+    return Difference(
+        name=name,
+        only_first=one.keys.size - i.size,
+        only_second=other.keys.size - j.size,
+        changed=int(np.count_nonzero(~is_same)),
+        same=int(np.count_nonzero(is_same)),
+        largest=_largest(one.weights[i], other.weights[j]),
+    )
+
+
+def _compare_block(first: Checkpoint, second: Checkpoint, name: str) -> Difference:
+    part = slice(0, first.blocks[name].length)
+    one, other = (checkpoint.read_dense(name, part).weights for checkpoint in (first, second))
+    is_same = _same_bits(one[:, None], other[:, None])
+    return Difference(
+        name=name,
+        changed=int(np.count_nonzero(~is_same)),
+        same=int(np.count_nonzero(is_same)),
+        largest=_largest(one, other),
+    )
+
+
+def _same_bits(one: Values, other: Values) -> NDArray[np.bool_]:
+    """Returns for float32[N, D] which rows are alike to the last bit."""
+    return np.asarray(np.all(one.view(np.uint32) == other.view(np.uint32), axis=1), np.bool_)
+
+
+def _largest(one: Values, other: Values) -> float:
+    with np.errstate(invalid="ignore"):
+        return float(np.fmax.reduce(np.abs(one - other), axis=None, initial=0.0))

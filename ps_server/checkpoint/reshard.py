@@ -1,0 +1,123 @@
+"""A checkpoint as another number of servers would have saved it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import CheckpointError
+from protos.partition import piece_of_server, shards_of_server
+from protos.spec import DenseSpec, TableSpec
+from ps_server.checkpoint.manifest import Entry, Part
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.rows import DensePiece, Rows
+from ps_server.checkpoint.storage import Folder
+from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedTable:
+    """A `TableSource` over a checkpoint."""
+
+    checkpoint: Checkpoint
+    spec: TableSpec
+    shards: Sequence[int]
+    state_width: int
+    statistics_width: int
+
+    def export_shard(self, shard: int) -> Rows:
+        [(_, rows)] = self.checkpoint.read_shards(self.spec.name, [shard])
+        return rows
+
+
+class _SavedCandidates(_SavedTable):
+    """A `TableSource` over the keys that have no row."""
+
+    def export_shard(self, shard: int) -> Rows:
+        [(_, rows)] = self.checkpoint.read_candidates(self.spec.name, [shard])
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedCounters:
+    """A `CountersSource` over a checkpoint."""
+
+    checkpoint: Checkpoint
+    spec: TableSpec
+    shards: Sequence[int]
+
+    def export_shard(self, shard: int) -> NDArray[np.uint8]:
+        [(_, counters)] = self.checkpoint.read_counters(self.spec.name, [shard])
+        return counters
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedBlock:
+    """A `DenseSource` over a checkpoint."""
+
+    checkpoint: Checkpoint
+    spec: DenseSpec
+    piece: slice
+
+    def export(self) -> DensePiece:
+        return self.checkpoint.read_dense(self.spec.name, self.piece)
+
+
+def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> None:
+    """Saves a checkpoint anew, in the files that `num_servers` servers would have written.
+
+    Args:
+        checkpoint: What to save; every checksum is compared.
+        target: Where to; may be the place of the checkpoint itself.
+        num_servers: At least 1.
+
+    Raises:
+        CheckpointError: If a file was altered, or it cannot be written; what was at the target stays.
+    """
+    if num_servers < 1:
+        raise CheckpointError(f"cannot reshard for {num_servers} servers: give at least 1")
+    manifest = checkpoint.manifest
+
+    def write_parts(url: str, token: str) -> list[Part]:
+        folder = shared_folder(url, token)
+        return [
+            Part(
+                entries=tuple(_write_part(checkpoint, folder, server, num_servers)),
+                version=manifest.version,
+                workers=manifest.workers,
+            )
+            for server in range(num_servers)
+        ]
+
+    save_checkpoint(
+        target,
+        write_parts=write_parts,
+        tables=checkpoint.tables,
+        blocks=checkpoint.blocks,
+        attachments={name: checkpoint.attachment(name) for name in checkpoint.attachments},
+        clock=lambda: manifest.created,  # it is no newer than it was
+    )
+
+
+def _write_part(
+    checkpoint: Checkpoint, folder: Folder, server: int, num_servers: int
+) -> Sequence[Entry]:
+    tables, candidates, counters = [], [], []
+    for name, spec in checkpoint.tables.items():
+        shards = shards_of_server(spec.num_shards, server, num_servers)
+        files = checkpoint.manifest.files_of_table(name)[0]
+        widths = (files.state_width, files.statistics_width)
+        tables.append(_SavedTable(checkpoint, spec, shards, *widths))
+        if files_of_candidates := checkpoint.manifest.files_of_candidates(name):
+            width = files_of_candidates[0].statistics_width
+            keys_only = replace(spec, dim=0)
+            candidates.append(_SavedCandidates(checkpoint, keys_only, shards, 0, width))
+        if checkpoint.manifest.files_of_counters(name):
+            counters.append(_SavedCounters(checkpoint, spec, shards))
+    blocks = [
+        _SavedBlock(checkpoint, spec, piece_of_server(spec.length, server, num_servers))
+        for spec in checkpoint.blocks.values()
+    ]
+    return write_part(folder, server, tables, blocks, candidates=candidates, counters=counters)

@@ -1,0 +1,124 @@
+"""`ps-ckpt`, command by command."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ps_server.checkpoint import cli
+from ps_server.checkpoint.publish import write_latest
+from ps_server.checkpoint.reader import Checkpoint
+from tests.support.checkpoints import fake_counting_model
+
+MODEL = fake_counting_model(1)
+
+
+class Done:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["ps-ckpt", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return Done(int(ended.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two checkpoints, of which the second is the latest."""
+    MODEL.save(tmp_path / "epoch-1", 2, clock=lambda: 0.0)
+    fake_counting_model(2).save(tmp_path / "epoch-2")
+    write_latest(tmp_path, "epoch-2")
+    return tmp_path
+
+
+def test_inspect_shows_what_is_there(run, root: Path) -> None:
+    done = run("inspect", root / "epoch-1", "--top", "2")
+
+    assert done.code == 0, done.err
+    assert "created      1970-01-01T00:00:00+00:00" in done.out
+    for text in ("exact", "bloom", "mlp", "key of exact", "show 50% 90% 99% 100%", "job.toml"):
+        assert text in done.out
+
+
+def test_inspect_as_json_has_every_figure(run, root: Path) -> None:
+    found = json.loads(run("inspect", root, "--json", "--top", "1").out)
+
+    checkpoint = Checkpoint.open(root / "epoch-2")
+    assert found["checkpoint"] == str(root / "epoch-2")
+    assert found["digest"] == checkpoint.model_digest
+    assert [table["table"] for table in found["tables"]] == ["bloom", "exact"]
+    assert [len(table["top"]) for table in found["tables"]] == [1, 1]
+    assert [block["block"] for block in found["blocks"]] == ["mlp"]
+    data = root / "epoch-2" / checkpoint.manifest.data_folder
+    sizes = [path.stat().st_size for path in data.rglob("*") if path.is_file()]
+    assert (found["files"], found["bytes"]) == (len(sizes), sum(sizes))
+
+
+def test_verify_says_that_all_is_whole(run, root: Path) -> None:
+    done = run("verify", root)
+
+    assert done.code == 0
+    digest = Checkpoint.open(root).model_digest
+    assert done.out.startswith(f"whole: {root}/epoch-2 files=")
+    assert done.out.endswith(f"digest={digest}\n")
+
+
+def test_verify_of_an_altered_checkpoint_ends_with_5_and_the_file(run, root: Path) -> None:
+    path = next(root.glob("epoch-2/data-*/attachments/job.toml"))
+    path.write_bytes(path.read_bytes().upper())
+
+    done = run("verify", root)
+
+    assert done.code == 5
+    assert done.err.startswith("error: ")
+    assert "job.toml was altered" in done.err
+
+
+def test_diff_counts_rows(run, root: Path) -> None:
+    same = json.loads(run("diff", root / "epoch-1", root / "epoch-1", "--json").out)
+    other = json.loads(run("diff", root / "epoch-1", root, "--json").out)
+    shown = run("diff", root / "epoch-1", root)
+
+    assert same["equal"]
+    assert not other["equal"]
+    assert all(each["same"] and not each["changed"] for each in same["differences"])
+    assert any(each["only_first"] for each in other["differences"])
+    assert "largest difference" in shown.out
+
+
+def test_export_writes_the_tables_asked_for(run, root: Path, tmp_path: Path) -> None:
+    everything = run("export", root, tmp_path / "all")
+    one = run("export", root, tmp_path / "one", "--table", "exact", "--format", "text", "--state")
+    none = run("export", root, tmp_path / "none", "--table", "deep")
+
+    assert everything.out.split() == [
+        f"{tmp_path}/all/{name}.parquet" for name in ("bloom", "exact")
+    ]
+    assert one.out.split() == [f"{tmp_path}/one/exact.tsv"]
+    assert (tmp_path / "one" / "exact.tsv").read_text().startswith("key\tweights\tstate\tshow\t")
+    assert none.code == 5
+    assert "no table 'deep'" in none.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_reshard_writes_a_checkpoint(run, root: Path, tmp_path: Path) -> None:
+    done = run("reshard", root / "epoch-1", tmp_path / "resharded", "--servers", "4")
+
+    assert done.out == f"{tmp_path}/resharded\n"
+    checkpoint = Checkpoint.open(tmp_path / "resharded")
+    checkpoint.verify()
+    assert checkpoint.model_digest == Checkpoint.open(root / "epoch-1").model_digest
+
+
+def test_wrong_arguments_end_with_2(run, root: Path) -> None:
+    for arguments in (["reshard", root, root], ["export", root, root, "--format", "csv"], ["x"]):
+        assert run(*arguments).code == 2

@@ -1,0 +1,81 @@
+"""Resharding: other files, the same checkpoint."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protos.errors import CheckpointError
+from protos.store import WorkerProgress
+from ps_server.checkpoint.manifest import manifest_to_json
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.reshard import reshard
+from tests.support.checkpoints import fake_counting_model
+
+MODEL = fake_counting_model(1)
+WORKERS = {0: WorkerProgress(incarnation=2**63, sequence=7, step=9, position="here")}
+
+
+def data_of(checkpoint: Checkpoint) -> dict[str, bytes]:
+    folder = Path(checkpoint.url) / checkpoint.manifest.data_folder
+    return {path.name: path.read_bytes() for path in folder.glob("*.arrow")}
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 5])
+def test_files_are_those_that_so_many_servers_would_have_written(
+    tmp_path: Path, num_servers: int
+) -> None:
+    MODEL.save(tmp_path / "saved", 3)
+    MODEL.save(tmp_path / "expected", num_servers)
+
+    reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "resharded", num_servers)
+
+    found, expected = (Checkpoint.open(tmp_path / name) for name in ("resharded", "expected"))
+    found.verify()
+    assert data_of(found) == data_of(expected)
+    assert found.manifest.entries == expected.manifest.entries
+    assert found.model_digest == expected.model_digest
+
+
+def test_all_else_stays_as_it_was(tmp_path: Path) -> None:
+    MODEL.save(tmp_path / "saved")
+    saved = Checkpoint.open(tmp_path / "saved").manifest
+    saved = replace(saved, version=7, workers=WORKERS, created=1.5e9)
+    (tmp_path / "saved" / "MANIFEST.json").write_text(manifest_to_json(saved))
+
+    reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "resharded", 2)
+
+    found = Checkpoint.open(tmp_path / "resharded").manifest
+    unlike = {"entries": saved.entries, "data_folder": saved.data_folder}
+    assert replace(found, **unlike) == saved
+
+
+def test_checkpoint_can_be_resharded_where_it_is(tmp_path: Path) -> None:
+    digest = MODEL.save(tmp_path / "saved", 3)
+
+    reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "saved", 1)
+
+    checkpoint = Checkpoint.open(tmp_path / "saved")
+    checkpoint.verify()
+    assert checkpoint.model_digest == digest
+    assert {".".join(name.split(".")[2:]) for name in data_of(checkpoint)} == {"server-0.arrow"}
+
+
+def test_altered_file_is_not_copied(tmp_path: Path) -> None:
+    MODEL.save(tmp_path / "saved")
+    table = next((tmp_path / "saved").glob("data-*/table.exact.*"))
+    content = table.read_bytes()
+    weights = max(MODEL.tables["exact"].rows.values(), key=lambda rows: rows.keys.size).weights
+    table.write_bytes(content.replace(weights.tobytes(), (-weights).tobytes()))
+
+    with pytest.raises(CheckpointError, match=r"table\.exact\.server-0\.arrow was altered"):
+        reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "resharded", 2)
+
+    assert not (tmp_path / "resharded").exists()
+
+
+def test_number_of_servers_is_at_least_one(tmp_path: Path) -> None:
+    MODEL.save(tmp_path / "saved")
+
+    with pytest.raises(CheckpointError, match="for 0 servers: give at least 1"):
+        reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "resharded", 0)
