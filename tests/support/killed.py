@@ -48,6 +48,13 @@ class KilledStore:
         return mortal
 
 
+def wait_for_saves(limit_s: float) -> None:
+    """Waits for the threads of a run that has died: in this process they outlive it."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("save-"):
+            thread.join(limit_s)
+
+
 class _Waiting:
     """An answer that waits for other workers, or for death."""
 

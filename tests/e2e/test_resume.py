@@ -1,0 +1,91 @@
+"""A cluster of processes that SIGKILL ends at once, and the same command again."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ps_server.checkpoint.reader import Checkpoint
+from tests.support.commands import COMMANDS, ROOT, clean_environment, result_of, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    done = run("ps-data", "generate", folder, "--rows", 20_000, "--test-rows", 2_000, "--files", 2)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def arguments(data: Path, folder: Path, num_servers: int = 2) -> list[str]:
+    settings = {
+        "data.train": f"{data}/train/part-*",
+        "data.test": f"{data}/test/part-*",
+        "checkpoint.dir": str(folder),
+        "checkpoint.every_steps": "10",
+        "checkpoint.keep_last": "2",
+        "checkpoint.resume": "true",
+        "model.hidden": "[16]",
+        "train.batch_size": "64",
+        "train.epochs": "2",
+        "strategy": "{mode='sync'}",
+    }
+    return [
+        f"--server-num={num_servers}",
+        "--worker-num=2",
+        f"--log-dir={folder}.log",
+        str(ROOT / "examples/ctr_dnn.toml"),
+        *(f"--set={key}={value}" for key, value in settings.items()),
+    ]
+
+
+def kill_once_saved(data: Path, folder: Path, step: int) -> int:
+    """Kills a cluster when it has saved after so many steps; returns the version that it leaves.
+
+    The launcher is killed, and with it the system kills all that it started.
+    """
+    launcher = subprocess.Popen(
+        [COMMANDS / "ps-launch", *arguments(data, folder)],
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while saved_step(launcher) < step:
+            pass
+    finally:
+        launcher.kill()
+        launcher.communicate(timeout=LIMIT_S)
+    return version_of(folder)
+
+
+def saved_step(launcher: subprocess.Popen[str]) -> int:
+    """Reads the log of worker 0 up to the next checkpoint, and returns the step that names it."""
+    assert launcher.stderr is not None
+    while (
+        told := re.search(r"saved checkpoint=.*/step-(\d+) ", line := launcher.stderr.readline())
+    ) is None:
+        assert line, "the run ended before it was killed"
+    return int(told[1])
+
+
+def version_of(folder: Path) -> int:
+    return Checkpoint.open(folder).manifest.version
+
+
+def test_killed_cluster_started_again_ends_with_the_same_bytes(data: Path, tmp_path: Path) -> None:
+    whole = result_of("ps-launch", *arguments(data, tmp_path / "whole"))
+
+    reached = [kill_once_saved(data, tmp_path / "killed", step) for step in (20, 170)]
+    ended = result_of("ps-launch", *arguments(data, tmp_path / "killed", num_servers=3))
+
+    assert reached[0] < reached[1] < version_of(tmp_path / "killed")
+    assert 0 < ended["examples"] < whole["examples"]
+    for figure in ("model_digest", "auc", "log_loss"):
+        assert ended[figure] == whole[figure]
