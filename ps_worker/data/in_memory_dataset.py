@@ -37,7 +37,10 @@ class InMemoryDataset(FileDataset):
         batch_size: B.
         thread_num: Training threads that share its batches.
         bad_rows: Malformed rows that the last loading skipped.
+        has_order: Batches have an order, and so positions.
     """
+
+    has_order = True
 
     def __init__(
         self,

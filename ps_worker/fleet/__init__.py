@@ -44,6 +44,7 @@ __all__ = [
     "Trainer",
     "UserDefinedRoleMaker",
     "barrier_worker",
+    "data_position",
     "distributed_optimizer",
     "init",
     "init_server",
@@ -70,6 +71,7 @@ __all__ = [
 ]
 
 barrier_worker = FLEET.barrier_worker
+data_position = FLEET.data_position
 init = FLEET.init
 init_server = FLEET.init_server
 init_worker = FLEET.init_worker

@@ -19,6 +19,7 @@ from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import split_files, split_parts
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
+from ps_worker.data.position import DataPosition
 from ps_worker.data.reader import FilePart
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.worker_run import Task, WorkerRun
@@ -283,17 +284,31 @@ class Fleet:
         """
         self._first_run("fleet.save_persistables()").save(str(dirname))
 
-    def load_model(self, dirname: str | Path) -> None:
+    def load_model(self, dirname: str | Path, *, resume: bool = False) -> None:
         """Replaces all parameters by saved ones; worker 0 alone, before anybody trains.
 
         Others train, or leave their first barrier, with what was loaded.
+
+        Args:
+            dirname: Checkpoint, or folder of checkpoints.
+            resume: Go on with the run that saved it: `data_position` then says where.
 
         Raises:
             RoleError: On another worker.
             UsageError: If training has begun.
             CheckpointError: If it is none, or does not fit; nothing was replaced.
         """
-        self._first_run("fleet.load_model()").load(str(dirname))
+        self._first_run("fleet.load_model()").load(str(dirname), resume=resume)
+
+    def data_position(self) -> DataPosition | None:
+        """Returns where in its data this worker goes on after `load_model(..., resume=True)`.
+
+        Every worker asks before it trains; the first call waits until all have come so far.
+
+        Returns:
+            What `trainer.train_from_dataset` takes as `start`; its `epoch` is the pass. None: at the start.
+        """
+        return self.run_of("fleet.data_position()").data_position()
 
     def shrink(
         self, threshold: float | None = None, *, dry_run: bool = False

@@ -8,6 +8,9 @@ from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from protos.errors import UsageError
+from ps_worker.data.in_memory_dataset import InMemoryDataset
+from ps_worker.data.position import DataPosition
+from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.evaluator import OnPredictions
 from ps_worker.fetch import FetchHandler
 from ps_worker.fleet.running import FLEET
@@ -24,6 +27,8 @@ class Trainer:
         dataset: Iterable[Batch],
         fetch_handler: FetchHandler | None = None,
         fetch_period: float = FETCH_PERIOD_S,
+        *,
+        start: DataPosition | None = None,
     ) -> None:
         """Goes once through a dataset, with as many threads as it has for this.
 
@@ -32,12 +37,17 @@ class Trainer:
             fetch_handler: Called every few seconds, and once more at the end, with `fleet.Fetched`; what it
                 raises ends training.
             fetch_period: Seconds between two of its calls.
+            start: Where in a `fleet.QueueDataset` or `fleet.InMemoryDataset` to go on, as
+                `fleet.data_position()` says; None: at the start of its next pass.
 
         Raises:
+            UsageError: If `start` is of other data, or the dataset has no order.
             CtrPsError: If something goes wrong; says what.
         """
         run = FLEET.run_of("training")
-        with closing(_batches(dataset)) as batches:  # or its readers outlive an error
+        with closing(
+            _batches(_positioned(dataset, start))
+        ) as batches:  # or readers outlive an error
             run.train(
                 batches,
                 thread_num=getattr(dataset, "thread_num", 1),
@@ -94,11 +104,27 @@ class Trainer:
         FLEET.stop_worker()
 
 
-def _batches(source: Iterable[Any]) -> Generator[Batch, None, None]:
+def _positioned(dataset: Iterable[Any], start: DataPosition | None) -> Iterable[Any]:
+    """Returns what a dataset gives, with positions if it has them."""
+    if isinstance(dataset, QueueDataset | InMemoryDataset) and dataset.has_order:
+        return dataset.positioned(start)
+    if start is not None:
+        raise UsageError(
+            f"start is {start}, and {dataset!r} has no order: use a dataset of files with reader_num=1"
+        )
+    return dataset
+
+
+def _batches(source: Iterable[Any]) -> Generator[Any, None, None]:
     for batch in source:
-        if not isinstance(batch, Batch):
+        if not isinstance(batch, Batch) and not _has_position(batch):
             raise UsageError(
                 f"the data yields {type(batch).__name__}, expected Batch: a function that yields samples is "
                 f"to be wrapped as fleet.SampleLoader(function, schema, batch_size=512)"
             )
         yield batch
+
+
+def _has_position(batch: object) -> bool:
+    """Whether it is what `dataset.positioned()` yields."""
+    return isinstance(batch, tuple) and list(map(type, batch)) == [Batch, DataPosition]

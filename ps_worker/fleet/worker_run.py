@@ -20,10 +20,12 @@ from protos.numbers import Numbers
 from protos.role import WorkerRole
 from protos.staleness import Staleness
 from protos.store import ReduceOp, Shrunk, Store
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from ps_worker.connect import connect
 from ps_worker.data.memory.peers import Peers
+from ps_worker.data.position import DataPosition
 from ps_worker.declaring import declare
 from ps_worker.evaluator import OnPredictions, evaluate
 from ps_worker.fetch import FetchHandler, Fetching
@@ -145,6 +147,8 @@ class WorkerRun:
     def save(self, url: str) -> None:
         """Saves all that the servers hold; no other worker takes part."""
         self._flush()
+        if self._worker is not None:
+            self._worker.settle()
         self._store.save(url, _attachments(self._task))
 
     def shrink(self, threshold: float | None, *, dry_run: bool) -> Mapping[str, Shrunk]:
@@ -152,8 +156,8 @@ class WorkerRun:
         self._flush()
         return self._store.shrink(max_norm=threshold, dry_run=dry_run)
 
-    def load(self, url: str) -> None:
-        """Replaces what the servers hold.
+    def load(self, url: str, *, resume: bool) -> None:
+        """Replaces what the servers hold; with `resume` workers learn where in their data they were.
 
         Raises:
             UsageError: If training has begun.
@@ -164,6 +168,14 @@ class WorkerRun:
                 "fleet.load_model() comes before training: workers have parameters of their own by now"
             )
         self._store.load(url)
+        if resume:
+            manifest = Checkpoint.open(url).manifest
+            self._store.resume(manifest.version, manifest.workers)
+
+    def data_position(self) -> DataPosition | None:
+        """Returns where in its data this worker was; meets the others."""
+        earlier = self._training().earlier_progress
+        return DataPosition.from_json(earlier.position) if earlier and earlier.position else None
 
     def leave(self) -> None:
         """Says that this worker has nothing more to do, when the servers have all that it has learnt."""

@@ -13,6 +13,8 @@ from ctr_model.schema import Schema
 from protos.errors import CheckpointError, DataError, JobError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker import fleet
+from ps_worker.data.position import DataPosition
+from ps_worker.data.tools.generate import generate
 from ps_worker.inference import infer
 from tests.support.training import NUM_DENSE, NUM_SLOTS, random_batches, small_model
 
@@ -313,3 +315,51 @@ def test_fit_refuses_what_it_cannot_go_through_again() -> None:
 def test_everything_that_is_public_is_there() -> None:
     for name in fleet.__all__:
         assert getattr(fleet, name) is not None
+
+
+@pytest.mark.parametrize("saved_after", [3, 5], ids=["in the middle", "at the end"])
+def test_script_goes_on_where_it_was_killed(saved_after: int, tmp_path: Path) -> None:
+    generate(tmp_path, rows=80, test_rows=100, files=2, test_files=1, seed=1)
+    schema = Schema.load("criteo")
+
+    def begin() -> tuple[fleet.Trainer, fleet.QueueDataset]:
+        fleet.running.FLEET.abandon()
+        fleet.init()
+        model = CtrDnn(schema, dim=2, hidden=[4])
+        trainer = fleet.distributed_optimizer(SGD, None).minimize(model)
+        fleet.init_worker()
+        dataset = fleet.QueueDataset(schema, 16, shuffle_files=True, seed=3)
+        dataset.set_filelist(sorted((tmp_path / "train").iterdir()))
+        return trainer, dataset
+
+    def digest() -> str:
+        fleet.save_persistables(tmp_path / "end")
+        return Checkpoint.open(tmp_path / "end").model_digest
+
+    trainer, dataset = begin()
+    assert fleet.data_position() is None
+    for _ in range(2):
+        trainer.train_from_dataset(dataset)
+    expected = digest()
+
+    trainer, dataset = begin()
+    for step in trainer.steps(dataset.positioned()):
+        if step.step == saved_after:
+            fleet.save_persistables(tmp_path / "saved")
+            break
+    trainer, dataset = begin()
+    fleet.load_model(tmp_path / "saved", resume=True)
+    start = fleet.data_position()
+    assert start is not None
+    assert start.epoch == 1
+    trainer.train_from_dataset(dataset, start=start)
+    trainer.train_from_dataset(dataset)
+
+    assert digest() == expected
+
+
+def test_data_without_an_order_has_nowhere_to_go_on() -> None:
+    trainer = trainer_of()
+
+    with pytest.raises(UsageError, match="has no order"):
+        trainer.train_from_dataset(BATCHES, start=DataPosition())
