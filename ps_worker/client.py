@@ -8,6 +8,7 @@ must not reach the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -17,7 +18,13 @@ from numpy.typing import NDArray
 
 from protos.channel import MAX_MESSAGE_BYTES, PART_BYTES
 from protos.control_messages import merge_shrunk, merge_status
-from protos.errors import GradientError, ProtocolError, SpecConflictError, UnknownTableError
+from protos.errors import (
+    CtrPsError,
+    GradientError,
+    ProtocolError,
+    SpecConflictError,
+    UnknownTableError,
+)
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
 from protos.jit import kernel
 from protos.numbers import Numbers, require_numbers
@@ -364,7 +371,7 @@ class ClusterClient:
             _results([self._transport.cut(server, token) for server in self._servers])
             if on_cut is not None:
                 on_cut()
-            parts = _results(
+            parts = _when_all_have_ended(
                 [self._transport.save(server, folder, token) for server in self._servers]
             )
             return [part_from_json(part) for part in parts]
@@ -416,6 +423,14 @@ class ClusterClient:
 
 def _results(calls: Sequence[Future[T]]) -> list[T]:
     return [call.result() for call in calls]
+
+
+def _when_all_have_ended(calls: Sequence[Future[T]]) -> list[T]:
+    """Returns the answers; an error is raised only when no server is at work any more."""
+    for call in calls:
+        with suppress(CtrPsError):  # raised below
+            call.result()
+    return _results(calls)
 
 
 def _joined(table: str, dim: int, parts: Sequence[tuple[Keys, Values]]) -> tuple[Keys, Values]:

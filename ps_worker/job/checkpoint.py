@@ -14,7 +14,7 @@ class CheckpointSection(Section):
     """When models are saved, where to, and what training starts from.
 
     Attributes:
-        dir: Folder for checkpoints; empty: nothing is saved.
+        dir: Folder for checkpoints, a path or a URL; empty: nothing is saved.
         every_epochs: Epochs from one checkpoint to the next; the last epoch always ends with one, with 0 it
             alone.
         every_steps: Steps of worker 0 from one checkpoint to the next within an epoch; 0: none.

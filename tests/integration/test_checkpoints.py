@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
+from ps_server.checkpoint.manifest import Part
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage import Folder
 from ps_server.checkpoint.writer import shared_folder
@@ -134,3 +135,34 @@ def test_server_saves_and_loads_in_its_roots_only(tmp_path: Path) -> None:
         assert store.digest() == before
         Checkpoint.open(outside).verify()
         store.load(str(root / "model"))
+
+
+def test_what_a_failed_save_wrote_is_removed_when_no_server_writes_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed, has_ended = threading.Event(), threading.Event()
+
+    def fail(folder: str, token: str) -> Part:
+        has_failed.set()
+        raise CheckpointError("no space")
+
+    with cluster(num_servers=2) as servers:
+        store = servers.client()
+        declare(store)
+        save_part = servers.stores[1].save_part
+
+        def save_late(folder: str, token: str) -> Part:
+            has_failed.wait(10)
+            threading.Event().wait(0.2)  # long enough for the client to hear of the other
+            part = save_part(folder, token)
+            has_ended.set()
+            return part
+
+        monkeypatch.setattr(servers.stores[0], "save_part", fail)
+        monkeypatch.setattr(servers.stores[1], "save_part", save_late)
+
+        with pytest.raises(CheckpointError, match="no space"):
+            store.save(str(tmp_path / "model"), {})
+
+        assert has_ended.is_set()
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """Storage: the same folder whatever is behind it, and errors that name URL and operation."""
 
+import itertools
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -302,16 +303,17 @@ def test_killed_at_any_step_of_a_put_by_renaming_old_or_new_is_read(
     for name in ("rm_file", "rename", "pipe_file"):
         counted(name)
     found = []
-    for killed_at in range(8):
+    for first, second in itertools.product(range(8), repeat=2):
         limit, steps = 99, 0
         folder = folder_at(f"renaming://{uuid.uuid4()}")
         assert isinstance(folder, RenamingFolder)
         if has_old:
             folder.put("file", b"old")
 
-        limit, steps = killed_at, 0
-        with suppress(Killed):
-            folder.put("file", b"new")
+        for text, last_step in ((b"new", first), (b"newer", second)):
+            limit, steps = last_step, 0
+            with suppress(Killed):
+                folder.put("file", text)
 
         limit, steps = 99, 0
         found.append(folder.read("file") if folder.has("file") else b"")
@@ -319,5 +321,9 @@ def test_killed_at_any_step_of_a_put_by_renaming_old_or_new_is_read(
         assert folder.read("file") == b"next"
         assert "file.next" not in folder.files()
 
-    assert set(found) == {b"old" if has_old else b"", b"new"}
-    assert found[-1] == b"new"
+    order = [b"old" if has_old else b"", b"new", b"newer"]
+    assert set(found) == set(order)
+    assert found[-1] == b"newer"
+    for number in range(0, len(found), 8):  # killed later, or the second time, it never goes back
+        assert sorted(found[number : number + 8], key=order.index) == found[number : number + 8]
+        assert order.index(found[number]) >= order.index(found[max(0, number - 8)])
