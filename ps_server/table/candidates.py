@@ -22,6 +22,8 @@ from ps_server.table.admission import Rule, rule_of
 from ps_server.table.arena import RESERVED_REGION_BYTES
 from ps_server.table.bloom_filter import MAX_COUNT, CountingBloomFilter
 from ps_server.table.candidate_kernels import admit_counted, admit_estimated
+from ps_server.table.expiry import Rule as Shrinking
+from ps_server.table.expiry import shrink_shard
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import Initializer
 from ps_server.table.row_kernels import Push, write_rows
@@ -59,6 +61,9 @@ class Candidates(Protocol):
 
     def grow(self, shard: int) -> bool:
         """Makes room for a candidate in one shard; False if there was. All shards must be locked."""
+
+    def shrink(self, shard: int, shrinking: Shrinking) -> None:
+        """Ages the counts of a shard, which must be locked, and forgets keys by its table's rules."""
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """Whether the counts are such as this admission wants."""
@@ -116,6 +121,11 @@ class ExactCandidates:
     def grow(self, shard: int) -> bool:
         """See `Candidates`."""
         return self.regions.grow(shard)
+
+    def shrink(self, shard: int, shrinking: Shrinking) -> None:
+        """See `Candidates`."""
+        if not shrinking.is_dry_run:
+            shrink_shard(self.regions, shard, 0, shrinking._replace(max_norm=-1.0))
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """See `Candidates`."""
@@ -187,6 +197,11 @@ class EstimatedCandidates:
     def grow(self, shard: int) -> bool:
         """See `Candidates`; counters never need room."""
         return False
+
+    def shrink(self, shard: int, shrinking: Shrinking) -> None:
+        """See `Candidates`; counters know no keys, so they only decay."""
+        if not shrinking.is_dry_run:
+            self.filter.decay(shard, float(shrinking.decay))
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """See `Candidates`."""

@@ -339,7 +339,8 @@ class SparseTable:
         """Ends a pass: ages the rows' statistics, and removes rows that have expired (expiry.py).
 
         One shard after the other, so that others push and pull meanwhile. A removed key is like one that
-        was never pushed. Observers are not told: a removed row is no change.
+        was never pushed. Observers are not told: a removed row is no change. Candidates age and expire by
+        the same rules; what is returned does not count them.
 
         Args:
             max_norm: Also removes the rows whose weights have an L2 norm of at most this.
@@ -355,6 +356,8 @@ class SparseTable:
             with self._locks[shard]:
                 shrunk = shrink_shard(self._regions, shard, self.spec.dim, rule)
                 self._expired[shard] += 0 if dry_run else shrunk.rows
+                if self._candidates is not None:
+                    self._candidates.shrink(shard, rule)
             removed += shrunk
         return removed
 

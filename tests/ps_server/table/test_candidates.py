@@ -7,7 +7,14 @@ import pytest
 
 from protos.errors import SpecConflictError
 from protos.gradients import SparseGrad
-from protos.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from protos.spec import (
+    AdmissionSpec,
+    ExpirySpec,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
 from ps_server.checkpoint.rows import Rows
 from ps_server.table.sparse_table import SparseTable
 from ps_server.table.table_cut import CountersCut, TableCut
@@ -151,3 +158,74 @@ def test_counters_of_another_size_are_no_use() -> None:
 
     assert SparseTable(BLOOM).counts_as(BLOOM)
     assert not SparseTable(BLOOM).counts_as(larger)
+
+
+# The end of a pass
+
+
+@pytest.mark.parametrize(
+    "expiry",
+    [None, ExpirySpec(delete_threshold=0.5), ExpirySpec(max_unseen=1), ExpirySpec(ttl_s=25.0)],
+    ids=["none", "score", "unseen", "age"],
+)
+def test_candidates_age_and_expire_as_rows_do(expiry: ExpirySpec | None) -> None:
+    """The same pushes to a table of which no key is admitted, and to one of which all are."""
+    statistics = StatisticsSpec(decay=0.5)
+    spec = replace(EXACT, statistics=statistics, expiry=expiry)
+    now = [100.0]
+    waiting = SparseTable(
+        replace(spec, admission=AdmissionSpec(threshold=999)), clock=lambda: now[0]
+    )
+    admitted = SparseTable(replace(spec, admission=None), clock=lambda: now[0])
+    rng = np.random.default_rng(4)
+
+    sizes = []
+    for _ in range(6):
+        grad = gradient(rng)
+        for table in (waiting, admitted):
+            table.push(grad)
+            table.shrink(dry_run=True)
+            table.shrink()
+        now[0] += 10.0
+        assert candidates_of(waiting) == counted_by(admitted)
+        sizes.append(len(candidates_of(waiting)))
+
+    assert waiting.status.rows == 0
+    assert (max(sizes) == sizes[-1] > 300) == (expiry is None)
+
+
+def test_forgotten_candidate_begins_anew() -> None:
+    table = SparseTable(replace(EXACT, expiry=ExpirySpec(max_unseen=1)))
+    key = UNIVERSE[:1]
+    grad = SparseGrad(key, np.ones((1, 3), np.float32), 1, np.array([[5, 0]], np.uint32))
+
+    table.push(grad)
+    for _ in range(2):
+        table.shrink()
+    table.push(grad)
+
+    assert candidates_of(table)[int(key[0])].show == 5
+    assert table.status.rows == 0
+
+
+def test_norm_is_for_rows_only() -> None:
+    """Candidates have no weights that could be small."""
+    table = trained(EXACT)
+    before = candidates_of(table).keys()
+
+    table.shrink(max_norm=1e9)
+
+    assert table.status.rows == 0
+    assert candidates_of(table).keys() == before
+
+
+def test_filter_decays_at_the_end_of_a_pass() -> None:
+    table = trained(replace(BLOOM, statistics=StatisticsSpec(decay=0.5)), pushes=3)
+    counters = table._candidates.filter.arrays.counters  # type: ignore[union-attr]
+    before = counters.sum(dtype=np.int64)
+
+    table.shrink(dry_run=True)
+    assert counters.sum(dtype=np.int64) == before
+    table.shrink()
+
+    assert counters.sum(dtype=np.int64) == pytest.approx(before / 2, rel=0.05)
