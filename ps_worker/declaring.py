@@ -16,12 +16,19 @@ from ps_worker.replica import DELTA_OPTIMIZER
 
 
 def table_specs(model: Model, job: Job) -> list[TableSpec]:
-    """Returns the model's tables, with the optimizers that train their rows and the life that these have."""
-    return [_table_spec(table, job) for table in model.tables]
+    """Returns the model's tables, with the optimizers that train their rows and the life that these have.
+
+    A table by whose score another one admits keys comes before that one, and counts.
+    """
+    scoring = job.life.scoring_tables(table.name for table in model.tables)
+    specs = [_table_spec(table, job, table.name in scoring) for table in model.tables]
+    return sorted(specs, key=lambda spec: spec.admission is not None and spec.admission.table != "")
 
 
-def _table_spec(table: EmbeddingTable, job: Job) -> TableSpec:
+def _table_spec(table: EmbeddingTable, job: Job, is_scoring: bool) -> TableSpec:
     life = job.life.of_table(table.name)
+    if is_scoring:
+        life = life.model_copy(update={"statistics": True})
     return TableSpec(
         name=table.name,
         dim=table.dim,
@@ -29,6 +36,7 @@ def _table_spec(table: EmbeddingTable, job: Job) -> TableSpec:
         optimizer=job.optimizer.of_table(table.name, asked_optimizer(table)),
         seed=job.train.seed,
         statistics=life.statistics_spec(),
+        admission=life.admission.spec(),
         expiry=life.expiry_spec(),
     )
 

@@ -2,6 +2,7 @@
 
 from ctr_model.models.model import Model
 from protos.errors import SpecConflictError
+from ps_server.table.admission import check_score_source
 from ps_server.table.eviction import max_rows_of_shard
 from ps_server.table.spec_checks import check_table_spec
 from ps_worker.declaring import table_specs
@@ -21,8 +22,10 @@ def require_life(job: Job, model: Model) -> None:
         if name not in names:
             fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(names)}"
             raise job.error(f"life.tables.{name}", fault)
-    for spec in table_specs(model, job):
-        if spec.statistics is not None and job.strategy.mode == "geo":
+    specs = {spec.name: spec for spec in table_specs(model, job)}
+    for spec in specs.values():
+        own_statistics = job.life.of_table(spec.name).statistics_spec()
+        if own_statistics is not None and job.strategy.mode == "geo":
             key = _first_set(job, spec.name)
             raise job.error(
                 key,
@@ -32,6 +35,8 @@ def require_life(job: Job, model: Model) -> None:
         try:
             check_table_spec(spec)
             max_rows_of_shard(spec)
+            if spec.admission is not None:
+                check_score_source(spec, specs.get(spec.admission.table))
         except SpecConflictError as error:
             setting = first_named(TableLife.model_fields, error) or "statistics"
             raise job.error(job.life.key_of_table(spec.name, setting), str(error)) from error
@@ -40,5 +45,7 @@ def require_life(job: Job, model: Model) -> None:
 def _first_set(job: Job, table: str) -> str:
     """Returns a key that has this table keep statistics."""
     life = job.life.of_table(table)
-    setting = next((rule for rule in EXPIRY_RULES if getattr(life, rule)), "statistics")
+    rules = [rule for rule in EXPIRY_RULES if getattr(life, rule)]
+    admits = ["admission"] if life.admission.spec() is not None else []
+    setting = next(iter([*rules, *admits]), "statistics")
     return job.life.key_of_table(table, setting)

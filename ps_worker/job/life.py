@@ -1,11 +1,12 @@
 """`[life]`: what a row counts, and when a key gets and loses its row (docs/feature_life.md)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_serializer
 
 from protos.spec import ExpirySpec, StatisticsSpec
+from ps_worker.job.admission import AdmissionSection
 from ps_worker.job.sections import Section
 
 EXPIRY_RULES = ("delete_threshold", "max_unseen", "ttl_s", "max_rows", "max_bytes")
@@ -26,6 +27,7 @@ class TableLife(Section):
         max_rows: Most rows of the table on all servers together.
         max_bytes: Most bytes of them.
         evict: Which rows make room for new ones in a table that is full.
+        admission: When a key gets its row.
     """
 
     statistics: bool = False
@@ -38,10 +40,11 @@ class TableLife(Section):
     max_rows: int = Field(0, ge=0, lt=2**63)
     max_bytes: int = Field(0, ge=0, lt=2**63)
     evict: Literal["lru", "score"] = "lru"
+    admission: AdmissionSection = AdmissionSection()
 
     def statistics_spec(self) -> StatisticsSpec | None:
         """Returns what rows count; None: nothing, since nobody asks for it."""
-        if not (self.statistics or self.expiry_spec()):
+        if not (self.statistics or self.expiry_spec() or self.admission.spec()):
             return None
         return StatisticsSpec(
             nonclk_coeff=self.nonclk_coeff, click_coeff=self.click_coeff, decay=self.decay
@@ -79,6 +82,11 @@ class LifeSection(TableLife):
         return TableLife(
             **(common if own is None else {**common, **own.model_dump(exclude_unset=True)})
         )
+
+    def scoring_tables(self, names: Iterable[str]) -> frozenset[str]:
+        """Returns by whose scores some of the tables `names` admit keys."""
+        admissions = [self.of_table(name).admission.spec() for name in names]
+        return frozenset(each.table for each in admissions if each is not None and each.table)
 
     def key_of_table(self, name: str, setting: str) -> str:
         """Returns the key of the job that `of_table` reads for a setting."""

@@ -62,3 +62,35 @@ def test_example_learns_and_infer_agrees(
     assert trained["log_loss"] < MAX_LOG_LOSS
     for figure in ("auc", "log_loss", "accuracy", "calibration", "model_digest", "test_examples"):
         assert inferred[figure] == trained[figure]
+
+
+def trained_tables(example: str, sample: Path, *overrides: str) -> tuple[float, dict[str, int]]:
+    """Trains an example in this process alone; returns the AUC, and the rows of each table."""
+    arguments = [f"--set={override}" for override in overrides]
+    job = ROOT / f"examples/{example}.toml"
+    result = result_of("ps-worker", "train", job, *data_of(sample), *arguments)
+    rows = {name: table["rows"] for name, table in result["tables"].items()}
+    print(f"{example} {' '.join(overrides)}: auc={result['auc']:.4f} rows={rows}")
+    return result["auc"], rows
+
+
+def test_admission_by_count_takes_a_fourth_of_the_rows_and_little_auc(criteo_sample: Path) -> None:
+    auc, rows = trained_tables("ctr_dnn", criteo_sample)
+
+    for counter in ("", ", counter='bloom', expected_keys=150000"):
+        admission = f"life.admission={{policy='count', threshold=3{counter}}}"
+        admitted_auc, admitted_rows = trained_tables("ctr_dnn", criteo_sample, admission)
+        assert 4 * admitted_rows["embedding"] < rows["embedding"]
+        assert admitted_auc > auc - 0.01
+
+
+def test_embeddings_of_hot_keys_alone_learn_as_well(criteo_sample: Path) -> None:
+    """The one-dimensional table of DeepFM has all keys, and its scores admit embeddings."""
+    auc, rows = trained_tables("deepfm", criteo_sample)
+
+    admission = "life.tables.embedding.admission={policy='score', threshold=2, table='linear'}"
+    admitted_auc, admitted_rows = trained_tables("deepfm", criteo_sample, admission)
+
+    assert admitted_rows["linear"] == rows["linear"]
+    assert 10 * admitted_rows["embedding"] < rows["embedding"]
+    assert admitted_auc > auc - 0.01

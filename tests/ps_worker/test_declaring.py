@@ -2,7 +2,13 @@
 
 from ctr_model.models.wide_deep import WideDeep
 from ctr_model.schema import Schema
-from protos.spec import DenseSegment, InitializerSpec, OptimizerSpec
+from protos.spec import (
+    AdmissionSpec,
+    DenseSegment,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+)
 from ps_worker.declaring import dense_spec, table_specs
 from ps_worker.job import override_job
 
@@ -52,3 +58,19 @@ def test_dense_parameters_are_one_block_in_the_order_of_the_model() -> None:
     assert spec.segments[2] == DenseSegment(  # fc1.weight, behind wide.weight and wide.bias
         length=(2 + 3 * 4) * 5, initializer=InitializerSpec(kind="normal", scale=14**-0.5)
     )
+
+
+def test_table_that_admits_by_a_score_comes_after_the_one_that_has_it() -> None:
+    """Whatever the model's order is, and the one with the score counts."""
+    job = override_job(
+        {"life": {"tables": {"wide": {"admission": {"policy": "score", "table": "embedding"}}}}},
+        [],
+        source="test",
+    )
+
+    scoring, admitting = table_specs(MODEL, job)
+
+    assert (scoring.name, scoring.statistics) == ("embedding", StatisticsSpec())
+    assert (admitting.name, admitting.statistics) == ("wide", StatisticsSpec())
+    assert admitting.admission == AdmissionSpec(policy="score", table="embedding")
+    assert scoring.admission is None

@@ -21,8 +21,26 @@ from tests.support.training import small_model
         ),
         ("[life.tables.wide]\nttl_s = 1", r":1: .* no table 'wide', only embedding"),
         ("[life]\nmax_bytes = 1", r":2: .*max_bytes 1"),
+        (
+            "[strategy]\nmode = 'geo'\n[life]\nadmission = { policy = 'count' }",
+            r":4: life\.admission: in mode",
+        ),
+        ("[life]\nadmission = { policy = 'count', threshold = 0 }", r":2: .*threshold 0\.0"),
+        (
+            "[life]\nadmission = { policy = 'score', table = 'wide' }",
+            r":2: .*'wide', which is not declared",
+        ),
     ],
-    ids=["geo-rule", "geo-statistics", "geo-table", "no-table", "no-room"],
+    ids=[
+        "geo-rule",
+        "geo-statistics",
+        "geo-table",
+        "no-table",
+        "no-room",
+        "geo-admission",
+        "no-count",
+        "no-scoring-table",
+    ],
 )
 def test_life_that_cannot_be_is_refused_with_its_line(
     tmp_path: Path, lines: str, message: str

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ps_worker.job import Job, override_job
+from ps_worker.job.admission import AdmissionSection
 from ps_worker.job.fleet_words import TRANSLATED, WITHOUT_COUNTERPART
 from ps_worker.job.life import TableLife
 from ps_worker.job.optimizers import OptimizerChoice
@@ -47,6 +48,8 @@ def type_of(field: FieldInfo) -> str:
         return f"{', '.join(names)} or {last}"
     if field.annotation is OptimizerChoice:
         return "optimizer"
+    if field.annotation is AdmissionSection:
+        return "admission"
     if get_origin(field.annotation) is Mapping:
         return (
             "table of tables" if TableLife in get_args(field.annotation) else "table of optimizers"
@@ -65,7 +68,7 @@ def bound(limit: object) -> str:
         case Le(le=high):
             return f" ≤ {high}"
         case Lt(lt=high):
-            return f" < 2^{int(high).bit_length() - 1}"
+            return f" < {high}" if high == 1 else f" < 2^{int(high).bit_length() - 1}"
     raise AssertionError(f"a bound that the page has no words for: {limit!r}")
 
 
@@ -73,6 +76,8 @@ def plain(default: Any) -> Any:
     """Returns a default as TOML would have it."""
     if isinstance(default, OptimizerChoice):
         return default.name
+    if isinstance(default, AdmissionSection):
+        return default.model_dump(exclude_unset=True)
     return list(default) if isinstance(default, tuple) else default
 
 
@@ -85,9 +90,19 @@ def test_every_key_has_its_row_and_every_row_its_key(section: str) -> None:
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_types_and_defaults_are_those_of_the_job(section: str) -> None:
-    keys = rows(part(section).partition("###")[0])
+    compare(rows(part(section).partition("###")[0]), fields_of(section))
 
-    for name, field in fields_of(section).items():
+
+def test_keys_of_admission_are_those_of_the_job() -> None:
+    keys = rows(part("life").partition("### Admission")[2])
+
+    assert keys.keys() == AdmissionSection.model_fields.keys()
+    compare(keys, AdmissionSection.model_fields)
+
+
+def compare(keys: Mapping[str, list[str]], fields: Mapping[str, FieldInfo]) -> None:
+    """Compares types and defaults of the page with those of the job."""
+    for name, field in fields.items():
         kind, default, *_ = keys[name]
         value = tomllib.loads(f"value = {default.strip('`')}")["value"]
         assert kind == type_of(field), name

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from protos.errors import JobError
-from protos.spec import ExpirySpec, StatisticsSpec
+from protos.spec import AdmissionSpec, ExpirySpec, StatisticsSpec
 from ps_worker.job import Job, override_job, stored_job
 
 
@@ -45,9 +45,34 @@ def test_table_takes_what_it_does_not_say_from_all_tables() -> None:
     assert life.of_table("deep").expiry_spec() == ExpirySpec(max_unseen=7)
 
 
+def test_admission_has_rows_count() -> None:
+    life = job(admission={"policy": "count", "threshold": 3}).life.of_table("wide")
+
+    assert life.admission.spec() == AdmissionSpec(policy="count", threshold=3.0)
+    assert life.statistics_spec() == StatisticsSpec()
+    assert life.expiry_spec() is None
+
+
+def test_admission_of_a_table_takes_the_place_of_that_of_all() -> None:
+    life = job(
+        admission={"policy": "count", "threshold": 3},
+        tables={
+            "wide": {"admission": {}},
+            "deep": {"admission": {"policy": "score", "table": "wide"}},
+        },
+    ).life
+
+    assert life.of_table("wide").admission.spec() is None
+    assert life.of_table("deep").admission.spec() == AdmissionSpec(policy="score", table="wide")
+    assert life.of_table("third").admission.spec() == AdmissionSpec(threshold=3.0)
+    assert life.scoring_tables(["wide", "deep", "third"]) == {"wide"}
+    assert life.scoring_tables(["wide", "third"]) == set()
+
+
 def test_stored_job_has_the_same_tables() -> None:
     """Defaults that are filled in for all tables are not for single ones, where they would count."""
-    first = job(max_unseen=7, tables={"wide": {"max_rows": 9}})
+    admission = {"policy": "count", "threshold": 3}
+    first = job(max_unseen=7, admission=admission, tables={"wide": {"max_rows": 9}})
 
     again = stored_job(json.loads(first.to_json()), [], source="job.json")
 
@@ -61,6 +86,8 @@ def test_stored_job_has_the_same_tables() -> None:
         ("life.decay=0", r"life\.decay is 0.*greater than 0"),
         ("life.max_unseen=-1", r"life\.max_unseen is -1"),
         ("life.evict=fifo", r"life\.evict is 'fifo'.* known: lru, score"),
+        ("life.admission.policy=rank", r"life\.admission\.policy is 'rank'.* known: all, count"),
+        ("life.admission.treshold=3", r"unknown key 'life\.admission\.treshold', did you mean"),
         ("life.tables.wide.max_row=3", r"unknown key 'life\.tables\.wide\.max_row'"),
         ("life.max_row=3", r"unknown key 'life\.max_row', did you mean 'life\.max_rows'"),
     ],
