@@ -12,7 +12,7 @@ stood there at the cut, wherever that row has gone since.
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.jit import kernel
+from protos.jit import inlined_kernel
 from ps_server.table.arena import Arena
 from ps_server.table.hash_index import MARKS_A_WORD, CutArrays, TableArrays
 from ps_server.table.intrinsics import Int
@@ -23,53 +23,47 @@ ROW_WORDS = 1
 """Words of a kept row before its bytes: the number of the row in its shard."""
 
 
-@kernel
-def _mark_and_keep(table: TableArrays, shard: Int, row: Int, word: Int, mark: np.uint64) -> None:
-    cut = table.cut
-    cut.marks[word] |= mark
-    row_in_shard = row - shard * table.region_rows
-    if cut.copied_rows[shard] <= row_in_shard < cut.cut_rows[shard]:
-        place = shard * cut.kept_rows + cut.num_kept[shard]
-        cut.num_kept[shard] += 1
-        cut.kept[place, 0] = np.uint64(row_in_shard)
-        for column in range(table.keys.shape[1]):
-            cut.kept[place, ROW_WORDS + column] = table.keys[row, column]
-
-
-@kernel
+@inlined_kernel
 def keep_old_row(table: TableArrays, shard: Int, row: Int) -> None:
     """Must be called before a row, a position in `table.slab`, is changed; for a new row after it is made."""
     row_in_shard = row - shard * table.region_rows
     word = shard * table.cut.mark_words + (row_in_shard >> _WORD_SHIFT)
     mark = np.uint64(1) << np.uint64(row_in_shard & (MARKS_A_WORD - 1))
-    # Most rows of most pushes have their mark already: this test is small enough to be inlined.
-    if not table.cut.marks[word] & mark:
-        _mark_and_keep(table, shard, row, word, mark)
+    if table.cut.marks[word] & mark:
+        return
+    table.cut.marks[word] |= mark
+    if table.cut.copied_rows[shard] <= row_in_shard < table.cut.cut_rows[shard]:
+        place = shard * table.cut.kept_rows + table.cut.num_kept[shard]
+        table.cut.num_kept[shard] += 1
+        table.cut.kept[place, 0] = np.uint64(row_in_shard)
+        for column in range(table.keys.shape[1]):
+            table.cut.kept[place, ROW_WORDS + column] = table.keys[row, column]
 
 
-@kernel
+@inlined_kernel
 def keep_leaving_row(table: TableArrays, shard: Int, row: Int) -> None:
     """Must be called before a row leaves its place: it is removed, or moves elsewhere in its shard."""
     if table.cut.cut_rows[shard]:
         keep_old_row(table, shard, row)
 
 
-@kernel
+@inlined_kernel
 def move_mark(table: TableArrays, shard: Int, source: Int, target: Int) -> None:
     """Lets a row's mark go along with it, from place to place of its shard; both have been left before.
 
     While a cut lasts both stay marked: should it fail, their marks from before it come back to the places.
     """
-    cut = table.cut
-    if cut.cut_rows[shard]:
+    if table.cut.cut_rows[shard]:
         return
     first = shard * table.region_rows
-    words = shard * cut.mark_words
+    words = shard * table.cut.mark_words
     old, new = source - first, target - first
-    mark = (cut.marks[words + old // MARKS_A_WORD] >> np.uint64(old % MARKS_A_WORD)) & np.uint64(1)
+    mark = (
+        table.cut.marks[words + old // MARKS_A_WORD] >> np.uint64(old % MARKS_A_WORD)
+    ) & np.uint64(1)
     place = np.uint64(new % MARKS_A_WORD)
-    cut.marks[words + new // MARKS_A_WORD] &= ~(np.uint64(1) << place)
-    cut.marks[words + new // MARKS_A_WORD] |= mark << place
+    table.cut.marks[words + new // MARKS_A_WORD] &= ~(np.uint64(1) << place)
+    table.cut.marks[words + new // MARKS_A_WORD] |= mark << place
 
 
 class CutRegions:

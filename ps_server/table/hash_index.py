@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.jit import kernel
+from protos.jit import inlined_kernel, kernel
 from protos.partition import Keys, mix64
 from ps_server.table.intrinsics import Int, prefetch
 
@@ -127,7 +127,7 @@ def row_of_slot(table: TableArrays, shard: Int, entry: np.uint64) -> np.int64:
     return np.int64(shard * table.region_rows + np.int64(entry & np.uint64(0xFFFFFFFF)) - 1)
 
 
-@kernel
+@inlined_kernel
 def find_row(table: TableArrays, shard: Int, hashed: np.uint64, key: np.uint64) -> np.int64:
     """Returns the row of `key`, or -1."""
     slot = first_slot(table, shard, hashed)
@@ -193,7 +193,7 @@ def find_block(
             rows[i] = find_row(table, shard_of_hash(table, hashes[i]), hashes[i], key)
 
 
-@kernel
+@inlined_kernel
 def has_room(table: TableArrays, shard: Int) -> bool:
     """Whether one more row fits the shard's index and regions, and is allowed."""
     rows = table.num_rows[shard] + 1
@@ -204,7 +204,7 @@ def has_room(table: TableArrays, shard: Int) -> bool:
     return bool(fits_index and fits_words and fits_marks and fits_region)
 
 
-@kernel
+@inlined_kernel
 def insert_row(table: TableArrays, shard: Int, hashed: np.uint64, key: np.uint64) -> np.int64:
     """Gives `key`, which has no row, the next one; the caller has asked `has_room`, and fills it."""
     row_in_shard = table.num_rows[shard]

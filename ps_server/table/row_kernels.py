@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from protos.gradients import Counts, Values
 from protos.jit import kernel
-from protos.partition import Keys, mix64
+from protos.partition import Keys
 from ps_server.optimizers.row_update import update_row
 from ps_server.table.change_bits import EVERY_OBSERVER, NOBODY, WORD_BITS
 from ps_server.table.cut import keep_leaving_row, keep_old_row, move_mark
@@ -220,23 +220,33 @@ def write_rows(
     table: TableArrays, keys: Keys, weights: Values, state: Values, statistics: Values, start: int
 ) -> int:
     """Writes whole rows, as from a checkpoint; returns as `apply_rows` does."""
+    hashes = np.empty(BLOCK, np.uint64)
+    rows = np.empty(BLOCK, np.int64)
     first_state = KEY_COLUMNS + weights.shape[1]
     first_statistics = first_state + state.shape[1]
     words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
-    for i in range(start, keys.size):
-        hashed = mix64(keys[i])
-        shard = shard_of_hash(table, hashed)
-        row = find_row(table, shard, hashed, keys[i])
-        if row < 0:
-            if not has_room(table, shard):
-                return i
-            row = insert_row(table, shard, hashed, keys[i])
-        keep_old_row(table, shard, row)
-        table.slab[row, KEY_COLUMNS:first_state] = weights[i]
-        table.slab[row, first_state:first_statistics] = state[i]
-        table.slab[row, first_statistics : first_statistics + statistics.shape[1]] = statistics[i]
-        _mark_changed(words, _first_word(table, shard, row), num_words, NOBODY)
-    return keys.size
+    while start < keys.size:
+        stop = min(start + BLOCK, keys.size)
+        find_block(table, keys, start, stop, hashes, rows)
+        for i in range(start, stop):
+            row, hashed = rows[i - start], hashes[i - start]
+            shard = shard_of_hash(table, hashed)
+            if row < 0:
+                row = find_row(table, shard, hashed, keys[i])  # a key twice in this block
+            if row < 0:
+                if not has_room(table, shard):
+                    return i
+                row = insert_row(table, shard, hashed, keys[i])
+            keep_old_row(table, shard, row)
+            for j in range(weights.shape[1]):
+                table.slab[row, KEY_COLUMNS + j] = weights[i, j]
+            for j in range(state.shape[1]):
+                table.slab[row, first_state + j] = state[i, j]
+            for j in range(statistics.shape[1]):
+                table.slab[row, first_statistics + j] = statistics[i, j]
+            _mark_changed(words, _first_word(table, shard, row), num_words, NOBODY)
+        start = stop
+    return start
 
 
 @kernel

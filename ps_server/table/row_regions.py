@@ -131,10 +131,17 @@ class RowRegions:
             self.changes.reserve(num_rows)
             self.cut.reserve(num_rows)
             if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
-                self._double_index(shard)
+                self._resize_index(shard, 2 * int(self._num_slots[shard]))
         finally:  # the slab may have moved before memory ran out for the index
             self.arrays = self._view()
         return True
+
+    def expect_rows(self, shard: int, num_rows: int) -> None:
+        """Gives a shard without rows an index for so many at once; all shards must be locked."""
+        slots = slots_for(num_rows)
+        if not self.num_rows[shard] and slots > self._num_slots[shard]:
+            self._resize_index(shard, slots)
+            self.arrays = self._view()
 
     def freed_bytes(self, shard: int, num_removed: int) -> int:
         """Returns by how much a shard is smaller without so many of its rows."""
@@ -193,11 +200,11 @@ class RowRegions:
             num_shards=self._num_shards,
         )
 
-    def _double_index(self, shard: int) -> None:
+    def _resize_index(self, shard: int, slots: int) -> None:
         old_slots = int(self._num_slots[shard])
         old_region = 2 * shard + int(self._index_side[shard])
-        self._index.reserve(2 * old_slots)
-        self._num_slots[shard] = 2 * old_slots
+        self._index.reserve(slots)
+        self._num_slots[shard] = slots
         self._index_side[shard] ^= 1
         rebuild_index(self._view(), shard)
         old_start = old_region * self._index.region_rows

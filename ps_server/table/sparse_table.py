@@ -257,6 +257,7 @@ class SparseTable:
 
         Statistics are left out if this table keeps none, and made up if it does and they are missing.
         """
+        self._expect_rows(rows.keys)
         keys, weights, state = frozen(rows.keys), frozen(rows.weights), frozen(rows.state)
         statistics = rows.statistics
         if statistics.shape[1] != self.statistics_width:
@@ -267,6 +268,13 @@ class SparseTable:
             keys,
             lambda start: write_rows(self._arrays, keys, weights, state, statistics, start),
         )
+
+    def _expect_rows(self, keys: Keys) -> None:
+        """Lets shards without rows have an index for all of these keys at once."""
+        counts = self._count_by_shard(keys)
+        with self._locked(range(self.spec.num_shards)):
+            for shard in np.flatnonzero(counts).tolist():
+                self._regions.expect_rows(shard, int(counts[shard]))
 
     def write_candidates(self, rows: Rows) -> None:
         """Writes keys without a row of this server's shards, as from a checkpoint; the table counts them.
