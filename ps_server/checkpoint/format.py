@@ -11,7 +11,7 @@ mapped file, and is handed out only after its checksum was found right.
 
 import hashlib
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.spec import TableSpec
 from ps_server.checkpoint.digest import piece_digest, shard_digest, statistics_digest
+from ps_server.checkpoint.encoding import encoded_in_order
 from ps_server.checkpoint.manifest import (
     FORMAT_VERSION,
     CountersEntry,
@@ -50,14 +51,22 @@ def write_table_file(
     require_name(table)
     file = f"{_PREFIXES[kind]}.{table}.server-{server_index}.arrow"
     schema = _rows_schema(table, (source.spec.dim, source.state_width, source.statistics_width))
+
+    def encode(shard: int) -> tuple[pa.RecordBatch, ShardBatch]:
+        rows = source.export_shard(shard)
+        matrices = (rows.weights, rows.state, rows.statistics)
+        columns = [_lists(matrix) for matrix in matrices if matrix.shape[1]]
+        record = pa.record_batch([pa.array(rows.keys), *columns], schema=schema)
+        return record, _batch_of(shard, rows)
+
     batches = []
-    with _create(folder, file, schema) as sink:
-        for shard in source.shards:
-            rows = source.export_shard(shard)
-            matrices = (rows.weights, rows.state, rows.statistics)
-            columns = [_lists(matrix) for matrix in matrices if matrix.shape[1]]
-            sink.write_batch(pa.record_batch([pa.array(rows.keys), *columns], schema=schema))
-            batches.append(_batch_of(shard, rows))
+    with (
+        _create(folder, file, schema) as sink,
+        closing(encoded_in_order(encode, source.shards)) as encoded,
+    ):
+        for record, batch in encoded:
+            sink.write_batch(record)
+            batches.append(batch)
     return TableEntry(
         kind=kind,
         file=file,

@@ -11,7 +11,9 @@ URL and what was tried.
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,9 @@ from typing import Protocol
 import pyarrow as pa
 
 from protos.errors import CheckpointError
+
+FORCE_EVERY_S = 0.1
+"""How long to write before the disk is made to begin; it works on by itself only after seconds."""
 
 _LOCAL_SCHEMES = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -213,7 +218,7 @@ class LocalFolder:
         path = self.path / file
         with _errors("write", path):
             path.unlink(missing_ok=True)  # it might be a link to elsewhere
-            with pa.OSFile(str(path), "wb") as sink:
+            with pa.OSFile(str(path), "wb") as sink, _forced_meanwhile(path):
                 yield sink
             # By whoever writes it: another machine cannot force this one's pages to disk.
             _sync(path)
@@ -249,6 +254,28 @@ def _errors(operation: str, path: Path) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(f"cannot {operation} {path}: {reason}") from error
+
+
+@contextmanager
+def _forced_meanwhile(path: Path) -> Iterator[None]:
+    """Forces a file to disk again and again while it is written: little is left to be forced at its end.
+
+    Raises:
+        OSError: If that failed; who forces the file later would not hear of it again.
+    """
+    is_written = threading.Event()
+
+    def force() -> None:
+        while not is_written.wait(FORCE_EVERY_S):
+            _sync(path)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="force") as threads:
+        forcing = threads.submit(force)
+        try:
+            yield
+        finally:
+            is_written.set()
+        forcing.result()
 
 
 def _sync(path: Path) -> None:
