@@ -1,0 +1,256 @@
+"""Saving a table while others push to it, and loading it.
+
+    python -m benchmarks.bench_checkpoint                        # 10 M rows, about 2 minutes, 3 GB of disk
+    python -m benchmarks.bench_checkpoint --rows 1000000 --folder /mnt/checkpoints
+
+Rows are of dim 10 with Adagrad. Prints one JSON line a case:
+
+    disk    what this machine writes to the folder, one file from beginning to end, forced to disk
+    save    nobody pushes
+    push    how long pushes take while nobody saves
+    train   a save while one thread pushes: its rate, how long pushes take, and by how much memory was above
+            what it had been at most, of the table's
+    load    all rows, and how many a second of one core
+
+Everything is in one process, so a push has to share the interpreter, too.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.bench_table import all_keys
+from protos.gradients import Gradients, SparseGrad
+from protos.memory import keep_freed_memory
+from protos.partition import Keys
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Stamp
+from ps_server.store import ParameterStore
+
+DIM = 10
+FILL_KEYS = 100_000
+CHUNK_BYTES = 8 * 2**20
+SAMPLE_S = 0.005
+PUSH_SECONDS = 5.0
+SPEC = TableSpec(
+    name="bench",
+    dim=DIM,
+    initializer=InitializerSpec(scale=0.01),
+    optimizer=OptimizerSpec(name="adagrad"),
+)
+
+
+class Pusher:
+    """Pushes keys drawn at random, a fixed number of times a second; remembers how long each push took."""
+
+    def __init__(
+        self, store: ParameterStore, keys: Keys, push_keys: int, pushes_per_s: float
+    ) -> None:
+        """Pushes to `store`."""
+        random = np.random.default_rng(3)
+        self._store = store
+        self._pause_s = 1 / pushes_per_s
+        self._drawn = [keys[random.integers(0, keys.size, push_keys)] for _ in range(200)]
+        self._grads = random.normal(size=(push_keys, DIM)).astype(np.float32)
+        self._sequence = 0
+
+    def push(self, keys: Keys) -> None:
+        """Pushes once."""
+        stamp = Stamp(
+            worker=0,
+            incarnation=1,
+            sequence=self._sequence,
+            step=self._sequence,
+            examples=512,
+            batches=1,
+            pulled=0,
+        )
+        self._sequence += 1
+        grad = SparseGrad(keys, self._grads[: keys.size], 512)
+        self._store.push_grad(Gradients({SPEC.name: grad}, {}), stamp).result()
+
+    @contextmanager
+    def pushing(self) -> Iterator[list[float]]:
+        """Pushes in a thread; lends the list to which it adds the seconds that each push took."""
+        is_over = threading.Event()
+        seconds: list[float] = []
+
+        def run() -> None:
+            due = time.perf_counter()
+            while not is_over.wait(max(0.0, due - time.perf_counter())):
+                start = time.perf_counter()
+                self.push(self._drawn[self._sequence % len(self._drawn)])
+                seconds.append(time.perf_counter() - start)
+                due = max(due + self._pause_s, start)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield seconds
+        finally:
+            is_over.set()
+            thread.join()
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """Lends a list that holds, in the end, by how much this process was larger than before at most."""
+    is_over = threading.Event()
+    before = anonymous_bytes()
+    peak = [0]
+
+    def watch() -> None:
+        while not is_over.wait(SAMPLE_S):
+            peak[0] = max(peak[0], anonymous_bytes() - before)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def anonymous_bytes() -> int:
+    """Returns the memory of this process in use, without pages of mapped files."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
+def disk_rate(folder: Path, size_bytes: int) -> float:
+    """Returns the bytes a second of writing one file and forcing it to disk; the faster of two."""
+    chunk = np.random.default_rng(0).bytes(CHUNK_BYTES)
+    rates = []
+    for _ in range(2):
+        path = folder / "rate"
+        start = time.perf_counter()
+        with path.open("wb", buffering=0) as file:
+            for _ in range(size_bytes // CHUNK_BYTES):
+                file.write(chunk)
+            os.fsync(file.fileno())
+        rates.append(size_bytes // CHUNK_BYTES * CHUNK_BYTES / (time.perf_counter() - start))
+        path.unlink()
+    return max(rates)
+
+
+def filled_store(keys: Keys) -> ParameterStore:
+    """Returns a store with a row for each key."""
+    store = ParameterStore()
+    store.create_table(SPEC)
+    grads = np.random.default_rng(1).normal(size=(FILL_KEYS, DIM)).astype(np.float32)
+    for first in range(0, keys.size, FILL_KEYS):
+        part = keys[first : first + FILL_KEYS]
+        store._tables[SPEC.name].push(SparseGrad(part, grads[: part.size], 512))
+    return store
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Returns how long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def latency(seconds: list[float]) -> dict[str, float]:
+    """Returns median and 99th percentile in milliseconds."""
+    return {
+        "pushes": len(seconds),
+        "push_p50_ms": round(1e3 * statistics.median(seconds), 2),
+        "push_p99_ms": round(1e3 * float(np.quantile(seconds, 0.99)), 2),
+    }
+
+
+def report(case: str, rows: int, **measured: float) -> None:
+    """Prints one line."""
+    print(
+        json.dumps({"benchmark": "checkpoint", "rows": rows, "case": case, **measured}), flush=True
+    )
+
+
+def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> None:
+    """Fills a table and prints its lines."""
+    keys = all_keys(rows)
+    store = filled_store(keys)
+    table_bytes = store.status().tables[SPEC.name].size_bytes
+    file_bytes = rows * 4 * (2 + 2 * DIM)
+    rate = disk_rate(folder, file_bytes)
+    report("disk", rows, mb_per_s=round(rate / 1e6))
+
+    def save_rate(seconds: float) -> dict[str, float]:
+        saved = file_bytes / seconds
+        return {
+            "seconds": round(seconds, 2),
+            "mb_per_s": round(saved / 1e6),
+            "of_disk": round(saved / rate, 2),
+        }
+
+    url = str(folder / "checkpoint")
+    store.save(url, {})  # compiles, and there is something to replace
+    report("save", rows, **save_rate(seconds_of(partial(store.save, url, {}))))
+    pusher = Pusher(store, keys, push_keys, pushes_per_s)
+    with pusher.pushing() as before:
+        time.sleep(PUSH_SECONDS)
+    report("push", rows, **latency(before))
+    with pusher.pushing() as pushes, peak_memory() as peak:
+        time.sleep(0.2)
+        quiet = len(pushes)
+        seconds = seconds_of(partial(store.save, url, {}))
+        during = pushes[quiet:]
+    last_save = store.status().last_save
+    assert last_save is not None
+    report(
+        "train",
+        rows,
+        **save_rate(seconds),
+        **latency(during),
+        push_p99_of_before=round(float(np.quantile(during, 0.99) / np.quantile(before, 0.99)), 2),
+        pause_ms=round(1e3 * last_save.pause_s, 2),
+        extra_memory_of_table=round(peak[0] / table_bytes, 3),
+    )
+    measure_load(rows, url)
+
+
+def measure_load(rows: int, url: str) -> None:
+    """Loads into an empty store, twice: the second time nothing is compiled."""
+    for is_warm in (False, True):
+        store = ParameterStore()
+        used = time.process_time()
+        seconds = seconds_of(partial(store.load, url))
+        used = time.process_time() - used
+        if is_warm:
+            report(
+                "load",
+                rows,
+                seconds=round(seconds, 2),
+                m_rows_per_s=round(rows / seconds / 1e6, 2),
+                m_rows_per_s_a_core=round(rows / used / 1e6, 2),
+            )
+
+
+def main() -> None:
+    """Measures one table in a folder of its own."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--push-keys", type=int, default=5_400)
+    parser.add_argument("--pushes-per-s", type=float, default=50.0)
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="bench_checkpoint-") as folder:
+        measure(arguments.rows, Path(folder), arguments.push_keys, arguments.pushes_per_s)
+
+
+if __name__ == "__main__":
+    main()
