@@ -291,7 +291,7 @@ def test_lifecycle_is_logged_once(caplog):
         await service.push()
         await service.push()
         request = control_plane_pb2.CreateTableRequest(
-            spec=spec_messages.table_spec_to_message(service.store._tables["t"].spec)
+            spec=spec_messages.table_spec_to_message(service.store._parameters.table("t").spec)
         )
         for _ in range(2):
             await service.servicer.CreateTable(request, Context())

@@ -390,7 +390,7 @@ def test_push_that_could_not_be_applied_leaves_steps_as_they_were(monkeypatch) -
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(store._tables["deep"], "push", no_memory)
+    monkeypatch.setattr(store._parameters.table("deep"), "push", no_memory)
     with pytest.raises(MemoryError):
         store.push_grad(Gradients({"deep": rows(3)}), stamp())
 

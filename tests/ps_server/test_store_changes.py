@@ -85,7 +85,7 @@ def test_record_takes_memory_of_its_own() -> None:
 def test_push_during_a_pull_of_changes_is_not_in_its_version(monkeypatch) -> None:
     """The rows may have more than the version says, never less."""
     store = trained(RECORDING)
-    table = store._tables["t"]
+    table = store._parameters.table("t")
     take = table.take_changed
 
     def push_and_take(worker: int, max_rows: int):

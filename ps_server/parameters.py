@@ -1,0 +1,337 @@
+"""What a store holds: tables and dense blocks, those that a job declared and those that were loaded.
+
+    declare or load --> tables, blocks <-- apply, shrink, freeze
+
+Tables and blocks lock themselves; the lock here guards only which there are.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from protos.errors import CheckpointError, ProtocolError, SpecConflictError, UnknownTableError
+from protos.gradients import Gradients, Values, require_finite
+from protos.spec import AdmissionSpec, DenseSpec, TableSpec
+from protos.store import Shrunk, TableStatus, Version, WorkerProgress
+from ps_server.checkpoint.digest import shard_digest
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.cuts import StoreCut, cut_all
+from ps_server.table.admission import check_score_source
+from ps_server.table.dense_table import DenseTable
+from ps_server.table.sparse_table import SparseTable
+from ps_server.table.statistics import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class Parameters:
+    """Tables and dense blocks of one process. Thread-safe."""
+
+    def __init__(
+        self, *, num_workers: int, server_index: int, num_servers: int, clock: Clock
+    ) -> None:
+        """Holds nothing yet.
+
+        Args:
+            num_workers: Workers of the job.
+            server_index: Which server of the cluster this is.
+            num_servers: Servers of the cluster.
+            clock: When rows are seen.
+        """
+        self._num_workers = num_workers
+        self._server_index = server_index
+        self._num_servers = num_servers
+        self._clock = clock
+        self._tables: dict[str, SparseTable] = {}
+        self._blocks: dict[str, DenseTable] = {}
+        self._undeclared: set[str] = set()  # loaded, but not yet claimed by a job
+        self._lock = threading.Lock()
+
+    # Declaring
+
+    def create_table(self, spec: TableSpec) -> None:
+        """See `protos.store.Store`."""
+        with self._lock:
+            table = self._tables.get(spec.name)
+            check_score_source(spec, self._declared_spec(spec.admission))
+            if table is None:
+                self._refuse_taken_name(spec.name)
+                self._tables[spec.name] = self._new_table(spec)
+                return
+            if spec.name in self._undeclared:
+                self._tables[spec.name] = self._claim(table, spec)
+                self._undeclared.discard(spec.name)
+            else:
+                _require_equal_spec(table.spec, spec)
+
+    def create_dense(self, spec: DenseSpec) -> None:
+        """See `protos.store.Store`."""
+        with self._lock:
+            block = self._blocks.get(spec.name)
+            if block is None:
+                self._refuse_taken_name(spec.name)
+                self._blocks[spec.name] = self._new_block(spec)
+            elif spec.name in self._undeclared:
+                _require_same_shape(block.spec, spec)
+                block.declare(spec)
+                self._undeclared.discard(spec.name)
+            else:
+                _require_equal_spec(block.spec, spec)
+
+    def _new_table(self, spec: TableSpec) -> SparseTable:
+        return SparseTable(
+            spec,
+            server_index=self._server_index,
+            num_servers=self._num_servers,
+            num_observers=self._num_workers if spec.records_changes else 0,
+            clock=self._clock,
+        )
+
+    def _new_block(self, spec: DenseSpec) -> DenseTable:
+        return DenseTable(spec, server_index=self._server_index, num_servers=self._num_servers)
+
+    def _declared_spec(self, admission: AdmissionSpec | None) -> TableSpec | None:
+        """Returns the spec of the table by whose score another one admits keys, if it was declared."""
+        if admission is None or admission.table in self._undeclared:
+            return None
+        table = self._tables.get(admission.table)
+        return None if table is None else table.spec
+
+    def _refuse_taken_name(self, name: str) -> None:
+        if name in self._tables or name in self._blocks:
+            raise SpecConflictError(f"{name!r} is both a table and a dense block: rename one")
+
+    def _claim(self, table: SparseTable, spec: TableSpec) -> SparseTable:
+        """Returns the rows of a loaded table as a job declares them."""
+        _require_same_shape(table.spec, spec)
+        if (spec.statistics is None) != (table.spec.statistics is None):
+            claimed = self._new_table(spec)
+            for shard in table.shards:
+                claimed.write(table.export_shard(shard))
+            return claimed
+        table.declare(spec)
+        if spec.records_changes:
+            table.record_changes(self._num_workers)
+        return table
+
+    def record_changes_anew(self) -> None:
+        """Lets tables that record changes begin anew: the next job's workers know nothing yet."""
+        for table in self._tables.values():
+            if table.spec.records_changes:
+                table.record_changes(self._num_workers)
+
+    @property
+    def table_specs(self) -> dict[str, TableSpec]:
+        """What the tables are declared to be."""
+        return {name: table.spec for name, table in self._tables.items()}
+
+    @property
+    def block_specs(self) -> dict[str, DenseSpec]:
+        """What the dense blocks are declared to be."""
+        return {name: block.spec for name, block in self._blocks.items()}
+
+    @property
+    def table_status(self) -> dict[str, TableStatus]:
+        """Sizes of the tables."""
+        with self._lock:
+            return {name: table.status for name, table in self._tables.items()}
+
+    # Looking up and changing
+
+    def table(self, name: str) -> SparseTable:
+        """Returns a table.
+
+        Raises:
+            UnknownTableError: If there is none of that name.
+        """
+        if name not in self._tables:
+            raise UnknownTableError(f"no table {name!r}, there are: {sorted(self._tables)}")
+        return self._tables[name]
+
+    def recording_table(self, name: str) -> SparseTable:
+        """Returns a table that records changes.
+
+        Raises:
+            UnknownTableError: If there is no table of that name.
+            ProtocolError: If it records none.
+        """
+        table = self.table(name)
+        if not table.spec.records_changes:
+            raise ProtocolError(
+                f"table {name!r} does not record changes: declare it with records_changes=True"
+            )
+        return table
+
+    def block(self, name: str) -> DenseTable:
+        """Returns a dense block.
+
+        Raises:
+            UnknownTableError: If there is none of that name.
+        """
+        if name not in self._blocks:
+            raise UnknownTableError(f"no dense block {name!r}, there are: {sorted(self._blocks)}")
+        return self._blocks[name]
+
+    def check(self, gradients: Gradients) -> None:
+        """Raises the error that `apply` must never meet, if these gradients cannot be applied."""
+        for name, grad in gradients.sparse.items():
+            table = self.table(name)
+            table.check(grad)
+            if table.spec.admission is not None and table.spec.admission.table:
+                self.table(table.spec.admission.table)
+        for name, dense in gradients.dense.items():
+            self.block(name).check(dense)
+        require_finite(gradients)
+
+    def apply(self, gradients: Gradients, source: int) -> None:
+        """Applies gradients that `check` accepted; `source` is the worker that sent them, or NOBODY."""
+        admits_by_score = []
+        for name, grad in gradients.sparse.items():
+            table = self._tables[name]
+            if table.spec.admission is not None and table.spec.admission.table:
+                scoring = self._tables[table.spec.admission.table]
+                admits_by_score.append((scoring, table, grad))
+            else:
+                table.push(grad, source)
+        for scoring, table, grad in admits_by_score:  # once this push is in the scores
+            table.push(grad, source, scoring.scores(grad.keys))
+        for name, dense in gradients.dense.items():
+            self._blocks[name].push(dense)
+
+    def shrink(self, *, max_norm: float | None, dry_run: bool) -> dict[str, Shrunk]:
+        """See `protos.store.Store`; of this process's shards."""
+        if max_norm is not None and not 0 <= max_norm < math.inf:
+            raise ProtocolError(f"max_norm is {max_norm}, expected a finite number of at least 0")
+        with self._lock:
+            tables = dict(self._tables)
+        for name, table in tables.items():
+            if table.spec.records_changes:
+                raise ProtocolError(
+                    f"table {name!r} has replicas, which would not hear of it: shrink the saved model in a "
+                    f"job of another mode"
+                )
+        return {
+            name: table.shrink(max_norm=max_norm, dry_run=dry_run) for name, table in tables.items()
+        }
+
+    # Checkpoints and digests
+
+    def freeze(self, version: Version, workers: Mapping[int, WorkerProgress]) -> StoreCut:
+        """Cuts everything, which nobody may change meanwhile; see `ps_server.cuts.cut_all`."""
+        with self._lock:
+            tables, blocks = list(self._tables.values()), list(self._blocks.values())
+        return cut_all(tables, blocks, version, workers)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Replaces tables and blocks by what a checkpoint has of this process's shards and pieces.
+
+        Raises:
+            CheckpointError: If it was altered or does not fit; nothing was replaced.
+        """
+        checkpoint.require((self._tables.keys() | self._blocks.keys()) - self._undeclared)
+        tables = {name: self._load_table(checkpoint, name) for name in checkpoint.tables}
+        blocks = {name: self._load_block(checkpoint, name) for name in checkpoint.blocks}
+        with self._lock:
+            self._undeclared |= (tables.keys() - self._tables.keys()) | (
+                blocks.keys() - self._blocks.keys()
+            )
+            self._tables |= tables
+            self._blocks |= blocks
+
+    def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
+        saved = checkpoint.tables[name]
+        # Who loads to read has no use for what is of a job; a job that wants it declares so. Admission
+        # stays: it says what keys without a row read, and counts them.
+        unclaimed = replace(saved, records_changes=False, expiry=None)
+        spec = self._tables[name].spec if name in self._tables else unclaimed
+        _require_loadable(saved, spec)
+        table = self._new_table(spec)
+        for _, rows in checkpoint.read_shards(name, table.shards):
+            table.write(rows)
+        _load_candidates(checkpoint, saved, table)
+        return table
+
+    def _load_block(self, checkpoint: Checkpoint, name: str) -> DenseTable:
+        saved = checkpoint.blocks[name]
+        spec = self._blocks[name].spec if name in self._blocks else saved
+        _require_loadable(saved, spec)
+        block = self._new_block(spec)
+        block.restore(checkpoint.read_dense(name, block.piece))
+        return block
+
+    def shard_digests(self) -> dict[tuple[str, int], bytes]:
+        """Returns the digest of each shard that this process holds, by table and shard."""
+        return {
+            (name, shard): shard_digest(table.export_shard(shard))
+            for name, table in self._tables.items()
+            for shard in table.shards
+        }
+
+    def dense_vectors(self) -> dict[str, Values]:
+        """Returns copies of the dense blocks' pieces, by name."""
+        vectors = {name: np.empty(block.length, np.float32) for name, block in self._blocks.items()}
+        for name, vector in vectors.items():
+            self._blocks[name].pull(vector)
+        return vectors
+
+
+def _load_candidates(checkpoint: Checkpoint, saved: TableSpec, table: SparseTable) -> None:
+    """Loads what was counted of keys without a row, if the table goes on counting it."""
+    if not table.counts_as(saved):
+        if saved.admission is not None and table.spec.admission is not None:
+            logger.warning(
+                "counts of keys without a row start anew, admission was %s and is %s table=%s",
+                saved.admission,
+                table.spec.admission,
+                saved.name,
+            )
+        return
+    for _, rows in checkpoint.read_candidates(saved.name, table.shards):
+        table.write_candidates(rows)
+    for shard, counters in checkpoint.read_counters(saved.name, table.shards):
+        table.write_counters(shard, counters)
+
+
+def _difference(first: Any, second: Any) -> str:
+    return ", ".join(
+        f"{field} is {getattr(first, field)!r}, not {getattr(second, field)!r}"
+        for field in first.__dataclass_fields__
+        if getattr(first, field) != getattr(second, field)
+    )
+
+
+def _require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
+    if existing != spec:
+        raise SpecConflictError(
+            f"{spec.name!r} exists with another spec: {_difference(existing, spec)}; "
+            f"all workers of a job must declare the same"
+        )
+
+
+def _shape(spec: TableSpec | DenseSpec) -> dict[str, object]:
+    if isinstance(spec, TableSpec):
+        return {
+            "dim": spec.dim,
+            "num_shards": spec.num_shards,
+            "optimizer": spec.optimizer.name,
+        }
+    return {"length": spec.length, "optimizer": spec.optimizer.name}
+
+
+def _require_same_shape(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
+    if _shape(saved) != _shape(spec):
+        raise SpecConflictError(
+            f"{spec.name!r} was loaded with {_shape(saved)}, but the job declares {_shape(spec)}"
+        )
+
+
+def _require_loadable(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
+    try:
+        _require_same_shape(saved, spec)
+    except SpecConflictError as error:
+        raise CheckpointError(f"the checkpoint does not fit: {error}") from error
