@@ -8,7 +8,14 @@ import pytest
 from protos.errors import SpecConflictError
 from protos.gradients import SparseGrad
 from protos.partition import Keys, route, shard_of
-from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from protos.spec import (
+    AdmissionSpec,
+    ExpirySpec,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
 from protos.store import Missing
 from ps_server.table.eviction import EVICTED_SHARE, max_rows_of_shard
 from ps_server.table.sparse_table import SparseTable
@@ -183,3 +190,42 @@ def test_memory_stays_where_the_limit_is() -> None:
         push(table, some_keys(40_000, start))
 
     assert resident_bytes() - before < 2 * table.status.size_bytes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cut_is_of_its_moment_while_rows_are_evicted(seed: int) -> None:
+    """Copied in stretches of 7 rows, between pushes that replace all rows several times."""
+    random = np.random.default_rng(seed)
+    now = [0.0]
+    table = SparseTable(replace(SPEC, num_shards=2), clock=lambda: now[0])
+    push(table, random.choice(10_000, 150, replace=False).astype(np.uint64))
+    expected = {shard: table.export_shard(shard) for shard in table.shards}
+
+    cut = table.begin_cut()
+    copies = {shard: cut.copy_shard(shard, stretch_rows=7) for shard in table.shards}
+    while not all(copy.is_done for copy in copies.values()):
+        now[0] += 1
+        push(table, random.choice(10_000, 20, replace=False).astype(np.uint64), shows=5)
+        for copy in copies.values():
+            if not copy.is_done:
+                copy.step()
+    table.end_cut(saved=True)
+
+    assert table.status.evicted > 0
+    for shard, copy in copies.items():
+        rows = copy.rows()
+        for field in ("keys", "weights", "state", "statistics"):
+            wanted, found = getattr(expected[shard], field), getattr(rows, field)
+            np.testing.assert_array_equal(wanted.view(np.uint32), found.view(np.uint32))
+
+
+def test_full_table_evicts_nothing_for_keys_that_are_only_counted() -> None:
+    """Their memory grows, which is no reason for a row to go."""
+    admission = AdmissionSpec(policy="count", threshold=2)
+    table = SparseTable(replace(SPEC, admission=admission))
+    push(table, some_keys(160), shows=2)
+
+    push(table, some_keys(5000, start=1000))
+
+    assert (table.status.rows, table.status.evicted) == (160, 0)
+    assert table.status.candidates == 5000

@@ -245,6 +245,31 @@ def test_shrink_removes_rows_of_small_weights() -> None:
     assert (kept.rows, removed.rows > 0) == (0, True)
 
 
+def test_rows_of_a_script_expire_when_it_ends_its_passes() -> None:
+    fleet.init()
+    life = {"max_unseen": 1, "tables": {"embedding": {"decay": 0.5}}}
+    trainer = fleet.distributed_optimizer(SGD).minimize(small_model(), life=life)
+    fleet.init_worker()
+    trainer.train_from_dataset(BATCHES)
+
+    kept = fleet.shrink()["embedding"]
+    said = fleet.shrink(dry_run=True)["embedding"]
+    removed = fleet.shrink()["embedding"]
+
+    assert kept.rows == 0
+    assert said == removed
+    assert removed.rows > 0
+    fleet.stop_worker()
+
+
+def test_life_that_cannot_be_is_refused() -> None:
+    fleet.init()
+    optimizer = fleet.distributed_optimizer(SGD, fleet.DistributedStrategy(mode="geo"))
+
+    with pytest.raises(UsageError, match=r'life\.max_unseen: in mode "geo"'):
+        optimizer.minimize(small_model(), life={"max_unseen": 1})
+
+
 def test_same_seed_is_the_same_model() -> None:
     figures = []
     for seed in (1, 1, 2):
