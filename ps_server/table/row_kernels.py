@@ -22,7 +22,7 @@ from ps_server.table.hash_index import (
 )
 from ps_server.table.initializers import Initializer, initialize_row
 from ps_server.table.intrinsics import Int, borrow, prefetch
-from ps_server.table.row_layout import KEY_COLUMNS, STATISTICS_WIDTH
+from ps_server.table.row_layout import KEY_COLUMNS
 from ps_server.table.statistics import CLICK, SHOW, count_push, score_of
 
 
@@ -145,8 +145,7 @@ def make_row(
     weights = borrow(slab, first + KEY_COLUMNS, dim)
     initialize_row(initializer, key, weights)
     borrow(slab, first + KEY_COLUMNS + dim, initial_state.size)[:] = initial_state
-    if table.statistics_column:
-        borrow(slab, first + table.statistics_column, STATISTICS_WIDTH)[:] = 0
+    # Statistics are 0 already: places without a row are zeroed.
     if table.base_column:
         borrow(slab, first + table.base_column, dim)[:] = weights
     return row

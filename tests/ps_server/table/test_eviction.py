@@ -127,6 +127,22 @@ def test_same_rows_go_on_any_number_of_servers(evict: str) -> None:
     assert trained(1) == trained(2) == trained(3)
 
 
+@pytest.mark.parametrize("evict", ["lru", "score"])
+def test_which_of_equal_rows_go_does_not_depend_on_their_order(evict: str) -> None:
+    """As when a checkpoint is loaded, whose rows ascend by key."""
+    spec = replace(SPEC, expiry=ExpirySpec(max_rows=160, evict=evict))
+    tables = [SparseTable(spec, clock=lambda: 7.0) for _ in range(2)]
+    push(tables[0], some_keys(160))
+    push(tables[1], some_keys(160)[::-1])
+
+    for table in tables:
+        push(table, some_keys(1, start=1000))
+
+    left, other = (counted_by(table).keys() for table in tables)
+    assert left == other
+    assert left & set(range(10)) != set()  # nor do the smallest keys go
+
+
 def test_bytes_are_a_limit_too() -> None:
     limit = 200_000
     table = SparseTable(replace(SPEC, num_shards=4, expiry=ExpirySpec(max_bytes=limit)))

@@ -147,10 +147,10 @@ def filled(spec: TableSpec, counts: object = None, now: float = 0.0) -> SparseTa
 @pytest.mark.parametrize(
     ("decay", "nonclk_coeff", "click_coeff"), [(0.98, 0.1, 1.0), (0.7, 0.3, 0.05), (1.0, 0.0, 1.0)]
 )
-def test_score_of_the_threshold_stays_and_below_it_goes(
+def test_scores_are_those_of_the_oracle(
     decay: float, nonclk_coeff: float, click_coeff: float
 ) -> None:
-    """With coefficients that no float32 has: to float rounding, as the oracle's."""
+    """With coefficients that no float32 has, to float rounding."""
     shows = np.random.default_rng(0).integers(1, 100, KEYS.size)
     clicks = np.minimum(shows, np.random.default_rng(1).integers(0, 30, KEYS.size))
     statistics = StatisticsSpec(decay=decay, nonclk_coeff=nonclk_coeff, click_coeff=click_coeff)
@@ -168,6 +168,17 @@ def test_score_of_the_threshold_stays_and_below_it_goes(
     for key, life in reference.lives.items():
         assert found[key].show == pytest.approx(life.show, rel=1e-6)
         assert found[key].click == pytest.approx(life.click, rel=1e-6)
+
+
+def test_score_of_the_threshold_stays_and_one_below_goes() -> None:
+    """A show is worth 1 / 4, and half of that after the pass."""
+    shows = np.arange(KEYS.size) % 16
+    counts = np.stack([shows, np.zeros_like(shows)], axis=1).astype(np.uint32)
+    table = filled(replace(SPEC, expiry=ExpirySpec(delete_threshold=1.0)), counts)
+
+    table.shrink()
+
+    assert {row.show for row in counted_by(table).values()} == {show / 2 for show in range(8, 16)}
 
 
 def test_row_of_the_last_passes_stays_and_an_older_one_goes() -> None:
