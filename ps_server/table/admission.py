@@ -19,7 +19,7 @@ from protos.errors import SpecConflictError
 from protos.jit import kernel
 from protos.partition import mix64
 from protos.spec import AdmissionSpec, TableSpec
-from ps_server.table.bloom_filter import MAX_COUNT, MAX_COUNTERS, filter_shape
+from ps_server.table.bloom_filter import MAX_COUNT, MAX_COUNTERS, counter_dtype, filter_shape
 from ps_server.table.statistics import score_of
 
 POLICIES = ("count", "probability", "score")
@@ -49,6 +49,29 @@ class Rule(NamedTuple):
     nonclk_coeff: np.float32
     click_coeff: np.float32
     limit: np.float32
+
+
+class FilterSettings(NamedTuple):
+    """What a Bloom filter is made for."""
+
+    expected_keys: int
+    false_positive_rate: float
+    max_count: int
+
+
+def filter_settings(spec: AdmissionSpec) -> FilterSettings:
+    """Returns what the Bloom filter of an admission is made for."""
+    most = math.ceil(spec.threshold) if spec.policy == "count" else MAX_COUNT
+    return FilterSettings(spec.expected_keys, spec.false_positive_rate, most)
+
+
+def counter_bytes_of_shard(spec: AdmissionSpec, num_shards: int) -> int:
+    """Returns the bytes of one shard's counters in the Bloom filter of an admission."""
+    settings = filter_settings(spec)
+    num_counters, _ = filter_shape(
+        -(-settings.expected_keys // num_shards), settings.false_positive_rate
+    )
+    return num_counters * np.dtype(counter_dtype(settings.max_count)).itemsize
 
 
 def rule_of(spec: TableSpec) -> Rule:

@@ -29,6 +29,11 @@ MAX_COUNTERS = 2**32 - 1
 MAX_COUNT = 2**16 - 1
 
 
+def counter_dtype(max_count: int) -> type[np.uint8] | type[np.uint16]:
+    """Returns what a counter that reaches `max_count` is kept in."""
+    return np.uint8 if max_count <= np.iinfo(np.uint8).max else np.uint16
+
+
 class FilterArrays(NamedTuple):
     """A filter as kernels see it.
 
@@ -116,7 +121,7 @@ class CountingBloomFilter:
         num_counters, num_hashes = filter_shape(
             -(-expected_keys // num_shards), false_positive_rate
         )
-        dtype = np.uint8 if max_count <= np.iinfo(np.uint8).max else np.uint16
+        dtype = counter_dtype(max_count)
         # Memory of other servers' shards is never touched, so the system never provides it.
         counters = np.zeros((num_shards, num_counters), dtype)
         self.arrays = FilterArrays(counters, num_hashes, int(np.iinfo(dtype).max))

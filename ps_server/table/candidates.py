@@ -18,28 +18,25 @@ import numpy as np
 from protos.gradients import Values
 from protos.partition import Keys
 from protos.spec import AdmissionSpec, TableSpec
-from ps_server.table.admission import Rule, rule_of
+from ps_server.table.admission import filter_settings, rule_of
 from ps_server.table.arena import RESERVED_REGION_BYTES
-from ps_server.table.bloom_filter import MAX_COUNT, CountingBloomFilter
+from ps_server.table.bloom_filter import CountingBloomFilter
 from ps_server.table.candidate_kernels import admit_counted, admit_estimated
+from ps_server.table.eviction import CANDIDATE, evict_rows, max_candidates_of_shard
 from ps_server.table.expiry import Rule as Shrinking
 from ps_server.table.expiry import shrink_shard
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import Initializer
 from ps_server.table.row_kernels import Push, write_rows
-from ps_server.table.row_layout import RowLayout
 from ps_server.table.row_regions import RowRegions
 from ps_server.table.table_cut import CountersCut, TableCut
 
 
 class Candidates(Protocol):
-    """Counts of keys without a row. Not thread-safe: a table locks its shards.
+    """Counts of keys without a row. Not thread-safe: a table locks its shards."""
 
-    Attributes:
-        rule: Which of them get one.
-    """
-
-    rule: Rule
+    def declare(self, spec: TableSpec) -> None:
+        """Goes on counting for another spec of the table, for which `can_count`; all shards are locked."""
 
     @property
     def num_keys(self) -> int:
@@ -83,18 +80,18 @@ class Candidates(Protocol):
 class ExactCandidates:
     """Candidates as rows: see `Candidates`."""
 
-    def __init__(
-        self, rule: Rule, *, num_shards: int, shards: Sequence[int], region_bytes: int
-    ) -> None:
+    def __init__(self, spec: TableSpec, shards: Sequence[int], region_bytes: int) -> None:
         """Makes an empty set of candidates for some of a table's shards."""
-        self.rule = rule
         self._shards = shards
         self.regions = RowRegions(
-            RowLayout(dim=0, state_width=0, has_statistics=True),
-            num_shards=num_shards,
-            shards=shards,
-            region_bytes=region_bytes,
+            CANDIDATE, num_shards=spec.num_shards, shards=shards, region_bytes=region_bytes
         )
+        self.declare(spec)
+
+    def declare(self, spec: TableSpec) -> None:
+        """See `Candidates`."""
+        self._spec, self._rule = spec, rule_of(spec)
+        self.regions.limit_rows(max_candidates_of_shard(spec))
 
     @property
     def num_keys(self) -> int:
@@ -116,10 +113,13 @@ class ExactCandidates:
     ) -> int:
         """See `Candidates`."""
         candidates = self.regions.arrays
-        return admit_counted(table, initializer, initial_state, candidates, self.rule, push, start)
+        return admit_counted(table, initializer, initial_state, candidates, self._rule, push, start)
 
     def grow(self, shard: int) -> bool:
-        """See `Candidates`."""
+        """See `Candidates`; where they are as many as they may be, some are forgotten."""
+        if self.regions.is_full(shard):
+            evict_rows(self.regions, shard, self._spec)
+            return True
         return self.regions.grow(shard)
 
     def shrink(self, shard: int, shrinking: Shrinking) -> None:
@@ -156,21 +156,22 @@ class ExactCandidates:
 class EstimatedCandidates:
     """Candidates as counters of a Bloom filter: see `Candidates`."""
 
-    def __init__(
-        self, rule: Rule, spec: AdmissionSpec, *, num_shards: int, shards: Sequence[int]
-    ) -> None:
+    def __init__(self, spec: TableSpec, admission: AdmissionSpec, shards: Sequence[int]) -> None:
         """Makes a filter for some of a table's shards in which nothing has occurred."""
-        self.rule = rule
         self._shards = shards
-        self._shape = _filter_shape(spec)
-        expected_keys, false_positive_rate, max_count = self._shape
+        self._settings = filter_settings(admission)
         self.filter = CountingBloomFilter(
-            expected_keys=expected_keys,
-            false_positive_rate=false_positive_rate,
-            max_count=max_count,
-            num_shards=num_shards,
+            expected_keys=self._settings.expected_keys,
+            false_positive_rate=self._settings.false_positive_rate,
+            max_count=self._settings.max_count,
+            num_shards=spec.num_shards,
             shards=shards,
         )
+        self.declare(spec)
+
+    def declare(self, spec: TableSpec) -> None:
+        """See `Candidates`."""
+        self._rule = rule_of(spec)
 
     @property
     def num_keys(self) -> int:
@@ -192,7 +193,7 @@ class EstimatedCandidates:
     ) -> int:
         """See `Candidates`."""
         counters = self.filter.arrays
-        return admit_estimated(table, initializer, initial_state, counters, self.rule, push, start)
+        return admit_estimated(table, initializer, initial_state, counters, self._rule, push, start)
 
     def grow(self, shard: int) -> bool:
         """See `Candidates`; counters never need room."""
@@ -205,7 +206,7 @@ class EstimatedCandidates:
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """See `Candidates`."""
-        return spec.counter == "bloom" and _filter_shape(spec) == self._shape
+        return spec.counter == "bloom" and filter_settings(spec) == self._settings
 
     def cut(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersCut:
         """See `Candidates`; copies all counters."""
@@ -214,11 +215,6 @@ class EstimatedCandidates:
 
     def end_cut(self, *, saved: bool) -> None:
         """See `Candidates`; the copy needs nothing of the counters."""
-
-
-def _filter_shape(spec: AdmissionSpec) -> tuple[int, float, int]:
-    max_count = int(spec.threshold) + 1 if spec.policy == "count" else MAX_COUNT
-    return spec.expected_keys, spec.false_positive_rate, min(max_count, MAX_COUNT)
 
 
 def candidates_of(
@@ -242,12 +238,9 @@ def candidates_of(
     admission = spec.admission
     if admission is None or admission.table:
         return None
-    rule = rule_of(spec)
     if known is not None and known.can_count(admission):
-        known.rule = rule
+        known.declare(spec)
         return known
     if admission.counter == "bloom":
-        return EstimatedCandidates(rule, admission, num_shards=spec.num_shards, shards=shards)
-    return ExactCandidates(
-        rule, num_shards=spec.num_shards, shards=shards, region_bytes=region_bytes
-    )
+        return EstimatedCandidates(spec, admission, shards)
+    return ExactCandidates(spec, shards, region_bytes)

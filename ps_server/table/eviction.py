@@ -12,6 +12,7 @@ from protos.errors import SpecConflictError
 from protos.jit import kernel
 from protos.spec import StatisticsSpec, TableSpec
 from ps_server.optimizers.registry import initial_state
+from ps_server.table.admission import counter_bytes_of_shard
 from ps_server.table.hash_index import INITIAL_SLOTS, MAX_LOAD_PERCENT, TableArrays
 from ps_server.table.row_layout import RowLayout
 from ps_server.table.row_regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
@@ -19,6 +20,11 @@ from ps_server.table.statistics import CLICK, LAST_SEEN, SHOW, score_of
 
 EVICTED_SHARE = 16
 """One of so many rows of a full shard goes: each eviction costs a pass over the shard."""
+
+CANDIDATES_SHARE = 4
+"""One of so many bytes that a table may have is for keys that wait for a row, if each is counted."""
+
+CANDIDATE = RowLayout(dim=0, state_width=0, has_statistics=True)
 
 _SCRAMBLE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -37,14 +43,42 @@ def max_rows_of_shard(spec: TableSpec) -> int:
         limits.append(-(-expiry.max_rows // spec.num_shards))
     if expiry.max_bytes:
         layout = RowLayout(spec.dim, initial_state(spec.optimizer, spec.dim).size, True)
-        share = -(-expiry.max_bytes // spec.num_shards)
+        share = _bytes_of_shard(spec) - _candidate_bytes_of_shard(spec)
         limits.append(_rows_within(share, VALUE_BYTES * layout.stride))
-    if not min(limits):
+    if not min(limits) or not max_candidates_of_shard(spec):
         raise SpecConflictError(
             f"table {spec.name!r} has max_bytes {expiry.max_bytes}, which leaves no room for a row in each "
-            f"of its {spec.num_shards} shards"
+            f"of its {spec.num_shards} shards{_beside_candidates(spec)}"
         )
     return min(limits)
+
+
+def max_candidates_of_shard(spec: TableSpec) -> int:
+    """Returns how many keys may wait for a row in a shard of a table that counts each of them."""
+    if spec.expiry is None or not spec.expiry.max_bytes:
+        return NO_LIMIT
+    if spec.admission is None or spec.admission.table or spec.admission.counter != "exact":
+        return NO_LIMIT
+    return _rows_within(_candidate_bytes_of_shard(spec), VALUE_BYTES * CANDIDATE.stride)
+
+
+def _bytes_of_shard(spec: TableSpec) -> int:
+    return -(-(spec.expiry.max_bytes if spec.expiry else 0) // spec.num_shards)
+
+
+def _candidate_bytes_of_shard(spec: TableSpec) -> int:
+    """Returns the part of a shard's bytes that is for what counts keys without a row."""
+    admission = spec.admission
+    if admission is None or admission.table:
+        return 0
+    if admission.counter == "bloom":
+        return counter_bytes_of_shard(admission, spec.num_shards)
+    return _bytes_of_shard(spec) // CANDIDATES_SHARE
+
+
+def _beside_candidates(spec: TableSpec) -> str:
+    count_bytes = spec.num_shards * _candidate_bytes_of_shard(spec)
+    return f", beside {count_bytes} bytes for keys without one" if count_bytes else ""
 
 
 def _rows_within(size_bytes: int, row_bytes: int) -> int:

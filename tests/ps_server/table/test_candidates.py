@@ -229,3 +229,71 @@ def test_filter_decays_at_the_end_of_a_pass() -> None:
     table.shrink()
 
     assert counters.sum(dtype=np.int64) == pytest.approx(before / 2, rel=0.05)
+
+
+# Limits
+
+
+@pytest.mark.parametrize("evict", ["lru", "score"])
+@pytest.mark.parametrize(
+    "admission",
+    [
+        AdmissionSpec(threshold=4),
+        AdmissionSpec(threshold=4, counter="bloom", expected_keys=10_000),
+    ],
+    ids=["exact", "bloom"],
+)
+def test_rows_and_candidates_stay_within_the_bytes_of_their_table(
+    admission: AdmissionSpec, evict: str
+) -> None:
+    limit = 200_000
+    expiry = ExpirySpec(max_bytes=limit, evict=evict)
+    table = SparseTable(replace(EXACT, admission=admission, expiry=expiry))
+    rng = np.random.default_rng(6)
+
+    for _ in range(30):
+        known, new = rng.integers(0, 6000, 2000), rng.integers(2**62, size=800)
+        keys = np.unique(np.concatenate([known, new])).astype(np.uint64)
+        shows = rng.integers(1, 5, keys.size)
+        counts = np.stack([shows, shows // 2], axis=1).astype(np.uint32)
+        table.push(SparseGrad(keys, np.ones((keys.size, 3), np.float32), 1, counts))
+        assert table.status.size_bytes + table.status.candidate_bytes <= limit
+
+    status = table.status
+    assert status.evicted > 0
+    assert status.size_bytes + status.candidate_bytes > 0.6 * limit
+    if admission.counter == "exact":
+        assert 0.6 * limit / 4 < status.candidate_bytes <= limit / 4
+
+
+def test_full_shard_forgets_the_candidates_that_were_not_seen_for_longest() -> None:
+    now = [0.0]
+    spec = replace(EXACT, num_shards=1, expiry=ExpirySpec(max_bytes=4 * (8 * 64 + 32 * 24)))
+    table = SparseTable(spec, clock=lambda: now[0])
+    keys = np.arange(33, dtype=np.uint64)
+    for now[0], key in enumerate(keys, start=10):
+        grad = np.ones((1, 3), np.float32), 1, np.array([[1, 0]], np.uint32)
+        table.push(SparseGrad(np.array([key]), *grad))
+
+    assert candidates_of(table).keys() == set(range(2, 33))
+    assert table.status.evicted == 0  # no row was
+
+
+def test_next_job_may_leave_less_room_for_candidates() -> None:
+    table = trained(replace(EXACT, num_shards=1), pushes=4)
+    assert table.status.candidates > 200
+
+    table.declare(replace(EXACT, num_shards=1, expiry=ExpirySpec(max_bytes=10_000)))
+    for seed in range(2):
+        table.push(gradient(np.random.default_rng(seed)))
+
+    assert table.status.candidate_bytes <= 10_000 / 4
+
+
+def test_limit_without_room_for_a_row_beside_the_counters_is_refused() -> None:
+    for admission, count_bytes in ((EXACT.admission, 1000), (BLOOM.admission, 19_172)):
+        spec = replace(EXACT, admission=admission, expiry=ExpirySpec(max_bytes=4000))
+        with pytest.raises(
+            SpecConflictError, match=f"no room .* beside {count_bytes} bytes for keys without one"
+        ):
+            SparseTable(spec)
