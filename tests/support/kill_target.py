@@ -50,10 +50,11 @@ def main() -> None:
     import s3fs  # noqa: F401 (as most of what follows, here once instead of in each fork)
 
     import ps_worker.connect  # noqa: F401
-    from ps_server import server  # noqa: F401
-    from ps_server.warm import warm_kernels
+    from ps_server import server, warm  # noqa: F401
 
-    warm_kernels()
+    warm.warm_kernels()
+    # Forks have them, and need not wait until no other process on this machine compiles.
+    warm.warm_kernels = lambda: 0.0
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that were killed
     for line in sys.stdin:
         task = json.loads(line)
