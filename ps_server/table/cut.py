@@ -49,12 +49,11 @@ def keep_leaving_row(table: TableArrays, shard: Int, row: Int) -> None:
 
 @inlined_kernel
 def move_mark(table: TableArrays, shard: Int, source: Int, target: Int) -> None:
-    """Lets a row's mark go along with it, from place to place of its shard; both have been left before.
+    """Lets a row's mark go along with it, from place to place of its shard.
 
-    While a cut lasts both stay marked: should it fail, their marks from before it come back to the places.
+    Both places have been left before, so while a cut lasts both are marked, and stay so: should it fail, the
+    marks from before it come back to places, and the row may have had one.
     """
-    if table.cut.cut_rows[shard]:
-        return
     first = shard * table.region_rows
     words = shard * table.cut.mark_words
     old, new = source - first, target - first

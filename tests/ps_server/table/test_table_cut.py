@@ -78,6 +78,22 @@ def test_removed_rows_are_in_the_cut(seed: int) -> None:
         assert rows.weights[:, 0].tolist() == [at_cut[key] for key in sorted(at_cut)]
 
 
+def test_rows_that_have_been_copied_are_not_kept() -> None:
+    """They would take memory for nothing."""
+    shard = OneShard()
+    keys = np.arange(NUM_KEYS, dtype=np.uint64)
+    shard.toggle(keys, 0.0)
+    shard.regions.begin_cut()
+    copy = ShardCopy(shard.regions, threading.Lock(), 0, stretch_rows=NUM_KEYS // 2)
+    for _ in range(3):  # both stretches of the keys, and the first one of the rows
+        copy.step()
+
+    shard.toggle(keys[:10], 1.0)  # the last rows go into their places
+
+    kept = shard.regions.cut.kept_rows(0)[:, 0]
+    assert kept.tolist() == list(range(NUM_KEYS - 1, NUM_KEYS - 11, -1))
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_mark_goes_along_with_a_row_that_moves(seed: int) -> None:
     """Exactly without a cut; while one lasts rows that moved are marked, too, and none is missed."""
