@@ -33,14 +33,30 @@ T = TypeVar("T")
 
 
 class Answer(Future[T]):
-    """An answer that is computed when it is asked for."""
+    """An answer that is computed when it is first asked for."""
 
     def __init__(self, compute: Callable[[], T]) -> None:
         self._compute = compute
+        self._outcome: Callable[[], T] | None = None
 
     def result(self) -> T:
         """Returns the answer or raises."""
-        return self._compute()
+        if self._outcome is None:
+            self._outcome = _outcome_of(self._compute)
+        return self._outcome()
+
+
+def _outcome_of(compute: Callable[[], T]) -> Callable[[], T]:
+    try:
+        value = compute()
+    except Exception as error:
+        raised = error
+
+        def fail() -> T:
+            raise raised
+
+        return fail
+    return lambda: value
 
 
 @dataclass
