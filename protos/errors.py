@@ -7,6 +7,7 @@
     ├── BindError                  the port is in use
     ├── TransportError             a server cannot be reached, or went away
     ├── CheckpointError            not a whole, unaltered checkpoint
+    │   └── UnknownChangesError
     ├── DataError                  input files
     │   └── BadRowError
     ├── GradientError              a gradient that must not be applied
@@ -58,6 +59,10 @@ class CheckpointError(CtrPsError):
     """A folder is not a whole, unaltered checkpoint that fits; the message names the file."""
 
     exit_code = 5
+
+
+class UnknownChangesError(CheckpointError):
+    """A server does not know what changed since the base of a delta; a full checkpoint can be saved."""
 
 
 class DataError(CtrPsError):

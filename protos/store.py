@@ -426,9 +426,10 @@ class Store(Protocol):
         url: str,
         attachments: Mapping[str, bytes],
         *,
+        base: str = "",
         on_cut: Callable[[], None] | None = None,
     ) -> str:
-        """Writes a whole checkpoint to `url`, publishes it, and returns the model's digest.
+        """Writes a whole checkpoint to `url`, publishes it, and returns the model's digest; of a delta "".
 
         Others may train meanwhile: the checkpoint is of one moment, the cut, and has a push as a whole or not
         at all. Servers are cut one by one: between two synchronous steps all of them have the same steps, but
@@ -437,12 +438,14 @@ class Store(Protocol):
         Args:
             url: A path or URL where there is nothing, or a checkpoint, which is replaced.
             attachments: Files that travel with the parameters, by name.
+            base: The checkpoint that the store saved or loaded last, in the same folder as `url`: only rows
+                that changed since are written, and who reads that delta needs the base, too. Empty: all rows.
             on_cut: Called once, as soon as what is pushed from then on is no part of the checkpoint any more:
                 pushes are held back for a moment, then go on, and what they change is kept aside as it was.
 
         Raises:
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
-            WaitTimeoutError: If another save does not end in time.
+            UnknownChangesError: If a server does not know what changed since the base; likewise.
             ProtocolError: If there is no such cut any more.
             WaitTimeoutError: If another save does not end in time.
         """

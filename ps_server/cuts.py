@@ -21,7 +21,7 @@ from ps_server.checkpoint.rows import DensePiece
 from ps_server.shared_lock import SharedLock
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_cut import CountersCut, TableCut
+from ps_server.table.table_cut import CountersCut, RemovedCut, TableCut
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class StoreCut:
         blocks: Copied already.
         version: Of the store.
         workers: How much of each worker's training is in it.
+        is_delta: Whether the tables have only the rows that changed since the last cut that was saved.
     """
 
     tables: Sequence[TableCut]
@@ -58,6 +59,7 @@ class StoreCut:
     blocks: Sequence[BlockCut]
     version: Version
     workers: Mapping[int, WorkerProgress]
+    is_delta: bool = False
 
     @property
     def candidates(self) -> list[TableCut]:
@@ -68,6 +70,11 @@ class StoreCut:
     def counters(self) -> list[CountersCut]:
         """Counters of keys without a row, of the tables that have them."""
         return [each.candidates for each in self.tables if isinstance(each.candidates, CountersCut)]
+
+    @property
+    def removed(self) -> list[RemovedCut]:
+        """Keys that lost their row since the base; of a cut with all rows none."""
+        return [each.removed() for each in self.tables] if self.is_delta else []
 
     def end(self, *, saved: bool) -> None:
         """Lets go of what was kept; unless it was saved, what had changed before counts as changed again."""
@@ -80,17 +87,20 @@ def cut_all(
     blocks: Sequence[DenseTable],
     version: Version,
     workers: Mapping[int, WorkerProgress],
+    *,
+    is_delta: bool = False,
 ) -> StoreCut:
     """Cuts tables and blocks, which nobody may change meanwhile.
 
     Raises:
         CheckpointError: If memory is short; nothing is cut then.
+        UnknownChangesError: If it is not known what changed; likewise.
     """
     with ExitStack() as undo:
         cuts = []
         try:
             for table in tables:
-                cuts.append(table.begin_cut())
+                cuts.append(table.begin_cut(changes_only=is_delta))
                 undo.callback(table.end_cut, saved=False)
             pieces = [BlockCut(block.spec, block.export()) for block in blocks]
         except MemoryError as exc:
@@ -99,7 +109,7 @@ def cut_all(
                 "saved; let fewer processes share the machine, or use more servers"
             ) from exc
         undo.pop_all()
-    return StoreCut(cuts, tables, pieces, version, workers)
+    return StoreCut(cuts, tables, pieces, version, workers, is_delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,7 @@ class Cuts:
 
     def __init__(
         self,
-        freeze: Callable[[], StoreCut],
+        freeze: Callable[[str], StoreCut],
         *,
         wait_limit_s: float,
         hold_limit_s: float = HOLD_LIMIT_S,
@@ -126,7 +136,7 @@ class Cuts:
         """Has taken no cut.
 
         Args:
-            freeze: Cuts the store; called while nobody changes it.
+            freeze: Cuts the store, as changes to a base or whole; called while nobody changes it.
             wait_limit_s: How long to wait for pushes, or for a save to end, in seconds.
             hold_limit_s: How long a cut waits to be written, in seconds.
             monotonic: The clock, in seconds.
@@ -147,18 +157,23 @@ class Cuts:
             self._drop_overdue()
         return self._lock.shared()
 
-    def take(self, token: str) -> None:
+    def take(self, token: str, base: str = "") -> None:
         """Cuts the store; the cut waits for `writing`, in the place of one that was not written.
+
+        Args:
+            token: Of the save to come.
+            base: Token of the save whose changes are cut; empty: all is.
 
         Raises:
             CheckpointError: If memory is short.
+            UnknownChangesError: If it is not known what changed since the base.
             WaitTimeoutError: If another save does not end in time, or pushes do not.
         """
         with self._turn("a cut", after_held=False):
             self._drop()
             start = self._monotonic()
             with self._lock.alone(self._wait_limit_s):
-                cut = self._freeze()
+                cut = self._freeze(base)
             now = self._monotonic()
             self._held = _Held(token, cut, start, now - start)
         rows = sum(table.num_rows for table in cut.tables)

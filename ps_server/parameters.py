@@ -14,7 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from protos.errors import CheckpointError, ProtocolError, SpecConflictError, UnknownTableError
+from protos.errors import (
+    CheckpointError,
+    ProtocolError,
+    SpecConflictError,
+    UnknownChangesError,
+    UnknownTableError,
+)
 from protos.gradients import Gradients, Values, require_finite
 from protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from protos.store import Shrunk, TableStatus, Version, WorkerProgress
@@ -30,7 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class Parameters:
-    """Tables and dense blocks of one process. Thread-safe."""
+    """Tables and dense blocks of one process. Thread-safe.
+
+    Attributes:
+        base: Token of the checkpoint that was saved or loaded last, since which tables know what changed;
+            empty: none.
+    """
 
     def __init__(
         self, *, num_workers: int, server_index: int, num_servers: int, clock: Clock
@@ -43,6 +54,7 @@ class Parameters:
             num_servers: Servers of the cluster.
             clock: When rows are seen.
         """
+        self.base = ""
         self._num_workers = num_workers
         self._server_index = server_index
         self._num_servers = num_servers
@@ -221,11 +233,29 @@ class Parameters:
 
     # Checkpoints and digests
 
-    def freeze(self, version: Version, workers: Mapping[int, WorkerProgress]) -> StoreCut:
-        """Cuts everything, which nobody may change meanwhile; see `ps_server.cuts.cut_all`."""
+    def freeze(
+        self, version: Version, workers: Mapping[int, WorkerProgress], base: str
+    ) -> StoreCut:
+        """Cuts everything, which nobody may change meanwhile; see `ps_server.cuts.cut_all`.
+
+        Args:
+            version: Of the store.
+            workers: How much of each worker's training is in it.
+            base: Token of the save of whose checkpoint only the changes are cut; empty: all.
+
+        Raises:
+            CheckpointError: If memory is short.
+            UnknownChangesError: If it is not known what changed since the base.
+        """
         with self._lock:
             tables, blocks = list(self._tables.values()), list(self._blocks.values())
-        return cut_all(tables, blocks, version, workers)
+        if base and base != self.base:
+            last = f"that of save {self.base}" if self.base else "none"
+            raise UnknownChangesError(
+                f"server {self._server_index} does not know what changed since the checkpoint of save "
+                f"{base}: the last one that it saved or loaded whole is {last}; save a full checkpoint"
+            )
+        return cut_all(tables, blocks, version, workers, is_delta=bool(base))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Replaces tables and blocks by what a checkpoint has of this process's shards and pieces.
@@ -242,6 +272,7 @@ class Parameters:
             )
             self._tables |= tables
             self._blocks |= blocks
+        self.base = checkpoint.token
 
     def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
         saved = checkpoint.tables[name]
@@ -253,6 +284,9 @@ class Parameters:
         table = self._new_table(spec)
         for _, rows in checkpoint.read_shards(name, table.shards):
             table.write(rows)
+        is_as_saved = (saved.statistics is None) == (spec.statistics is None)
+        if is_as_saved and not table.status.evicted:
+            table.settle()
         _load_candidates(checkpoint, saved, table)
         return table
 

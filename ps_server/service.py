@@ -209,7 +209,7 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: control_plane_pb2.CutRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.CutResponse:
         async with self._answering(context, "Cut"):
-            await asyncio.to_thread(self._store.cut, request.token)
+            await asyncio.to_thread(self._store.cut, request.token, request.base)
             return control_plane_pb2.CutResponse()
 
     async def Save(

@@ -36,7 +36,7 @@ from protos.store import (
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.manifest import Part
 from ps_server.checkpoint.roots import Roots
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
+from ps_server.checkpoint.writer import open_base, save_checkpoint, shared_folder, write_part
 from ps_server.cuts import Cuts, StoreCut
 from ps_server.mailbox import INBOX_BYTES
 from ps_server.parameters import Parameters
@@ -215,12 +215,14 @@ class ParameterStore:
         url: str,
         attachments: Mapping[str, bytes],
         *,
+        base: str = "",
         on_cut: Callable[[], None] | None = None,
     ) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
+        based_on = open_base(base, url) if base else None
 
         def write_parts(folder: str, token: str) -> list[Part]:
-            self.cut(token)
+            self.cut(token, "" if based_on is None else based_on.token)
             if on_cut is not None:
                 on_cut()
             return [self.save_part(folder, token)]
@@ -231,18 +233,24 @@ class ParameterStore:
             tables=self._parameters.table_specs,
             blocks=self._parameters.block_specs,
             attachments=attachments,
+            base=based_on,
         )
 
-    def cut(self, token: str) -> None:
+    def cut(self, token: str, base: str = "") -> None:
         """Freezes this process's parameters for the `save_part` with the same token.
 
         It has to follow soon; after a minute, or when another cut is taken, this one is dropped.
 
+        Args:
+            token: Of the save to come.
+            base: Token of the save on which it is based, as a delta; empty: it is a full one.
+
         Raises:
             CheckpointError: If memory is short.
+            UnknownChangesError: If another save than the base was the last here.
             WaitTimeoutError: If another save does not end in time.
         """
-        self._cuts.take(token)
+        self._cuts.take(token, base)
 
     def save_part(self, folder: str, token: str) -> Part:
         """Writes this process's shards and pieces into a folder, and returns what was written.
@@ -263,11 +271,13 @@ class ParameterStore:
                 frozen.blocks,
                 candidates=frozen.candidates,
                 counters=frozen.counters,
+                removed=frozen.removed,
             )
+            self._parameters.base = token
         return Part(entries=tuple(entries), version=frozen.version, workers=frozen.workers)
 
-    def _freeze(self) -> StoreCut:
-        return self._parameters.freeze(self._workers.version, self._workers.progress())
+    def _freeze(self, base: str) -> StoreCut:
+        return self._parameters.freeze(self._workers.version, self._workers.progress(), base)
 
     def load(self, url: str) -> None:
         """See `protos.store.Store`; reads this process's shards and pieces."""

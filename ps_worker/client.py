@@ -48,7 +48,7 @@ from protos.store import (
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.manifest import Part, part_from_json
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.writer import save_checkpoint
+from ps_server.checkpoint.writer import open_base, save_checkpoint
 from ps_worker.transport import Transport
 
 T = TypeVar("T")
@@ -363,12 +363,15 @@ class ClusterClient:
         url: str,
         attachments: Mapping[str, bytes],
         *,
+        base: str = "",
         on_cut: Callable[[], None] | None = None,
     ) -> str:
         """See `protos.store.Store`; the folder must be on storage that every server sees."""
+        based_on = open_base(base, url) if base else None
+        base_token = "" if based_on is None else based_on.token
 
         def write_parts(folder: str, token: str) -> list[Part]:
-            _results([self._transport.cut(server, token) for server in self._servers])
+            _results([self._transport.cut(server, token, base_token) for server in self._servers])
             if on_cut is not None:
                 on_cut()
             parts = _when_all_have_ended(
@@ -382,6 +385,7 @@ class ClusterClient:
             tables=dict(self._tables),
             blocks=dict(self._blocks),
             attachments=attachments,
+            base=based_on,
         )
 
     def load(self, url: str) -> None:

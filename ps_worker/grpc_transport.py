@@ -235,9 +235,9 @@ class GrpcTransport:
         request = control_plane_pb2.DoneRequest(worker=worker, step=step)
         return self._call(server, "Done", request, _nothing)
 
-    def cut(self, server: int, token: str) -> Future[None]:
+    def cut(self, server: int, token: str, base: str) -> Future[None]:
         """See `Transport`; it may wait for another save to end."""
-        request = control_plane_pb2.CutRequest(token=token)
+        request = control_plane_pb2.CutRequest(token=token, base=base)
         return self._call(server, "Cut", request, _nothing, wait_s=self._deadlines.wait_s)
 
     def save(self, server: int, folder: str, token: str) -> Future[str]:

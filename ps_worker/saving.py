@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from protos.errors import UnknownChangesError
 from protos.store import Store
 from ps_server.checkpoint.publish import keep_last, write_latest
 from ps_worker.job.checkpoint import CheckpointSection
@@ -105,6 +106,7 @@ class Saver:
         )
         self._turn = threading.Lock()
         self._writing: _Writing | None = None
+        self._until_full = 0  # deltas that may come before the next checkpoint with all rows
         self.latest: str | None = None
 
     def after_step(self, step: int, begin: Callable[[], Mapping[str, bytes]]) -> None:
@@ -151,7 +153,7 @@ class Saver:
         attachments = begin()
 
         def write(on_cut: Callable[[], None]) -> None:
-            self._store.save(url, attachments, on_cut=on_cut)
+            self._save(url, attachments, on_cut)
             write_latest(self._settings.dir, name)
             self.latest = url
             if self._settings.keep_last:
@@ -163,6 +165,18 @@ class Saver:
         now = self._clock()
         self._schedule.restart(step, now)
         logger.info("saving checkpoint=%s step=%d pause_ms=%.1f", url, step, 1000 * (now - start))
+
+    def _save(self, url: str, attachments: Mapping[str, bytes], on_cut: Callable[[], None]) -> None:
+        """Saves a delta of the latest checkpoint if one is wanted and possible, else all rows."""
+        is_full = self._settings.mode == "full" or self._until_full == 0
+        base = "" if is_full or self.latest is None else self.latest
+        try:
+            self._store.save(url, attachments, base=base, on_cut=on_cut)
+        except UnknownChangesError as error:  # before the cut: training waits still
+            logger.warning("saves all rows checkpoint=%s: %s", url, error)
+            base = ""
+            self._store.save(url, attachments, on_cut=on_cut)
+        self._until_full = (self._until_full if base else self._settings.full_every) - 1
 
     def _end(self) -> None:
         if self._writing is not None:

@@ -106,8 +106,8 @@ class Transport(Protocol):
         """Says that a worker has left."""
         ...
 
-    def cut(self, server: int, token: str) -> Future[None]:
-        """Freezes the server's parameters for the save with the same token."""
+    def cut(self, server: int, token: str, base: str) -> Future[None]:
+        """Freezes the server's parameters for the save of this token, and of a delta its base's token."""
         ...
 
     def save(self, server: int, folder: str, token: str) -> Future[str]:

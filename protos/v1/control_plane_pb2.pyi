@@ -90,10 +90,12 @@ class DoneResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CutRequest(_message.Message):
-    __slots__ = ("token",)
+    __slots__ = ("token", "base")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     token: str
-    def __init__(self, token: _Optional[str] = ...) -> None: ...
+    base: str
+    def __init__(self, token: _Optional[str] = ..., base: _Optional[str] = ...) -> None: ...
 
 class CutResponse(_message.Message):
     __slots__ = ()

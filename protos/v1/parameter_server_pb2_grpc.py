@@ -235,7 +235,8 @@ class ParameterServerServicer(object):
     def Cut(self, request, context):
         """Freezes this server's parameters as they are, to be written by a Save with the same token. Answers at once; pushes
         are held back for a moment. A cut that is not written within a minute is dropped, and so is one when the next is
-        taken. Not idempotent, not retried. DATA_LOSS: no memory; DEADLINE_EXCEEDED: another save did not end in time.
+        taken. Not idempotent, not retried. DATA_LOSS: no memory, or the base is not what was saved last here;
+        DEADLINE_EXCEEDED: another save did not end in time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,6 +5,7 @@ ps-ckpt verify s3://models/clicks/epoch-3
 ps-ckpt diff output/demo/model/epoch-1 output/demo/model/epoch-2
 ps-ckpt export output/demo/model exported --format parquet
 ps-ckpt reshard output/demo/model resharded --servers 8
+ps-ckpt compact output/demo/model/step-900 compacted
 
 Wherever a checkpoint is asked for, a folder of checkpoints stands for its latest one. Exit codes are those of
 protos/errors.py.
@@ -32,6 +33,7 @@ from ps_server.checkpoint.inspection import (
 )
 from ps_server.checkpoint.manifest import Manifest
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.reshard import compact as compact_checkpoint
 from ps_server.checkpoint.reshard import reshard as reshard_checkpoint
 from ps_server.checkpoint.storage import folder_at
 
@@ -79,7 +81,7 @@ def verify(url: Url) -> None:
     summary = _summary(checkpoint)
     typer.echo(
         f"whole: {checkpoint.url} files={summary['files']} bytes={summary['bytes']} "
-        f"digest={checkpoint.model_digest}"
+        f"digest={checkpoint.digest_of_files()}"
     )
 
 
@@ -89,7 +91,7 @@ def diff(first: Url, second: Url, as_json: AsJson = False) -> None:
     one, other = Checkpoint.open(first), Checkpoint.open(second)
     differences = compare(one, other)
     if as_json:
-        equal = one.model_digest == other.model_digest
+        equal = one.digest_of_files() == other.digest_of_files()
         rows = [asdict(difference) for difference in differences]
         typer.echo(json.dumps({"equal": equal, "differences": rows}))
         return
@@ -143,12 +145,23 @@ def reshard(
     typer.echo(folder_at(to).url)
 
 
+@app.command()
+def compact(
+    url: Url,
+    to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
+) -> None:
+    """Saves a delta with all that it needs as one full checkpoint."""
+    compact_checkpoint(Checkpoint.open(url), to)
+    typer.echo(folder_at(to).url)
+
+
 def _summary(checkpoint: Checkpoint) -> dict[str, object]:
     manifest = checkpoint.manifest
     sizes = _sizes(manifest)
     return {
         "checkpoint": checkpoint.url,
         "kind": manifest.kind,
+        "base": manifest.base or "",
         "created": datetime.fromtimestamp(manifest.created, UTC).isoformat(timespec="seconds"),
         "version": manifest.version,
         "digest": manifest.model_digest,

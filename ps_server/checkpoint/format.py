@@ -2,6 +2,7 @@
 
     table.<name>.server-<i>.arrow        each record batch one shard: key, weights, state, statistics
     candidates.<name>.server-<i>.arrow   each record batch one shard: key, statistics
+    removed.<name>.server-<i>.arrow      each record batch one shard: key
     counters.<name>.server-<i>.arrow     each record batch one shard: counter
     dense.<name>.server-<i>.arrow        one record batch: weight, state_0, state_1, ...
 
@@ -12,6 +13,7 @@ mapped file, and is handed out only after its checksum was found right.
 import hashlib
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -31,7 +33,14 @@ from ps_server.checkpoint.manifest import (
     TableEntry,
 )
 from ps_server.checkpoint.names import require_name
-from ps_server.checkpoint.rows import CountersSource, DensePiece, DenseSource, Rows, TableSource
+from ps_server.checkpoint.rows import (
+    CountersSource,
+    DensePiece,
+    DenseSource,
+    RemovedSource,
+    Rows,
+    TableSource,
+)
 from ps_server.checkpoint.sorted_rows import SavedShard, SortedRows
 from ps_server.checkpoint.storage import Folder
 
@@ -40,9 +49,9 @@ def write_table_file(
     folder: Folder,
     server_index: int,
     source: TableSource,
-    kind: Literal["rows", "candidates"] = "rows",
+    kind: Literal["rows", "candidates", "removed"] = "rows",
 ) -> TableEntry:
-    """Writes one server's shards of a table, or of its candidates, so that they last.
+    """Writes one server's shards of a table, or of keys without a row, so that they last.
 
     Raises:
         CheckpointError: If it cannot be written.
@@ -76,6 +85,16 @@ def write_table_file(
         statistics_width=source.statistics_width,
         batches=tuple(batches),
     )
+
+
+def write_removed_file(folder: Folder, server_index: int, source: RemovedSource) -> TableEntry:
+    """Writes which keys of one server's shards lost their row, so that it lasts.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    entry = write_table_file(folder, server_index, source, "removed")
+    return replace(entry, passes=source.passes)
 
 
 def read_table_file(
@@ -113,12 +132,15 @@ def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> Sorted
     reader = _reader_of(pa.BufferReader(content), schema, len(entry.batches), url)
     shards = {}
     for position, saved in enumerate(entry.batches):
-        keys, weights, *_ = _read_batch(reader, position, saved.rows, url).columns
+        keys, *lists = _read_batch(reader, position, saved.rows, url).columns
         if saved.rows:
+            values = (
+                lists[0].flatten() if spec.dim else keys
+            )  # of rows without columns none are read
             shards[saved.shard] = SavedShard(
                 rows=saved.rows,
                 keys_at=keys.buffers()[1].address - content.address,
-                values_at=weights.flatten().buffers()[1].address - content.address,
+                values_at=values.buffers()[1].address - content.address,
             )
     return SortedRows(
         np.frombuffer(content, np.uint8),
@@ -212,7 +234,7 @@ def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
     return piece
 
 
-_PREFIXES = {"rows": "table", "candidates": "candidates"}
+_PREFIXES = {"rows": "table", "candidates": "candidates", "removed": "removed"}
 
 
 def _rows_schema(table: str, widths: Sequence[int]) -> pa.Schema:

@@ -40,24 +40,26 @@ class ShardBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """A file with one server's shards of a table, or of the keys that have no row in it yet.
+    """A file with one server's shards of a table, or of keys that have no row in it, yet or any more.
 
     Attributes:
-        kind: "candidates" have keys and statistics only.
+        kind: "candidates" have keys and statistics only, "removed" (since the base of a delta) only keys.
         file: Its name in the folder of the save.
         size_bytes: Its size.
         table: Name of the table.
         state_width: Columns of optimizer state in a row.
         statistics_width: Columns of statistics in a row.
+        passes: How often the rows of the base have aged; of removed keys only.
         batches: The file's record batches, in their order.
     """
 
-    kind: Literal["rows", "candidates"] = "rows"
+    kind: Literal["rows", "candidates", "removed"] = "rows"
     file: str
     size_bytes: int
     table: str
     state_width: int
     statistics_width: int = 0
+    passes: int = 0
     batches: tuple[ShardBatch, ...]
 
 
@@ -138,21 +140,23 @@ class Manifest:
     """Everything about a checkpoint but the numbers.
 
     Attributes:
-        kind: "full": everything; other kinds are for later releases.
+        kind: "full": everything; "delta": of the rows those that changed since its base, all else whole.
         base: Name of the checkpoint, in the same folder, that this one needs; None: it needs none.
+        base_sha256: That of the base's manifest.
         data_folder: Name of the folder with the files, beside the manifest.
         created: When it was saved, in seconds since 1970.
         version: Steps that are in it on every server.
         workers: How much of each worker's training is in it on every server.
-        model_digest: Of the model that the files hold.
+        model_digest: Of the model that the files hold; of a delta, whose rows are not all read for it, empty.
         tables: Specs as they were declared.
         blocks: Specs as they were declared.
         entries: One for each file but attachments.
         attachments: By name.
     """
 
-    kind: Literal["full"] = "full"
+    kind: Literal["full", "delta"] = "full"
     base: str | None = None
+    base_sha256: str = ""
     data_folder: str
     created: float
     version: int = 0
@@ -170,6 +174,10 @@ class Manifest:
     def files_of_candidates(self, name: str) -> list[TableEntry]:
         """Returns the entries of the keys that have no row in a table yet, if it counts them."""
         return self._of_table(name, "candidates")
+
+    def files_of_removed(self, name: str) -> list[TableEntry]:
+        """Returns the entries of the keys that lost their row in a table, of a delta."""
+        return self._of_table(name, "removed")
 
     def _of_table(self, name: str, kind: str) -> list[TableEntry]:
         return [
@@ -289,6 +297,11 @@ def require_whole(manifest: Manifest, source: str) -> None:
     Raises:
         CheckpointError: If one is missing, doubled or of something undeclared.
     """
+    if (manifest.kind == "delta") != (manifest.base is not None):
+        raise CheckpointError(
+            f"{source}: it is of kind {manifest.kind!r} and has the base {manifest.base!r}; deltas have "
+            f"one, and no others"
+        )
     belonging: set[Entry] = set()
     for table in manifest.tables:
         for files in _files_of(manifest, table.name):
@@ -306,6 +319,8 @@ def require_whole(manifest: Manifest, source: str) -> None:
 def _files_of(manifest: Manifest, table: str) -> Iterator[Sequence[TableEntry | CountersEntry]]:
     """Yields groups of files, each of which has to hold every shard of a table."""
     yield manifest.files_of_table(table)
+    if manifest.kind == "delta":
+        yield manifest.files_of_removed(table)
     for optional in (manifest.files_of_candidates(table), manifest.files_of_counters(table)):
         if optional:
             yield optional

@@ -9,8 +9,10 @@ checkpoint or the new one to be found, and at most a `data-` folder that no mani
 to that place removes it. Two saves to one place at a time are not supported.
 """
 
+import json
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from protos.errors import CheckpointError
@@ -86,13 +88,28 @@ def require_writable(root: str | Path) -> None:
     discard(probe, data)
 
 
-def read_manifest(target: Folder) -> Manifest:
-    """Returns the manifest of a checkpoint.
+@dataclass(frozen=True, slots=True)
+class PublishedManifest:
+    """A manifest in storage, and the checksum that it carries."""
+
+    manifest: Manifest
+    sha256: str
+
+
+def read_published(target: Folder) -> PublishedManifest:
+    """Returns the manifest of a checkpoint, with its checksum.
 
     Raises:
         CheckpointError: If it is not there, was altered, or is of another version.
     """
-    return manifest_from_json(target.read(MANIFEST), f"{target.url}/{MANIFEST}")
+    text = target.read(MANIFEST)
+    manifest = manifest_from_json(text, f"{target.url}/{MANIFEST}")
+    return PublishedManifest(manifest, str(json.loads(text)["sha256"]))
+
+
+def read_manifest(target: Folder) -> Manifest:
+    """Returns the manifest of a checkpoint; raises as `read_published`."""
+    return read_published(target).manifest
 
 
 def write_latest(root: str | Path, name: str) -> None:

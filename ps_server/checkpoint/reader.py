@@ -3,7 +3,8 @@
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
-from protos.spec import DenseSpec, TableSpec
-from ps_server.checkpoint.digest import model_digest
+from protos.gradients import Values
+from protos.spec import DenseSpec, StatisticsSpec, TableSpec
+from ps_server.checkpoint.chain import ShardChange, manifests_of_chain, merged
+from ps_server.checkpoint.digest import model_digest, shard_digest
 from ps_server.checkpoint.format import (
     map_table_file,
     read_counters_file,
@@ -28,9 +31,9 @@ from ps_server.checkpoint.manifest import (
     shard_digests,
 )
 from ps_server.checkpoint.names import ATTACHMENTS, MANIFEST
-from ps_server.checkpoint.publish import read_manifest, resolve
+from ps_server.checkpoint.publish import resolve
 from ps_server.checkpoint.rows import DensePiece, Rows
-from ps_server.checkpoint.sorted_rows import SortedRows
+from ps_server.checkpoint.sorted_rows import Layer
 from ps_server.checkpoint.storage import Folder
 
 T = TypeVar("T")
@@ -38,17 +41,36 @@ FileT = TypeVar("FileT", TableEntry, CountersEntry)
 
 
 class Checkpoint:
-    """A checkpoint in storage. Nothing comes out of it that is not what was saved; arrays are read-only."""
+    """A checkpoint in storage. Nothing comes out of it that is not what was saved; arrays are read-only.
 
-    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+    A delta is read with its base: what comes out is the whole model.
+
+    Attributes:
+        url: Where it is.
+        name: The last part of that.
+        manifest: What it consists of; of a delta without its base.
+        sha256: The checksum that the manifest carries; empty before it is published.
+        base: What a delta changes; None: this is no delta.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        manifest: Manifest,
+        *,
+        sha256: str = "",
+        base: "Checkpoint | None" = None,
+    ) -> None:
         """Takes a folder to be what the manifest says; `open` reads a published one.
 
         Raises:
             CheckpointError: If the manifest is not whole, or a file is missing or has another size.
         """
         require_whole(manifest, f"{folder.url}/{MANIFEST}")
-        self.url = folder.url
+        self.url, self.name = folder.url, folder.name
         self.manifest = manifest
+        self.sha256 = sha256
+        self.base = base
         self._data = folder.child(manifest.data_folder)
         self._attachments = self._data.child(ATTACHMENTS)
         _require_sizes(self._data, {entry.file: entry.size_bytes for entry in manifest.entries})
@@ -57,13 +79,30 @@ class Checkpoint:
 
     @classmethod
     def open(cls, url: str | Path) -> "Checkpoint":
-        """Opens the checkpoint `url`, or the latest one in that folder.
+        """Opens the checkpoint `url`, or the latest one in that folder; a delta with all that it needs.
 
         Raises:
             CheckpointError: If there is none, or it is not whole.
         """
-        folder = resolve(url)
-        return cls(folder, read_manifest(folder))
+        checkpoint: Checkpoint | None = None
+        for folder, published in manifests_of_chain(resolve(url)):
+            checkpoint = cls(folder, published.manifest, sha256=published.sha256, base=checkpoint)
+        if checkpoint is None:
+            raise CheckpointError(f"no checkpoint {url}")
+        return checkpoint
+
+    @property
+    def token(self) -> str:
+        """What tells its save from all others."""
+        return self.manifest.data_folder.partition("-")[2]
+
+    @cached_property
+    def chain(self) -> Sequence["Checkpoint"]:
+        """The checkpoints that are read for this one, the full one first and this one last."""
+        chain = [self]
+        while (base := chain[-1].base) is not None:
+            chain.append(base)
+        return chain[::-1]
 
     def require(self, names: Iterable[str]) -> None:
         """Checks that there is a table or a dense block of each name.
@@ -80,7 +119,7 @@ class Checkpoint:
 
     @property
     def model_digest(self) -> str:
-        """The digest of the saved model."""
+        """The digest of the saved model; of a delta empty, `digest_of_files` finds it."""
         return self.manifest.model_digest
 
     @cached_property
@@ -95,8 +134,9 @@ class Checkpoint:
 
     @property
     def file_urls(self) -> Sequence[str]:
-        """Where its manifest and all of its files are."""
+        """Where its manifest and all of its files are, of a delta those of its chain."""
         return [
+            *(() if self.base is None else self.base.file_urls),
             f"{self.url}/{MANIFEST}",
             *(f"{self._data.url}/{entry.file}" for entry in self.manifest.entries),
             *(map(self.attachment_url, self.manifest.attachments)),
@@ -116,7 +156,7 @@ class Checkpoint:
         return _find(self.tables, name, "table", self.url)
 
     def read_shards(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
-        """Yields shards of a table with their numbers, in the order of the files.
+        """Yields shards of a table with their numbers, in the order of the (full) checkpoint's files.
 
         Raises:
             CheckpointError: If there is no such table or shard, or a file was altered.
@@ -128,20 +168,47 @@ class Checkpoint:
                 f"checkpoint {self.url}: table {table!r} has {spec.num_shards} shards, not "
                 f"{sorted(wanted)}"
             )
-        for entry in _holding(self.manifest.files_of_table(table), wanted):
-            yield from read_table_file(self._data, entry, spec.dim, wanted)
+        full, *deltas = self.chain
+        changes = [delta.read_changes(table, wanted) for delta in deltas]
+        for shard, rows in full._read_own_shards(spec, wanted):
+            yield shard, reduce(merged, (change[shard] for change in changes), rows)
 
-    def map_rows(self, table: str) -> list[SortedRows]:
-        """Returns a table's rows, file by file, to be looked up where they are.
+    def read_changes(self, table: str, shards: Set[int]) -> dict[int, ShardChange]:
+        """Returns what this delta says of some shards of a table, by number.
+
+        Raises:
+            CheckpointError: If a file was altered.
+        """
+        spec = self.table(table)
+        changed = dict(self._read_own_shards(spec, shards))
+        statistics = spec.statistics or StatisticsSpec()
+        return {
+            shard: ShardChange(changed[shard], removed.keys, entry.passes, statistics.decay)
+            for entry in _holding(self.manifest.files_of_removed(table), shards)
+            for shard, removed in read_table_file(self._data, entry, 0, shards)
+        }
+
+    def _read_own_shards(self, spec: TableSpec, shards: Set[int]) -> Iterator[tuple[int, Rows]]:
+        for entry in _holding(self.manifest.files_of_table(spec.name), shards):
+            yield from read_table_file(self._data, entry, spec.dim, shards)
+
+    def map_rows(self, table: str) -> list[Layer]:
+        """Returns a table's rows, to be looked up where they are: the newest layer first.
 
         Raises:
             CheckpointError: If there is no such table, or a file was cut or belongs elsewhere; checksums are
                 not compared, which would read everything.
         """
         spec = self.table(table)
-        return [
-            map_table_file(self._data, entry, spec) for entry in self.manifest.files_of_table(table)
-        ]
+        return [link._map_own_rows(spec) for link in reversed(self.chain)]
+
+    def _map_own_rows(self, spec: TableSpec) -> Layer:
+        rows = self.manifest.files_of_table(spec.name)
+        removed = self.manifest.files_of_removed(spec.name)
+        return Layer(
+            rows=[map_table_file(self._data, entry, spec) for entry in rows],
+            removed=[map_table_file(self._data, entry, replace(spec, dim=0)) for entry in removed],
+        )
 
     def read_candidates(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
         """Yields the keys without a row of those shards that have some saved, with the shards' numbers.
@@ -210,18 +277,24 @@ class Checkpoint:
         return f"{self._attachments.url}/{name}"
 
     def verify(self) -> None:
-        """Reads everything.
+        """Reads everything, of a delta with what it needs.
 
         Raises:
             CheckpointError: If anything was altered.
         """
+        for link in self.chain:
+            link._verify_own()
+
+    def _verify_own(self) -> None:
         for name, table in self.tables.items():
-            shards = range(table.num_shards)
-            for read in (self.read_shards, self.read_candidates, self.read_counters):
-                deque(read(name, shards), maxlen=0)
+            shards = frozenset(range(table.num_shards))
+            deque(self._read_own_shards(table, shards), maxlen=0)
+            deque(self.read_candidates(name, shards), maxlen=0)
+            deque(self.read_counters(name, shards), maxlen=0)
+            self.read_changes(name, shards)
         for name in self.attachments:
             self.attachment(name)
-        found = self.digest_of_files()
+        found = self.digest_of_own_files()
         if found != self.model_digest:
             raise CheckpointError(
                 f"{self.url}/{MANIFEST} says that the model's digest is {self.model_digest}, but "
@@ -229,16 +302,36 @@ class Checkpoint:
             )
 
     def digest_of_files(self) -> str:
-        """Returns the model's digest, from the dense blocks on disk and the digests of shards.
+        """Returns the model's digest, which is read if need be: of a delta all rows of its chain.
+
+        Raises:
+            CheckpointError: If a file that is read was altered.
+        """
+        if self.base is None:
+            return self.digest_of_own_files()
+        shards = {
+            (name, shard): shard_digest(rows)
+            for name, table in self.tables.items()
+            for shard, rows in self.read_shards(name, range(table.num_shards))
+        }
+        return model_digest(self._read_dense_weights(), shards)
+
+    def digest_of_own_files(self) -> str:
+        """Returns the model's digest, from dense blocks and the digests of shards; of a delta "".
 
         Raises:
             CheckpointError: If the file of a dense block was altered.
         """
-        dense = {
+        dense = self._read_dense_weights()
+        return (
+            model_digest(dense, shard_digests(self.manifest.entries)) if self.base is None else ""
+        )
+
+    def _read_dense_weights(self) -> dict[str, Values]:
+        return {
             name: self.read_dense(name, slice(0, block.length)).weights
             for name, block in self.blocks.items()
         }
-        return model_digest(dense, shard_digests(self.manifest.entries))
 
 
 def _require_sizes(folder: Folder, sizes: Mapping[str, int]) -> None:

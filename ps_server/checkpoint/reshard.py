@@ -1,5 +1,6 @@
 """A checkpoint as another number of servers would have saved it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from protos.errors import CheckpointError
 from protos.partition import piece_of_server, shards_of_server
 from protos.spec import DenseSpec, TableSpec
-from ps_server.checkpoint.manifest import Entry, Part
+from ps_server.checkpoint.manifest import DenseEntry, Entry, Part, TableEntry
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.rows import DensePiece, Rows
 from ps_server.checkpoint.storage import Folder
@@ -121,3 +122,21 @@ def _write_part(
         for spec in checkpoint.blocks.values()
     ]
     return write_part(folder, server, tables, blocks, candidates=candidates, counters=counters)
+
+
+def compact(checkpoint: Checkpoint, target: str | Path) -> None:
+    """Saves the model of a delta as a full checkpoint, in the files of as many servers as saved the delta.
+
+    Args:
+        checkpoint: What to save; every checksum is compared.
+        target: Where to; may be the place of the delta, if no other delta needs that.
+
+    Raises:
+        CheckpointError: If a file was altered, or it cannot be written; what was at the target stays.
+    """
+    files = Counter(
+        entry.table if isinstance(entry, TableEntry) else entry.block
+        for entry in checkpoint.manifest.entries
+        if isinstance(entry, DenseEntry) or (isinstance(entry, TableEntry) and entry.kind == "rows")
+    )
+    reshard(checkpoint, target, max(files.values(), default=1))

@@ -77,6 +77,15 @@ class TableSource(Protocol):
         ...
 
 
+class RemovedSource(TableSource, Protocol):
+    """Keys that lost their row since the base of a delta, in one server's shards: rows of dim 0."""
+
+    @property
+    def passes(self) -> int:
+        """How often the other rows have aged since."""
+        ...
+
+
 class CountersSource(Protocol):
     """One server's counters of the keys that have no row in a table."""
 

@@ -11,6 +11,7 @@ from protos.gradients import Values
 from protos.partition import Keys
 from protos.spec import TableSpec
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.sorted_rows import read_layers
 
 
 class SavedModel:
@@ -55,8 +56,7 @@ class SavedModel:
             )
         spec = self.checkpoint.tables[table]
         rows = np.full((keys.size, spec.dim), _missing_value(spec), np.float32)
-        for file in self._rows[table]:
-            file.read(keys, rows)
+        read_layers(self._rows[table], keys, rows)
         return rows
 
 

@@ -7,7 +7,7 @@ A lookup touches the pages that it needs, so a model of any size is ready at onc
 that map it. Searches of a block of keys go step by step together: their waits for memory overlap.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,3 +131,40 @@ class SortedRows:
         _copy(self._content, self._value_starts, keys, positions, row_bytes)
         np.copyto(out, values, where=found[:, np.newaxis])
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One checkpoint's rows of a table, and keys of which older checkpoints have rows that are no more."""
+
+    rows: Sequence[SortedRows]
+    removed: Sequence[SortedRows]
+
+
+def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> None:
+    """Writes the rows of those `keys` uint64[N] that have one into their rows of `out` float32[N, D].
+
+    Args:
+        layers: The newest first.
+        keys: What to look up.
+        out: Other rows stay as they are.
+    """
+    newest, *older = layers
+    is_open = ~_read_layer(newest, keys, out)
+    for layer in older:
+        places = np.flatnonzero(is_open)
+        if not places.size:
+            return
+        found = out[places]
+        is_open[places] = ~_read_layer(layer, keys[places], found)
+        out[places] = found
+
+
+def _read_layer(layer: Layer, keys: Keys, out: Values) -> NDArray[np.bool_]:
+    """Writes the rows that are here; returns bool[N], of which keys older layers have nothing to say."""
+    is_known = np.zeros(keys.size, np.bool_)
+    for file in layer.rows:
+        is_known |= file.read(keys, out)
+    for file in layer.removed:
+        is_known |= file.read(keys, out[:, :0])
+    return is_known

@@ -9,16 +9,18 @@ from pathlib import Path
 from protos.errors import CheckpointError
 from protos.progress import merge_progress
 from protos.spec import DenseSpec, TableSpec
+from ps_server.checkpoint.chain import beside
 from ps_server.checkpoint.format import (
     write_counters_file,
     write_dense_file,
+    write_removed_file,
     write_table_file,
 )
 from ps_server.checkpoint.manifest import Attachment, Entry, Manifest, Part
 from ps_server.checkpoint.names import ATTACHMENTS, TOKEN, require_name
 from ps_server.checkpoint.publish import discard, open_data, publish
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.rows import CountersSource, DenseSource, TableSource
+from ps_server.checkpoint.rows import CountersSource, DenseSource, RemovedSource, TableSource
 from ps_server.checkpoint.storage import Folder, folder_at
 
 
@@ -47,6 +49,7 @@ def write_part(
     *,
     candidates: Sequence[TableSource] = (),
     counters: Sequence[CountersSource] = (),
+    removed: Sequence[RemovedSource] = (),
 ) -> list[Entry]:
     """Writes one server's shards and pieces into the folder of a save; again is no error.
 
@@ -57,6 +60,8 @@ def write_part(
         blocks: Its piece of each dense block.
         candidates: Keys without a row, of the tables that count them one by one.
         counters: Counters of keys without a row, of the tables that have them.
+        removed: Keys that lost their row since the base, of each table; of a delta, whose tables have only
+            rows that changed.
 
     Raises:
         CheckpointError: If it cannot be written.
@@ -65,8 +70,28 @@ def write_part(
         *(write_table_file(folder, server_index, table) for table in tables),
         *(write_table_file(folder, server_index, keys, "candidates") for keys in candidates),
         *(write_counters_file(folder, server_index, table) for table in counters),
+        *(write_removed_file(folder, server_index, table) for table in removed),
         *(write_dense_file(folder, server_index, block) for block in blocks),
     ]
+
+
+def open_base(base: str | Path, target: str | Path) -> Checkpoint:
+    """Opens the checkpoint on which a delta at `target` is to be based.
+
+    Raises:
+        CheckpointError: If it is none, is in another folder, or would be replaced by the delta.
+    """
+    checkpoint, folder = Checkpoint.open(base), folder_at(target)
+    if beside(folder, checkpoint.name).url != checkpoint.url:
+        raise CheckpointError(
+            f"a delta at {folder.url} cannot be based on {checkpoint.url}: both have to be in one folder"
+        )
+    if folder.url in [link.url for link in checkpoint.chain]:
+        raise CheckpointError(
+            f"a delta based on {checkpoint.url} cannot replace {folder.url}, which it needs: choose another "
+            f"name"
+        )
+    return checkpoint
 
 
 def save_checkpoint(
@@ -76,9 +101,10 @@ def save_checkpoint(
     tables: Mapping[str, TableSpec],
     blocks: Mapping[str, DenseSpec],
     attachments: Mapping[str, bytes],
+    base: Checkpoint | None = None,
     clock: Callable[[], float] = time.time,
 ) -> str:
-    """Writes a whole checkpoint, publishes it, and returns the model's digest.
+    """Writes a whole checkpoint, publishes it, and returns the model's digest; of a delta "".
 
     Others may train meanwhile: each shard and each dense piece is of one moment, not all of the same one.
 
@@ -89,6 +115,7 @@ def save_checkpoint(
         tables: Every table, by name.
         blocks: Every dense block, by name.
         attachments: Files that travel with the parameters, by name.
+        base: What it is a delta of, by `open_base`; None: it is a full one.
         clock: Seconds since 1970.
 
     Raises:
@@ -101,6 +128,9 @@ def save_checkpoint(
     try:
         parts = write_parts(data.url, token)
         manifest = Manifest(
+            kind="full" if base is None else "delta",
+            base=None if base is None else base.name,
+            base_sha256="" if base is None else base.sha256,
             data_folder=data.name,
             created=created,
             version=min((part.version for part in parts), default=0),
@@ -111,7 +141,7 @@ def save_checkpoint(
             entries=tuple(entry for part in parts for entry in part.entries),
             attachments=_write_attachments(data, attachments),
         )
-        digest = Checkpoint(folder, manifest).digest_of_files()
+        digest = Checkpoint(folder, manifest, base=base).digest_of_own_files()
         publish(folder, data, replace(manifest, model_digest=digest))
     except BaseException:
         discard(folder, data)

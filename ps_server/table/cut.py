@@ -125,6 +125,13 @@ class CutRegions:
         self._num_kept[:] = 0
         self.arrays = self._view()
 
+    def clear(self, num_rows: NDArray[np.int64]) -> None:
+        """Takes the marks from all of int64[num_shards] rows; there is no cut."""
+        marks = self._new_marks()
+        marks.reserve(_words_for(int(num_rows.max())))
+        self._marks = marks
+        self.arrays = self._view()
+
     @property
     def is_cut(self) -> bool:
         """Whether a cut has begun and not ended."""
@@ -147,8 +154,12 @@ class CutRegions:
 
     def changed_rows(self, shard: int, num_rows: int) -> NDArray[np.bool_]:
         """Returns which of the first rows of a shard changed since the last cut, bool[num_rows]."""
-        words = self._words(self._marks, shard)[: _words_for(num_rows)].astype("<u8")
-        return np.unpackbits(words.view(np.uint8), bitorder="little")[:num_rows].astype(np.bool_)
+        return _bits(self._words(self._marks, shard), num_rows)
+
+    def changed_before(self, shard: int) -> NDArray[np.bool_]:
+        """Returns which rows of a shard at the cut had changed since the one before, bool[N]."""
+        marks = self._marks if self._marks_before is None else self._marks_before
+        return _bits(self._words(marks, shard), int(self._cut_rows[shard]))
 
     def _words(self, marks: Arena, shard: int) -> NDArray[np.uint64]:
         first = shard * marks.region_rows
@@ -186,3 +197,9 @@ class CutRegions:
 
 def _words_for(rows: int) -> int:
     return -(-rows // MARKS_A_WORD)
+
+
+def _bits(words: NDArray[np.uint64], number: int) -> NDArray[np.bool_]:
+    """Returns the first bits of words, bool[number]."""
+    bytes_of_words = words[: _words_for(number)].astype("<u8").view(np.uint8)
+    return np.unpackbits(bytes_of_words, bitorder="little")[:number].astype(np.bool_)

@@ -22,6 +22,7 @@ from ps_server.table.hash_index import (
 )
 from ps_server.table.row_kernels import drop_rows
 from ps_server.table.row_layout import RowLayout
+from ps_server.table.since_cut import SinceCut
 
 VALUE_BYTES = 4
 SLOT_BYTES = 8
@@ -37,6 +38,7 @@ class RowRegions:
         arrays: What kernels work on; replaced when memory moves.
         changes: Which rows changed for whom.
         cut: Which rows changed since the last cut, and rows as they were at a cut that lasts.
+        since_cut: Which keys lost their row since the last cut.
         num_rows: int64[num_shards].
     """
 
@@ -68,6 +70,7 @@ class RowRegions:
         self.cut = CutRegions(
             num_shards=num_shards, rows=self._slab.region_rows, row_words=layout.stride // 2
         )
+        self.since_cut = SinceCut()
         # Two regions a shard: a growing index moves from one to the other.
         self._index = Arena(
             np.uint64, num_regions=2 * num_shards, width=1, region_bytes=region_bytes // 4
@@ -116,6 +119,11 @@ class RowRegions:
         self.cut.begin(self.num_rows)
         self.arrays = self._view()
 
+    def clear_marks(self) -> None:
+        """Lets no row count as changed since the last cut; all shards must be locked."""
+        self.cut.clear(self.num_rows)
+        self.arrays = self._view()
+
     def end_cut(self, *, saved: bool) -> None:
         """Ends the cut; all shards must be locked."""
         self.cut.end(saved=saved)
@@ -159,8 +167,10 @@ class RowRegions:
             doomed: uint8[rows of the shard], which.
         """
         num_rows = int(self.num_rows[shard])
+        removed = self.arrays.keys[self.rows_of(shard), 0][doomed.astype(np.bool_)]
         kept = drop_rows(self.arrays, shard, doomed)
         if kept < num_rows:
+            self.since_cut.add_removed(shard, removed, num_rows)
             self._free_rows(shard, kept, num_rows)
 
     def _free_rows(self, shard: int, start: int, stop: int) -> None:

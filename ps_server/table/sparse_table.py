@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import GradientError, ProtocolError, SpecConflictError
+from protos.errors import GradientError, ProtocolError, SpecConflictError, UnknownChangesError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
 from protos.spec import StatisticsSpec, TableSpec
@@ -106,6 +106,8 @@ class SparseTable:
             SpecConflictError: If the spec is impossible.
         """
         with self._locked(range(self.spec.num_shards)):
+            if spec.statistics != self.spec.statistics:
+                self._regions.since_cut.forget()  # rows age otherwise from here on
             self._take(spec)
             self._regions.limit_rows(self._max_rows)
 
@@ -367,6 +369,8 @@ class SparseTable:
                 if self._candidates is not None:
                     self._candidates.shrink(shard, rule)
             removed += shrunk
+        if self.statistics_width and not dry_run:
+            self._regions.since_cut.add_pass()
         return removed
 
     def export_shard(self, shard: int) -> Rows:
@@ -382,18 +386,28 @@ class SparseTable:
                 statistics=slab[order, self.layout.statistics],
             )
 
-    def begin_cut(self) -> TableCut:
+    def begin_cut(self, *, changes_only: bool = False) -> TableCut:
         """Returns the table as it is now, to be copied while others change it, until `end_cut`.
 
         Rows that change before they are copied are kept beside the table meanwhile.
 
+        Args:
+            changes_only: Of the cut only what changed since the last one that was saved.
+
         Raises:
             ProtocolError: If the last cut has not ended.
+            UnknownChangesError: If it is not known what changed.
         """
         with self._locked(range(self.spec.num_shards)):
             if self._regions.cut.is_cut:
                 raise ProtocolError(
                     f"table {self.spec.name!r} is being saved: wait until that has ended"
+                )
+            if changes_only and not self._regions.since_cut.is_known:
+                raise UnknownChangesError(
+                    f"it is not known what changed in table {self.spec.name!r}: it is newer than the last "
+                    f"checkpoint, was declared otherwise since, or lost more rows than it has; save a full "
+                    f"checkpoint"
                 )
             candidates = None
             if self._candidates is not None:
@@ -403,12 +417,27 @@ class SparseTable:
             except MemoryError:
                 self._end_cut_of_candidates(saved=False)
                 raise
-        return TableCut(self.spec, self.shards, self._regions, self._locks, candidates)
+            self._regions.since_cut.begin_cut()
+        return TableCut(
+            self.spec,
+            self.shards,
+            self._regions,
+            self._locks,
+            candidates,
+            changes_only=changes_only,
+        )
+
+    def settle(self) -> None:
+        """Lets no row count as changed since the last cut: all are as a checkpoint says."""
+        with self._locked(range(self.spec.num_shards)):
+            self._regions.clear_marks()
+            self._regions.since_cut.restart()
 
     def end_cut(self, *, saved: bool) -> None:
         """Ends the cut; unless it was saved, what had changed before it counts as changed again."""
         with self._locked(range(self.spec.num_shards)):
             self._regions.end_cut(saved=saved)
+            self._regions.since_cut.end_cut(saved=saved)
             self._end_cut_of_candidates(saved=saved)
 
     def _end_cut_of_candidates(self, *, saved: bool) -> None:

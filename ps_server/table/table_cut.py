@@ -8,7 +8,7 @@ shard waits for microseconds. Sorting and placing happen between the stretches.
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from protos.spec import TableSpec
 from ps_server.checkpoint.rows import Rows
 from ps_server.table.cut import ROW_WORDS
 from ps_server.table.row_regions import RowRegions
+from ps_server.table.since_cut import SinceCut
 
 STRETCH_ROWS = 2048
 """Rows copied under one lock. 180 KB of dim 10 with Adagrad, in the cache until they are placed."""
@@ -39,13 +40,28 @@ class ShardCopy:
     """One shard's rows at the cut, in the making. Not thread-safe; others may push between steps."""
 
     def __init__(
-        self, regions: RowRegions, lock: threading.Lock, shard: int, stretch_rows: int
+        self,
+        regions: RowRegions,
+        lock: threading.Lock,
+        shard: int,
+        stretch_rows: int,
+        numbers: NDArray[np.int64] | None = None,
     ) -> None:
-        """Copies from regions that are cut, whose shard `lock` guards."""
+        """Copies from regions that are cut, whose shard `lock` guards.
+
+        Args:
+            regions: What to copy from.
+            lock: Of the shard.
+            shard: Which.
+            stretch_rows: Rows copied under one lock.
+            numbers: int64[N] ascending, which rows at the cut to copy; None: all.
+        """
         self._regions = regions
         self._lock = lock
         self._shard = shard
-        self._num_rows = int(regions.arrays.cut.cut_rows[shard])
+        self._cut_rows = int(regions.arrays.cut.cut_rows[shard])
+        self._numbers = numbers
+        self._num_rows = self._cut_rows if numbers is None else numbers.size
         self._next = 0
         self._places: NDArray[np.int64] | None = None
         self._stretch = np.empty(
@@ -77,22 +93,36 @@ class ShardCopy:
             statistics=self._statistics,
         )
 
-    def _stretch_bounds(self) -> tuple[int, int, slice]:
-        """Returns the next stretch: first row, after the last row, where they stand in the slab."""
+    def _stretch_bounds(self) -> tuple[int, int, slice | NDArray[np.int64]]:
+        """Returns the next stretch of the copy: its start and stop, and where its rows stand in the slab."""
         start, stop = self._next, min(self._next + len(self._stretch), self._num_rows)
         first = self._shard * self._regions.arrays.region_rows
-        return start, stop, slice(first + start, first + stop)
+        if self._numbers is None:
+            return start, stop, slice(first + start, first + stop)
+        return start, stop, first + self._numbers[start:stop]
+
+    def _wanted(self, kept: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Returns those of kept rows that are to be copied, and where in the copy they belong."""
+        numbers = kept[:, 0].astype(np.int64)
+        if self._numbers is None:
+            return kept, numbers
+        positions = np.searchsorted(self._numbers, numbers)
+        is_wanted = positions < self._numbers.size
+        is_wanted[is_wanted] = self._numbers[positions[is_wanted]] == numbers[is_wanted]
+        return kept[is_wanted], positions[is_wanted]
 
     def _read_keys(self) -> None:
         with self._lock:
             start, stop, where = self._stretch_bounds()
             self._keys[start:stop] = self._regions.arrays.keys[where, 0]
             kept = self._regions.cut.kept_rows(self._shard)
+            if not self._num_rows:
+                self._regions.cut.advance(self._shard, self._cut_rows)
         self._next = stop
         if stop < self._num_rows:
             return
-        numbers = kept[:, 0].astype(np.int64)
-        self._keys[numbers] = kept[:, ROW_WORDS]  # others may stand in their places by now
+        kept, positions = self._wanted(kept)
+        self._keys[positions] = kept[:, ROW_WORDS]  # others may stand in their places by now
         order = np.argsort(self._keys)
         self._keys = self._keys[order]
         self._places = np.empty_like(order)
@@ -105,15 +135,20 @@ class ShardCopy:
             start, stop, where = self._stretch_bounds()
             stretch = self._stretch[: stop - start]
             stretch[:] = self._regions.arrays.slab[where]
-            cut.advance(self._shard, stop)
+            is_last = stop == self._num_rows
+            cut.advance(self._shard, self._cut_rows if is_last else self._first_left(stop))
             kept = cut.kept_rows(self._shard)
         self._place(stretch, 0, places, start)
         self._next = stop
         if stop < self._num_rows:
             return
-        kept_places = places[kept[:, 0].astype(np.int64)]
-        self._place(kept.view(np.float32), 2 * ROW_WORDS, kept_places, 0)
+        kept, positions = self._wanted(kept)
+        self._place(kept.view(np.float32), 2 * ROW_WORDS, places[positions], 0)
         cut.release(self._shard)
+
+    def _first_left(self, stop: int) -> int:
+        """Returns the number of the first row that is not copied yet."""
+        return stop if self._numbers is None else int(self._numbers[stop])
 
     def _place(
         self, rows: Values, first_column: int, places: NDArray[np.int64], start: int
@@ -160,8 +195,11 @@ class TableCut:
         regions: RowRegions,
         locks: Sequence[threading.Lock],
         candidates: "TableCut | CountersCut | None" = None,
+        *,
+        changes_only: bool = False,
     ) -> None:
-        """Reads from regions that are cut, whose shards `locks` guard."""
+        """Reads from regions that are cut, whose shards `locks` guard; perhaps only rows that changed."""
+        self._changes_only = changes_only
         self.candidates = candidates
         self.spec = spec
         self.shards = shards
@@ -177,7 +215,10 @@ class TableCut:
 
     def copy_shard(self, shard: int, *, stretch_rows: int = STRETCH_ROWS) -> ShardCopy:
         """Begins to copy a shard."""
-        return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows)
+        numbers = None
+        if self._changes_only:
+            numbers = np.flatnonzero(self._regions.cut.changed_before(shard))
+        return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers)
 
     def export_shard(self, shard: int) -> Rows:
         """Returns a shard as it was, ascending by key."""
@@ -185,3 +226,29 @@ class TableCut:
         while not copy.is_done:
             copy.step()
         return copy.rows()
+
+    def removed(self) -> "RemovedCut":
+        """Returns which keys lost their row before the cut, and since the one before."""
+        return RemovedCut(replace(self.spec, dim=0), self.shards, self._regions.since_cut)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedCut:
+    """Keys that lost their row from one cut to the next: a `ps_server.checkpoint.rows.RemovedSource`."""
+
+    spec: TableSpec
+    shards: Sequence[int]
+    since_cut: SinceCut
+    state_width: int = 0
+    statistics_width: int = 0
+
+    @property
+    def passes(self) -> int:
+        """Passes from one cut to the next."""
+        return self.since_cut.passes
+
+    def export_shard(self, shard: int) -> Rows:
+        """Returns a shard's keys, as rows without columns."""
+        keys = self.since_cut.removed_keys(shard)
+        nothing = np.empty((keys.size, 0), np.float32)
+        return Rows(keys=keys, weights=nothing, state=nothing, statistics=nothing)

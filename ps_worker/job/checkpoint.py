@@ -1,6 +1,6 @@
 """The section of a job that says when to save, where to, and what to start from."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -8,6 +8,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from ps_worker.job.sections import Section
 
 _WHERE = "but there is no folder for checkpoints: set checkpoint.dir"
+_WHICH = 'but all checkpoints are full: set checkpoint.mode = "delta"'
 
 
 class CheckpointSection(Section):
@@ -19,7 +20,10 @@ class CheckpointSection(Section):
             alone.
         every_steps: Steps of worker 0 from one checkpoint to the next within an epoch; 0: none.
         every_s: Seconds from one checkpoint to the next within an epoch; 0: none.
-        keep_last: Checkpoints of `dir` that stay, the newest; 0: all.
+        mode: "full": every checkpoint has all rows; "delta": most have only those that changed since the one
+            before.
+        full_every: Of so many checkpoints of mode "delta" one has all rows; the first of a run always does.
+        keep_last: Checkpoints of `dir` that stay, the newest, with those that they need; 0: all.
         resume: Whether to go on where the newest checkpoint of `dir` was taken; if there is none, from the
             start.
         load: Checkpoint, or folder of checkpoints, whose model to start from; empty: from what the servers
@@ -30,6 +34,8 @@ class CheckpointSection(Section):
     every_epochs: int = Field(1, ge=0)
     every_steps: int = Field(0, ge=0)
     every_s: float = Field(0.0, ge=0)
+    mode: Literal["full", "delta"] = "full"
+    full_every: int = Field(10, ge=1)
     keep_last: int = Field(0, ge=0)
     resume: bool = False
     load: str = ""
@@ -44,15 +50,16 @@ class CheckpointSection(Section):
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         without_use = [
             name
-            for name in ("every_epochs", "every_steps", "every_s", "keep_last", "resume")
+            for name in ("every_epochs", "every_steps", "every_s", "mode", "keep_last", "resume")
             if not self.dir and getattr(self, name) != defaults[name]
         ]
-        if without_use:
-            raise ValidationError.from_exception_data(
-                "checkpoint", [self._without_use(name) for name in without_use]
-            )
+        errors = [self._without_use(name, _WHERE) for name in without_use]
+        if self.mode == "full" and self.full_every != defaults["full_every"]:
+            errors.append(self._without_use("full_every", _WHICH))
+        if errors:
+            raise ValidationError.from_exception_data("checkpoint", errors)
         return self
 
-    def _without_use(self, name: str) -> InitErrorDetails:
-        error = PydanticCustomError("setting_without_use", "{message}", {"message": _WHERE})
+    def _without_use(self, name: str, why: str) -> InitErrorDetails:
+        error = PydanticCustomError("setting_without_use", "{message}", {"message": why})
         return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))

@@ -57,7 +57,7 @@ class Store:
     def __init__(self, clock: Clock | None = None, wait_limit_s: float = LIMIT_S) -> None:
         self.table = new_table()
         self.cuts = Cuts(
-            lambda: cut_all([self.table], [], 0, {}),
+            lambda _: cut_all([self.table], [], 0, {}),
             wait_limit_s=wait_limit_s,
             hold_limit_s=60.0,
             monotonic=clock or Clock(),
@@ -225,7 +225,7 @@ def test_failed_save_is_over_too() -> None:
 def test_out_of_memory_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = [new_table("a"), new_table("b")]
 
-    def fail() -> None:
+    def fail(*, changes_only: bool) -> None:
         raise MemoryError
 
     monkeypatch.setattr(tables[1], "begin_cut", fail)

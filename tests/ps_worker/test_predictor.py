@@ -10,6 +10,7 @@ import pytest
 from ctr_model.batch import Batch
 from ctr_model.models.model import Model
 from protos.errors import CheckpointError, DataError, UsageError
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.evaluator import evaluate
@@ -86,6 +87,23 @@ def test_predicts_what_the_trainer_predicts(model: str, data: Path, tmp_path: Pa
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, expected)
     assert np.ptp(expected) > 0.01  # rows count for something
+
+
+def test_answers_from_a_chain_of_deltas(data: Path, tmp_path: Path) -> None:
+    settings = ("train.epochs=3", "checkpoint.mode=delta")
+    job = job_of(data, tmp_path, *settings)
+    Session(plan_of(job), ParameterStore()).run()
+    batches, expected = trainer_says(job, tmp_path / "epoch-3")
+
+    predictor = Predictor.load(tmp_path, verify=True)
+    found = np.concatenate([predictor.predict(batch) for batch in batches])
+
+    assert Checkpoint.open(tmp_path).manifest.base == "epoch-2"
+    np.testing.assert_array_equal(found, expected)
+    full = tmp_path / "full"
+    Session(plan_of(job_of(data, full, "train.epochs=3")), ParameterStore()).run()
+    _, of_full = trainer_says(job, full / "epoch-3")
+    np.testing.assert_array_equal(expected, of_full)
 
 
 def test_samples_are_hashed_and_scaled_as_rows_of_files(checkpoints: Path, data: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.job.checkpoint import CheckpointSection
 from ps_worker.saving import Saver, Schedule
+from tests.support.stores import embedded
 
 LIMIT_S = 10.0
 
@@ -68,6 +70,7 @@ class SlowStore(ParameterStore):
         url: str,
         attachments: Mapping[str, bytes],
         *,
+        base: str = "",
         on_cut: Callable[[], None] | None = None,
     ) -> str:
         assert on_cut is not None
@@ -75,10 +78,10 @@ class SlowStore(ParameterStore):
         assert self.write.wait(LIMIT_S)
         if self.error is not None:
             raise self.error
-        return super().save(url, attachments)
+        return super().save(url, attachments, base=base)
 
 
-def saver_of(store: ParameterStore, folder: Path, **settings: int) -> Saver:
+def saver_of(store: ParameterStore, folder: Path, **settings: int | str) -> Saver:
     section = CheckpointSection(dir=str(folder), **{"every_steps": 1, **settings})
     return Saver(store, section, clock=itertools.count().__next__)
 
@@ -115,6 +118,39 @@ def test_checkpoint_of_an_epoch_waits_for_the_one_before(tmp_path: Path) -> None
     saver.finish()
 
     assert names(tmp_path) == ["epoch-1", "step-1"]
+
+
+def kinds(folder: Path) -> dict[str, str | None]:
+    """Returns the base of each checkpoint."""
+    return {name: Checkpoint.open(folder / name).manifest.base for name in names(folder)}
+
+
+def test_in_mode_delta_one_of_so_many_checkpoints_is_full(tmp_path: Path) -> None:
+    saver = saver_of(embedded(), tmp_path, mode="delta", full_every=3)
+
+    for step in range(1, 6):
+        saver.save(f"step-{step}", step, {})
+    saver.finish()
+
+    bases = (None, "step-1", "step-2", None, "step-4")
+    assert kinds(tmp_path) == {f"step-{step}": base for step, base in enumerate(bases, 1)}
+
+
+def test_a_delta_that_is_not_possible_becomes_a_full_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = embedded()
+    saver = saver_of(store, tmp_path, mode="delta")
+    saver.save("step-1", 1, {})
+    saver.finish()
+    store.save(str(tmp_path / "other"), {})
+
+    saver.save("step-2", 2, {})
+    saver.save("step-3", 3, {})
+    saver.finish()
+
+    assert kinds(tmp_path) == {"other": None, "step-1": None, "step-2": None, "step-3": "step-2"}
+    assert "saves all rows checkpoint=" in caplog.text
 
 
 def next_steps(saver: Saver) -> None:

@@ -133,9 +133,9 @@ class LocalTransport:
     def done(self, server: int, worker: int, step: Version) -> Future[None]:
         return Answer(lambda: self.stores[server].done(worker, step=step))
 
-    def cut(self, server: int, token: str) -> Future[None]:
+    def cut(self, server: int, token: str, base: str) -> Future[None]:
         self.calls.append((server, "cut", token))
-        self.stores[server].cut(token)
+        self.stores[server].cut(token, base)
         return Answer(lambda: None)
 
     def save(self, server: int, folder: str, token: str) -> Future[str]:

@@ -10,6 +10,7 @@ from ps_server.checkpoint import cli
 from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from tests.support.checkpoints import fake_counting_model
+from tests.support.stores import embedded, random_gradients, stamp
 
 MODEL = fake_counting_model(1)
 
@@ -117,6 +118,20 @@ def test_reshard_writes_a_checkpoint(run, root: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(tmp_path / "resharded")
     checkpoint.verify()
     assert checkpoint.model_digest == Checkpoint.open(root / "epoch-1").model_digest
+
+
+def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
+    store = embedded()
+    for sequence, base in enumerate(["", str(tmp_path / "0")]):
+        store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+        store.save(str(tmp_path / str(sequence)), {}, base=base)
+
+    done = run("compact", tmp_path / "1", tmp_path / "compacted")
+
+    assert done.out == f"{tmp_path}/compacted\n"
+    assert Checkpoint.open(tmp_path / "compacted").model_digest == store.digest()
+    assert run("verify", tmp_path / "1").out.endswith(f"digest={store.digest()}\n")
+    assert json.loads(run("diff", tmp_path / "1", tmp_path / "compacted", "--json").out)["equal"]
 
 
 def test_wrong_arguments_end_with_2(run, root: Path) -> None:

@@ -1,0 +1,341 @@
+"""Deltas: rows that changed since the last checkpoint, on the chain of those before."""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from protos.errors import CheckpointError
+from protos.gradients import Gradients, SparseGrad
+from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from ps_server.checkpoint.publish import keep_last, write_latest
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.reshard import compact
+from ps_server.checkpoint.saved_model import SavedModel
+from ps_server.store import ParameterStore
+from ps_worker.client import ClusterClient
+from tests.support.local_transport import LocalTransport
+from tests.support.stores import assert_same_parameters, declare, embedded, random_gradients, stamp
+
+COUNTING = TableSpec(
+    name="counting",
+    dim=2,
+    initializer=InitializerSpec(),
+    optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+    num_shards=2,
+    statistics=StatisticsSpec(nonclk_coeff=0.5, decay=0.5),
+    expiry=ExpirySpec(delete_threshold=0.5),
+)
+NOW = 1000.0
+KEYS = st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True)
+
+
+def train(store: ParameterStore, *sequences: int) -> None:
+    for sequence in sequences:
+        store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+
+
+def trained_chain(folder: Path, length: int) -> ParameterStore:
+    """Returns a store saved at 0 as a full checkpoint, then so many deltas: 1, 2, ..."""
+    store = embedded()
+    train(store, 0)
+    store.save(str(folder / "0"), {"note": b"0"})
+    for i in range(1, length + 1):
+        train(store, i)
+        store.save(str(folder / str(i)), {"note": str(i).encode()}, base=str(folder / str(i - 1)))
+    return store
+
+
+def rows_of(checkpoint: Checkpoint, table: str) -> dict[int, tuple[list[float], list[float]]]:
+    """Returns weights and statistics by key."""
+    found = {}
+    for _, rows in checkpoint.read_shards(table, range(checkpoint.tables[table].num_shards)):
+        assert np.all(np.diff(rows.keys.astype(np.float64)) > 0)
+        for i, key in enumerate(rows.keys.tolist()):
+            found[key] = rows.weights[i].tolist(), rows.statistics[i, :3].tolist()
+    return found
+
+
+def test_a_chain_of_deltas_is_the_model_of_its_moment(tmp_path: Path) -> None:
+    stores = {0: embedded()}
+    train(stores[0], 0)
+    trained_chain(tmp_path, 5)
+
+    for i in range(6):
+        expected, loaded = embedded(), embedded()
+        train(expected, *range(i + 1))
+        loaded.load(str(tmp_path / str(i)))
+        checkpoint = Checkpoint.open(tmp_path / str(i))
+
+        assert_same_parameters(expected, loaded)
+        assert checkpoint.digest_of_files() == expected.digest()
+        assert len(checkpoint.chain) == i + 1
+        assert checkpoint.attachment("note") == str(i).encode()
+        checkpoint.verify()
+
+
+def test_a_delta_has_only_the_rows_that_changed(tmp_path: Path) -> None:
+    trained_chain(tmp_path, 1)
+
+    delta = Checkpoint.open(tmp_path / "1").manifest
+    changed = sum(batch.rows for entry in delta.files_of_table("deep") for batch in entry.batches)
+    assert changed == np.unique(random_gradients(1).sparse["deep"].keys).size
+    assert delta.model_digest == ""
+    assert (delta.kind, delta.base) == ("delta", "0")
+
+
+def test_a_delta_of_one_row_in_a_hundred_is_under_a_fiftieth(tmp_path: Path) -> None:
+    spec = TableSpec(
+        name="large", dim=10, initializer=InitializerSpec(), optimizer=OptimizerSpec(name="adagrad")
+    )
+    store = ParameterStore()
+    store.create_table(spec)
+    for sequence, keys in enumerate((np.arange(200_000), np.arange(0, 200_000, 100))):
+        grad = SparseGrad(keys.astype(np.uint64), np.ones((keys.size, 10), np.float32), 1)
+        store.push_grad(Gradients({"large": grad}), stamp(sequence=sequence)).result()
+        base = str(tmp_path / str(sequence - 1)) if sequence else ""
+        store.save(str(tmp_path / str(sequence)), {}, base=base)
+
+    full, delta = (
+        sum(file.stat().st_size for file in (tmp_path / name).rglob("*") if file.is_file())
+        for name in ("0", "1")
+    )
+    assert delta < 0.02 * full
+
+
+def test_compacted_is_what_a_full_checkpoint_would_be(tmp_path: Path) -> None:
+    store = trained_chain(tmp_path, 3)
+
+    compact(Checkpoint.open(tmp_path / "3"), tmp_path / "compact")
+
+    compacted = Checkpoint.open(tmp_path / "compact")
+    assert (compacted.manifest.kind, compacted.manifest.base) == ("full", None)
+    assert compacted.model_digest == store.save(str(tmp_path / "full"), {})
+    assert compacted.manifest.version == Checkpoint.open(tmp_path / "3").manifest.version
+    compacted.verify()
+
+
+def test_going_on_from_a_loaded_checkpoint_saves_deltas_of_it(tmp_path: Path) -> None:
+    trained_chain(tmp_path, 2)
+    stores = [embedded(server_index=i, num_servers=3) for i in range(3)]
+    client = ClusterClient(LocalTransport(stores))
+    client.load(str(tmp_path / "2"))
+    declare(client)
+    train(client, 3)
+
+    client.save(str(tmp_path / "3"), {}, base=str(tmp_path / "2"))
+
+    checkpoint = Checkpoint.open(tmp_path / "3")
+    assert checkpoint.digest_of_files() == client.digest()
+    changed = sum(
+        batch.rows
+        for entry in checkpoint.manifest.files_of_table("deep")
+        for batch in entry.batches
+    )
+    assert changed == np.unique(random_gradients(3).sparse["deep"].keys).size
+
+
+def test_a_failed_save_gives_its_changes_to_the_next(tmp_path: Path) -> None:
+    store = trained_chain(tmp_path, 0)
+    train(store, 1)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+
+    def fail() -> None:
+        train(store, 2)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        store.save(str(tmp_path / "1"), {}, base=str(tmp_path / "0"), on_cut=fail)
+    store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "0"))
+
+    assert Checkpoint.open(tmp_path / "2").digest_of_files() == store.digest()
+
+
+def test_a_base_that_the_store_did_not_save_last_is_refused(tmp_path: Path) -> None:
+    store = trained_chain(tmp_path, 1)
+
+    with pytest.raises(CheckpointError, match=r"does not know what changed .* save a full"):
+        store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "0"))
+    with pytest.raises(
+        CheckpointError, match=r"does not know what changed .* is none; save a full"
+    ):
+        embedded().save(str(tmp_path / "2"), {}, base=str(tmp_path / "1"))
+
+    assert not (tmp_path / "2").exists()
+    store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "1"))
+
+
+def test_a_table_that_is_newer_than_the_base_is_refused(tmp_path: Path) -> None:
+    store = trained_chain(tmp_path, 0)
+    store.create_table(COUNTING)
+
+    with pytest.raises(CheckpointError, match="table 'counting': it is newer than the last"):
+        store.save(str(tmp_path / "1"), {}, base=str(tmp_path / "0"))
+
+    store.save(str(tmp_path / "1"), {})
+    store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "1"))
+
+
+def test_a_delta_stands_beside_its_base_and_replaces_nothing_it_needs(tmp_path: Path) -> None:
+    store = trained_chain(tmp_path, 1)
+
+    with pytest.raises(CheckpointError, match="both have to be in one folder"):
+        store.save(str(tmp_path / "elsewhere" / "2"), {}, base=str(tmp_path / "1"))
+    for needed in ("0", "1"):
+        with pytest.raises(CheckpointError, match="which it needs: choose another name"):
+            store.save(str(tmp_path / needed), {}, base=str(tmp_path / "1"))
+
+
+def test_a_missing_base_is_named(tmp_path: Path) -> None:
+    trained_chain(tmp_path, 3)
+    shutil.rmtree(tmp_path / "1")
+
+    for name in ("2", "3"):
+        with pytest.raises(
+            CheckpointError, match=rf"2 needs its base {tmp_path}/1, and there is no"
+        ):
+            Checkpoint.open(tmp_path / name)
+    Checkpoint.open(tmp_path / "0")
+
+
+def test_a_base_that_was_replaced_is_named(tmp_path: Path) -> None:
+    store = trained_chain(tmp_path, 2)
+    store.save(str(tmp_path / "0"), {})
+
+    with pytest.raises(CheckpointError, match=rf"1 needs its base {tmp_path}/0 as it was, but"):
+        Checkpoint.open(tmp_path / "2")
+
+
+def test_a_damaged_base_is_named(tmp_path: Path) -> None:
+    trained_chain(tmp_path, 1)
+    [file] = (tmp_path / "0").rglob("table.deep*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=str(file)):
+        Checkpoint.open(tmp_path / "1").verify()
+    with pytest.raises(CheckpointError, match=str(file)):
+        embedded().load(str(tmp_path / "1"))
+
+    file.unlink()
+    with pytest.raises(CheckpointError, match=f"{file} is part of the checkpoint, but is missing"):
+        Checkpoint.open(tmp_path / "1")
+
+
+def test_old_checkpoints_that_a_kept_delta_needs_stay(tmp_path: Path) -> None:
+    store = trained_chain(tmp_path, 2)
+    write_latest(tmp_path, "2")
+
+    assert keep_last(tmp_path, 1) == []
+
+    store.save(str(tmp_path / "3"), {})
+    write_latest(tmp_path, "3")
+    assert sorted(keep_last(tmp_path, 1)) == ["0", "1", "2"]
+
+
+def test_more_removed_keys_than_rows_ask_for_a_full_checkpoint(tmp_path: Path) -> None:
+    spec = replace(COUNTING, expiry=None, num_shards=1)
+    store = ParameterStore()
+    store.create_table(spec)
+    store.save(str(tmp_path / "0"), {})
+    keys = np.arange(5000, dtype=np.uint64)
+    grad = SparseGrad(keys, np.zeros((5000, 2), np.float32), 1, np.ones((5000, 2), np.uint32))
+    for sequence in range(2):
+        store.push_grad(Gradients({"counting": grad}), stamp(sequence=sequence)).result()
+        store.shrink(max_norm=0.0)
+
+    with pytest.raises(CheckpointError, match="lost more rows than it has; save a full"):
+        store.save(str(tmp_path / "1"), {}, base=str(tmp_path / "0"))
+
+
+@dataclass
+class Saved:
+    name: str
+    rows: dict[int, tuple[list[float], list[float]]]
+
+
+class DeltaMachine(RuleBasedStateMachine):
+    """Any order of pushes, shrinks, saves of both kinds, and loads on other numbers of servers."""
+
+    folder: Path
+
+    @initialize(num_servers=st.integers(1, 3))
+    def start(self, num_servers: int) -> None:
+        self.rows: dict[int, tuple[list[float], list[float]]] = {}
+        self.saved: list[Saved] = []
+        self.sequence = 0
+        self.root = self.folder / str(len(list(self.folder.iterdir())))
+        self.root.mkdir()
+        self.base = ""
+        self.serve(num_servers)
+
+    def serve(self, num_servers: int) -> None:
+        stores = [
+            ParameterStore(server_index=i, num_servers=num_servers, clock=lambda: NOW)
+            for i in range(num_servers)
+        ]
+        self.client = ClusterClient(LocalTransport(stores))
+        self.client.create_table(COUNTING)
+
+    @rule(keys=KEYS, value=st.integers(-3, 3), click=st.integers(0, 1))
+    def push(self, keys: list[int], value: int, click: int) -> None:
+        column = np.array(keys, np.uint64)
+        values = np.full((column.size, 2), value, np.float32)
+        counts = np.tile(np.array([[1, click]], np.uint32), (column.size, 1))
+        grad = SparseGrad(column, values, 1, counts)
+        self.client.push_grad(Gradients({"counting": grad}), stamp(sequence=self.sequence)).result()
+        self.sequence += 1
+        for key in keys:
+            weights, (show, clicks, _) = self.rows.get(key, ([0.0, 0.0], [0.0, 0.0, 0.0]))
+            self.rows[key] = [weight - value for weight in weights], [show + 1, clicks + click, 0.0]
+
+    @rule()
+    def shrink(self) -> None:
+        self.client.shrink()
+        aged = {
+            key: (weights, [0.5 * show, 0.5 * click, unseen + 1])
+            for key, (weights, (show, click, unseen)) in self.rows.items()
+        }
+        self.rows = {
+            key: (weights, [show, click, unseen])
+            for key, (weights, [show, click, unseen]) in aged.items()
+            if 0.5 * (show - click) + click >= 0.5
+        }
+
+    @rule(is_delta=st.booleans())
+    def save(self, is_delta: bool) -> None:
+        name = str(len(self.saved))
+        base = f"{self.root}/{self.base}" if is_delta and self.base else ""
+        self.client.save(f"{self.root}/{name}", {}, base=base)
+        self.base = name
+        self.saved.append(Saved(name, dict(self.rows)))
+
+        checkpoint = Checkpoint.open(self.root / name)
+        assert rows_of(checkpoint, "counting") == self.rows
+        assert checkpoint.digest_of_files() == self.client.digest()
+        keys = np.arange(12, dtype=np.uint64)
+        expected = [self.rows.get(key, ([0.0, 0.0], []))[0] for key in range(12)]
+        assert SavedModel(checkpoint).read("counting", keys).tolist() == expected
+
+    @rule(data=st.data(), num_servers=st.integers(1, 3))
+    def load(self, data: st.DataObject, num_servers: int) -> None:
+        if not self.saved:
+            return
+        saved = data.draw(st.sampled_from(self.saved))
+        self.serve(num_servers)
+        self.client.load(f"{self.root}/{saved.name}")
+        self.rows, self.base = dict(saved.rows), saved.name
+
+
+def test_deltas_agree_with_a_dictionary_in_any_order(tmp_path: Path) -> None:
+    machine = type("Machine", (DeltaMachine,), {"folder": tmp_path})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=15, stateful_step_count=15, deadline=None)
+    )
