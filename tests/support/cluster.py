@@ -8,12 +8,14 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 from protos.channel import PART_BYTES
 from ps_server.mailbox import INBOX_BYTES
 from ps_server.server import Server, ServerSettings
 from ps_server.store import ParameterStore
+from ps_server.warm import warm_kernels
 from ps_worker.client import ClusterClient
 from ps_worker.connect import wait_for_servers
 from ps_worker.grpc_transport import Deadlines, GrpcTransport
@@ -86,6 +88,7 @@ def cluster(
     inbox_bytes: int = INBOX_BYTES,
 ) -> Iterator[Cluster]:
     """Runs servers for the time of the block."""
+    _compile_kernels()
     loop = LoopThread()
     try:
         with ExitStack() as stack:
@@ -103,3 +106,9 @@ def cluster(
             yield servers
     finally:
         loop.close()
+
+
+@cache
+def _compile_kernels() -> None:
+    """As a server does before it serves: a call that met the compiler would not keep its deadline."""
+    warm_kernels()
