@@ -446,16 +446,21 @@ class Store(Protocol):
         Raises:
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
             UnknownChangesError: If a server does not know what changed since the base; likewise.
+            WaitTimeoutError: If another save does not end in time, or pushes do not.
             ProtocolError: If there is no such cut any more.
-            WaitTimeoutError: If another save does not end in time.
         """
         ...
 
-    def load(self, url: str) -> None:
+    def load(self, url: str, *, token: str = "") -> None:
         """Replaces the parameters by those of a checkpoint, saved from any number of servers.
 
+        Args:
+            url: A checkpoint, or a folder of checkpoints, whose latest is meant.
+            token: Of the save that it has to be of, as whoever has read its manifest knows; empty: any.
+
         Raises:
-            CheckpointError: If it is not whole, was altered or does not fit; nothing was replaced.
+            CheckpointError: If it is not whole, was altered, does not fit or is of another save; nothing was
+                replaced.
         """
         ...
 

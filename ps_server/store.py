@@ -279,10 +279,12 @@ class ParameterStore:
     def _freeze(self, base: str) -> StoreCut:
         return self._parameters.freeze(self._workers.version, self._workers.progress(), base)
 
-    def load(self, url: str) -> None:
+    def load(self, url: str, *, token: str = "") -> None:
         """See `protos.store.Store`; reads this process's shards and pieces."""
         with self._cuts.between_saves("a load"):
-            self._parameters.load(self._roots.open(url))
+            checkpoint = self._roots.open(url)
+            checkpoint.require_token(token)
+            self._parameters.load(checkpoint)
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""

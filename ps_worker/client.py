@@ -388,13 +388,19 @@ class ClusterClient:
             base=based_on,
         )
 
-    def load(self, url: str) -> None:
+    def load(self, url: str, *, token: str = "") -> None:
         """See `protos.store.Store`."""
         # Read here first, every byte: what is damaged is refused before any server has replaced its part.
         checkpoint = Checkpoint.open(url)
+        checkpoint.require_token(token)
         checkpoint.require(self._tables.keys() | self._blocks.keys())
         checkpoint.verify()
-        _results([self._transport.load(server, checkpoint.url) for server in self._servers])
+        _when_all_have_ended(
+            [
+                self._transport.load(server, checkpoint.url, checkpoint.token)
+                for server in self._servers
+            ]
+        )
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""

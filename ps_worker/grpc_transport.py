@@ -248,9 +248,9 @@ class GrpcTransport:
             server, "Save", request, lambda response: str(response.part), wait_s=wait_s
         )
 
-    def load(self, server: int, folder: str) -> Future[None]:
+    def load(self, server: int, folder: str, token: str) -> Future[None]:
         """See `Transport`."""
-        request = control_plane_pb2.LoadRequest(folder=folder)
+        request = control_plane_pb2.LoadRequest(folder=folder, token=token)
         wait_s = self._deadlines.checkpoint_s
         return self._call(server, "Load", request, _nothing, wait_s=wait_s)
 

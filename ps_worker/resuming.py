@@ -4,7 +4,7 @@ What is refused here would train on other rows than were left, or twice on the s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protos.errors import CheckpointError
 from protos.store import Version, WorkerProgress
@@ -20,12 +20,14 @@ class EarlierRun:
 
     Attributes:
         url: The checkpoint.
+        token: Of the save that has left it.
         version: Of its parameters.
         progress: How much of each worker's training is in them.
         state: Where the run was.
     """
 
     url: str
+    token: str
     version: Version
     progress: Mapping[int, WorkerProgress]
     state: RunState
@@ -49,7 +51,7 @@ def earlier_run(job: Job, *, num_workers: int, data: str) -> EarlierRun | None:
     _require_same_data(job, run, data)
     if run.state.is_between_epochs:
         progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}
-        return EarlierRun(url=run.url, version=run.version, progress=progress, state=run.state)
+        return replace(run, progress=progress)
     _require_same_workers(job, run, num_workers)
     _require_positions(job, run)
     return run
@@ -65,6 +67,7 @@ def _open(folder: str) -> EarlierRun:
     text = checkpoint.attachment(RUN_ATTACHMENT)
     return EarlierRun(
         url=checkpoint.url,
+        token=checkpoint.token,
         version=checkpoint.manifest.version,
         progress=checkpoint.manifest.workers,
         state=RunState.from_json(text, checkpoint.attachment_url(RUN_ATTACHMENT)),

@@ -114,8 +114,8 @@ class Transport(Protocol):
         """Writes the server's part of a checkpoint; answers with that as JSON."""
         ...
 
-    def load(self, server: int, folder: str) -> Future[None]:
-        """Reads the server's part of a checkpoint."""
+    def load(self, server: int, folder: str, token: str) -> Future[None]:
+        """Reads the server's part of the checkpoint that the save with this token has left."""
         ...
 
     def resume(

@@ -94,7 +94,7 @@ class Worker:
 
     def _load(self, load: str, earlier_run: EarlierRun | None) -> None:
         if earlier_run is not None:
-            self.store.load(earlier_run.url)
+            self.store.load(earlier_run.url, token=earlier_run.token)
             self.store.resume(earlier_run.version, earlier_run.progress)
             logger.info("goes on from %s version=%d", earlier_run.url, earlier_run.version)
         elif load:

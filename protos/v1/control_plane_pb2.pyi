@@ -116,10 +116,12 @@ class SaveResponse(_message.Message):
     def __init__(self, part: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("folder",)
+    __slots__ = ("folder", "token")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     folder: str
-    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+    token: str
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class LoadResponse(_message.Message):
     __slots__ = ()

@@ -117,6 +117,18 @@ class Checkpoint:
                 f"it is of another model"
             )
 
+    def require_token(self, token: str) -> None:
+        """Checks that a save with this token has left it; an empty one fits any.
+
+        Raises:
+            CheckpointError: If it was another: it has replaced the checkpoint that somebody read before.
+        """
+        if token and token != self.token:
+            raise CheckpointError(
+                f"{self.url} is of save {self.token!r}, and was of {token!r} when the load began: it was "
+                f"replaced meanwhile; load once more, and save to a folder of another name"
+            )
+
     @property
     def model_digest(self) -> str:
         """The digest of the saved model; of a delta empty, `digest_of_files` finds it."""

@@ -106,8 +106,6 @@ def save_checkpoint(
 ) -> str:
     """Writes a whole checkpoint, publishes it, and returns the model's digest; of a delta "".
 
-    Others may train meanwhile: each shard and each dense piece is of one moment, not all of the same one.
-
     Args:
         target: A path or URL where there is nothing, or a checkpoint, which is replaced.
         write_parts: Has every server write its part into the folder whose URL it gets, after

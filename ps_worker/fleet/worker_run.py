@@ -167,10 +167,10 @@ class WorkerRun:
             raise UsageError(
                 "fleet.load_model() comes before training: workers have parameters of their own by now"
             )
-        self._store.load(url)
+        checkpoint = Checkpoint.open(url)
+        self._store.load(checkpoint.url, token=checkpoint.token)
         if resume:
-            manifest = Checkpoint.open(url).manifest
-            self._store.resume(manifest.version, manifest.workers)
+            self._store.resume(checkpoint.manifest.version, checkpoint.manifest.workers)
 
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker was; meets the others."""

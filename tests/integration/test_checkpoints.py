@@ -19,6 +19,7 @@ from tests.contract.test_store import declare, random_gradients, stamp
 from tests.support.cluster import cluster
 from tests.support.processes import environment_of, free_port, server_process
 from tests.support.s3 import BUCKET
+from tests.support.stores import embedded
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 
@@ -40,6 +41,30 @@ def test_altered_checkpoint_is_refused_before_any_server_has_loaded_its_part(
 
         with pytest.raises(CheckpointError, match="deep"):
             store.load(str(folder))
+
+        assert store.digest() == before
+
+
+def test_checkpoint_that_is_replaced_while_it_is_loaded_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path / "model")
+    verify = Checkpoint.verify
+
+    def verify_and_replace(checkpoint: Checkpoint) -> None:
+        verify(checkpoint)
+        embedded().save(folder, {})
+
+    with cluster(num_servers=2) as servers:
+        store = servers.client()
+        declare(store)
+        store.push_grad(random_gradients(1), stamp()).result()
+        store.save(folder, {})
+        before = store.digest()
+        monkeypatch.setattr(Checkpoint, "verify", verify_and_replace)
+
+        with pytest.raises(CheckpointError, match="replaced meanwhile"):
+            store.load(folder)
 
         assert store.digest() == before
 

@@ -8,9 +8,12 @@ import pytest
 
 from protos.errors import CheckpointError, JobError
 from protos.store import ReduceOp
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.data.position import DataPosition
 from ps_worker.job import Job
+from ps_worker.resuming import EarlierRun
+from ps_worker.run_state import RunState
 from ps_worker.worker import Worker
 from tests.support.training import job, joined, random_batches, small_model, together
 
@@ -90,6 +93,19 @@ def test_only_the_first_worker_loads(tmp_path) -> None:
 def test_checkpoint_that_is_none_ends_the_start(tmp_path) -> None:
     with pytest.raises(CheckpointError):
         worker_of(ParameterStore(), 0, load=str(tmp_path))
+
+
+def test_run_goes_on_from_the_checkpoint_that_was_read_alone(tmp_path) -> None:
+    url = str(tmp_path / "model")
+    with worker_of(ParameterStore(), 0) as worker:
+        worker.save(url, {})
+        state = RunState(epochs_done=0, is_between_epochs=True, num_workers=1, data="")
+        token = Checkpoint.open(url).token
+        run = EarlierRun(url=url, token=token, version=0, progress={}, state=state)
+        worker.save(url, {})
+
+    with pytest.raises(CheckpointError, match="replaced meanwhile"):
+        Worker(ParameterStore(), small_model(), JOB, earlier_run=run)
 
 
 def test_evaluation_sees_what_was_trained() -> None:

@@ -142,8 +142,8 @@ class LocalTransport:
         self.calls.append((server, "save", token))
         return Answer(lambda: part_to_json(self.stores[server].save_part(folder, token)))
 
-    def load(self, server: int, folder: str) -> Future[None]:
-        return Answer(lambda: self.stores[server].load(folder))
+    def load(self, server: int, folder: str, token: str) -> Future[None]:
+        return Answer(lambda: self.stores[server].load(folder, token=token))
 
     def resume(
         self, server: int, version: Version, progress: Mapping[int, WorkerProgress]
