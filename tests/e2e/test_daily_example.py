@@ -1,0 +1,72 @@
+"""examples/daily.sh: days of clicks, one after another."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ps_server.checkpoint.reader import Checkpoint
+from tests.support.commands import COMMANDS, LIMIT_S, ROOT, clean_environment, result_of, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+JOB = ROOT / "examples/daily.toml"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    numbers = ["--rows", 9000, "--test-rows", 2000, "--files", 3, "--seed", 3]
+    done = run("ps-data", "generate", tmp_path / "data", *numbers)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "data"
+
+
+def learn(models: Path, *days: Path) -> str:
+    """Runs the script with files as days, and returns what it printed."""
+    path = f"{COMMANDS}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [ROOT / "examples/daily.sh", *days],
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT_S,
+        cwd=models.parent,
+        env={**clean_environment(), "PATH": path, "MODELS": str(models), "SERVERS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def rows_of(model: Path) -> dict[str, int]:
+    checkpoint = Checkpoint.open(model)
+    return {
+        name: sum(rows.keys.size for _, rows in checkpoint.read_shards(name, range(64)))
+        for name in checkpoint.tables
+    }
+
+
+def test_days_are_learnt_one_after_another_and_old_keys_go(data: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    first, second, third = sorted((data / "train").iterdir())
+    learn(models, first)
+    before = rows_of(models / "part-000")
+
+    log = learn(models, first, second)
+
+    assert "nothing is left to train: epochs=1" in log  # of the first day
+    after = rows_of(models / "part-001")
+    assert after["linear"] > before["linear"]  # the first day is still there
+    assert after["embedding"] < after["linear"] / 2
+
+    expiring = result_of(
+        "ps-worker", "train", JOB, f"--set=data.train={third}", f"--set=data.test={data}/test/*",
+        f"--set=checkpoint.load={models}/part-001", f"--set=checkpoint.dir={models}/part-002",
+        "--set=life.delete_threshold=0.25",
+    )  # fmt: skip
+
+    tables = expiring["tables"]
+    assert tables["linear"]["expired"] > 0
+    assert tables["embedding"]["expired"] == 0
+    assert rows_of(models / "part-002") == {name: tables[name]["rows"] for name in tables}
+    assert expiring["auc"] > 0.55

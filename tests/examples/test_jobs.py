@@ -1,0 +1,27 @@
+"""The example jobs fit the models that they name."""
+
+from pathlib import Path
+
+import pytest
+
+from ctr_model.schema import Schema
+from ps_worker.job import load_job
+from ps_worker.life_checks import require_life
+from ps_worker.optimizer_checks import require_optimizers
+from ps_worker.session import model_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "example", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_example_is_a_job(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+    job = load_job(example)
+
+    model = model_of(job, Schema.load(job.data.schema_source))
+    require_optimizers(job, model)
+    require_life(job, model)
+    assert "part-*" in str(job.data.train)
