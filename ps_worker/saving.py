@@ -88,6 +88,7 @@ class Saver:
         settings: CheckpointSection,
         *,
         step: int = 0,
+        latest: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Counts from `step`.
@@ -96,6 +97,7 @@ class Saver:
             store: What to save.
             settings: When and where.
             step: Steps of this worker so far.
+            latest: The checkpoint that the run goes on from; None: it begins.
             clock: In seconds.
         """
         self._store = store
@@ -107,7 +109,7 @@ class Saver:
         self._turn = threading.Lock()
         self._writing: _Writing | None = None
         self._until_full = 0  # deltas that may come before the next checkpoint with all rows
-        self.latest: str | None = None
+        self.latest = latest
 
     def after_step(self, step: int, begin: Callable[[], Mapping[str, bytes]]) -> None:
         """Takes a checkpoint if one is due, unless the last is still being written.

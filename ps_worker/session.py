@@ -25,7 +25,7 @@ from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from protos.store import ReduceOp, Store
-from ps_server.checkpoint.publish import require_writable
+from ps_server.checkpoint.publish import remove_unfinished, require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import shown, split_parts
@@ -230,6 +230,8 @@ class Session:
         logger.info("worker %d trains on %s", self._worker, _named(self._train_parts))
         if self.is_first and self._job.checkpoint.dir:
             require_writable(self._job.checkpoint.dir)
+            for name in remove_unfinished(self._job.checkpoint.dir):
+                logger.info("removed what a save that did not finish has left: %s", name)
         load = self._job.checkpoint.load
         earlier_run = self._earlier_run() if self.is_first else None
         if self.is_first and (start_from := load if earlier_run is None else earlier_run.url):
@@ -247,7 +249,8 @@ class Session:
         ) as worker:
             if self.is_first and self._job.checkpoint.dir:
                 steps = worker.progress.steps
-                self._saver = Saver(self._store, self._job.checkpoint, step=steps)
+                latest = None if earlier_run is None else earlier_run.url
+                self._saver = Saver(self._store, self._job.checkpoint, step=steps, latest=latest)
             seconds = self._train(worker, self._epochs_done(worker, earlier_run))
             summary = self._summary(worker, seconds)
             worker.done()

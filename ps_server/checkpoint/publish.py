@@ -195,6 +195,29 @@ def keep_last(root: str | Path, number: int) -> list[str]:
     return removed
 
 
+def remove_unfinished(root: str | Path) -> list[str]:
+    """Removes from a folder of checkpoints what saves that were killed have left, under whatever names.
+
+    To be called when nobody saves into the folder: a save at work looks the same.
+
+    Returns:
+        The names of those removed.
+
+    Raises:
+        CheckpointError: If the folder cannot be read, or one cannot be removed.
+    """
+    folder = folder_at(root)
+    removed = [name for name in folder.folders() if _is_unfinished(folder.child(name))]
+    for name in removed:
+        folder.child(name).remove()
+    return removed
+
+
+def _is_unfinished(folder: Folder) -> bool:
+    names, files = folder.folders(), folder.files().keys()
+    return bool(names) and all(map(is_data_folder, names)) and files <= _OWN_FILES - {MANIFEST}
+
+
 def _manifests_of(folders: Iterable[Folder]) -> Iterator[tuple[str, Manifest]]:
     for folder in folders:
         if folder.has(MANIFEST):

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError, DataError, JobError
+from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage import LocalFolder
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
@@ -273,3 +275,25 @@ def test_workers_that_do_not_agree_to_go_on_are_refused(clicks: Path, tmp_path: 
         for ending in [pool.submit(session.run) for session in sessions]:
             with pytest.raises(JobError, match=r"checkpoint\.resume"):
                 ending.result()
+
+
+def test_run_that_is_over_tells_its_checkpoint(clicks: Path, tmp_path: Path) -> None:
+    job = job_of(clicks, tmp_path)
+    ended = run(job)[0]
+
+    again = run(job)[0]
+
+    assert again.examples == 0
+    assert again.model_digest == ended.model_digest
+    assert again.checkpoint == ended.checkpoint == f"{tmp_path}/epoch-2"
+
+
+def test_what_a_killed_save_left_goes_at_the_next_start(clicks: Path, tmp_path: Path) -> None:
+    job = job_of(clicks, tmp_path)
+    open_data(
+        LocalFolder(tmp_path / "step-4")
+    )  # in asynchronous training no later run may save step 4
+
+    run(job)
+
+    assert not (tmp_path / "step-4").exists()

@@ -14,6 +14,7 @@ from ps_server.checkpoint.publish import (
     keep_last,
     open_data,
     read_manifest,
+    remove_unfinished,
     require_writable,
     resolve,
     write_latest,
@@ -418,6 +419,23 @@ def test_only_checkpoints_are_removed(tmp_path: Path) -> None:
 
     assert removed == ["epoch-1"]
     assert {"mine", "file", "link", "at-work", "damaged", "epoch-2"} == names_in(tmp_path)
+
+
+def test_what_killed_saves_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    saved_epochs(tmp_path, 10)
+    for name in ("step-7", "step-9"):
+        open_data(LocalFolder(tmp_path / name))
+    (tmp_path / "step-9" / "MANIFEST.json.next").touch()
+    open_data(LocalFolder(tmp_path / "mine"))
+    (tmp_path / "mine" / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+
+    removed = remove_unfinished(tmp_path)
+
+    assert {"step-7", "step-9"} == set(removed)
+    assert {"epoch-1", "mine", "empty"} == names_in(tmp_path) - {"LATEST"}
+    assert whole_at(tmp_path / "epoch-1")
+    assert remove_unfinished(tmp_path / "none") == []
 
 
 def test_killed_at_any_step_of_a_removal_the_next_one_ends_it(tmp_path: Path) -> None:
