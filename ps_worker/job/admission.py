@@ -1,11 +1,16 @@
 """`admission` in `[life]`: which keys get a row (docs/feature_life.md)."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from protos.spec import AdmissionSpec
 from ps_worker.job.sections import Section
+
+_NO_POLICY = (
+    'but with policy "all" each key gets its row at its first push: set the policy, as "count"'
+)
 
 
 class AdmissionSection(Section):
@@ -28,6 +33,23 @@ class AdmissionSection(Section):
     expected_keys: int = Field(0, ge=0, lt=2**63)
     false_positive_rate: float = Field(0.01, gt=0, lt=1)
     default_value: float = 0.0
+
+    @model_validator(mode="after")
+    def _refuse_settings_without_use(self) -> Self:
+        without_use = [
+            name
+            for name, field in type(self).model_fields.items()
+            if name != "policy" and getattr(self, name) != field.default
+        ]
+        if self.policy == "all" and without_use:
+            raise ValidationError.from_exception_data(
+                "admission", list(map(self._fault, without_use))
+            )
+        return self
+
+    def _fault(self, name: str) -> InitErrorDetails:
+        error = PydanticCustomError("setting_without_use", "{message}", {"message": _NO_POLICY})
+        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))
 
     def spec(self) -> AdmissionSpec | None:
         """Returns the admission; None: every key is admitted."""

@@ -42,6 +42,8 @@ def _fault(detail: ErrorDetails, path: KeyPath) -> str:
             return f"{key} is {value!r}{_hint(str(value), known)} known: {', '.join(known)}"
         case "missing":
             return f"{key} is missing"
+        case "model_type" | "dict_type":
+            return f"{key} is {value!r}: expected a table of keys, as docs/job.md lists them"
         case "setting_without_use":
             return f"{key} is {value!r}, {detail['msg']}"
         case _:

@@ -89,6 +89,16 @@ def test_stored_job_has_the_same_tables() -> None:
         ("life.admission.policy=rank", r"life\.admission\.policy is 'rank'.* known: all, count"),
         ("life.admission.treshold=3", r"unknown key 'life\.admission\.treshold', did you mean"),
         ("life.tables.wide.max_row=3", r"unknown key 'life\.tables\.wide\.max_row'"),
+        (
+            "life.admission.threshold=3",
+            r'admission\.threshold is 3\.0, but with policy "all" .*: set',
+        ),
+        (
+            "life.tables.wide.admission={counter='bloom'}",
+            r"wide\.admission\.counter is 'bloom', but",
+        ),
+        ("life.admission=count", r"life\.admission is 'count': expected a table of keys"),
+        ("life.tables.wide=3", r"life\.tables\.wide is 3: expected a table of keys"),
         ("life.max_row=3", r"unknown key 'life\.max_row', did you mean 'life\.max_rows'"),
     ],
 )
