@@ -204,6 +204,7 @@ class Fleet:
         stay: bool = False,
         idle_limit_s: float | None = None,
         wait_limit_s: float | None = None,
+        checkpoint_roots: Sequence[str | Path] = (),
     ) -> None:
         """Serves until all workers are done, as `ps-server` does; ends the process if that goes wrong.
 
@@ -213,6 +214,7 @@ class Fleet:
             idle_limit_s: Seconds without a call after which to end with exit code 9, 0: never; None: 600, or
                 never if it stays.
             wait_limit_s: Seconds that a worker may wait for the others; None: `wait_timeout_s` of `init`.
+            checkpoint_roots: Folders in which alone the server saves and loads; none: anywhere.
         """
         role = self._server_role("fleet.run_server()")
         if not self._is_server_ready:
@@ -228,6 +230,7 @@ class Fleet:
             stay=stay,
             idle_limit_s=idle_limit(idle_limit_s, stay=stay),
             wait_limit_s=self._limits["wait_timeout_s"] if wait_limit_s is None else wait_limit_s,
+            checkpoint_roots=[str(root) for root in checkpoint_roots],
         )
 
     def init_worker(self) -> None:

@@ -1,6 +1,7 @@
 """A server in the process of a script: the one module of a worker's package that knows the server's shell."""
 
 import sys
+from collections.abc import Sequence
 
 from protos.errors import CtrPsError
 from protos.role import ServerRole
@@ -17,11 +18,17 @@ def serve(
     stay: bool,
     idle_limit_s: float | None,
     wait_limit_s: float,
+    checkpoint_roots: Sequence[str],
 ) -> None:
     """Serves to the end; where `ps-server` would end with an exit code, this process does."""
     log_to_stderr()
     settings = RunSettings(
-        load=load, bind=bind, stay=stay, idle_limit_s=idle_limit_s, wait_limit_s=wait_limit_s
+        load=load,
+        bind=bind,
+        stay=stay,
+        idle_limit_s=idle_limit_s,
+        wait_limit_s=wait_limit_s,
+        checkpoint_roots=tuple(checkpoint_roots),
     )
     try:
         exit_code = run_server(role, settings)

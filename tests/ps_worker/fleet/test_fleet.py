@@ -1,6 +1,7 @@
 """Who a process is, and in which order it may do what; without a cluster, or without reaching it."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -195,7 +196,10 @@ def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPa
     assert not server.has_served
 
     server.run_server()
-    server.run_server(wait_limit_s=8.0, bind="::", stay=True, idle_limit_s=None)
+    roots = [Path("a"), "s3://b"]
+    server.run_server(
+        wait_limit_s=8.0, bind="::", stay=True, idle_limit_s=None, checkpoint_roots=roots
+    )
 
     of_init, own = (options for _, options in told)
     assert told[0][0] == role_maker(Role.SERVER, 1).role()
@@ -205,8 +209,10 @@ def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPa
         "stay": False,
         "idle_limit_s": 600.0,
         "wait_limit_s": 7.0,
+        "checkpoint_roots": [],
     }
-    assert own == of_init | {"wait_limit_s": 8.0, "bind": "::", "stay": True, "idle_limit_s": None}
+    changed = {"wait_limit_s": 8.0, "bind": "::", "stay": True, "idle_limit_s": None}
+    assert own == of_init | changed | {"checkpoint_roots": ["a", "s3://b"]}
     assert server.has_served
 
 
