@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from protos.errors import CtrPsError
+from protos.errors import CtrPsError, UsageError
 from ps_server.checkpoint.export import ExportFormat, export_table
 from ps_server.checkpoint.inspection import (
     QUANTILES,
@@ -127,7 +127,9 @@ def export(
     folder = folder_at(to)
     names = table or sorted(checkpoint.tables)
     for name in names:
-        checkpoint.table(name)
+        if name not in checkpoint.tables:
+            known = ", ".join(sorted(checkpoint.tables))
+            raise UsageError(f"--table: {checkpoint.url} has no table {name!r}, only {known}")
     folder.make()
     for name in names:
         file = export_table(checkpoint, name, folder, kind, with_state=state)

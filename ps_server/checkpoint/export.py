@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from protos.errors import CheckpointError
+from protos.errors import UsageError
 from protos.gradients import Values
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.rows import Rows
@@ -24,15 +24,13 @@ def export_table(
     """Writes a table's rows to a file in `folder`, shard after shard; returns the file's name.
 
     Raises:
-        CheckpointError: If there is no such table, a file was altered, or the new file is there already
-            or cannot be written.
+        CheckpointError: If there is no such table, a file was altered, or the new file cannot be written.
+        UsageError: If the new file is there already.
     """
     spec = checkpoint.table(name)
     file = f"{name}.{'parquet' if kind == 'parquet' else 'tsv'}"
     if folder.has(file):
-        raise CheckpointError(
-            f"{folder.url}/{file} is there already: remove it, or export elsewhere"
-        )
+        raise UsageError(f"{folder.url}/{file} is there already: remove it, or export elsewhere")
     shards = checkpoint.read_shards(name, range(spec.num_shards))
     tables = (_columns(rows, with_state=with_state) for _, rows in shards)
     write = _write_parquet if kind == "parquet" else _write_text

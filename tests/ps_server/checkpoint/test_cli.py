@@ -106,8 +106,11 @@ def test_export_writes_the_tables_asked_for(run, root: Path, tmp_path: Path) -> 
     ]
     assert one.out.split() == [f"{tmp_path}/one/exact.tsv"]
     assert (tmp_path / "one" / "exact.tsv").read_text().startswith("key\tweights\tstate\tshow\t")
-    assert none.code == 5
-    assert "no table 'deep'" in none.err
+    again = run("export", root, tmp_path / "all")
+
+    assert (none.code, again.code) == (2, 2)
+    assert "has no table 'deep', only bloom, exact" in none.err
+    assert "bloom.parquet is there already" in again.err
     assert not (tmp_path / "none").exists()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from protos.errors import CheckpointError
+from protos.errors import UsageError
 from ps_server.checkpoint.export import export_table
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage import LocalFolder
@@ -77,7 +77,7 @@ def test_text_is_read_as_the_same_numbers(tmp_path: Path) -> None:
 def test_file_that_is_there_is_not_replaced(checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "exact.parquet").write_text("irreplaceable")
 
-    with pytest.raises(CheckpointError, match=r"exact\.parquet is there already"):
+    with pytest.raises(UsageError, match=r"exact\.parquet is there already"):
         export_table(checkpoint, "exact", LocalFolder(tmp_path), "parquet", with_state=False)
 
     assert (tmp_path / "exact.parquet").read_text() == "irreplaceable"
