@@ -51,7 +51,7 @@ def infer(
     if not files:
         raise JobError("no data to predict: give --data, or train with data.test")
     store = ParameterStore()
-    store.load(model_dir)
+    store.load(checkpoint.url)  # not the newest by now: job and schema are of this one
     dataset = streamed(job, schema)
     dataset.set_filelist(files)
     with _predictions_to(output) as write:
