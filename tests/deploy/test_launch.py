@@ -12,6 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,9 @@ import pytest
 from deploy.cluster import Terminal
 from deploy.launch import TAIL_LINES, Launch, free_port, run, tail
 from deploy.programs import Commands
+from tests.support.processes import LIMIT_S, started
+
+Start = Callable[..., subprocess.Popen[str]]
 
 SERVER = """
 import os, sys
@@ -80,17 +85,19 @@ def launch_command(server: str, worker: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "deploy.launch", *commands, *sizes, "job.toml", *arguments]
 
 
-def start(server: str, worker: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        launch_command(server, worker, *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts launchers; those that the test leaves are killed, and with them their children."""
+    with ExitStack() as stack:
+
+        def start(server: str, worker: str, *arguments: str) -> subprocess.Popen[str]:
+            return stack.enter_context(started(launch_command(server, worker, *arguments)))
+
+        yield start
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate()
+    out, err = process.communicate(timeout=LIMIT_S)
     return process.returncode, out, err
 
 
@@ -108,7 +115,7 @@ def run_here(server: str, worker: str, **patience: float) -> tuple[int, str]:
     return code, Path("shown").read_text()
 
 
-def test_json_of_trainer_0_is_the_last_line_and_all_output_is_in_logs() -> None:
+def test_json_of_trainer_0_is_the_last_line_and_all_output_is_in_logs(start: Start) -> None:
     code, out, err = finish(start(SERVER, WORKER, "--set", "train.epochs=2", "--json"))
 
     assert code == 0, err
@@ -128,7 +135,7 @@ def test_json_of_trainer_0_is_the_last_line_and_all_output_is_in_logs() -> None:
     )
 
 
-def test_first_failure_ends_the_others_and_shows_the_end_of_its_log() -> None:
+def test_first_failure_ends_the_others_and_shows_the_end_of_its_log(start: Start) -> None:
     os.mkfifo("servers_are_up")
     fails = """
 import os, signal, sys
@@ -155,7 +162,7 @@ sys.exit(6)
     assert shown == [f"line {line}" for line in range(100 - TAIL_LINES, 100)]
 
 
-def test_a_crash_by_signal_gives_128_and_its_number() -> None:
+def test_a_crash_by_signal_gives_128_and_its_number(start: Start) -> None:
     crashes = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
     code, _, err = finish(start("import signal; signal.pause()", crashes))
@@ -165,7 +172,7 @@ def test_a_crash_by_signal_gives_128_and_its_number() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_launcher_ends_all_children(number: signal.Signals) -> None:
+def test_a_signal_to_the_launcher_ends_all_children(number: signal.Signals, start: Start) -> None:
     process = start(WAITS_FOR_EVER, WAITS_FOR_EVER)
     with Path("alive").open() as alive:
         roles = sorted(alive.readline().strip() for _ in range(4))
@@ -181,7 +188,7 @@ def test_a_signal_to_the_launcher_ends_all_children(number: signal.Signals) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's tether is Linux's")
-def test_a_killed_launcher_leaves_no_child() -> None:
+def test_a_killed_launcher_leaves_no_child(start: Start) -> None:
     process = start(WAITS_FOR_EVER, WAITS_FOR_EVER)
     with Path("alive").open() as alive:
         for _ in range(4):
@@ -209,7 +216,7 @@ signal.pause()
         os.kill(int(Path("pid").read_text()), 0)
 
 
-def test_a_second_signal_does_not_wait_for_the_grace() -> None:
+def test_a_second_signal_does_not_wait_for_the_grace(start: Start) -> None:
     stubborn = """
 import os, signal, sys
 def reached(*_):
@@ -222,8 +229,8 @@ while True:
 """
     process = start("import signal; signal.pause()", stubborn)
     assert process.stderr is not None
-    while "ready" not in process.stderr.readline():
-        pass
+    while "ready" not in (line := process.stderr.readline()):
+        assert line, "the launcher ended before its worker was ready"
     process.send_signal(signal.SIGINT)
     assert "asked" in Path("alive").read_text()
     process.send_signal(signal.SIGINT)

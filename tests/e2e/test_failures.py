@@ -96,9 +96,10 @@ def running(data: Path, folder: Path, mode: str) -> Iterator[tuple[list, list[Wo
             )
             for index in range(2)
         ]
-        workers = [Worker(data, ports, index, mode) for index in range(2)]
-        for worker in workers:
-            stack.callback(worker.close)
+        workers = []
+        for index in range(2):
+            workers.append(Worker(data, ports, index, mode))
+            stack.callback(workers[-1].close)
         for worker in workers:
             worker.step()
         yield servers, workers

@@ -4,12 +4,16 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import started
+
 ROOT = Path(__file__).parents[2]
 COMMANDS = Path(sys.executable).parent
+LIMIT_S = 240.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -23,20 +27,14 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def launched(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
     command = [COMMANDS / "ps-launch", "--server-num", "2", "--worker-num", "2"]
-    return subprocess.Popen(
-        [*command, ROOT / "examples/demo.toml", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return started([*command, ROOT / "examples/demo.toml", *arguments])
 
 
 def test_demo_ends_with_the_result_of_trainer_0(demo: Path) -> None:
-    process = start("--json", "--set", "train.epochs=2")
-
-    out, err = process.communicate()
+    with launched("--json", "--set", "train.epochs=2") as process:
+        out, err = process.communicate(timeout=LIMIT_S)
 
     assert process.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
@@ -47,13 +45,13 @@ def test_demo_ends_with_the_result_of_trainer_0(demo: Path) -> None:
 
 
 def test_ctrl_c_in_training_lets_servers_end_cleanly(demo: Path) -> None:
-    process = start("--set", "train.epochs=1000", "--set", "train.log_every_s=0.1")
-    assert process.stderr is not None
-    while "examples/s=" not in (line := process.stderr.readline()):
-        assert line, "the launcher ended before it trained"
+    with launched("--set", "train.epochs=1000", "--set", "train.log_every_s=0.1") as process:
+        assert process.stderr is not None
+        while "examples/s=" not in (line := process.stderr.readline()):
+            assert line, "the launcher ended before it trained"
 
-    process.send_signal(signal.SIGINT)
-    process.communicate()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_S)
 
     assert process.returncode == 128 + signal.SIGINT
     for server in range(2):
@@ -61,9 +59,8 @@ def test_ctrl_c_in_training_lets_servers_end_cleanly(demo: Path) -> None:
 
 
 def test_a_mistake_in_the_job_is_the_launchers_exit_code(demo: Path) -> None:
-    process = start("--set", "train.batchsize=512")
-
-    _, err = process.communicate()
+    with launched("--set", "train.batchsize=512") as process:
+        _, err = process.communicate(timeout=LIMIT_S)
 
     assert process.returncode == 2
     assert "batch_size" in err  # the nearest known key, from the end of the worker's log

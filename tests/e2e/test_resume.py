@@ -8,6 +8,7 @@ import pytest
 
 from ps_server.checkpoint.reader import Checkpoint
 from tests.support.commands import COMMANDS, ROOT, clean_environment, result_of, run
+from tests.support.processes import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -49,19 +50,12 @@ def kill_once_saved(data: Path, folder: Path, step: int) -> int:
 
     The launcher is killed, and with it the system kills all that it started.
     """
-    launcher = subprocess.Popen(
-        [COMMANDS / "ps-launch", *arguments(data, folder)],
-        env=clean_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    command = [COMMANDS / "ps-launch", *arguments(data, folder)]
+    with started(command, clean_environment()) as launcher:
         while saved_step(launcher) < step:
             pass
-    finally:
         launcher.kill()
-        launcher.communicate(timeout=LIMIT_S)
+        launcher.communicate(timeout=LIMIT_S)  # its children hold the pipes
     return version_of(folder)
 
 

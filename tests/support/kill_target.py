@@ -9,6 +9,7 @@ A server is what `ps-server` runs. A worker pushes in one thread and saves in an
 an attachment, from `first` on, and a line of the log says that one is whole.
 """
 
+import ctypes
 import itertools
 import json
 import os
@@ -16,6 +17,8 @@ import signal
 import sys
 import threading
 from pathlib import Path
+
+from deploy.tether import PR_SET_PDEATHSIG
 
 NUMBER = "number"
 
@@ -60,6 +63,7 @@ def main() -> None:
         task = json.loads(line)
         role = {"server": serve, "worker": work}[task.pop("role")]
         if not (process := os.fork()):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # they work on for ever
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             role(**task)
             os._exit(1)

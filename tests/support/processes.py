@@ -1,14 +1,57 @@
-"""`ps-server` as a process of its own."""
+"""Processes that no test leaves behind, and `ps-server` as one of them."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from deploy import tether
+
 LIMIT_S = 60.0
+
+
+@contextmanager
+def started(
+    command: Sequence[object], environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Runs a command for the time of the block; it is killed if it has not ended, with the tests at the latest.
+
+    Its output is in pipes. It heeds SIGINT and SIGHUP also where these tests run in the background of a shell
+    that ignores them for its children.
+    """
+    with _heeded(signal.SIGINT), _heeded(signal.SIGHUP):
+        process = subprocess.Popen(
+            [sys.executable, tether.__file__, str(os.getpid()), *map(str, command)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@contextmanager
+def _heeded(number: signal.Signals) -> Iterator[None]:
+    """Lets the processes that are started meanwhile have the signal's default."""
+    is_ignored = signal.getsignal(number) is signal.SIG_IGN
+    if is_ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if is_ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
