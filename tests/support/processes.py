@@ -18,7 +18,7 @@ LIMIT_S = 60.0
 def started(
     command: Sequence[object], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs a command for the time of the block; it is killed if it has not ended, with the tests at the latest.
+    """Runs a command for the time of the block; if it has not ended then, or the tests end, it is killed.
 
     Its output is in pipes. It heeds SIGINT and SIGHUP also where these tests run in the background of a shell
     that ignores them for its children.
