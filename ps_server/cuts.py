@@ -169,10 +169,10 @@ class Cuts:
             UnknownChangesError: If it is not known what changed since the base.
             WaitTimeoutError: If another save does not end in time, or pushes do not.
         """
-        with self._turn("a cut", after_held=False):
+        with self._turn("a cut", after_held=False) as left_s:
             self._drop()
             start = self._monotonic()
-            with self._lock.alone(self._wait_limit_s):
+            with self._lock.alone(left_s):
                 cut = self._freeze(base)
             now = self._monotonic()
             self._held = _Held(token, cut, start, now - start)
@@ -218,8 +218,10 @@ class Cuts:
         return self._last
 
     @contextmanager
-    def _turn(self, what: str, *, after_held: bool) -> Iterator[None]:
+    def _turn(self, what: str, *, after_held: bool) -> Iterator[float]:
         """Waits until nobody else saves, or has the store to itself between saves.
+
+        Lends the seconds that are left of the limit.
 
         Args:
             what: Whose turn it becomes, for messages.
@@ -240,7 +242,7 @@ class Cuts:
                 self._turns.wait(min(left_s, self._hold_limit_s))
             self._whose_turn = what
         try:
-            yield
+            yield max(0.0, give_up_s - self._monotonic())
         finally:
             with self._turns:
                 self._whose_turn = ""
@@ -253,7 +255,9 @@ class Cuts:
 
     def _is_overdue(self) -> bool:
         held = self._held
-        return held is not None and self._monotonic() - held.taken_s > self._hold_limit_s
+        if held is None:
+            return False
+        return self._monotonic() - held.taken_s - held.pause_s > self._hold_limit_s
 
     def _drop_overdue(self) -> None:
         """Drops a cut that nobody came to write: what it keeps would grow with every push."""

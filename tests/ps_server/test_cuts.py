@@ -1,8 +1,10 @@
 """Which moment of a store is being saved, and who waits for it."""
 
+import itertools
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, TableSpec
 from ps_server.cuts import Cuts, StoreCut, cut_all
+from ps_server.shared_lock import SharedLock
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 from tests.support.optimizers import plain_optimizer
@@ -142,6 +145,42 @@ def test_push_drops_a_cut_that_nobody_came_to_write() -> None:
         assert not store.table._regions.cut.is_cut
 
     assert num_changed(store.table) == KEYS.size
+
+
+def test_pushes_that_a_cut_waited_for_do_not_count_as_time_in_which_nobody_came() -> None:
+    clock = Clock()
+    table = new_table()
+
+    def freeze(_: str) -> StoreCut:
+        clock.now += 61
+        return cut_all([table], [], 0, {})
+
+    cuts = Cuts(freeze, wait_limit_s=LIMIT_S, hold_limit_s=60.0, monotonic=clock)
+    cuts.take("a")
+
+    with cuts.changing():
+        assert table._regions.cut.is_cut
+
+
+def test_cut_waits_for_a_save_and_for_pushes_no_longer_than_the_limit_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = []
+
+    @contextmanager
+    def alone(_: SharedLock, limit_s: float) -> Iterator[None]:
+        limits.append(limit_s)
+        yield
+
+    monkeypatch.setattr(SharedLock, "alone", alone)
+    clock = Clock()
+    store = Store(clock)
+    store.cuts.take("a")
+    store.cuts._monotonic = itertools.count(clock.now).__next__  # a second passes at each look
+    store.cuts.take("b")
+
+    assert limits[0] == LIMIT_S
+    assert 0 < limits[1] < LIMIT_S
 
 
 def test_long_save_is_not_dropped() -> None:
