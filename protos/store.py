@@ -461,6 +461,7 @@ class Store(Protocol):
         Raises:
             CheckpointError: If it is not whole, was altered, does not fit or is of another save; nothing was
                 replaced.
+            WaitTimeoutError: If a save or pushes do not end in time; likewise.
         """
         ...
 

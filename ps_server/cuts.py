@@ -212,6 +212,14 @@ class Cuts:
         with self._turn(what, after_held=True):
             yield
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Held between saves by whoever replaces parameters: nobody is in the middle of a change then.
+
+        Raises:
+            WaitTimeoutError: If pushes do not end in time.
+        """
+        return self._lock.alone(self._wait_limit_s)
+
     @property
     def last(self) -> SaveStatus | None:
         """What the last save cost; None if there was none."""

@@ -8,7 +8,8 @@ Tables and blocks lock themselves; the lock here guards only which there are.
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -257,22 +258,29 @@ class Parameters:
             )
         return cut_all(tables, blocks, version, workers, is_delta=bool(base))
 
-    def load(self, checkpoint: Checkpoint) -> None:
+    def load(
+        self, checkpoint: Checkpoint, alone: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         """Replaces tables and blocks by what a checkpoint has of this process's shards and pieces.
+
+        Args:
+            checkpoint: What to load.
+            alone: Held while they are replaced, and nobody applies gradients.
 
         Raises:
             CheckpointError: If it was altered or does not fit; nothing was replaced.
+            WaitTimeoutError: If pushes do not end in time; nothing was replaced.
         """
         checkpoint.require((self._tables.keys() | self._blocks.keys()) - self._undeclared)
         tables = {name: self._load_table(checkpoint, name) for name in checkpoint.tables}
         blocks = {name: self._load_block(checkpoint, name) for name in checkpoint.blocks}
-        with self._lock:
+        with alone(), self._lock:
             self._undeclared |= (tables.keys() - self._tables.keys()) | (
                 blocks.keys() - self._blocks.keys()
             )
             self._tables |= tables
             self._blocks |= blocks
-        self.base = checkpoint.token
+            self.base = checkpoint.token
 
     def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
         saved = checkpoint.tables[name]

@@ -55,7 +55,7 @@ class SharedLock:
                 if not self._changed.wait_for(self._is_free, limit_s):
                     raise WaitTimeoutError(
                         f"pushes that are being applied did not end within {limit_s:g} s: parameters "
-                        f"cannot be cut at one moment"
+                        f"cannot be cut or replaced between two of them"
                     )
                 self._is_alone = True
             finally:

@@ -284,7 +284,7 @@ class ParameterStore:
         with self._cuts.between_saves("a load"):
             checkpoint = self._roots.open(url)
             checkpoint.require_token(token)
-            self._parameters.load(checkpoint)
+            self._parameters.load(checkpoint, self._cuts.alone)
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""

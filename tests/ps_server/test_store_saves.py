@@ -2,9 +2,11 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,11 @@ from protos.spec import (
 )
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
+from ps_server.table.sparse_table import SparseTable
 from tests.support.stores import embedded, pull, random_gradients, stamp
 
 LIMIT_S = 20.0
+SOON_S = 0.2  # for what must not happen: too short a wait hides a fault, but never makes one
 TRIALS = 50
 PUSH_KEYS = 500
 FIRST = TableSpec(
@@ -163,6 +167,30 @@ def test_training_goes_on_after_a_save_that_failed(tmp_path: Path) -> None:
         each.push_grad(random_gradients(1), stamp()).result()
     assert store.digest() == other.digest()
     assert store.save(str(tmp_path / "c"), {}) == other.digest()
+
+
+def test_load_comes_between_two_pushes(tmp_path: Path) -> None:
+    """A push that is being applied would leave its second half in what was loaded."""
+    store, url = twin_store(), str(tmp_path / "c")
+    store.save(url, {})
+    first = store._parameters.table("first")
+
+    with ThreadPoolExecutor(1) as threads:
+        loads: list[Future[None]] = []
+
+        def push_and_load(*arguments: Any) -> None:
+            SparseTable.push(first, *arguments)
+            loads.append(threads.submit(store.load, url))
+            wait(loads, SOON_S)
+
+        first.push = push_and_load  # type: ignore[method-assign]
+        store.push_grad(twin_push(np.arange(10, dtype=np.uint64)), stamp()).result()
+        loads[0].result(LIMIT_S)
+
+    assert {name: table.rows for name, table in store.status().tables.items()} == {
+        "first": 0,
+        "second": 0,
+    }
 
 
 def test_part_is_saved_of_a_cut_alone(tmp_path: Path) -> None:
