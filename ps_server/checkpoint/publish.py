@@ -214,8 +214,10 @@ def remove_unfinished(root: str | Path) -> list[str]:
 
 
 def _is_unfinished(folder: Folder) -> bool:
-    names, files = folder.folders(), folder.files().keys()
-    return bool(names) and all(map(is_data_folder, names)) and files <= _OWN_FILES - {MANIFEST}
+    if folder.has(MANIFEST):  # perhaps by another name: see `RenamingFolder`
+        return False
+    names = folder.folders()
+    return bool(names) and all(map(is_data_folder, names)) and folder.files().keys() <= _OWN_FILES
 
 
 def _manifests_of(folders: Iterable[Folder]) -> Iterator[tuple[str, Manifest]]:

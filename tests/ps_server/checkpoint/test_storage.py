@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.publish import keep_last, resolve, write_latest
+from ps_server.checkpoint.publish import keep_last, remove_unfinished, resolve, write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.remote_storage import RenamingFolder
 from ps_server.checkpoint.storage import Folder, LocalFolder, folder_at
@@ -327,3 +327,15 @@ def test_killed_at_any_step_of_a_put_by_renaming_old_or_new_is_read(
     for number in range(0, len(found), 8):  # killed later, or the second time, it never goes back
         assert sorted(found[number : number + 8], key=order.index) == found[number : number + 8]
         assert order.index(found[number]) >= order.index(found[max(0, number - 8)])
+
+
+def test_manifest_whose_rename_was_cut_short_is_one_and_what_it_names_stays() -> None:
+    register_renaming()
+    root = f"renaming://{uuid.uuid4()}/root"
+    MODEL.save(f"{root}/epoch-1")
+    path = f"{root}/epoch-1/MANIFEST.json"
+    fsspec.filesystem("renaming").mv(path, f"{path}.next")
+
+    assert remove_unfinished(root) == []
+    Checkpoint.open(f"{root}/epoch-1").verify()
+    fsspec.filesystem("renaming").rm(root.rpartition("/")[0], recursive=True)
