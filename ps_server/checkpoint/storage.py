@@ -161,8 +161,11 @@ class LocalFolder:
     def make(self) -> None:
         """See `Folder`."""
         with _errors("make", self.path):
+            missing = [folder for folder in self.path.parents if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            _sync(self.path.parent)
+            # Each is listed in the one above, whose list is forced to disk apart from it.
+            for folder in (self.path, *missing):
+                _sync(folder.parent)
 
     def files(self) -> Mapping[str, int]:
         """See `Folder`."""

@@ -207,6 +207,22 @@ def test_save_makes_the_folders_above_and_leaves_nothing_else(tmp_path: Path) ->
     assert_nothing_else(tmp_path / "a" / "b")
 
 
+def test_folders_above_a_new_checkpoint_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: set[str] = set()
+    fsync = os.fsync
+
+    def note_fsync(descriptor: int) -> None:
+        forced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    OLD.save(tmp_path / "a" / "b" / "saved")
+
+    assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= forced
+
+
 def test_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
 
