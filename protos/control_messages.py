@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import cast, get_args
 
 from protos.codec import decode_numbers, encode_numbers
 from protos.errors import ProtocolError
@@ -9,6 +10,8 @@ from protos.numbers import Numbers
 from protos.progress import merge_progress
 from protos.staleness import Staleness, merge_staleness
 from protos.store import (
+    InferenceDtype,
+    InferenceSettings,
     Reduced,
     ReduceOp,
     SaveStatus,
@@ -25,6 +28,32 @@ _OP_TO_MESSAGE = {
     ReduceOp.MIN: control_plane_pb2.REDUCE_OP_MIN,
 }
 _OP_FROM_MESSAGE = {number: op for op, number in _OP_TO_MESSAGE.items()}
+
+
+def save_inference_request(
+    folder: str, token: str, settings: InferenceSettings
+) -> control_plane_pb2.SaveRequest:
+    """Returns the request to save what predictions need."""
+    inference = control_plane_pb2.Inference(dtype=settings.dtype, min_score=settings.min_score)
+    return control_plane_pb2.SaveRequest(folder=folder, token=token, inference=inference)
+
+
+def inference_settings(request: control_plane_pb2.SaveRequest) -> InferenceSettings | None:
+    """Returns what of the model is to be saved to predict with; None: all is, to train on from.
+
+    Raises:
+        ProtocolError: If there is no such dtype.
+    """
+    if not request.HasField("inference"):
+        return None
+    dtype = request.inference.dtype
+    if dtype not in get_args(InferenceDtype):
+        raise ProtocolError(
+            f"a save for inference has dtype {dtype!r}, expected one of float32, float16"
+        )
+    return InferenceSettings(
+        dtype=cast("InferenceDtype", dtype), min_score=request.inference.min_score
+    )
 
 
 def all_reduce_request(

@@ -10,7 +10,7 @@ one never lasts longer than the store's time limits, then it raises.
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from protos.gradients import Gradients, Values
 from protos.numbers import Numbers
@@ -173,6 +173,23 @@ class Shrunk:
     def __add__(self, other: "Shrunk") -> "Shrunk":
         """Returns what was removed in both parts."""
         return Shrunk(rows=self.rows + other.rows, size_bytes=self.size_bytes + other.size_bytes)
+
+
+InferenceDtype = Literal["float32", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceSettings:
+    """What of a model is saved to predict with.
+
+    Attributes:
+        dtype: Of the rows' weights; dense blocks are float32.
+        min_score: Rows of a lower score (docs/feature_life.md) are left out; above 0 all tables have to keep
+            statistics.
+    """
+
+    dtype: InferenceDtype = "float32"
+    min_score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,6 +465,27 @@ class Store(Protocol):
             UnknownChangesError: If a server does not know what changed since the base; likewise.
             WaitTimeoutError: If another save does not end in time, or pushes do not.
             ProtocolError: If there is no such cut any more.
+        """
+        ...
+
+    def save_inference(
+        self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
+    ) -> str:
+        """Writes a checkpoint to predict with, weights alone, and returns the digest of what it holds.
+
+        Others may train meanwhile, as for `save`. No delta can be based on it, and nothing can be trained on
+        from it.
+
+        Args:
+            url: As for `save`.
+            attachments: As for `save`.
+            settings: What of the model is written.
+
+        Raises:
+            CheckpointError: If it cannot be written, a table has no scores to go by, or weights are too large
+                for the dtype; an older checkpoint there stays as it was.
+            ProtocolError: If there is no such cut any more.
+            WaitTimeoutError: If another save does not end in time.
         """
         ...
 

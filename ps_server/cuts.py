@@ -180,8 +180,13 @@ class Cuts:
         logger.info("cut token=%s rows=%d pause_ms=%.1f", token, rows, 1e3 * (now - start))
 
     @contextmanager
-    def writing(self, token: str) -> Iterator[StoreCut]:
+    def writing(self, token: str, *, is_base: bool = True) -> Iterator[StoreCut]:
         """Lends the cut of this token; it ends with the block, as saved unless that raises.
+
+        Args:
+            token: Of the cut.
+            is_base: Whether what changes from the cut on is what later deltas have; else it is as if nothing
+                was saved.
 
         Raises:
             ProtocolError: If there is none: taken from another store, or held for too long.
@@ -200,7 +205,7 @@ class Cuts:
                 failed.callback(self._end, held, saved=False)
                 yield held.cut
                 failed.pop_all()
-            self._end(held, saved=True)
+            self._end(held, saved=is_base)
 
     @contextmanager
     def between_saves(self, what: str) -> Iterator[None]:

@@ -271,6 +271,7 @@ class Parameters:
             CheckpointError: If it was altered or does not fit; nothing was replaced.
             WaitTimeoutError: If pushes do not end in time; nothing was replaced.
         """
+        checkpoint.require_trainable()
         checkpoint.require((self._tables.keys() | self._blocks.keys()) - self._undeclared)
         tables = {name: self._load_table(checkpoint, name) for name in checkpoint.tables}
         blocks = {name: self._load_block(checkpoint, name) for name in checkpoint.blocks}

@@ -216,8 +216,12 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: control_plane_pb2.SaveRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.SaveResponse:
         async with self._answering(context, "Save"):
-            save = partial(self._store.save_part, request.folder, request.token)
-            part = await asyncio.to_thread(save)
+            where = (request.folder, request.token)
+            if (settings := control_messages.inference_settings(request)) is None:
+                part = await asyncio.to_thread(self._store.save_part, *where)
+            else:
+                save = partial(self._store.save_inference_part, *where, settings)
+                part = await asyncio.to_thread(save)
             logger.info("saved folder=%s files=%d", request.folder, len(part.entries))
             return control_plane_pb2.SaveResponse(part=part_to_json(part))
 

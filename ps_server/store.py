@@ -22,6 +22,7 @@ from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Future,
+    InferenceSettings,
     Missing,
     Parcel,
     Pulled,
@@ -34,6 +35,7 @@ from protos.store import (
     WorkerProgress,
 )
 from ps_server.checkpoint.digest import model_digest
+from ps_server.checkpoint.inference import write_inference_part
 from ps_server.checkpoint.manifest import Part
 from ps_server.checkpoint.roots import Roots
 from ps_server.checkpoint.writer import open_base, save_checkpoint, shared_folder, write_part
@@ -235,6 +237,38 @@ class ParameterStore:
             attachments=attachments,
             base=based_on,
         )
+
+    def save_inference(
+        self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
+    ) -> str:
+        """See `protos.store.Store`; for a store that holds everything."""
+
+        def write_parts(folder: str, token: str) -> list[Part]:
+            self.cut(token)
+            return [self.save_inference_part(folder, token, settings)]
+
+        return save_checkpoint(
+            url,
+            write_parts=write_parts,
+            tables=self._parameters.table_specs,
+            blocks=self._parameters.block_specs,
+            attachments=attachments,
+            is_inference=True,
+        )
+
+    def save_inference_part(self, folder: str, token: str, settings: InferenceSettings) -> Part:
+        """Writes what of this process's shards and pieces predictions need; otherwise as `save_part`.
+
+        Raises:
+            CheckpointError: Also if a table has no scores to go by, or weights are too large for the dtype.
+        """
+        with self._cuts.writing(token, is_base=False) as frozen:
+            self._roots.require([folder])
+            shared = shared_folder(folder, token)
+            entries = write_inference_part(
+                shared, self.server_index, frozen.tables, frozen.blocks, settings
+            )
+        return Part(entries=tuple(entries), version=frozen.version)
 
     def cut(self, token: str, base: str = "") -> None:
         """Freezes this process's parameters for the `save_part` with the same token.

@@ -34,6 +34,7 @@ from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Future,
+    InferenceSettings,
     Missing,
     Parcel,
     Pulled,
@@ -388,11 +389,36 @@ class ClusterClient:
             base=based_on,
         )
 
+    def save_inference(
+        self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
+    ) -> str:
+        """See `protos.store.Store`; the folder must be on storage that every server sees."""
+
+        def write_parts(folder: str, token: str) -> list[Part]:
+            _results([self._transport.cut(server, token, "") for server in self._servers])
+            parts = _when_all_have_ended(
+                [
+                    self._transport.save_inference(server, folder, token, settings)
+                    for server in self._servers
+                ]
+            )
+            return [part_from_json(part) for part in parts]
+
+        return save_checkpoint(
+            url,
+            write_parts=write_parts,
+            tables=dict(self._tables),
+            blocks=dict(self._blocks),
+            attachments=attachments,
+            is_inference=True,
+        )
+
     def load(self, url: str, *, token: str = "") -> None:
         """See `protos.store.Store`."""
         # Read here first, every byte: what is damaged is refused before any server has replaced its part.
         checkpoint = Checkpoint.open(url)
         checkpoint.require_token(token)
+        checkpoint.require_trainable()
         checkpoint.require(self._tables.keys() | self._blocks.keys())
         checkpoint.verify()
         _when_all_have_ended(

@@ -1,6 +1,7 @@
 """Evaluation: one function for the end of training and for `ps-worker infer`, so figures agree."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,15 +11,29 @@ from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from protos.errors import GradientError
 from protos.gradients import Values
-from protos.store import Missing, Store
+from protos.partition import Keys
+from protos.store import Future, Missing, Pulled, Version
 from ps_worker.batch_keys import keys_of_batch
 from ps_worker.communicators.communicator import DENSE_BLOCK
+
+
+class Readable(Protocol):
+    """What a `protos.store.Store` does for who only reads."""
+
+    def pull_sparse(self, keys: Mapping[str, Keys], *, missing: Missing) -> Future[Pulled]:
+        """See `protos.store.Store`."""
+        ...
+
+    def pull_dense(self, into: Mapping[str, Values]) -> Future[Version]:
+        """See `protos.store.Store`."""
+        ...
+
 
 OnPredictions = Callable[[NDArray[np.float32]], None]
 
 
 def evaluate(
-    store: Store,
+    store: Readable,
     model: Model,
     batches: Iterable[Batch],
     *,

@@ -23,6 +23,7 @@ from protos.status import error_of
 from protos.store import (
     Changed,
     Future,
+    InferenceSettings,
     Missing,
     Parcel,
     Pulled,
@@ -243,6 +244,16 @@ class GrpcTransport:
     def save(self, server: int, folder: str, token: str) -> Future[str]:
         """See `Transport`."""
         request = control_plane_pb2.SaveRequest(folder=folder, token=token)
+        wait_s = self._deadlines.checkpoint_s
+        return self._call(
+            server, "Save", request, lambda response: str(response.part), wait_s=wait_s
+        )
+
+    def save_inference(
+        self, server: int, folder: str, token: str, settings: InferenceSettings
+    ) -> Future[str]:
+        """See `Transport`."""
+        request = control_messages.save_inference_request(folder, token, settings)
         wait_s = self._deadlines.checkpoint_s
         return self._call(
             server, "Save", request, lambda response: str(response.part), wait_s=wait_s

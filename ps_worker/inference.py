@@ -2,16 +2,21 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import JobError, UsageError
+from protos.errors import CheckpointError, JobError, ProtocolError, UsageError
+from protos.gradients import Values
+from protos.partition import Keys
+from protos.store import Future, Missing, Pulled, Version
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.store import ParameterStore
+from ps_server.checkpoint.saved_model import SavedModel
+from ps_server.waiting import Answered
 from ps_worker.data.files import matching_files
 from ps_worker.data.whole_file import whole_file
 from ps_worker.evaluator import evaluate
@@ -50,13 +55,12 @@ def infer(
     files = matching_files(data or job.data.test)
     if not files:
         raise JobError("no data to predict: give --data, or train with data.test")
-    store = ParameterStore()
-    store.load(checkpoint.url)  # not the newest by now: job and schema are of this one
+    checkpoint.verify()
     dataset = streamed(job, schema)
     dataset.set_filelist(files)
     with _predictions_to(output) as write:
         metrics = evaluate(
-            store,
+            _SavedStore(SavedModel(checkpoint)),
             model_of(job, schema),
             dataset,
             batch_size=job.train.batch_size,
@@ -65,9 +69,32 @@ def infer(
     return {
         "rows": dataset.rows,
         "bad_rows": dataset.bad_rows,
-        "model_digest": store.digest(),
+        "model_digest": checkpoint.digest_of_files(),
         **(figures(metrics) if metrics.examples else {"auc": None, "log_loss": None}),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedStore:
+    """A saved model as a `ps_worker.evaluator.Readable`; a key without a row reads as in inference."""
+
+    saved: SavedModel
+
+    def pull_sparse(self, keys: Mapping[str, Keys], *, missing: Missing) -> Future[Pulled]:
+        if missing is not Missing.ZEROS:
+            raise ProtocolError(f"keys without a saved row read as zeros, not as {missing.name}")
+        return Answered(Pulled({name: self.saved.read(name, keys[name]) for name in keys}, 0))
+
+    def pull_dense(self, into: Mapping[str, Values]) -> Future[Version]:
+        for name, vector in into.items():
+            saved = self.saved.dense.get(name)
+            if saved is None or saved.shape != vector.shape:
+                raise CheckpointError(
+                    f"checkpoint {self.saved.checkpoint.url} has no dense block {name!r} of length "
+                    f"{vector.size}: it is of another model"
+                )
+            vector[:] = saved
+        return Answered(0)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Future,
+    InferenceSettings,
     Missing,
     Parcel,
     Pulled,
@@ -112,6 +113,12 @@ class Transport(Protocol):
 
     def save(self, server: int, folder: str, token: str) -> Future[str]:
         """Writes the server's part of a checkpoint; answers with that as JSON."""
+        ...
+
+    def save_inference(
+        self, server: int, folder: str, token: str, settings: InferenceSettings
+    ) -> Future[str]:
+        """Writes what predictions need of the server's part; answers as `save`."""
         ...
 
     def load(self, server: int, folder: str, token: str) -> Future[None]:

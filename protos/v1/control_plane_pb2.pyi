@@ -101,13 +101,23 @@ class CutResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Inference(_message.Message):
+    __slots__ = ("dtype", "min_score")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MIN_SCORE_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    min_score: float
+    def __init__(self, dtype: _Optional[str] = ..., min_score: _Optional[float] = ...) -> None: ...
+
 class SaveRequest(_message.Message):
-    __slots__ = ("folder", "token")
+    __slots__ = ("folder", "token", "inference")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_FIELD_NUMBER: _ClassVar[int]
     folder: str
     token: str
-    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+    inference: Inference
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., inference: _Optional[_Union[Inference, _Mapping]] = ...) -> None: ...
 
 class SaveResponse(_message.Message):
     __slots__ = ("part",)

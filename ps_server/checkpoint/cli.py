@@ -15,14 +15,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from protos.errors import CtrPsError, UsageError
+from protos.store import InferenceDtype, InferenceSettings
 from ps_server.checkpoint.export import ExportFormat, export_table
+from ps_server.checkpoint.inference import export_inference
 from ps_server.checkpoint.inspection import (
     QUANTILES,
     BlockReport,
@@ -116,15 +118,35 @@ def diff(first: Url, second: Url, as_json: AsJson = False) -> None:
 def export(
     url: Url,
     to: Annotated[str, typer.Argument(help="Folder or URL for a file of each table.")],
-    kind: Annotated[ExportFormat, typer.Option("--format", help="Of the files.")] = "parquet",
+    kind: Annotated[
+        Literal["tables", "inference"],
+        typer.Option(help="Files for other programs, or a checkpoint to predict with."),
+    ] = "tables",
+    file_format: Annotated[
+        ExportFormat, typer.Option("--format", help="Of the files; of kind tables.")
+    ] = "parquet",
     table: Annotated[
         list[str] | None, typer.Option(help="Only this table; repeatable; default: all.")
     ] = None,
     state: Annotated[bool, typer.Option("--state", help="The optimizer's state, too.")] = False,
+    dtype: Annotated[
+        InferenceDtype, typer.Option(help="Of the rows' weights; of kind inference.")
+    ] = "float32",
+    min_score: Annotated[
+        float, typer.Option(help="Rows of a lower score are left out; of kind inference.")
+    ] = 0.0,
 ) -> None:
-    """Writes the rows of tables for other programs."""
-    checkpoint = Checkpoint.open(url)
-    folder = folder_at(to)
+    """Writes the rows of tables for other programs, or a checkpoint with what predictions need."""
+    if kind == "inference":
+        if table or state or file_format != "parquet":
+            raise UsageError("--table, --state and --format are of --kind tables")
+        settings = InferenceSettings(dtype=dtype, min_score=min_score)
+        export_inference(Checkpoint.open(url), to, settings)
+        typer.echo(folder_at(to).url)
+        return
+    if dtype != "float32" or min_score:
+        raise UsageError("--dtype and --min-score are of --kind inference")
+    checkpoint, folder = Checkpoint.open(url), folder_at(to)
     names = table or sorted(checkpoint.tables)
     for name in names:
         if name not in checkpoint.tables:
@@ -132,7 +154,7 @@ def export(
             raise UsageError(f"--table: {checkpoint.url} has no table {name!r}, only {known}")
     folder.make()
     for name in names:
-        file = export_table(checkpoint, name, folder, kind, with_state=state)
+        file = export_table(checkpoint, name, folder, file_format, with_state=state)
         typer.echo(f"{folder.url}/{file}")
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.spec import TableSpec
+from protos.store import InferenceDtype
 from ps_server.checkpoint.digest import piece_digest, shard_digest, statistics_digest
 from ps_server.checkpoint.encoding import encoded_in_order
 from ps_server.checkpoint.manifest import (
@@ -50,8 +51,12 @@ def write_table_file(
     server_index: int,
     source: TableSource,
     kind: Literal["rows", "candidates", "removed"] = "rows",
+    *,
+    dtype: InferenceDtype = "float32",
 ) -> TableEntry:
     """Writes one server's shards of a table, or of keys without a row, so that they last.
+
+    Weights have to be of `dtype`.
 
     Raises:
         CheckpointError: If it cannot be written.
@@ -59,12 +64,14 @@ def write_table_file(
     table = source.spec.name
     require_name(table)
     file = f"{_PREFIXES[kind]}.{table}.server-{server_index}.arrow"
-    schema = _rows_schema(table, (source.spec.dim, source.state_width, source.statistics_width))
+    widths = (source.spec.dim, source.state_width, source.statistics_width)
+    schema = _rows_schema(table, widths, dtype)
 
     def encode(shard: int) -> tuple[pa.RecordBatch, ShardBatch]:
         rows = source.export_shard(shard)
         matrices = (rows.weights, rows.state, rows.statistics)
-        columns = [_lists(matrix) for matrix in matrices if matrix.shape[1]]
+        typed = zip(matrices, _dtypes(dtype), strict=True)
+        columns = [_lists(matrix, kind) for matrix, kind in typed if matrix.shape[1]]
         record = pa.record_batch([pa.array(rows.keys), *columns], schema=schema)
         return record, _batch_of(shard, rows)
 
@@ -83,6 +90,7 @@ def write_table_file(
         table=table,
         state_width=source.state_width,
         statistics_width=source.statistics_width,
+        dtype=dtype,
         batches=tuple(batches),
     )
 
@@ -112,11 +120,12 @@ def read_table_file(
         CheckpointError: If the file was cut or altered, or belongs elsewhere.
     """
     widths = (dim, entry.state_width, entry.statistics_width)
-    for saved, batch in _read_shards(folder, entry, _rows_schema(entry.table, widths), shards):
-        rows = _to_rows(batch, widths)
+    schema = _rows_schema(entry.table, widths, entry.dtype)
+    for saved, batch in _read_shards(folder, entry, schema, shards):
+        rows = _to_rows(batch, widths, entry.dtype)
         if _batch_of(saved.shard, rows) != saved:
             raise _altered(folder, entry.file, saved.shard)
-        yield saved.shard, rows
+        yield saved.shard, replace(rows, weights=rows.weights.astype(np.float32, copy=False))
 
 
 def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> SortedRows:
@@ -128,7 +137,8 @@ def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> Sorted
     url = f"{folder.url}/{entry.file}"
     with folder.open(entry.file) as source:
         content = source.read_buffer()
-    schema = _rows_schema(entry.table, (spec.dim, entry.state_width, entry.statistics_width))
+    widths = (spec.dim, entry.state_width, entry.statistics_width)
+    schema = _rows_schema(entry.table, widths, entry.dtype)
     reader = _reader_of(pa.BufferReader(content), schema, len(entry.batches), url)
     shards = {}
     for position, saved in enumerate(entry.batches):
@@ -145,7 +155,7 @@ def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> Sorted
     return SortedRows(
         np.frombuffer(content, np.uint8),
         dim=spec.dim,
-        dtype=np.dtype(np.float32),
+        dtype=np.dtype(entry.dtype),
         num_shards=spec.num_shards,
         shards=shards,
     )
@@ -237,13 +247,16 @@ def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
 _PREFIXES = {"rows": "table", "candidates": "candidates", "removed": "removed"}
 
 
-def _rows_schema(table: str, widths: Sequence[int]) -> pa.Schema:
-    names = ("weights", "state", "statistics")
-    lists = [
-        _field(name, _list_type(width)) for name, width in zip(names, widths, strict=True) if width
-    ]
+def _rows_schema(table: str, widths: Sequence[int], dtype: InferenceDtype) -> pa.Schema:
+    columns = zip(("weights", "state", "statistics"), widths, _dtypes(dtype), strict=True)
+    lists = [_field(name, _list_type(width, kind)) for name, width, kind in columns if width]
     metadata = {**_metadata("table", table), "ctr_ps.dim": str(widths[0])}
     return pa.schema([_field("key", pa.uint64()), *lists], metadata)
+
+
+def _dtypes(dtype: InferenceDtype) -> tuple[InferenceDtype, InferenceDtype, InferenceDtype]:
+    """Returns the types of weights, state and statistics."""
+    return dtype, "float32", "float32"
 
 
 def _counters_schema(table: str) -> pa.Schema:
@@ -263,24 +276,25 @@ def _field(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
-def _list_type(width: int) -> pa.DataType:
-    return pa.list_(_field("item", pa.float32()), width)
+def _list_type(width: int, dtype: InferenceDtype) -> pa.DataType:
+    kind = pa.float32() if dtype == "float32" else pa.float16()
+    return pa.list_(_field("item", kind), width)
 
 
-def _lists(values: Values) -> pa.Array:
-    """Returns float32[N, D] as N lists of D."""
+def _lists(values: Values, dtype: InferenceDtype) -> pa.Array:
+    """Returns dtype[N, D] as N lists of D."""
     flat = pa.array(values.reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, type=_list_type(values.shape[1]))
+    return pa.FixedSizeListArray.from_arrays(flat, type=_list_type(values.shape[1], dtype))
 
 
-def _to_rows(batch: pa.RecordBatch, widths: Sequence[int]) -> Rows:
+def _to_rows(batch: pa.RecordBatch, widths: Sequence[int], dtype: InferenceDtype) -> Rows:
     keys, *lists = batch.columns
     num_rows, columns = len(keys), iter(lists)
     weights, state, statistics = (
         next(columns).flatten().to_numpy(zero_copy_only=True).reshape(num_rows, width)
         if width
-        else np.empty((num_rows, 0), np.float32)
-        for width in widths
+        else np.empty((num_rows, 0), kind)
+        for width, kind in zip(widths, _dtypes(dtype), strict=True)
     )
     return Rows(
         keys=keys.to_numpy(zero_copy_only=True),

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from protos.errors import CheckpointError
 from protos.spec import DenseSpec, TableSpec
-from protos.store import WorkerProgress
+from protos.store import InferenceDtype, WorkerProgress
 from ps_server.checkpoint.names import is_data_folder, require_name
 
 FORMAT_VERSION = 2
@@ -50,6 +50,7 @@ class TableEntry:
         state_width: Columns of optimizer state in a row.
         statistics_width: Columns of statistics in a row.
         passes: How often the rows of the base have aged; of removed keys only.
+        dtype: Of the weights.
         batches: The file's record batches, in their order.
     """
 
@@ -60,6 +61,7 @@ class TableEntry:
     state_width: int
     statistics_width: int = 0
     passes: int = 0
+    dtype: InferenceDtype = "float32"
     batches: tuple[ShardBatch, ...]
 
 
@@ -140,7 +142,8 @@ class Manifest:
     """Everything about a checkpoint but the numbers.
 
     Attributes:
-        kind: "full": everything; "delta": of the rows those that changed since its base, all else whole.
+        kind: "full": everything; "delta": of the rows those that changed since its base, all else whole;
+            "inference": weights only.
         base: Name of the checkpoint, in the same folder, that this one needs; None: it needs none.
         base_sha256: That of the base's manifest.
         data_folder: Name of the folder with the files, beside the manifest.
@@ -154,7 +157,7 @@ class Manifest:
         attachments: By name.
     """
 
-    kind: Literal["full", "delta"] = "full"
+    kind: Literal["full", "delta", "inference"] = "full"
     base: str | None = None
     base_sha256: str = ""
     data_folder: str

@@ -129,6 +129,18 @@ class Checkpoint:
                 f"replaced meanwhile; load once more, and save to a folder of another name"
             )
 
+    def require_trainable(self) -> None:
+        """Checks that there is all that training needs.
+
+        Raises:
+            CheckpointError: If this is a checkpoint to predict with.
+        """
+        if self.manifest.kind == "inference":
+            raise CheckpointError(
+                f"checkpoint {self.url} is of kind 'inference': it has weights and nothing of optimizers or "
+                f"statistics, so it serves to predict; load the full checkpoint that it was made of"
+            )
+
     @property
     def model_digest(self) -> str:
         """The digest of the saved model; of a delta empty, `digest_of_files` finds it."""

@@ -13,7 +13,13 @@ from protos.partition import piece_of_server, shards_of_server
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.manifest import DenseEntry, Entry, Part, TableEntry
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.rows import DensePiece, Rows
+from ps_server.checkpoint.rows import (
+    CountersSource,
+    DensePiece,
+    DenseSource,
+    Rows,
+    TableSource,
+)
 from ps_server.checkpoint.storage import Folder
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
 
@@ -79,6 +85,7 @@ def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> Non
     """
     if num_servers < 1:
         raise CheckpointError(f"cannot reshard for {num_servers} servers: give at least 1")
+    checkpoint.require_trainable()
     manifest = checkpoint.manifest
 
     def write_parts(url: str, token: str) -> list[Part]:
@@ -105,6 +112,29 @@ def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> Non
 def _write_part(
     checkpoint: Checkpoint, folder: Folder, server: int, num_servers: int
 ) -> Sequence[Entry]:
+    sources = sources_of(checkpoint, server, num_servers)
+    return write_part(
+        folder,
+        server,
+        sources.tables,
+        sources.blocks,
+        candidates=sources.candidates,
+        counters=sources.counters,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSources:
+    """What one server would hold of a checkpoint, to be written."""
+
+    tables: Sequence[TableSource]
+    blocks: Sequence[DenseSource]
+    candidates: Sequence[TableSource]
+    counters: Sequence[CountersSource]
+
+
+def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSources:
+    """Returns what server `server` of so many would hold of a checkpoint; every checksum is compared."""
     tables, candidates, counters = [], [], []
     for name, spec in checkpoint.tables.items():
         shards = shards_of_server(spec.num_shards, server, num_servers)
@@ -121,7 +151,7 @@ def _write_part(
         _SavedBlock(checkpoint, spec, piece_of_server(spec.length, server, num_servers))
         for spec in checkpoint.blocks.values()
     ]
-    return write_part(folder, server, tables, blocks, candidates=candidates, counters=counters)
+    return SavedSources(tables, blocks, candidates, counters)
 
 
 def compact(checkpoint: Checkpoint, target: str | Path) -> None:

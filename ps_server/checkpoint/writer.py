@@ -82,6 +82,7 @@ def open_base(base: str | Path, target: str | Path) -> Checkpoint:
         CheckpointError: If it is none, is in another folder, or would be replaced by the delta.
     """
     checkpoint, folder = Checkpoint.open(base), folder_at(target)
+    checkpoint.require_trainable()
     if beside(folder, checkpoint.name).url != checkpoint.url:
         raise CheckpointError(
             f"a delta at {folder.url} cannot be based on {checkpoint.url}: both have to be in one folder"
@@ -102,6 +103,7 @@ def save_checkpoint(
     blocks: Mapping[str, DenseSpec],
     attachments: Mapping[str, bytes],
     base: Checkpoint | None = None,
+    is_inference: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> str:
     """Writes a whole checkpoint, publishes it, and returns the model's digest; of a delta "".
@@ -113,7 +115,8 @@ def save_checkpoint(
         tables: Every table, by name.
         blocks: Every dense block, by name.
         attachments: Files that travel with the parameters, by name.
-        base: What it is a delta of, by `open_base`; None: it is a full one.
+        base: What it is a delta of, by `open_base`; None: of nothing.
+        is_inference: Whether the parts are such as `write_inference_part` writes.
         clock: Seconds since 1970.
 
     Raises:
@@ -126,7 +129,7 @@ def save_checkpoint(
     try:
         parts = write_parts(data.url, token)
         manifest = Manifest(
-            kind="full" if base is None else "delta",
+            kind="inference" if is_inference else "full" if base is None else "delta",
             base=None if base is None else base.name,
             base_sha256="" if base is None else base.sha256,
             data_folder=data.name,

@@ -57,6 +57,7 @@ __all__ = [
     "optimizer",
     "peers",
     "run_server",
+    "save_inference_model",
     "save_persistables",
     "server_endpoints",
     "server_index",
@@ -81,6 +82,7 @@ is_worker = FLEET.is_worker
 load_model = FLEET.load_model
 peers = FLEET.peers
 run_server = FLEET.run_server
+save_inference_model = FLEET.save_inference_model
 save_persistables = FLEET.save_persistables
 server_endpoints = FLEET.server_endpoints
 server_index = FLEET.server_index

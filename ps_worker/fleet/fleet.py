@@ -14,7 +14,7 @@ from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
 from protos.numbers import Numbers
 from protos.role import ServerRole, WorkerRole
-from protos.store import ReduceOp, Shrunk
+from protos.store import InferenceDtype, InferenceSettings, ReduceOp, Shrunk
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import split_files, split_parts
 from ps_worker.data.formats import Format, reader_of
@@ -286,6 +286,28 @@ class Fleet:
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
         """
         self._first_run("fleet.save_persistables()").save(str(dirname))
+
+    def save_inference_model(
+        self,
+        dirname: str | Path,
+        *,
+        dtype: InferenceDtype = "float32",
+        min_score: float = 0.0,
+    ) -> None:
+        """Saves what predictions need to a folder: weights alone; worker 0 alone, the others go on.
+
+        Args:
+            dirname: A folder of its own: no training can go on from it.
+            dtype: Of the rows' weights.
+            min_score: Rows of a lower score are left out; above 0 the model has to keep statistics
+                (`minimize(life=...)`).
+
+        Raises:
+            RoleError: On another worker.
+            CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+        """
+        settings = InferenceSettings(dtype=dtype, min_score=min_score)
+        self._first_run("fleet.save_inference_model()").save_inference(str(dirname), settings)
 
     def load_model(self, dirname: str | Path, *, resume: bool = False) -> None:
         """Replaces all parameters by saved ones; worker 0 alone, before anybody trains.

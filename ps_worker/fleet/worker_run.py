@@ -19,7 +19,7 @@ from protos.errors import UsageError
 from protos.numbers import Numbers
 from protos.role import WorkerRole
 from protos.staleness import Staleness
-from protos.store import ReduceOp, Shrunk, Store
+from protos.store import InferenceSettings, ReduceOp, Shrunk, Store
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
@@ -150,6 +150,13 @@ class WorkerRun:
         if self._worker is not None:
             self._worker.settle()
         self._store.save(url, _attachments(self._task))
+
+    def save_inference(self, url: str, settings: InferenceSettings) -> None:
+        """Saves what predictions need; no other worker takes part."""
+        self._flush()
+        if self._worker is not None:
+            self._worker.settle()
+        self._store.save_inference(url, _attachments(self._task), settings)
 
     def shrink(self, threshold: float | None, *, dry_run: bool) -> Mapping[str, Shrunk]:
         """Ends a pass; what has expired goes, and what has a norm up to `threshold`; see `Store.shrink`."""

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from protos.errors import BadRowError, UsageError
+from protos.store import InferenceSettings
+from ps_server.checkpoint.inference import export_inference
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.inference import infer
@@ -45,6 +48,18 @@ def test_line_of_the_output_is_that_of_the_row(model: str, rows: str, tmp_path: 
     result = infer(model, [rows], output=output, overrides=["data.bad_row_limit=1"])
     assert (result["rows"], result["bad_rows"]) == (100, 1)
     assert len(output.read_text().splitlines()) == 100
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_predicts_with_what_was_exported_for_it(model: str, tmp_path: Path, dtype: str) -> None:
+    data, exported = [f"{tmp_path}/test/*"], tmp_path / "exported"
+    trained = infer(model, data)
+    export_inference(Checkpoint.open(model), exported, InferenceSettings(dtype=dtype))
+
+    found = infer(str(exported), data)
+
+    assert found["log_loss"] == pytest.approx(trained["log_loss"], rel=1e-3)
+    assert (found["log_loss"] == trained["log_loss"]) == (dtype == "float32")
 
 
 def test_malformed_rows_are_passed_over_without_an_output(model: str, rows: str) -> None:

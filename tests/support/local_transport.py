@@ -14,6 +14,7 @@ from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Future,
+    InferenceSettings,
     Missing,
     Parcel,
     Pulled,
@@ -141,6 +142,13 @@ class LocalTransport:
     def save(self, server: int, folder: str, token: str) -> Future[str]:
         self.calls.append((server, "save", token))
         return Answer(lambda: part_to_json(self.stores[server].save_part(folder, token)))
+
+    def save_inference(
+        self, server: int, folder: str, token: str, settings: InferenceSettings
+    ) -> Future[str]:
+        self.calls.append((server, "save_inference", settings))
+        store = self.stores[server]
+        return Answer(lambda: part_to_json(store.save_inference_part(folder, token, settings)))
 
     def load(self, server: int, folder: str, token: str) -> Future[None]:
         return Answer(lambda: self.stores[server].load(folder, token=token))

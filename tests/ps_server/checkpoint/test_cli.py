@@ -123,6 +123,18 @@ def test_reshard_writes_a_checkpoint(run, root: Path, tmp_path: Path) -> None:
     assert checkpoint.model_digest == Checkpoint.open(root / "epoch-1").model_digest
 
 
+def test_export_writes_a_checkpoint_to_predict_with(run, root: Path, tmp_path: Path) -> None:
+    settings = ("--kind", "inference", "--dtype", "float16", "--min-score", "-1e30")
+    done = run("export", root, tmp_path / "exported", *settings)
+
+    assert done.out == f"{tmp_path}/exported\n"
+    manifest = Checkpoint.open(tmp_path / "exported").manifest
+    assert manifest.kind == "inference"
+    assert {entry.dtype for entry in manifest.files_of_table("exact")} == {"float16"}
+    for wrong in (["--kind", "inference", "--state"], ["--dtype", "float16"]):
+        assert run("export", root, tmp_path / "other", *wrong).code == 2
+
+
 def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
     store = embedded()
     for sequence, base in enumerate(["", str(tmp_path / "0")]):

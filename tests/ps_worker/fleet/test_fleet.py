@@ -128,6 +128,7 @@ def test_worker_needs_something_to_train(local: Fleet) -> None:
     [
         ("barrier_worker", ()),
         ("save_persistables", ("model",)),
+        ("save_inference_model", ("model",)),
         ("load_model", ("model",)),
         ("shrink", (0.1,)),
         ("stop_worker", ()),
@@ -217,7 +218,8 @@ def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_one_does_for_all_is_refused_on_the_others(worker: Fleet) -> None:
-    for call, argument in (("save_persistables", "m"), ("load_model", "m"), ("shrink", 0.1)):
+    calls = ("save_persistables", "save_inference_model", "load_model")
+    for call, argument in (*((call, "m") for call in calls), ("shrink", 0.1)):
         with pytest.raises(RoleError, match=f"{call}.* for worker 0, and this process is worker 1"):
             getattr(worker, call)(argument)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctr_model.metrics import ClickMetrics
 from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.schema import Schema
 from protos.errors import CheckpointError, DataError, JobError, UsageError
@@ -16,6 +17,7 @@ from ps_worker import fleet
 from ps_worker.data.position import DataPosition
 from ps_worker.data.tools.generate import generate
 from ps_worker.inference import infer
+from ps_worker.predictor import Predictor
 from tests.support.training import NUM_DENSE, NUM_SLOTS, random_batches, small_model
 
 BATCHES = random_batches(6, 8, seed=1)
@@ -173,6 +175,23 @@ def test_samples_are_trained_on_through_a_loader() -> None:
     assert [step.examples for step in trainer.steps(loader)] == [4, 4, 2]
     with pytest.raises(UsageError, match=r"yields tuple, expected Batch: .*SampleLoader"):
         trainer.train_from_dataset([sample])
+
+
+def test_model_to_predict_with_is_read_without_servers_and_not_trained_on(tmp_path: Path) -> None:
+    trainer = trainer_of(mode="sync")
+    trainer.train_from_dataset(BATCHES)
+    fleet.save_inference_model(tmp_path / "export")
+    expected = trainer.infer_from_dataset(BATCHES)
+    fleet.stop_worker()
+
+    predictor, found = Predictor.load(tmp_path / "export"), ClickMetrics()
+    for batch in BATCHES:
+        found.add(batch.labels, predictor.predict(batch))
+    assert found.to_vector().tobytes() == expected.to_vector().tobytes()
+    fleet.init()
+    trainer_of(mode="sync")
+    with pytest.raises(CheckpointError, match="is of kind 'inference'"):
+        fleet.load_model(tmp_path / "export")
 
 
 def test_saved_model_is_what_another_run_goes_on_from(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""One suite for every store: what is saved of it other than all."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos.errors import CheckpointError, UnknownChangesError
+from protos.store import InferenceSettings, Missing
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.saved_model import SavedModel
+from tests.support.stores import (
+    KEYS,
+    assert_same_parameters,
+    embedded,
+    pull,
+    random_gradients,
+    stamp,
+)
+
+
+def test_delta_is_loaded_anywhere(store, tmp_path: Path) -> None:
+    store.push_grad(random_gradients(0), stamp()).result()
+    store.save(str(tmp_path / "full"), {})
+    store.push_grad(random_gradients(1), stamp(sequence=1)).result()
+
+    digest = store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "full"))
+
+    loaded = embedded()
+    loaded.load(str(tmp_path / "delta"))
+    assert digest == ""
+    assert Checkpoint.open(tmp_path / "delta").manifest.kind == "delta"
+    assert_same_parameters(store, loaded)
+
+
+def test_delta_of_what_was_not_saved_last_is_refused(store, tmp_path: Path) -> None:
+    store.save(str(tmp_path / "first"), {})
+    store.save(str(tmp_path / "last"), {})
+
+    with pytest.raises(UnknownChangesError, match="save a full checkpoint"):
+        store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "first"))
+
+    assert not (tmp_path / "delta").exists()
+    store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "last"))
+
+
+def test_model_to_predict_with_is_saved_while_deltas_go_on(store, tmp_path: Path) -> None:
+    store.save(str(tmp_path / "full"), {})
+    store.push_grad(random_gradients(0), stamp()).result()
+    rows = pull(store, Missing.ZEROS)["deep"]
+
+    store.save_inference(str(tmp_path / "half"), {}, InferenceSettings(dtype="float16"))
+
+    read = SavedModel.open(tmp_path / "half").read("deep", KEYS)
+    np.testing.assert_array_equal(read, rows.astype(np.float16).astype(np.float32))
+    with pytest.raises(CheckpointError, match="is of kind 'inference'"):
+        store.load(str(tmp_path / "half"))
+    store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "full"))
+    assert Checkpoint.open(tmp_path / "delta").digest_of_files() == store.digest()
+
+
+def test_save_that_has_no_scores_to_go_by_is_refused(store, tmp_path: Path) -> None:
+    store.push_grad(random_gradients(0), stamp()).result()
+
+    with pytest.raises(CheckpointError, match="keeps no statistics"):
+        store.save_inference(str(tmp_path / "high"), {}, InferenceSettings(min_score=1.0))
+
+    assert not (tmp_path / "high").exists()
