@@ -8,7 +8,7 @@ one never lasts longer than the store's time limits, then it raises.
 """
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -489,16 +489,18 @@ class Store(Protocol):
         """
         ...
 
-    def load(self, url: str, *, token: str = "") -> None:
+    def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
         """Replaces the parameters by those of a checkpoint, saved from any number of servers.
 
         Args:
-            url: A checkpoint, or a folder of checkpoints, whose latest is meant.
+            url: A checkpoint to train on from, or a folder of checkpoints, whose latest is meant.
+            only: Tables and dense blocks to take from it; all others that are declared begin anew, with
+                initial values, whatever the checkpoint has. Empty: all, and all must be there.
             token: Of the save that it has to be of, as whoever has read its manifest knows; empty: any.
 
         Raises:
-            CheckpointError: If it is not whole, was altered, does not fit or is of another save; nothing was
-                replaced.
+            CheckpointError: If it is not whole, was altered, does not fit or is of another save, or `only`
+                names something that is not there or not declared; nothing was replaced.
             WaitTimeoutError: If a save or pushes do not end in time; likewise.
         """
         ...

@@ -8,7 +8,7 @@ Tables and blocks lock themselves; the lock here guards only which there are.
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -259,12 +259,16 @@ class Parameters:
         return cut_all(tables, blocks, version, workers, is_delta=bool(base))
 
     def load(
-        self, checkpoint: Checkpoint, alone: Callable[[], AbstractContextManager[None]]
+        self,
+        checkpoint: Checkpoint,
+        only: Collection[str],
+        alone: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Replaces tables and blocks by what a checkpoint has of this process's shards and pieces.
 
         Args:
             checkpoint: What to load.
+            only: What to take from it, all other tables and blocks begin anew; empty: all.
             alone: Held while they are replaced, and nobody applies gradients.
 
         Raises:
@@ -272,16 +276,27 @@ class Parameters:
             WaitTimeoutError: If pushes do not end in time; nothing was replaced.
         """
         checkpoint.require_trainable()
-        checkpoint.require((self._tables.keys() | self._blocks.keys()) - self._undeclared)
-        tables = {name: self._load_table(checkpoint, name) for name in checkpoint.tables}
-        blocks = {name: self._load_block(checkpoint, name) for name in checkpoint.blocks}
+        declared = (self._tables.keys() | self._blocks.keys()) - self._undeclared
+        checkpoint.require(declared, only)
+        taken = frozenset(only) or checkpoint.tables.keys() | checkpoint.blocks.keys()
+        tables = {
+            name: self._load_table(checkpoint, name) for name in checkpoint.tables.keys() & taken
+        }
+        blocks = {
+            name: self._load_block(checkpoint, name) for name in checkpoint.blocks.keys() & taken
+        }
+        anew = declared - taken
+        for name in self._tables.keys() & anew:
+            tables[name] = self._new_table(self._tables[name].spec)
+        for name in self._blocks.keys() & anew:
+            blocks[name] = self._new_block(self._blocks[name].spec)
         with alone(), self._lock:
             self._undeclared |= (tables.keys() - self._tables.keys()) | (
                 blocks.keys() - self._blocks.keys()
             )
             self._tables |= tables
             self._blocks |= blocks
-            self.base = checkpoint.token
+            self.base = "" if only else checkpoint.token
 
     def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
         saved = checkpoint.tables[name]

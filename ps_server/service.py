@@ -229,7 +229,8 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: control_plane_pb2.LoadRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.LoadResponse:
         async with self._answering(context, "Load"):
-            await asyncio.to_thread(self._store.load, request.folder, token=request.token)
+            only, token = list(request.only), request.token
+            await asyncio.to_thread(self._store.load, request.folder, only=only, token=token)
             logger.info("loaded folder=%s", request.folder)
             return control_plane_pb2.LoadResponse()
 

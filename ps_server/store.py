@@ -8,7 +8,7 @@ known of the workers in workers.py, who may change and who saves in cuts.py; eac
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -313,12 +313,12 @@ class ParameterStore:
     def _freeze(self, base: str) -> StoreCut:
         return self._parameters.freeze(self._workers.version, self._workers.progress(), base)
 
-    def load(self, url: str, *, token: str = "") -> None:
+    def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
         """See `protos.store.Store`; reads this process's shards and pieces."""
         with self._cuts.between_saves("a load"):
             checkpoint = self._roots.open(url)
             checkpoint.require_token(token)
-            self._parameters.load(checkpoint, self._cuts.alone)
+            self._parameters.load(checkpoint, only, self._cuts.alone)
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""

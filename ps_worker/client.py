@@ -7,7 +7,7 @@ A push is checked here as a whole before any server gets its part of it: one tha
 must not reach the others.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -396,13 +396,9 @@ class ClusterClient:
 
         def write_parts(folder: str, token: str) -> list[Part]:
             _results([self._transport.cut(server, token, "") for server in self._servers])
-            parts = _when_all_have_ended(
-                [
-                    self._transport.save_inference(server, folder, token, settings)
-                    for server in self._servers
-                ]
-            )
-            return [part_from_json(part) for part in parts]
+            saving = self._transport.save_inference
+            calls = [saving(server, folder, token, settings) for server in self._servers]
+            return [part_from_json(part) for part in _when_all_have_ended(calls)]
 
         return save_checkpoint(
             url,
@@ -413,20 +409,16 @@ class ClusterClient:
             is_inference=True,
         )
 
-    def load(self, url: str, *, token: str = "") -> None:
+    def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
         """See `protos.store.Store`."""
         # Read here first, every byte: what is damaged is refused before any server has replaced its part.
         checkpoint = Checkpoint.open(url)
         checkpoint.require_token(token)
         checkpoint.require_trainable()
-        checkpoint.require(self._tables.keys() | self._blocks.keys())
+        checkpoint.require(self._tables.keys() | self._blocks.keys(), only)
         checkpoint.verify()
-        _when_all_have_ended(
-            [
-                self._transport.load(server, checkpoint.url, checkpoint.token)
-                for server in self._servers
-            ]
-        )
+        where = (checkpoint.url, checkpoint.token, only)
+        _when_all_have_ended([self._transport.load(server, *where) for server in self._servers])
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""

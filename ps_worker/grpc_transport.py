@@ -6,7 +6,7 @@ not tell it from a new one.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -259,9 +259,9 @@ class GrpcTransport:
             server, "Save", request, lambda response: str(response.part), wait_s=wait_s
         )
 
-    def load(self, server: int, folder: str, token: str) -> Future[None]:
+    def load(self, server: int, folder: str, token: str, only: Collection[str]) -> Future[None]:
         """See `Transport`."""
-        request = control_plane_pb2.LoadRequest(folder=folder, token=token)
+        request = control_plane_pb2.LoadRequest(folder=folder, token=token, only=sorted(only))
         wait_s = self._deadlines.checkpoint_s
         return self._call(server, "Load", request, _nothing, wait_s=wait_s)
 

@@ -26,7 +26,7 @@ from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from protos.store import ReduceOp, Store
 from ps_server.checkpoint.publish import remove_unfinished, require_writable
-from ps_server.checkpoint.reader import Checkpoint
+from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import shown, split_parts
 from ps_worker.data.files import matching_files
@@ -41,8 +41,9 @@ from ps_worker.life_checks import require_life
 from ps_worker.optimizer_checks import require_optimizers
 from ps_worker.resuming import EarlierRun, earlier_run
 from ps_worker.run_state import RUN_ATTACHMENT, RunState
-from ps_worker.saved_schema import SCHEMA_ATTACHMENT, schema_of_checkpoint
+from ps_worker.saved_schema import SCHEMA_ATTACHMENT
 from ps_worker.saving import Saver
+from ps_worker.warm_start import WarmStart, require_schema, warm_start_of
 from ps_worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Summary:
         tables: Of each table rows and bytes, and how many rows have expired or were evicted.
         model_digest: SHA-256 of the trained model.
         checkpoint: Folder of the last checkpoint.
+        warm_start: Which checkpoint the run started from, what was taken, and what began anew.
     """
 
     auc: float | None = None
@@ -84,6 +86,7 @@ class Summary:
     tables: Mapping[str, Mapping[str, int]] | None = None
     model_digest: str | None = None
     checkpoint: str | None = None
+    warm_start: Mapping[str, object] | None = None
 
     def as_json(self) -> dict[str, object]:
         """Returns the fields; what is not a number is None, as JSON has no NaN."""
@@ -117,7 +120,7 @@ def plan_of(job: Job) -> Plan:
     """Returns the job with its schema, model and files.
 
     Raises:
-        JobError: If schema, format, model, optimizers or the life of rows are wrong.
+        JobError: If schema, format, model, optimizers, the life of rows or the start are wrong.
         DataError: If a pattern matches no file.
     """
     schema = _schema_of(job)
@@ -125,6 +128,7 @@ def plan_of(job: Job) -> Plan:
     model = model_of(job, schema)
     require_optimizers(job, model)
     require_life(job, model)
+    warm_start_of(job, model)
     _require_order(job)
     return Plan(
         job=job,
@@ -219,6 +223,7 @@ class Session:
         self._data_digest = digest_of_data(self._job, plan.train_files)
         self._bad_rows = 0
         self._saver: Saver | None = None
+        self._warm_start: WarmStart | None = None
 
     @property
     def is_first(self) -> bool:
@@ -234,8 +239,10 @@ class Session:
                 logger.info("removed what a save that did not finish has left: %s", name)
         load = self._job.checkpoint.load
         earlier_run = self._earlier_run() if self.is_first else None
+        self._warm_start = None if earlier_run else warm_start_of(self._job, self._plan.model)
         if self.is_first and (start_from := load if earlier_run is None else earlier_run.url):
-            self._require_schema(start_from)
+            takes_dense = self._warm_start is None or DENSE_BLOCK in self._warm_start.taken
+            require_schema(self._job, self._plan.schema, start_from, takes_dense=takes_dense)
         with Worker(
             self._store,
             self._plan.model,
@@ -244,6 +251,7 @@ class Session:
             num_workers=self._num_workers,
             is_embedded=self._is_embedded,
             load=load,
+            only=self._job.checkpoint.only,
             earlier_run=earlier_run,
             agreement=self._agreement(),
         ) as worker:
@@ -280,19 +288,6 @@ class Session:
         known = 0 if earlier_run is None else earlier_run.state.epochs_done
         told = worker.all_reduce("epochs done", np.array([float(known)]), ReduceOp.MAX)
         return int(told[0])
-
-    def _require_schema(self, folder: str) -> None:
-        """Refuses a checkpoint under whose schema keys and numbers mean something else."""
-        checkpoint = Checkpoint.open(folder)
-        if SCHEMA_ATTACHMENT not in checkpoint.attachments:
-            return
-        saved = schema_of_checkpoint(checkpoint)
-        if saved.fingerprint != self._plan.schema.fingerprint:
-            raise self._job.error(
-                "data.schema",
-                f"{checkpoint.url!r} was trained with another schema: name that one in data.schema, "
-                f"or start without checkpoint.load",
-            )
 
     def _train(self, worker: Worker, epochs_done: int) -> float:
         """Goes through the rest of `epochs` passes; returns the seconds that all workers took for it."""
@@ -378,6 +373,7 @@ class Session:
             tables={name: asdict(table) for name, table in status.tables.items()},
             model_digest=self._store.digest(),
             checkpoint=None if self._saver is None else self._saver.latest,
+            warm_start=None if self._warm_start is None else asdict(self._warm_start),
         )
 
     def _evaluation(self, worker: Worker) -> dict[str, Any]:

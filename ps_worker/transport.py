@@ -3,7 +3,7 @@
 `ps_worker.grpc_transport.GrpcTransport` is a transport over the network; tests have others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,8 +121,8 @@ class Transport(Protocol):
         """Writes what predictions need of the server's part; answers as `save`."""
         ...
 
-    def load(self, server: int, folder: str, token: str) -> Future[None]:
-        """Reads the server's part of the checkpoint that the save with this token has left."""
+    def load(self, server: int, folder: str, token: str, only: Collection[str]) -> Future[None]:
+        """Reads the server's part, of what is named or of all, of what the save with this token has left."""
         ...
 
     def resume(

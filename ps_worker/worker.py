@@ -8,7 +8,7 @@ wait for it; all else that workers do together, they do by calling `meet` or `al
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +29,7 @@ from ps_worker.job import Job
 from ps_worker.progress import Progress
 from ps_worker.resuming import EarlierRun
 from ps_worker.trainer import TrainedStep, Trainer
+from ps_worker.warm_start import warm_start
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Worker:
         num_workers: int = 1,
         is_embedded: bool = True,
         load: str = "",
+        only: Sequence[str] = (),
         earlier_run: EarlierRun | None = None,
         agreement: str = "",
     ) -> None:
@@ -67,6 +69,7 @@ class Worker:
             num_workers: Workers of the run.
             is_embedded: The store is in this process.
             load: Checkpoint to start from; empty: from what the store holds.
+            only: What to take of `load`, as `Store.load`.
             earlier_run: A run to go on with: worker 0 loads its checkpoint, instead of `load`, and all count
                 on from there; the others need not know it.
             agreement: A text that must be the same for all workers, besides the parameters' declarations.
@@ -84,7 +87,7 @@ class Worker:
         self._job = job
         declare(store, model, job)
         if self.is_first:
-            self._load(load, earlier_run)
+            self._load(load, only, earlier_run)
         version = self._agree(agreement)
         self._communicator = communicator_of(
             job, store, model, worker=index, num_workers=num_workers, is_embedded=is_embedded
@@ -92,14 +95,17 @@ class Worker:
         self._communicator.rejoin(version)
         self._go_on()
 
-    def _load(self, load: str, earlier_run: EarlierRun | None) -> None:
+    def _load(self, load: str, only: Sequence[str], earlier_run: EarlierRun | None) -> None:
         if earlier_run is not None:
             self.store.load(earlier_run.url, token=earlier_run.token)
             self.store.resume(earlier_run.version, earlier_run.progress)
             logger.info("goes on from %s version=%d", earlier_run.url, earlier_run.version)
         elif load:
-            self.store.load(load)
-            logger.info("loaded %s", load)
+            self.store.load(load, only=only)
+            start = warm_start(load, self._model, only)
+            logger.info(
+                "loaded %s taken=%s anew=%s", load, ",".join(start.taken), ",".join(start.anew)
+            )
 
     def _go_on(self) -> None:
         """Counts on from what the store has of this worker: nothing, unless worker 0 had it go on."""

@@ -126,12 +126,14 @@ class SaveResponse(_message.Message):
     def __init__(self, part: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("folder", "token")
+    __slots__ = ("folder", "token", "only")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
     folder: str
     token: str
-    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+    only: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., only: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoadResponse(_message.Message):
     __slots__ = ()

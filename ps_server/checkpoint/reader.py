@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -104,14 +104,20 @@ class Checkpoint:
             chain.append(base)
         return chain[::-1]
 
-    def require(self, names: Iterable[str]) -> None:
-        """Checks that there is a table or a dense block of each name.
+    def require(self, names: Iterable[str], only: Collection[str] = ()) -> None:
+        """Checks that there is a table or a dense block of each name, or of each in `only`.
 
         Raises:
-            CheckpointError: If one is missing: whoever loads would go on with initial values for it.
+            CheckpointError: If one is missing: whoever loads would go on with initial values for it. If
+                `only` has one that is not in `names`: it would be taken for nothing.
         """
-        saved = self.tables.keys() | self.blocks.keys()
-        if missing := sorted(set(names) - saved):
+        declared, saved = frozenset(names), self.tables.keys() | self.blocks.keys()
+        if strange := sorted(frozenset(only) - declared if only else ()):
+            raise CheckpointError(
+                f"{', '.join(strange)} cannot be taken from checkpoint {self.url}: the model has only "
+                f"{', '.join(sorted(declared))}"
+            )
+        if missing := sorted((frozenset(only) or declared) - saved):
             raise CheckpointError(
                 f"checkpoint {self.url} has no {', '.join(missing)}, only {', '.join(sorted(saved))}: "
                 f"it is of another model"

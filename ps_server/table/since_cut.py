@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from protos.errors import UnknownChangesError
 from protos.partition import Keys
 
 LEAST_LIMIT = 4096
@@ -33,10 +34,17 @@ class SinceCut:
         self._now = _Changes(is_known=False)
         self._before: _Changes | None = None
 
-    @property
-    def is_known(self) -> bool:
-        """Whether all that happened since the last cut is remembered."""
-        return self._now.is_known
+    def require_known(self, table: str) -> None:
+        """Checks that all that happened since the last cut is remembered; `table` is for the message.
+
+        Raises:
+            UnknownChangesError: If it is not.
+        """
+        if not self._now.is_known:
+            raise UnknownChangesError(
+                f"it is not known what changed in table {table!r}: it is newer than the last checkpoint, was "
+                f"declared otherwise since, or lost more rows than it has; save a full checkpoint"
+            )
 
     @property
     def passes(self) -> int:

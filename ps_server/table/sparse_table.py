@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import GradientError, ProtocolError, SpecConflictError, UnknownChangesError
+from protos.errors import GradientError, ProtocolError, SpecConflictError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
 from protos.spec import StatisticsSpec, TableSpec
@@ -403,12 +403,8 @@ class SparseTable:
                 raise ProtocolError(
                     f"table {self.spec.name!r} is being saved: wait until that has ended"
                 )
-            if changes_only and not self._regions.since_cut.is_known:
-                raise UnknownChangesError(
-                    f"it is not known what changed in table {self.spec.name!r}: it is newer than the last "
-                    f"checkpoint, was declared otherwise since, or lost more rows than it has; save a full "
-                    f"checkpoint"
-                )
+            if changes_only:
+                self._regions.since_cut.require_known(self.spec.name)
             candidates = None
             if self._candidates is not None:
                 candidates = self._candidates.cut(self.spec, self._locks)

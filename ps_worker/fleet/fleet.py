@@ -309,21 +309,29 @@ class Fleet:
         settings = InferenceSettings(dtype=dtype, min_score=min_score)
         self._first_run("fleet.save_inference_model()").save_inference(str(dirname), settings)
 
-    def load_model(self, dirname: str | Path, *, resume: bool = False) -> None:
+    def load_model(
+        self, dirname: str | Path, *, only: Sequence[str] = (), resume: bool = False
+    ) -> None:
         """Replaces all parameters by saved ones; worker 0 alone, before anybody trains.
 
         Others train, or leave their first barrier, with what was loaded.
 
         Args:
             dirname: Checkpoint, or folder of checkpoints.
+            only: Tables to take from it, and "dense" for the dense parameters; all others begin anew. Empty:
+                all, and all must be there and fit.
             resume: Go on with the run that saved it: `data_position` then says where.
 
         Raises:
             RoleError: On another worker.
-            UsageError: If training has begun.
+            UsageError: If training has begun, or if a part of a model is to resume.
             CheckpointError: If it is none, or does not fit; nothing was replaced.
         """
-        self._first_run("fleet.load_model()").load(str(dirname), resume=resume)
+        if only and resume:
+            raise UsageError(
+                "fleet.load_model(): no run goes on with a part of its model: give either only or resume"
+            )
+        self._first_run("fleet.load_model()").load(str(dirname), only=only, resume=resume)
 
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker goes on after `load_model(..., resume=True)`.

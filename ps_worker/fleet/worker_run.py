@@ -5,7 +5,7 @@ that one; later it could not, since in some modes each worker keeps parameters o
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,8 +163,10 @@ class WorkerRun:
         self._flush()
         return self._store.shrink(max_norm=threshold, dry_run=dry_run)
 
-    def load(self, url: str, *, resume: bool) -> None:
-        """Replaces what the servers hold; with `resume` workers learn where in their data they were.
+    def load(self, url: str, *, only: Sequence[str], resume: bool) -> None:
+        """Replaces what the servers hold by what is named, or all, of a checkpoint.
+
+        With `resume` workers learn where in their data they were.
 
         Raises:
             UsageError: If training has begun.
@@ -175,7 +177,7 @@ class WorkerRun:
                 "fleet.load_model() comes before training: workers have parameters of their own by now"
             )
         checkpoint = Checkpoint.open(url)
-        self._store.load(checkpoint.url, token=checkpoint.token)
+        self._store.load(checkpoint.url, only=only, token=checkpoint.token)
         if resume:
             self._store.resume(checkpoint.manifest.version, checkpoint.manifest.workers)
 

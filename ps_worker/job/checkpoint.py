@@ -5,9 +5,11 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from ps_worker.job.data import Texts
 from ps_worker.job.sections import Section
 
 _WHERE = "but there is no folder for checkpoints: set checkpoint.dir"
+_FROM = "but there is no model to take them from: set checkpoint.load"
 _WHICH = 'but all checkpoints are full: set checkpoint.mode = "delta"'
 
 
@@ -28,6 +30,8 @@ class CheckpointSection(Section):
             start.
         load: Checkpoint, or folder of checkpoints, whose model to start from; empty: from what the servers
             hold, which are initial values unless they stayed after another job.
+        only: Of `load` only these tables, and `dense` for the dense parameters; all others begin anew. Empty:
+            all, and all must be there and fit.
     """
 
     dir: str = ""
@@ -39,6 +43,7 @@ class CheckpointSection(Section):
     keep_last: int = Field(0, ge=0)
     resume: bool = False
     load: str = ""
+    only: Texts = ()
 
     @property
     def is_within_epochs(self) -> bool:
@@ -54,6 +59,8 @@ class CheckpointSection(Section):
             if not self.dir and getattr(self, name) != defaults[name]
         ]
         errors = [self._without_use(name, _WHERE) for name in without_use]
+        if self.only and not self.load:
+            errors.append(self._without_use("only", _FROM))
         if self.mode == "full" and self.full_every != defaults["full_every"]:
             errors.append(self._without_use("full_every", _WHICH))
         if errors:

@@ -1,5 +1,6 @@
 """One suite for every store: what is saved of it other than all."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ from protos.errors import CheckpointError, UnknownChangesError
 from protos.store import InferenceSettings, Missing
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
+from ps_server.store import ParameterStore
 from tests.support.stores import (
+    DEEP,
     KEYS,
     assert_same_parameters,
     embedded,
@@ -57,6 +60,42 @@ def test_model_to_predict_with_is_saved_while_deltas_go_on(store, tmp_path: Path
         store.load(str(tmp_path / "half"))
     store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "full"))
     assert Checkpoint.open(tmp_path / "delta").digest_of_files() == store.digest()
+
+
+def test_part_of_a_model_is_loaded_and_the_rest_begins_anew(store, tmp_path: Path) -> None:
+    saved, fresh = embedded(), pull(embedded())
+    saved.push_grad(random_gradients(0), stamp()).result()
+    saved.save(str(tmp_path / "model"), {})
+    store.push_grad(random_gradients(1), stamp()).result()
+
+    store.load(str(tmp_path / "model"), only=["wide"])
+
+    found = pull(store)
+    np.testing.assert_array_equal(found["wide"], pull(saved)["wide"])
+    for name in ("deep", "tower"):
+        np.testing.assert_array_equal(found[name], fresh[name])
+    tables = store.status().tables
+    assert (tables["deep"].rows, tables["wide"].rows) == (0, 60)
+    with pytest.raises(UnknownChangesError):
+        store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "model"))
+
+
+def test_part_that_is_not_there_is_refused(store, tmp_path: Path) -> None:
+    saved = ParameterStore()
+    saved.create_table(DEEP)
+    saved.create_table(replace(DEEP, name="other"))
+    saved.save(str(tmp_path / "model"), {})
+    store.push_grad(random_gradients(1), stamp()).result()
+    before = store.digest()
+
+    with pytest.raises(CheckpointError, match="has no wide, only deep, other"):
+        store.load(str(tmp_path / "model"), only=["deep", "wide"])
+    with pytest.raises(
+        CheckpointError, match=r"other cannot be taken from .* only deep, tower, wide"
+    ):
+        store.load(str(tmp_path / "model"), only=["other"])
+
+    assert store.digest() == before
 
 
 def test_save_that_has_no_scores_to_go_by_is_refused(store, tmp_path: Path) -> None:

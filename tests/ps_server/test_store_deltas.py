@@ -255,6 +255,31 @@ def test_more_removed_keys_than_rows_ask_for_a_full_checkpoint(tmp_path: Path) -
         store.save(str(tmp_path / "1"), {}, base=str(tmp_path / "0"))
 
 
+def test_rows_that_nobody_pushes_age_from_base_to_delta(tmp_path: Path) -> None:
+    """Also over two deltas; a shrink changes all rows, and yet a delta has only those that were pushed."""
+    store = ParameterStore(clock=lambda: NOW)
+    store.create_table(COUNTING)
+    keys = np.arange(8, dtype=np.uint64)
+    counts = np.array([[64, 32]] * 8, np.uint32)
+    grad = SparseGrad(keys, np.ones((8, 2), np.float32), 1, counts)
+    store.push_grad(Gradients({"counting": grad}), stamp()).result()
+    store.save(str(tmp_path / "0"), {})
+    for i in (1, 2):
+        store.shrink()
+        store.shrink()
+        pushed = SparseGrad(keys[:i], np.ones((i, 2), np.float32), 1, counts[:i])
+        store.push_grad(Gradients({"counting": pushed}), stamp(sequence=i)).result()
+        store.shrink(dry_run=True)
+        store.save(str(tmp_path / str(i)), {}, base=str(tmp_path / str(i - 1)))
+
+    store.save(str(tmp_path / "full"), {})
+    delta, full = Checkpoint.open(tmp_path / "2"), Checkpoint.open(tmp_path / "full")
+    assert rows_of(delta, "counting") == rows_of(full, "counting")
+    assert rows_of(delta, "counting")[7][1] == [4.0, 2.0, 4.0]
+    [entry] = delta.manifest.files_of_table("counting")
+    assert sum(batch.rows for batch in entry.batches) == 2
+
+
 @dataclass
 class Saved:
     name: str

@@ -400,6 +400,44 @@ def test_passes_end_every_so_many_epochs(rows: Path, every: int, shows: float, u
     assert {row.unseen for row in counted.values()} == {unseen}
 
 
+def test_other_layers_begin_with_the_embeddings_of_an_old_model(
+    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Session(plan_of(job_of_life(rows, f"checkpoint.dir={tmp_path}/old")), ParameterStore()).run()
+    load, only = f"checkpoint.load={tmp_path}/old", "checkpoint.only=embedding"
+    other = job_of_life(rows, load, "model.hidden=[5]", "data.schema=criteo_min_max")
+
+    with pytest.raises(CheckpointError, match="does not fit: 'dense'"):
+        Session(plan_of(job_of_life(rows, load, "model.hidden=[5]")), ParameterStore()).run()
+    with pytest.raises(JobError, match="another schema"):
+        Session(plan_of(other), ParameterStore()).run()
+    with caplog.at_level(logging.INFO):
+        store = ParameterStore()
+        settings = (load, only, "model.hidden=[5]", "data.schema=criteo_min_max")
+        summary = Session(plan_of(job_of_life(rows, *settings)), store).run()
+
+    assert summary.warm_start == {
+        "checkpoint": f"{tmp_path}/old",
+        "taken": ["embedding"],
+        "anew": ["dense"],
+    }
+    assert f"loaded {tmp_path}/old taken=embedding anew=dense" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["checkpoint.only=embedding"], "no model to take them from: set checkpoint.load"),
+        (["checkpoint.load=m", "checkpoint.only=wide"], "names wide, but .* only dense, embedding"),
+    ],
+)
+def test_parts_that_the_model_does_not_have_are_refused(
+    rows: Path, settings: list[str], message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        plan_of(job_of_life(rows, *settings))
+
+
 def test_expired_rows_are_in_no_checkpoint_and_in_the_summary(rows: Path, tmp_path: Path) -> None:
     """Only what was shown more than once in an epoch is worth 0.15 after it."""
     job = job_of_life(rows, "life.delete_threshold=0.15", f"checkpoint.dir={tmp_path / 'saved'}")

@@ -75,7 +75,7 @@ def test_only_the_first_worker_loads(tmp_path) -> None:
     store = ParameterStore(num_workers=2)
     loads = []
 
-    def load(url: str, load=store.load) -> None:
+    def load(url: str, *, only=(), load=store.load) -> None:
         loads.append(url)
         load(url)
 

@@ -1,6 +1,6 @@
 """A transport to stores of this process: the client without a network."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -150,8 +150,8 @@ class LocalTransport:
         store = self.stores[server]
         return Answer(lambda: part_to_json(store.save_inference_part(folder, token, settings)))
 
-    def load(self, server: int, folder: str, token: str) -> Future[None]:
-        return Answer(lambda: self.stores[server].load(folder, token=token))
+    def load(self, server: int, folder: str, token: str, only: Collection[str]) -> Future[None]:
+        return Answer(lambda: self.stores[server].load(folder, only=only, token=token))
 
     def resume(
         self, server: int, version: Version, progress: Mapping[int, WorkerProgress]
