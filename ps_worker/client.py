@@ -375,10 +375,8 @@ class ClusterClient:
             _results([self._transport.cut(server, token, base_token) for server in self._servers])
             if on_cut is not None:
                 on_cut()
-            parts = _when_all_have_ended(
-                [self._transport.save(server, folder, token) for server in self._servers]
-            )
-            return [part_from_json(part) for part in parts]
+            calls = [self._transport.save(server, folder, token) for server in self._servers]
+            return [part_from_json(part) for part in _when_all_have_ended(calls)]
 
         return save_checkpoint(
             url,

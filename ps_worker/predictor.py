@@ -93,7 +93,7 @@ class Predictor:
 
     @property
     def model_digest(self) -> str:
-        """The digest of the model that answers now."""
+        """The digest of the model that answers now; of a delta empty."""
         return self._loaded.saved.checkpoint.model_digest
 
     @property

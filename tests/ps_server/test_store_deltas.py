@@ -20,6 +20,7 @@ from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from tests.support.local_transport import LocalTransport
+from tests.support.stores import KEYS as ALL_KEYS
 from tests.support.stores import assert_same_parameters, declare, embedded, random_gradients, stamp
 
 COUNTING = TableSpec(
@@ -77,6 +78,18 @@ def test_a_chain_of_deltas_is_the_model_of_its_moment(tmp_path: Path) -> None:
         assert len(checkpoint.chain) == i + 1
         assert checkpoint.attachment("note") == str(i).encode()
         checkpoint.verify()
+
+
+def test_a_chain_stands_anywhere() -> None:
+    store = embedded()
+    train(store, 0)
+    store.save("memory://deltas/0", {})
+    train(store, 1)
+    store.save("memory://deltas/1", {}, base="memory://deltas/0")
+
+    checkpoint = Checkpoint.open("memory://deltas/1")
+    assert checkpoint.digest_of_files() == store.digest()
+    assert SavedModel(checkpoint).read("deep", ALL_KEYS).any(axis=1).sum() > 60
 
 
 def test_a_delta_has_only_the_rows_that_changed(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ ORDERS = {
     "files shuffled": ["data.shuffle_files=true"],
     "in memory": ["data.in_memory=true"],
     "shuffled": ["data.in_memory=true", "data.shuffle=local"],
+    "in deltas": ["checkpoint.mode=delta", "checkpoint.full_every=3"],
     "dealt anew": ["data.in_memory=true", "data.shuffle=global"],
 }
 
