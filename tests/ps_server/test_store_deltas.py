@@ -170,6 +170,38 @@ def test_a_failed_save_gives_its_changes_to_the_next(tmp_path: Path) -> None:
     assert Checkpoint.open(tmp_path / "2").digest_of_files() == store.digest()
 
 
+def test_deltas_are_of_their_moments_while_rows_change_come_and_go(tmp_path: Path) -> None:
+    """A twin that nobody pushes to while it is saved says what each delta has to be; shards are full."""
+    spec = replace(COUNTING, expiry=ExpirySpec(max_rows=128))
+    pushed, twin = (ParameterStore(clock=lambda: NOW) for _ in range(2))
+    random = np.random.default_rng(2)
+
+    def some_push() -> Gradients:
+        keys = random.choice(400, 30, replace=False).astype(np.uint64)
+        values = random.integers(-3, 4, (30, 2)).astype(np.float32)
+        return Gradients({"counting": SparseGrad(keys, values, 1, np.ones((30, 2), np.uint32))})
+
+    for store in (pushed, twin):
+        store.create_table(spec)
+    sequence = 0
+    for i in range(8):
+        late = [some_push() for _ in range(3)]
+
+        def push_all(store: ParameterStore, late=late, first=sequence) -> None:
+            for j, gradients in enumerate(late):
+                store.push_grad(gradients, stamp(sequence=first + j)).result()
+
+        base = str(tmp_path / str(i - 1)) if i else ""
+        twin.save(str(tmp_path / "twin"), {})
+        pushed.save(str(tmp_path / str(i)), {}, base=base, on_cut=lambda: push_all(pushed))
+        push_all(twin)
+        sequence += len(late)
+
+        delta, expected = Checkpoint.open(tmp_path / str(i)), Checkpoint.open(tmp_path / "twin")
+        assert rows_of(delta, "counting") == rows_of(expected, "counting")
+    assert pushed.status().tables["counting"].evicted > 0
+
+
 def test_a_base_that_the_store_did_not_save_last_is_refused(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 1)
 
