@@ -15,11 +15,10 @@ from protos.store import (
     Reduced,
     ReduceOp,
     SaveStatus,
-    Shrunk,
     StoreStatus,
-    TableStatus,
     WorkerProgress,
 )
+from protos.table_status import Shrunk, TableStatus
 from protos.v1 import control_plane_pb2
 
 _OP_TO_MESSAGE = {

@@ -13,9 +13,10 @@ from protos.codec import (
 )
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
+from protos.parcel import Parcel
 from protos.partition import Keys
 from protos.parts import PushPart
-from protos.store import Changed, Missing, Parcel, Pulled, Stamp
+from protos.store import Changed, Missing, Pulled, Stamp
 from protos.v1 import data_plane_pb2
 
 _MISSING_TO_MESSAGE = {

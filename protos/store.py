@@ -14,9 +14,11 @@ from typing import Literal, Protocol, TypeVar
 
 from protos.gradients import Gradients, Values
 from protos.numbers import Numbers
+from protos.parcel import Parcel
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.staleness import Staleness
+from protos.table_status import Shrunk, TableStatus
 
 Version = int
 """How many steps have been applied: one a synchronous step, one a batch pushed to be applied on arrival."""
@@ -137,44 +139,6 @@ class Pulled:
     version: Version
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableStatus:
-    """Size of one table, or of one server's part of it.
-
-    Attributes:
-        rows: How many it has.
-        size_bytes: Of rows, index and marks.
-        candidates: Keys that are counted but have no row yet; 0 where a Bloom filter counts.
-        candidate_bytes: Of what counts them.
-        expired: Rows that shrinks have removed so far.
-        evicted: Rows that made room for others in a table that was full, so far.
-    """
-
-    rows: int
-    size_bytes: int
-    candidates: int = 0
-    candidate_bytes: int = 0
-    expired: int = 0
-    evicted: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shrunk:
-    """What was removed from one table, or from one server's part of it.
-
-    Attributes:
-        rows: How many.
-        size_bytes: By how much the table is smaller for it.
-    """
-
-    rows: int
-    size_bytes: int
-
-    def __add__(self, other: "Shrunk") -> "Shrunk":
-        """Returns what was removed in both parts."""
-        return Shrunk(rows=self.rows + other.rows, size_bytes=self.size_bytes + other.size_bytes)
-
-
 InferenceDtype = Literal["float32", "float16"]
 
 
@@ -230,24 +194,6 @@ class StoreStatus:
     staleness: Staleness
     progress: Mapping[int, WorkerProgress]
     last_save: SaveStatus | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
-    """Bytes from one worker to another, which no store looks at.
-
-    Attributes:
-        sender: Index of the worker that posts it.
-        receiver: Index of the worker that takes it.
-        sequence: Number of the parcel among those from this sender to this receiver in one box: from 0,
-            without gaps.
-        content: What is inside; None: the sender has no more for this receiver.
-    """
-
-    sender: int
-    receiver: int
-    sequence: int
-    content: bytes | None
 
 
 class Store(Protocol):

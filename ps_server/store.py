@@ -17,6 +17,7 @@ from protos.errors import (
 )
 from protos.gradients import Gradients, Values
 from protos.numbers import Numbers
+from protos.parcel import Parcel
 from protos.partition import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
@@ -24,16 +25,15 @@ from protos.store import (
     Future,
     InferenceSettings,
     Missing,
-    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
-    Shrunk,
     Stamp,
     StoreStatus,
     Version,
     WorkerProgress,
 )
+from protos.table_status import Shrunk
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.inference import write_inference_part
 from ps_server.checkpoint.manifest import Part

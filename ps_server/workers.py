@@ -19,19 +19,19 @@ from protos.channel import PART_BYTES
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients, sum_gradients
 from protos.numbers import Numbers, require_numbers
+from protos.parcel import Parcel
 from protos.staleness import Staleness
 from protos.store import (
     Future,
-    Parcel,
     Reduced,
     ReduceOp,
     SaveStatus,
     Stamp,
     StoreStatus,
-    TableStatus,
     Version,
     WorkerProgress,
 )
+from protos.table_status import TableStatus
 from ps_server.aggregation import StepAggregator
 from ps_server.barrier import BarrierBook
 from ps_server.mailbox import Mailbox

@@ -28,6 +28,7 @@ from protos.errors import (
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
 from protos.jit import kernel
 from protos.numbers import Numbers, require_numbers
+from protos.parcel import Parcel
 from protos.partition import Keys, piece_of_server, route
 from protos.parts import KEY_BYTES, VALUE_BYTES, cut_columns, cut_push
 from protos.spec import DenseSpec, TableSpec
@@ -36,16 +37,15 @@ from protos.store import (
     Future,
     InferenceSettings,
     Missing,
-    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
-    Shrunk,
     Stamp,
     StoreStatus,
     Version,
     WorkerProgress,
 )
+from protos.table_status import Shrunk
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.manifest import Part, part_from_json
 from ps_server.checkpoint.reader import Checkpoint

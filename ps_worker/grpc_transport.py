@@ -16,6 +16,7 @@ from protos import control_messages, data_messages, spec_messages
 from protos.channel import CHANNEL_OPTIONS, PART_BYTES
 from protos.gradients import Values
 from protos.numbers import Numbers
+from protos.parcel import Parcel
 from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
@@ -25,15 +26,14 @@ from protos.store import (
     Future,
     InferenceSettings,
     Missing,
-    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
-    Shrunk,
     Stamp,
     Version,
     WorkerProgress,
 )
+from protos.table_status import Shrunk
 from protos.v1 import (
     control_plane_pb2,
     data_plane_pb2,

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from protos.gradients import Values
 from protos.numbers import Numbers
+from protos.parcel import Parcel
 from protos.partition import Keys
 from protos.parts import PushPart
 from protos.spec import DenseSpec, TableSpec
@@ -17,16 +18,15 @@ from protos.store import (
     Future,
     InferenceSettings,
     Missing,
-    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
-    Shrunk,
     Stamp,
     StoreStatus,
     Version,
     WorkerProgress,
 )
+from protos.table_status import Shrunk
 
 
 @dataclass(frozen=True, slots=True)

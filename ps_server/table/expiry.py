@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from protos.jit import kernel
 from protos.spec import StatisticsSpec, TableSpec
-from protos.store import Shrunk
+from protos.table_status import Shrunk
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.intrinsics import Int
 from ps_server.table.row_layout import KEY_COLUMNS

@@ -11,8 +11,9 @@ import numpy as np
 from protos.gradients import Values
 from protos.partition import Keys
 from protos.spec import TableSpec
+from ps_server.table.frozen import frozen
 from ps_server.table.replica_kernels import merge_rows, take_shard_deltas
-from ps_server.table.sparse_table import SparseTable, frozen
+from ps_server.table.sparse_table import SparseTable
 
 
 class ReplicaTable(SparseTable):

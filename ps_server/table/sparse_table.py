@@ -9,7 +9,6 @@ touch, ascending, and runs one kernel for all of them: a call a shard would cost
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,8 @@ from protos.errors import GradientError, ProtocolError, SpecConflictError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
 from protos.spec import StatisticsSpec, TableSpec
-from protos.store import Missing, Shrunk, TableStatus
+from protos.store import Missing
+from protos.table_status import Shrunk, TableStatus
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import hyper_of, initial_state
 from ps_server.table.arena import RESERVED_REGION_BYTES
@@ -31,6 +31,7 @@ from ps_server.table.candidates import (
 from ps_server.table.change_bits import NOBODY
 from ps_server.table.eviction import evict_rows, max_rows_of_shard
 from ps_server.table.expiry import rule_of, shrink_shard
+from ps_server.table.frozen import frozen
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import build_initializer
 from ps_server.table.row_kernels import (
@@ -46,8 +47,6 @@ from ps_server.table.row_regions import RowRegions
 from ps_server.table.spec_checks import check_table_spec
 from ps_server.table.statistics import Clock, seconds_of, unknown_statistics, wall_clock
 from ps_server.table.table_cut import TableCut
-
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 class SparseTable:
@@ -487,13 +486,6 @@ class SparseTable:
         finally:
             for lock in locks:
                 lock.release()
-
-
-def frozen(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
-    """Returns a read-only view: kernels are compiled once, for arrays as they come off the wire."""
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view
 
 
 _NO_COUNTS = frozen(np.empty((0, NUM_COUNTS), np.uint32))

@@ -19,7 +19,8 @@ from protos.errors import UsageError
 from protos.numbers import Numbers
 from protos.role import WorkerRole
 from protos.staleness import Staleness
-from protos.store import InferenceSettings, ReduceOp, Shrunk, Store
+from protos.store import InferenceSettings, ReduceOp, Store
+from protos.table_status import Shrunk
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient

@@ -9,7 +9,8 @@ import pytest
 from protos.errors import ProtocolError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import OptimizerSpec
-from protos.store import Missing, Shrunk, Store
+from protos.store import Missing, Store
+from protos.table_status import Shrunk
 from tests.support.stores import DEEP, KEYS, embedded, pull, random_gradients, stamp
 
 NOTHING = Shrunk(rows=0, size_bytes=0)

@@ -14,10 +14,11 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.parcel import Parcel
 from protos.partition import route
 from protos.parts import PushPart
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Missing, Parcel, Pulled, ReduceOp, Stamp
+from protos.store import Changed, Missing, Pulled, ReduceOp, Stamp
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from tests.support.local_transport import Answer, LocalTransport

@@ -8,6 +8,7 @@ import numpy as np
 
 from protos.gradients import Values
 from protos.numbers import Numbers
+from protos.parcel import Parcel
 from protos.partition import Keys
 from protos.parts import PushPart, join_push
 from protos.spec import DenseSpec, TableSpec
@@ -16,15 +17,14 @@ from protos.store import (
     Future,
     InferenceSettings,
     Missing,
-    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
-    Shrunk,
     Stamp,
     Version,
     WorkerProgress,
 )
+from protos.table_status import Shrunk
 from ps_server.checkpoint.manifest import part_to_json
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
