@@ -384,6 +384,14 @@ class Store(Protocol):
         """Says that a worker has left for good, and takes part in no step from `step` on."""
         ...
 
+    def require_writable(self, root: str) -> None:
+        """Finds out before training whether checkpoints can be saved into a folder; leaves nothing there.
+
+        Raises:
+            CheckpointError: If this process or a server cannot, or may not, or sees another storage.
+        """
+        ...
+
     def save(
         self,
         url: str,

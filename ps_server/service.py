@@ -205,6 +205,13 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
                 self._on_all_done()
             return control_plane_pb2.DoneResponse()
 
+    async def CheckFolder(
+        self, request: control_plane_pb2.CheckFolderRequest, context: grpc.aio.ServicerContext
+    ) -> control_plane_pb2.CheckFolderResponse:
+        async with self._answering(context, "CheckFolder"):
+            await asyncio.to_thread(self._store.check_folder, request.folder, request.token)
+            return control_plane_pb2.CheckFolderResponse()
+
     async def Cut(
         self, request: control_plane_pb2.CutRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.CutResponse:

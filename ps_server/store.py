@@ -37,8 +37,15 @@ from protos.table_status import Shrunk
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.inference import write_inference_part
 from ps_server.checkpoint.manifest import Part
+from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.roots import Roots
-from ps_server.checkpoint.writer import open_base, save_checkpoint, shared_folder, write_part
+from ps_server.checkpoint.writer import (
+    check_folder,
+    open_base,
+    save_checkpoint,
+    shared_folder,
+    write_part,
+)
 from ps_server.cuts import Cuts, StoreCut
 from ps_server.mailbox import INBOX_BYTES
 from ps_server.parameters import Parameters
@@ -211,6 +218,20 @@ class ParameterStore:
         return self._workers.all_done()
 
     # Checkpoints
+
+    def require_writable(self, root: str) -> None:
+        """See `protos.store.Store`; for a store that holds everything."""
+        require_writable(root, self.check_folder)
+
+    def check_folder(self, folder: str, token: str) -> None:
+        """Finds out whether `save_part` could write into a folder.
+
+        Raises:
+            CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
+                be written.
+        """
+        self._roots.require([folder])
+        check_folder(folder, token, self.server_index)
 
     def save(
         self,

@@ -48,6 +48,7 @@ from protos.store import (
 from protos.table_status import Shrunk
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.manifest import Part, part_from_json
+from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import open_base, save_checkpoint
 from ps_worker.transport import Transport
@@ -358,6 +359,16 @@ class ClusterClient:
         _results([self._transport.done(server, worker, step) for server in self._servers])
 
     # Checkpoints and status
+
+    def require_writable(self, root: str) -> None:
+        """See `protos.store.Store`."""
+
+        def check_servers(folder: str, token: str) -> None:
+            _when_all_have_ended(
+                [self._transport.check_folder(server, folder, token) for server in self._servers]
+            )
+
+        require_writable(root, check_servers)
 
     def save(
         self,

@@ -56,6 +56,7 @@ _RETRIED = (
     "PullDense",
     "PostParcel",
     "TakeParcels",
+    "CheckFolder",
     "GetDigest",
     "GetStatus",
 )
@@ -235,6 +236,11 @@ class GrpcTransport:
         """See `Transport`."""
         request = control_plane_pb2.DoneRequest(worker=worker, step=step)
         return self._call(server, "Done", request, _nothing)
+
+    def check_folder(self, server: int, folder: str, token: str) -> Future[None]:
+        """See `Transport`."""
+        request = control_plane_pb2.CheckFolderRequest(folder=folder, token=token)
+        return self._call(server, "CheckFolder", request, _nothing)
 
     def cut(self, server: int, token: str, base: str) -> Future[None]:
         """See `Transport`; it may wait for another save to end."""

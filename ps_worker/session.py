@@ -25,7 +25,7 @@ from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from protos.store import ReduceOp, Store
-from ps_server.checkpoint.publish import remove_unfinished, require_writable
+from ps_server.checkpoint.publish import remove_unfinished
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import shown, split_parts
@@ -234,7 +234,7 @@ class Session:
         """Trains, saves and evaluates; returns what came out of it."""
         logger.info("worker %d trains on %s", self._worker, _named(self._train_parts))
         if self.is_first and self._job.checkpoint.dir:
-            require_writable(self._job.checkpoint.dir)
+            self._store.require_writable(self._job.checkpoint.dir)
             for name in remove_unfinished(self._job.checkpoint.dir):
                 logger.info("removed what a save that did not finish has left: %s", name)
         load = self._job.checkpoint.load

@@ -107,6 +107,10 @@ class Transport(Protocol):
         """Says that a worker has left."""
         ...
 
+    def check_folder(self, server: int, folder: str, token: str) -> Future[None]:
+        """Finds out whether the server could save into a folder."""
+        ...
+
     def cut(self, server: int, token: str, base: str) -> Future[None]:
         """Freezes the server's parameters for the save of this token, and of a delta its base's token."""
         ...

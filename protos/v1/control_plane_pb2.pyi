@@ -89,6 +89,18 @@ class DoneResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CheckFolderRequest(_message.Message):
+    __slots__ = ("folder", "token")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    token: str
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+
+class CheckFolderResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class CutRequest(_message.Message):
     __slots__ = ("token", "base")
     TOKEN_FIELD_NUMBER: _ClassVar[int]

@@ -94,6 +94,11 @@ class ParameterServerStub(object):
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.DoneRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_control__plane__pb2.DoneResponse.FromString,
                 _registered_method=True)
+        self.CheckFolder = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/CheckFolder',
+                request_serializer=protos_dot_v1_dot_control__plane__pb2.CheckFolderRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_control__plane__pb2.CheckFolderResponse.FromString,
+                _registered_method=True)
         self.Cut = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/Cut',
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.CutRequest.SerializeToString,
@@ -232,6 +237,14 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckFolder(self, request, context):
+        """Finds out whether this server could save into a folder, before there is anything to save. Idempotent, may be
+        retried. DATA_LOSS: it may not, cannot write, or sees another storage than the worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cut(self, request, context):
         """Freezes this server's parameters as they are, to be written by a Save with the same token. Answers at once; pushes
         are held back for a moment. A cut that is not written within a minute is dropped, and so is one when the next is
@@ -346,6 +359,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Done,
                     request_deserializer=protos_dot_v1_dot_control__plane__pb2.DoneRequest.FromString,
                     response_serializer=protos_dot_v1_dot_control__plane__pb2.DoneResponse.SerializeToString,
+            ),
+            'CheckFolder': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckFolder,
+                    request_deserializer=protos_dot_v1_dot_control__plane__pb2.CheckFolderRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_control__plane__pb2.CheckFolderResponse.SerializeToString,
             ),
             'Cut': grpc.unary_unary_rpc_method_handler(
                     servicer.Cut,
@@ -684,6 +702,33 @@ class ParameterServer(object):
             '/ctr_ps.v1.ParameterServer/Done',
             protos_dot_v1_dot_control__plane__pb2.DoneRequest.SerializeToString,
             protos_dot_v1_dot_control__plane__pb2.DoneResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckFolder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ctr_ps.v1.ParameterServer/CheckFolder',
+            protos_dot_v1_dot_control__plane__pb2.CheckFolderRequest.SerializeToString,
+            protos_dot_v1_dot_control__plane__pb2.CheckFolderResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,7 +11,7 @@ to that place removes it. Two saves to one place at a time are not supported.
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,15 +77,22 @@ def discard(target: Folder, data: Folder) -> None:
         logger.warning("what a save that failed has written is left: %s", error)
 
 
-def require_writable(root: str | Path) -> None:
+def require_writable(root: str | Path, check_servers: Callable[[str, str], object]) -> None:
     """Finds out before training whether a folder can take checkpoints.
+
+    Args:
+        root: The folder of checkpoints.
+        check_servers: Has every server check a folder in it with `check_folder`, by its URL and token.
 
     Raises:
         CheckpointError: If it cannot.
     """
     probe = folder_at(root).child("probe")
-    data, _ = open_data(probe)
-    discard(probe, data)
+    data, token = open_data(probe)
+    try:
+        check_servers(data.url, token)
+    finally:
+        discard(probe, data)
 
 
 @dataclass(frozen=True, slots=True)

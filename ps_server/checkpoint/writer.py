@@ -41,6 +41,15 @@ def shared_folder(url: str, token: str) -> Folder:
     return folder
 
 
+def check_folder(url: str, token: str, server_index: int) -> None:
+    """Finds out whether a server can write into a folder that the saving worker made and will remove.
+
+    Raises:
+        CheckpointError: If it sees none, or another one, or cannot write there.
+    """
+    shared_folder(url, token).put(f"probe.server-{server_index}", b"")
+
+
 def write_part(
     folder: Folder,
     server_index: int,

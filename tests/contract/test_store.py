@@ -279,3 +279,13 @@ def test_checkpoint_without_a_declared_table_is_refused(store, tmp_path):
         store.load(str(tmp_path / "other"))
 
     assert store.digest() == before
+
+
+def test_finding_out_whether_checkpoints_can_be_saved_leaves_nothing(store, tmp_path):
+    (tmp_path / "file").touch()
+
+    store.require_writable(str(tmp_path / "checkpoints"))
+
+    assert not list((tmp_path / "checkpoints").iterdir())
+    with pytest.raises(CheckpointError, match=r"file/probe"):
+        store.require_writable(str(tmp_path / "file"))

@@ -9,7 +9,7 @@ import pytest
 
 from protos.errors import CheckpointError
 from ps_server.checkpoint.names import MANIFEST
-from ps_server.checkpoint.publish import keep_last, require_writable, write_latest
+from ps_server.checkpoint.publish import keep_last, write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
@@ -112,7 +112,7 @@ def test_folder_that_cannot_be_written_is_said_before_training_and_when_saving(
     mount("ro")
 
     for action in (
-        lambda: require_writable(disk),
+        lambda: store.require_writable(str(disk)),
         lambda: store.save(str(disk / "epoch-2"), {}),
         lambda: store.save(str(disk / "epoch-3"), {}),
         lambda: write_latest(disk, "epoch-1"),

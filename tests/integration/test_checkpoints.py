@@ -156,7 +156,10 @@ def test_server_saves_and_loads_in_its_roots_only(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError, match=r"outside of .*root, s3://bucket/models"):
                 store.save(str(url), {})
             with pytest.raises(CheckpointError, match=r"outside of .*root, s3://bucket/models"):
+                store.require_writable(str(url))
+            with pytest.raises(CheckpointError, match=r"outside of .*root, s3://bucket/models"):
                 store.load(str(url))
+        store.require_writable(str(root))
         assert store.digest() == before
         Checkpoint.open(outside).verify()
         store.load(str(root / "model"))

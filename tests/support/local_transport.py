@@ -134,6 +134,9 @@ class LocalTransport:
     def done(self, server: int, worker: int, step: Version) -> Future[None]:
         return Answer(lambda: self.stores[server].done(worker, step=step))
 
+    def check_folder(self, server: int, folder: str, token: str) -> Future[None]:
+        return Answer(lambda: self.stores[server].check_folder(folder, token))
+
     def cut(self, server: int, token: str, base: str) -> Future[None]:
         self.calls.append((server, "cut", token))
         self.stores[server].cut(token, base)

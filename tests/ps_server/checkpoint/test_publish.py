@@ -21,6 +21,7 @@ from ps_server.checkpoint.publish import (
 )
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.writer import check_folder
 from tests.support.checkpoints import fake_model
 
 OLD, NEW, NEXT = fake_model(1), fake_model(2), fake_model(3)
@@ -292,11 +293,29 @@ def test_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot \w+ .*file/saved.*: Not a directory"):
         NEW.save(tmp_path / "file" / "saved")
     with pytest.raises(CheckpointError, match=r"cannot \w+ .*file/probe.*: Not a directory"):
-        require_writable(tmp_path / "file")
+        require_writable(tmp_path / "file", check_folder)
 
 
 def test_finding_out_whether_a_folder_is_writable_leaves_nothing_in_it(tmp_path: Path) -> None:
-    require_writable(tmp_path / "new")
+    seen = []
+
+    def check_servers(url: str, token: str) -> None:
+        for server in range(2):
+            check_folder(url, token, server)
+        seen.append(LocalFolder(Path(url)).read("TOKEN").decode() == token)
+
+    require_writable(tmp_path / "new", check_servers)
+
+    assert seen == [True]
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_server_that_must_not_write_is_told_of_and_leaves_nothing(tmp_path: Path) -> None:
+    def other_storage(url: str, token: str) -> None:
+        check_folder(f"{url}-elsewhere", token, 0)
+
+    with pytest.raises(CheckpointError, match=r"does not see the worker's folder .*-elsewhere"):
+        require_writable(tmp_path / "new", other_storage)
 
     assert not list((tmp_path / "new").iterdir())
 
