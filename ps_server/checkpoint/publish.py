@@ -164,7 +164,8 @@ def _resolve_latest(root: Folder) -> Folder:
     if not _is_checkpoint_in(root, name):
         raise CheckpointError(
             f"{root.url}/{LATEST} names {name!r}, which is no checkpoint in {root.url}: no folder of "
-            f"that name has a {MANIFEST}, so its save did not finish; give the path of one that is whole"
+            f"that name has a {MANIFEST}, so its save did not finish or it was removed; give the "
+            f"path of one that is whole, or write its name into {LATEST}"
         )
     return folder_at(root.child(name).url)
 
