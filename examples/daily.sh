@@ -14,8 +14,8 @@ job=$(dirname "$0")/daily.toml
 
 previous=""
 for files in "$@"; do
-    day=${files%/\**}
-    day=$(basename "${day%%.*}")
+    day=$(basename "${files%/*[*?[]*}") # of a pattern the folder, else the file
+    day=${day%%.*}
     echo "== $day"
     ps-launch --server-num "$servers" --worker-num "$workers" --log-dir "log/$day" "$job" \
         --set "data.train=$files" --set "checkpoint.dir=$models/$day" --set "checkpoint.load=$previous"
