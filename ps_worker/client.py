@@ -8,7 +8,6 @@ must not reach the others.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 from protos.channel import MAX_MESSAGE_BYTES, PART_BYTES
 from protos.control_messages import merge_shrunk, merge_status
 from protos.errors import (
-    CtrPsError,
     GradientError,
     ProtocolError,
     SpecConflictError,
@@ -51,6 +49,7 @@ from ps_server.checkpoint.manifest import Part, part_from_json
 from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import open_base, save_checkpoint
+from ps_worker.calls import results, results_when_all_have_ended
 from ps_worker.transport import Transport
 
 T = TypeVar("T")
@@ -131,7 +130,7 @@ class ClusterClient:
 
     def create_table(self, spec: TableSpec) -> None:
         """See `protos.store.Store`."""
-        _results([self._transport.create_table(server, spec) for server in self._servers])
+        results([self._transport.create_table(server, spec) for server in self._servers])
         self._tables[spec.name] = spec
 
     def create_dense(self, spec: DenseSpec) -> None:
@@ -143,7 +142,7 @@ class ClusterClient:
                 f"would hold {piece_bytes} bytes each, more than the {MAX_MESSAGE_BYTES} of a message: "
                 f"use more servers, or several blocks"
             )
-        _results([self._transport.create_dense(server, spec) for server in self._servers])
+        results([self._transport.create_dense(server, spec) for server in self._servers])
         self._blocks[spec.name] = spec
 
     def _table(self, name: str) -> TableSpec:
@@ -228,7 +227,7 @@ class ClusterClient:
         ]
 
         def combine() -> Changed:
-            parts = _results(calls)
+            parts = results(calls)
             return Changed(
                 rows={
                     table: _joined(table, dim, [part.rows[table] for part in parts])
@@ -251,7 +250,7 @@ class ClusterClient:
             for server in self._servers
             for part in cut_push(self._part_of_server(gradients, routes, server), self._part_bytes)
         ]
-        return _Together(lambda: min(_results(calls)))
+        return _Together(lambda: min(results(calls)))
 
     def _route(self, table: str, keys: Keys) -> list[Positions]:
         return route(keys, self._tables[table].num_shards, self._num_servers)
@@ -315,7 +314,7 @@ class ClusterClient:
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
         calls = [self._transport.barrier(server, name, worker, step) for server in self._servers]
-        return _Together(lambda: _same_version(name, _results(calls)))
+        return _Together(lambda: _same_version(name, results(calls)))
 
     def all_reduce(
         self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
@@ -328,7 +327,7 @@ class ClusterClient:
 
         def combine() -> Reduced:
             reduced = reduction.result()
-            _same_version(name, [reduced.version, *_results(calls)])
+            _same_version(name, [reduced.version, *results(calls)])
             return reduced
 
         return _Together(combine)
@@ -356,7 +355,7 @@ class ClusterClient:
 
     def done(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
-        _results([self._transport.done(server, worker, step) for server in self._servers])
+        results([self._transport.done(server, worker, step) for server in self._servers])
 
     # Checkpoints and status
 
@@ -364,7 +363,7 @@ class ClusterClient:
         """See `protos.store.Store`."""
 
         def check_servers(folder: str, token: str) -> None:
-            _when_all_have_ended(
+            results_when_all_have_ended(
                 [self._transport.check_folder(server, folder, token) for server in self._servers]
             )
 
@@ -383,11 +382,11 @@ class ClusterClient:
         base_token = "" if based_on is None else based_on.token
 
         def write_parts(folder: str, token: str) -> list[Part]:
-            _results([self._transport.cut(server, token, base_token) for server in self._servers])
+            results([self._transport.cut(server, token, base_token) for server in self._servers])
             if on_cut is not None:
                 on_cut()
             calls = [self._transport.save(server, folder, token) for server in self._servers]
-            return [part_from_json(part) for part in _when_all_have_ended(calls)]
+            return [part_from_json(part) for part in results_when_all_have_ended(calls)]
 
         return save_checkpoint(
             url,
@@ -404,10 +403,10 @@ class ClusterClient:
         """See `protos.store.Store`; the folder must be on storage that every server sees."""
 
         def write_parts(folder: str, token: str) -> list[Part]:
-            _results([self._transport.cut(server, token, "") for server in self._servers])
+            results([self._transport.cut(server, token, "") for server in self._servers])
             saving = self._transport.save_inference
             calls = [saving(server, folder, token, settings) for server in self._servers]
-            return [part_from_json(part) for part in _when_all_have_ended(calls)]
+            return [part_from_json(part) for part in results_when_all_have_ended(calls)]
 
         return save_checkpoint(
             url,
@@ -427,22 +426,24 @@ class ClusterClient:
         checkpoint.require(self._tables.keys() | self._blocks.keys(), only)
         checkpoint.verify()
         where = (checkpoint.url, checkpoint.token, only)
-        _when_all_have_ended([self._transport.load(server, *where) for server in self._servers])
+        results_when_all_have_ended(
+            [self._transport.load(server, *where) for server in self._servers]
+        )
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""
-        _results([self._transport.resume(server, version, progress) for server in self._servers])
+        results([self._transport.resume(server, version, progress) for server in self._servers])
 
     def shrink(
         self, *, max_norm: float | None = None, dry_run: bool = False
     ) -> Mapping[str, Shrunk]:
         """See `protos.store.Store`."""
         calls = [self._transport.shrink(server, max_norm, dry_run) for server in self._servers]
-        return merge_shrunk(_results(calls))
+        return merge_shrunk(results(calls))
 
     def digest(self) -> str:
         """See `protos.store.Store`."""
-        parts = _results([self._transport.digest(server) for server in self._servers])
+        parts = results([self._transport.digest(server) for server in self._servers])
         shards = {shard: digest for part in parts for shard, digest in part.items()}
         return model_digest(self._dense_vectors(), shards)
 
@@ -454,20 +455,8 @@ class ClusterClient:
 
     def status(self) -> StoreStatus:
         """See `protos.store.Store`."""
-        parts = _results([self._transport.status(server) for server in self._servers])
+        parts = results([self._transport.status(server) for server in self._servers])
         return merge_status([part.store for part in parts])
-
-
-def _results(calls: Sequence[Future[T]]) -> list[T]:
-    return [call.result() for call in calls]
-
-
-def _when_all_have_ended(calls: Sequence[Future[T]]) -> list[T]:
-    """Returns the answers; an error is raised only when no server is at work any more."""
-    for call in calls:
-        with suppress(CtrPsError):  # raised below
-            call.result()
-    return _results(calls)
 
 
 def _joined(table: str, dim: int, parts: Sequence[tuple[Keys, Values]]) -> tuple[Keys, Values]:
