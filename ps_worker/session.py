@@ -318,6 +318,8 @@ class Session:
         every = self._job.life.shrink_every_epochs
         counting = counting_tables(self._plan.model, self._job)
         if self.is_first and counting and every and epoch % every == 0:
+            if self._saver is not None:
+                self._saver.finish()  # a server waits for that no longer than for other workers
             shrunk = self._store.shrink()
             for name in sorted(counting):
                 table = shrunk[name]

@@ -2,8 +2,10 @@
 
 import json
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from protos.errors import CheckpointError, DataError, JobError
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.writer import write_part
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
@@ -298,3 +301,21 @@ def test_what_a_killed_save_left_goes_at_the_next_start(clicks: Path, tmp_path: 
     run(job)
 
     assert not (tmp_path / "step-4").exists()
+
+
+def test_pass_ends_when_the_checkpoint_before_is_written(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: the servers let a shrink wait for their limit only."""
+
+    def write_slowly(*arguments: Any, **named: Any) -> Any:
+        threading.Event().wait(0.2)
+        return write_part(*arguments, **named)
+
+    monkeypatch.setattr("ps_server.store.write_part", write_slowly)
+    settings = ["checkpoint.every_steps=1", "life.statistics=true", "strategy.mode=async"]
+    plan = plan_of(job_of(clicks, tmp_path, *settings))
+
+    Session(plan, ParameterStore(wait_limit_s=0.0)).run()
+
+    assert Checkpoint.open(tmp_path).name == "epoch-2"
