@@ -8,13 +8,13 @@ from protos.codec import decode_numbers, encode_numbers
 from protos.errors import ProtocolError
 from protos.numbers import Numbers
 from protos.progress import merge_progress
+from protos.save_status import SaveStatus
 from protos.staleness import Staleness, merge_staleness
 from protos.store import (
     InferenceDtype,
     InferenceSettings,
     Reduced,
     ReduceOp,
-    SaveStatus,
     StoreStatus,
     WorkerProgress,
 )

@@ -16,6 +16,7 @@ from protos.gradients import Gradients, Values
 from protos.numbers import Numbers
 from protos.parcel import Parcel
 from protos.partition import Keys
+from protos.save_status import SaveStatus
 from protos.spec import DenseSpec, TableSpec
 from protos.staleness import Staleness
 from protos.table_status import Shrunk, TableStatus
@@ -154,21 +155,6 @@ class InferenceSettings:
 
     dtype: InferenceDtype = "float32"
     min_score: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveStatus:
-    """What a save of a store costs, or of all servers of a cluster: the most of any.
-
-    Attributes:
-        pause_s: For how long pushes were held back while parameters were cut.
-        duration_s: From the cut until all was written; 0 while it goes on.
-        is_over: Whether it has ended, saved or failed.
-    """
-
-    pause_s: float
-    duration_s: float
-    is_over: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,12 @@ from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients, sum_gradients
 from protos.numbers import Numbers, require_numbers
 from protos.parcel import Parcel
+from protos.save_status import SaveStatus
 from protos.staleness import Staleness
 from protos.store import (
     Future,
     Reduced,
     ReduceOp,
-    SaveStatus,
     Stamp,
     StoreStatus,
     Version,

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from protos import control_messages
 from protos.errors import ProtocolError
+from protos.save_status import SaveStatus
 from protos.staleness import Staleness
 from protos.store import (
     Reduced,
     ReduceOp,
-    SaveStatus,
     StoreStatus,
     WorkerProgress,
 )
