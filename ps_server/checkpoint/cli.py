@@ -133,7 +133,7 @@ def export(
         InferenceDtype, typer.Option(help="Of the rows' weights; of kind inference.")
     ] = "float32",
     min_score: Annotated[
-        float, typer.Option(help="Rows of a lower score are left out; of kind inference.")
+        float, typer.Option(min=0, help="Rows of a lower score are left out; of kind inference.")
     ] = 0.0,
 ) -> None:
     """Writes the rows of tables for other programs, or a checkpoint with what predictions need."""

@@ -150,5 +150,11 @@ def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_end_with_2(run, root: Path) -> None:
-    for arguments in (["reshard", root, root], ["export", root, root, "--format", "csv"], ["x"]):
+    served = ["export", root, root / "served", "--kind", "inference"]
+    for arguments in (
+        ["reshard", root, root],
+        [*served, "--min-score", "-1"],
+        ["export", root, root, "--format", "csv"],
+        ["x"],
+    ):
         assert run(*arguments).code == 2
