@@ -124,7 +124,7 @@ def test_reshard_writes_a_checkpoint(run, root: Path, tmp_path: Path) -> None:
 
 
 def test_export_writes_a_checkpoint_to_predict_with(run, root: Path, tmp_path: Path) -> None:
-    settings = ("--kind", "inference", "--dtype", "float16", "--min-score", "-1e30")
+    settings = ("--kind", "inference", "--dtype", "float16", "--min-score", "1e-30")
     done = run("export", root, tmp_path / "exported", *settings)
 
     assert done.out == f"{tmp_path}/exported\n"
