@@ -292,12 +292,20 @@ class Parameters:
         for name in self._blocks.keys() & anew:
             blocks[name] = self._new_block(self._blocks[name].spec)
         with alone(), self._lock:
+            self._forget_undeclared()
             self._undeclared |= (tables.keys() - self._tables.keys()) | (
                 blocks.keys() - self._blocks.keys()
             )
             self._tables |= tables
             self._blocks |= blocks
             self.base = "" if only else checkpoint.token
+
+    def _forget_undeclared(self) -> None:
+        """Forgets what was loaded before and claimed by no job: it may be of another model."""
+        for name in self._undeclared:
+            self._tables.pop(name, None)
+            self._blocks.pop(name, None)
+        self._undeclared.clear()
 
     def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
         saved = checkpoint.tables[name]

@@ -193,6 +193,19 @@ def test_load_comes_between_two_pushes(tmp_path: Path) -> None:
     }
 
 
+def test_load_leaves_nothing_of_a_checkpoint_that_was_loaded_before(tmp_path: Path) -> None:
+    twin_store().save(str(tmp_path / "twins"), {})
+    saved = embedded()
+    saved.save(str(tmp_path / "other"), {})
+    store = ParameterStore()
+
+    store.load(str(tmp_path / "twins"))
+    store.load(str(tmp_path / "other"))
+
+    assert store.status().tables.keys() == saved.status().tables.keys()
+    assert store.digest() == saved.digest()
+
+
 def test_part_is_saved_of_a_cut_alone(tmp_path: Path) -> None:
     """As when a server was started anew between the two calls of a save."""
     store = embedded()
