@@ -312,7 +312,8 @@ class Parameters:
         # Who loads to read has no use for what is of a job; a job that wants it declares so. Admission
         # stays: it says what keys without a row read, and counts them.
         unclaimed = replace(saved, records_changes=False, expiry=None)
-        spec = self._tables[name].spec if name in self._tables else unclaimed
+        is_declared = name in self._tables and name not in self._undeclared
+        spec = self._tables[name].spec if is_declared else unclaimed
         _require_loadable(saved, spec)
         table = self._new_table(spec)
         for _, rows in checkpoint.read_shards(name, table.shards):
@@ -325,7 +326,8 @@ class Parameters:
 
     def _load_block(self, checkpoint: Checkpoint, name: str) -> DenseTable:
         saved = checkpoint.blocks[name]
-        spec = self._blocks[name].spec if name in self._blocks else saved
+        is_declared = name in self._blocks and name not in self._undeclared
+        spec = self._blocks[name].spec if is_declared else saved
         _require_loadable(saved, spec)
         block = self._new_block(spec)
         block.restore(checkpoint.read_dense(name, block.piece))

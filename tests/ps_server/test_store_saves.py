@@ -196,6 +196,7 @@ def test_load_comes_between_two_pushes(tmp_path: Path) -> None:
 def test_load_leaves_nothing_of_a_checkpoint_that_was_loaded_before(tmp_path: Path) -> None:
     twin_store().save(str(tmp_path / "twins"), {})
     saved = embedded()
+    saved.create_table(replace(FIRST, dim=FIRST.dim + 1))
     saved.save(str(tmp_path / "other"), {})
     store = ParameterStore()
 
