@@ -1,5 +1,6 @@
 """What scripts do with all workers besides training them."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -26,4 +27,7 @@ def get_file_shard(files: Sequence[str | Path]) -> list[str]:
 def print_on_rank(message: object, rank_id: int) -> None:
     """Prints on one worker."""
     if FLEET.is_worker() and FLEET.worker_index() == rank_id:
-        print(message, flush=True)
+        sys.stdout.write(
+            f"{message}\n"
+        )  # one piece, where `print` lets others log before the line ends
+        sys.stdout.flush()

@@ -24,6 +24,9 @@ strategy = fleet.DistributedStrategy(mode=sys.argv[1])
 optimizer = fleet.distributed_optimizer(fleet.optimizer.Adagrad(learning_rate=0.1), strategy)
 trainer = optimizer.minimize(CtrDnn(schema, dim=4, hidden=[8]))
 
+def say(line):
+    sys.stdout.write(line + "\\n")  # in one piece: other threads log into the same file
+
 def samples():
     rng = np.random.default_rng(fleet.worker_index())
     for _ in range(500 + 100 * fleet.worker_index()):
@@ -49,7 +52,7 @@ merged = fleet.metrics.merged(own)
 assert fleet.metrics.auc(own) == merged.auc()
 assert fleet.util.all_reduce([fleet.worker_index(), 1]).tolist() == [1, 2]
 assert fleet.metrics.max(fleet.worker_index()) == 1 and fleet.metrics.min(fleet.worker_index()) == 0
-print("examples", own.examples, merged.examples, "auc", merged.auc())
+say(f"examples {own.examples} {merged.examples} auc {merged.auc()}")
 if fleet.is_first_worker():
     fleet.save_persistables(sys.argv[2])
 fleet.stop_worker()
@@ -88,7 +91,7 @@ dataset.set_filelist(["rows.tsv"] if fleet.is_first_worker() else [])
 dataset.load_into_memory()
 dataset.global_shuffle(fleet)
 trainer.train_from_dataset(dataset)
-print("rows", dataset.get_memory_data_size(), dataset.get_memory_data_size(fleet))
+say(f"rows {dataset.get_memory_data_size()} {dataset.get_memory_data_size(fleet)}")
 fleet.stop_worker()
 """
     rows = "".join(f"{row % 2}\t{row}\tu{row % 20}\ta\n" for row in range(4_000))
