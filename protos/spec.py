@@ -127,6 +127,11 @@ class TableSpec:
     admission: AdmissionSpec | None = None
     expiry: ExpirySpec | None = None
 
+    @property
+    def default_value(self) -> float:
+        """What each weight of a key without a row reads, where it does not read its initial value."""
+        return 0.0 if self.admission is None else self.admission.default_value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSegment:

@@ -7,14 +7,11 @@ A push is checked as a whole before any part of it is applied. What there is sta
 known of the workers in workers.py, who may change and who saves in cuts.py; each has locks of its own.
 """
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from protos.errors import (
-    ProtocolError,
-)
+from protos.errors import ProtocolError
 from protos.gradients import Gradients, Values
 from protos.numbers import Numbers
 from protos.parcel import Parcel
@@ -38,6 +35,7 @@ from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.inference import write_inference_part
 from ps_server.checkpoint.manifest import Part
 from ps_server.checkpoint.publish import require_writable
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.roots import Roots
 from ps_server.checkpoint.writer import (
     check_folder,
@@ -53,8 +51,6 @@ from ps_server.table.sparse_table import SparseTable
 from ps_server.table.statistics import Clock, wall_clock
 from ps_server.waiting import Answered
 from ps_server.workers import Workers
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_WAIT_LIMIT_S = 600.0
 
@@ -243,30 +239,35 @@ class ParameterStore:
     ) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
         based_on = open_base(base, url) if base else None
-
-        def write_parts(folder: str, token: str) -> list[Part]:
-            self.cut(token, "" if based_on is None else based_on.token)
-            if on_cut is not None:
-                on_cut()
-            return [self.save_part(folder, token)]
-
-        return save_checkpoint(
-            url,
-            write_parts=write_parts,
-            tables=self._parameters.table_specs,
-            blocks=self._parameters.block_specs,
-            attachments=attachments,
-            base=based_on,
-        )
+        return self._save(url, attachments, self.save_part, base=based_on, on_cut=on_cut)
 
     def save_inference(
         self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
     ) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
 
+        def save_part(folder: str, token: str) -> Part:
+            return self.save_inference_part(folder, token, settings)
+
+        return self._save(url, attachments, save_part, is_inference=True)
+
+    def _save(
+        self,
+        url: str,
+        attachments: Mapping[str, bytes],
+        save_part: Callable[[str, str], Part],
+        *,
+        base: Checkpoint | None = None,
+        on_cut: Callable[[], None] | None = None,
+        is_inference: bool = False,
+    ) -> str:
+        """Takes a cut, saves it, and publishes what comes of it."""
+
         def write_parts(folder: str, token: str) -> list[Part]:
-            self.cut(token)
-            return [self.save_inference_part(folder, token, settings)]
+            self.cut(token, "" if base is None else base.token)
+            if on_cut is not None:
+                on_cut()
+            return [save_part(folder, token)]
 
         return save_checkpoint(
             url,
@@ -274,7 +275,8 @@ class ParameterStore:
             tables=self._parameters.table_specs,
             blocks=self._parameters.block_specs,
             attachments=attachments,
-            is_inference=True,
+            base=base,
+            is_inference=is_inference,
         )
 
     def save_inference_part(self, folder: str, token: str, settings: InferenceSettings) -> Part:

@@ -10,10 +10,8 @@ import logging
 import sys
 import time
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protos.compile_lock import compile_lock
 from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
@@ -30,11 +28,10 @@ from protos.spec import (
 from protos.store import Missing, Stamp
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
+from ps_server.table.frozen import frozen
 from ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)
-
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 _DIM = 2
 _NUM_KEYS = 100  # more than the first index of the only shard has slots, so that it grows
@@ -71,10 +68,10 @@ def _exercise(optimizer: str) -> None:
     dense: dict[str, DenseGrad] = {}
     if OPTIMIZERS[optimizer].is_elementwise:
         store.create_dense(_dense_spec(optimizer))
-        dense["block"] = DenseGrad(_read_only(np.ones(_DIM, np.float32)), 1)
-    keys = _read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
-    grad = SparseGrad(keys, _read_only(np.ones((_NUM_KEYS, _DIM), np.float32)), 1)
-    counted = replace(grad, counts=_read_only(np.ones((_NUM_KEYS, 2), np.uint32)))
+        dense["block"] = DenseGrad(frozen(np.ones(_DIM, np.float32)), 1)
+    keys = frozen(np.arange(_NUM_KEYS, dtype=np.uint64))
+    grad = SparseGrad(keys, frozen(np.ones((_NUM_KEYS, _DIM), np.float32)), 1)
+    counted = replace(grad, counts=frozen(np.ones((_NUM_KEYS, 2), np.uint32)))
     sparse = {"table": grad, "counting": counted}
     for worker in range(2):  # two parts of a step, so that they are added
         stamp = Stamp(
@@ -98,9 +95,9 @@ def _admit(admission: AdmissionSpec) -> None:
     optimizer = next(iter(OPTIMIZERS))  # none has a part in it
     spec = replace(_table_spec(optimizer), statistics=StatisticsSpec(), admission=admission)
     table = SparseTable(spec)
-    keys = _read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
-    values = _read_only(np.ones((_NUM_KEYS, _DIM), np.float32))
-    counts = _read_only(np.ones((_NUM_KEYS, NUM_COUNTS), np.uint32))
+    keys = frozen(np.arange(_NUM_KEYS, dtype=np.uint64))
+    values = frozen(np.ones((_NUM_KEYS, _DIM), np.float32))
+    counts = frozen(np.ones((_NUM_KEYS, NUM_COUNTS), np.uint32))
     for _ in range(2):
         table.push(SparseGrad(keys, values, 1, counts), scores=table.scores(keys))
 
@@ -122,11 +119,6 @@ def _dense_spec(optimizer: str) -> DenseSpec:
 
 def _optimizer_spec(optimizer: str) -> OptimizerSpec:
     return OptimizerSpec(name=optimizer, params=dict.fromkeys(OPTIMIZERS[optimizer].required, 0.1))
-
-
-def _read_only(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
-    array.flags.writeable = False
-    return array
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """The answers of calls to several servers, which are all on their way at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from protos.errors import CtrPsError
 from protos.store import Future
@@ -21,3 +21,15 @@ def results_when_all_have_ended(calls: Sequence[Future[T]]) -> list[T]:
         with suppress(CtrPsError):  # raised below
             call.result()
     return results(calls)
+
+
+class Together(Generic[T]):
+    """Several answers on their way, and what they make together."""
+
+    def __init__(self, combine: Callable[[], T]) -> None:
+        """Calls `combine` for the answer, each time it is asked for."""
+        self._combine = combine
+
+    def result(self) -> T:
+        """Waits for all of them; raises what the first of them raises."""
+        return self._combine()

@@ -10,7 +10,7 @@ must not reach the others.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +49,8 @@ from ps_server.checkpoint.manifest import Part, part_from_json
 from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import open_base, save_checkpoint
-from ps_worker.calls import results, results_when_all_have_ended
+from ps_worker.calls import Together, results, results_when_all_have_ended
 from ps_worker.transport import Transport
-
-T = TypeVar("T")
 
 Positions = NDArray[np.int32]
 
@@ -65,17 +63,6 @@ def scatter_rows(rows: Values, positions: Positions, out: Values) -> None:
     for i in range(positions.size):
         for j in range(rows.shape[1]):
             out[positions[i], j] = rows[i, j]
-
-
-class _Together(Generic[T]):
-    """Several answers on their way, and what they make together."""
-
-    def __init__(self, combine: Callable[[], T]) -> None:
-        self._combine = combine
-
-    def result(self) -> T:
-        """Waits for all of them; raises what the first of them raises."""
-        return self._combine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +176,7 @@ class ClusterClient:
             versions = [call.write(out) for call in calls]
             return Pulled(out, min(versions))
 
-        return _Together(combine)
+        return Together(combine)
 
     def pull_dense(
         self, into: Mapping[str, Values], *, at: Version | None = None
@@ -212,7 +199,7 @@ class ClusterClient:
                 versions.append(version)
             return min(versions)
 
-        return _Together(combine)
+        return Together(combine)
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
         """See `protos.store.Store`."""
@@ -237,7 +224,7 @@ class ClusterClient:
                 has_more=any(part.has_more for part in parts),
             )
 
-        return _Together(combine)
+        return Together(combine)
 
     def push_grad(
         self, gradients: Gradients, stamp: Stamp, *, at: Version | None = None
@@ -250,7 +237,7 @@ class ClusterClient:
             for server in self._servers
             for part in cut_push(self._part_of_server(gradients, routes, server), self._part_bytes)
         ]
-        return _Together(lambda: min(results(calls)))
+        return Together(lambda: min(results(calls)))
 
     def _route(self, table: str, keys: Keys) -> list[Positions]:
         return route(keys, self._tables[table].num_shards, self._num_servers)
@@ -314,7 +301,7 @@ class ClusterClient:
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
         calls = [self._transport.barrier(server, name, worker, step) for server in self._servers]
-        return _Together(lambda: _same_version(name, results(calls)))
+        return Together(lambda: _same_version(name, results(calls)))
 
     def all_reduce(
         self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
@@ -330,7 +317,7 @@ class ClusterClient:
             _same_version(name, [reduced.version, *results(calls)])
             return reduced
 
-        return _Together(combine)
+        return Together(combine)
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`; the first server knows how far all are."""
@@ -379,33 +366,36 @@ class ClusterClient:
     ) -> str:
         """See `protos.store.Store`; the folder must be on storage that every server sees."""
         based_on = open_base(base, url) if base else None
-        base_token = "" if based_on is None else based_on.token
-
-        def write_parts(folder: str, token: str) -> list[Part]:
-            results([self._transport.cut(server, token, base_token) for server in self._servers])
-            if on_cut is not None:
-                on_cut()
-            calls = [self._transport.save(server, folder, token) for server in self._servers]
-            return [part_from_json(part) for part in results_when_all_have_ended(calls)]
-
-        return save_checkpoint(
-            url,
-            write_parts=write_parts,
-            tables=dict(self._tables),
-            blocks=dict(self._blocks),
-            attachments=attachments,
-            base=based_on,
-        )
+        return self._save(url, attachments, self._transport.save, base=based_on, on_cut=on_cut)
 
     def save_inference(
         self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
     ) -> str:
         """See `protos.store.Store`; the folder must be on storage that every server sees."""
 
+        def save_part(server: int, folder: str, token: str) -> Future[str]:
+            return self._transport.save_inference(server, folder, token, settings)
+
+        return self._save(url, attachments, save_part, is_inference=True)
+
+    def _save(
+        self,
+        url: str,
+        attachments: Mapping[str, bytes],
+        save_part: Callable[[int, str, str], Future[str]],
+        *,
+        base: Checkpoint | None = None,
+        on_cut: Callable[[], None] | None = None,
+        is_inference: bool = False,
+    ) -> str:
+        """Cuts all servers, has each of them save its part, and publishes what comes of it."""
+
         def write_parts(folder: str, token: str) -> list[Part]:
-            results([self._transport.cut(server, token, "") for server in self._servers])
-            saving = self._transport.save_inference
-            calls = [saving(server, folder, token, settings) for server in self._servers]
+            base_token = "" if base is None else base.token
+            results([self._transport.cut(server, token, base_token) for server in self._servers])
+            if on_cut is not None:
+                on_cut()
+            calls = [save_part(server, folder, token) for server in self._servers]
             return [part_from_json(part) for part in results_when_all_have_ended(calls)]
 
         return save_checkpoint(
@@ -414,7 +404,8 @@ class ClusterClient:
             tables=dict(self._tables),
             blocks=dict(self._blocks),
             attachments=attachments,
-            is_inference=True,
+            base=base,
+            is_inference=is_inference,
         )
 
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:

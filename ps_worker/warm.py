@@ -19,6 +19,7 @@ from protos.errors import CtrPsError
 from protos.gradients import SparseGrad, sum_sparse
 from protos.partition import route
 from ps_server.store import ParameterStore
+from ps_server.table.frozen import frozen
 from ps_worker.client import scatter_rows
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.rows import RowsInMemory
@@ -107,8 +108,7 @@ def _move_rows() -> None:
     sum_sparse([grad, grad])
     out = np.empty((4, 2), np.float32)
     for positions in route(keys, 64, 2):
-        values = np.ones((positions.size, 2), np.float32)
-        values.flags.writeable = False  # as off the wire
+        values = frozen(np.ones((positions.size, 2), np.float32))
         scatter_rows(values, positions, out)
 
 

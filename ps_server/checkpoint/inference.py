@@ -20,10 +20,11 @@ from protos.store import InferenceSettings
 from ps_server.checkpoint.format import write_dense_file, write_table_file
 from ps_server.checkpoint.manifest import Entry, Part
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.reshard import sources_of
+from ps_server.checkpoint.reshard import save_again, sources_of
 from ps_server.checkpoint.rows import DensePiece, DenseSource, Rows, TableSource
 from ps_server.checkpoint.storage import Folder
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder
+from ps_server.checkpoint.writer import shared_folder
+from ps_server.table.statistics import scores_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,7 @@ def _scores(spec: TableSpec, rows: Rows) -> NDArray[np.float64]:
     """Returns the rows' scores float64[N]; of rows without statistics infinity."""
     if spec.statistics is None or not rows.statistics.shape[1]:
         return np.full(rows.keys.size, np.inf)
-    show, click = rows.statistics[:, 0].astype(np.float64), rows.statistics[:, 1].astype(np.float64)
-    return spec.statistics.nonclk_coeff * (show - click) + spec.statistics.click_coeff * click
+    return scores_of(rows.statistics, spec.statistics)
 
 
 def _narrowed(table: str, weights: Values, settings: InferenceSettings) -> Values:
@@ -134,20 +134,11 @@ def export_inference(
         CheckpointError: As `write_inference_part`, or if a file was altered; what was at the target stays.
     """
     checkpoint.require_trainable()
-    manifest = checkpoint.manifest
 
     def write_parts(url: str, token: str) -> list[Part]:
         sources = sources_of(checkpoint, 0, 1)
         folder = shared_folder(url, token)
         entries = write_inference_part(folder, 0, sources.tables, sources.blocks, settings)
-        return [Part(entries=tuple(entries), version=manifest.version)]
+        return [Part(entries=tuple(entries), version=checkpoint.manifest.version)]
 
-    return save_checkpoint(
-        target,
-        write_parts=write_parts,
-        tables=checkpoint.tables,
-        blocks=checkpoint.blocks,
-        attachments={name: checkpoint.attachment(name) for name in checkpoint.attachments},
-        is_inference=True,
-        clock=lambda: manifest.created,
-    )
+    return save_again(checkpoint, target, write_parts, is_inference=True)

@@ -11,6 +11,7 @@ from protos.gradients import Values
 from protos.spec import StatisticsSpec
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.rows import Rows
+from ps_server.table.statistics import CLICK, SHOW, scores_of
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
@@ -78,8 +79,8 @@ def inspect_table(checkpoint: Checkpoint, name: str, num_top: int) -> TableRepor
     for _, rows in checkpoint.read_shards(name, shards):
         norms.append(np.linalg.norm(rows.weights, axis=1))
         if rows.statistics.shape[1]:
-            shows.append(rows.statistics[:, 0])
-            clicks.append(rows.statistics[:, 1])
+            shows.append(rows.statistics[:, SHOW])
+            clicks.append(rows.statistics[:, CLICK])
             top = _most_shown([*top, *_top_of(rows, num_top, spec.statistics)], num_top)
     files, candidates = manifest.files_of_table(name), manifest.files_of_candidates(name)
     counters = manifest.files_of_counters(name)
@@ -122,15 +123,15 @@ def _quantiles(values: Values) -> tuple[float, ...]:
 
 
 def _top_of(rows: Rows, num_top: int, spec: StatisticsSpec | None) -> Iterator[TopKey]:
-    weights = spec or StatisticsSpec()
-    show, click = rows.statistics[:, 0], rows.statistics[:, 1]
-    for i in np.argsort(-show, kind="stable")[:num_top]:
-        not_clicked = float(show[i]) - float(click[i])
+    most_shown = np.argsort(-rows.statistics[:, SHOW], kind="stable")[:num_top]
+    statistics = rows.statistics[most_shown]
+    scores = scores_of(statistics, spec or StatisticsSpec())
+    for key, counted, score in zip(rows.keys[most_shown], statistics, scores, strict=True):
         yield TopKey(
-            key=int(rows.keys[i]),
-            show=float(show[i]),
-            click=float(click[i]),
-            score=weights.nonclk_coeff * not_clicked + weights.click_coeff * float(click[i]),
+            key=int(key),
+            show=float(counted[SHOW]),
+            click=float(counted[CLICK]),
+            score=float(score),
         )
 
 

@@ -1,7 +1,7 @@
 """A checkpoint as another number of servers would have saved it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -99,13 +99,25 @@ def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> Non
             for server in range(num_servers)
         ]
 
-    save_checkpoint(
+    save_again(checkpoint, target, write_parts)
+
+
+def save_again(
+    checkpoint: Checkpoint,
+    target: str | Path,
+    write_parts: Callable[[str, str], Sequence[Part]],
+    *,
+    is_inference: bool = False,
+) -> str:
+    """Saves a checkpoint in other files; arguments and errors as of `save_checkpoint`."""
+    return save_checkpoint(
         target,
         write_parts=write_parts,
         tables=checkpoint.tables,
         blocks=checkpoint.blocks,
         attachments={name: checkpoint.attachment(name) for name in checkpoint.attachments},
-        clock=lambda: manifest.created,  # it is no newer than it was
+        is_inference=is_inference,
+        clock=lambda: checkpoint.manifest.created,  # it is no newer than it was
     )
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.partition import Keys
-from protos.spec import TableSpec
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.sorted_rows import read_layers
+from ps_server.table.frozen import frozen
 
 
 class SavedModel:
@@ -26,7 +26,7 @@ class SavedModel:
         self.checkpoint = checkpoint
         self._rows = {name: checkpoint.map_rows(name) for name in checkpoint.tables}
         self._dense = {
-            name: _frozen(checkpoint.read_dense(name, slice(0, block.length)).weights)
+            name: frozen(checkpoint.read_dense(name, slice(0, block.length)).weights)
             for name, block in checkpoint.blocks.items()
         }
 
@@ -55,16 +55,6 @@ class SavedModel:
                 f"checkpoint {self.checkpoint.url} has no table {table!r}, only {sorted(self._rows)}"
             )
         spec = self.checkpoint.tables[table]
-        rows = np.full((keys.size, spec.dim), _missing_value(spec), np.float32)
+        rows = np.full((keys.size, spec.dim), spec.default_value, np.float32)
         read_layers(self._rows[table], keys, rows)
         return rows
-
-
-def _missing_value(spec: TableSpec) -> float:
-    return 0.0 if spec.admission is None else spec.admission.default_value
-
-
-def _frozen(values: Values) -> Values:
-    view = values.view()
-    view.flags.writeable = False
-    return view

@@ -25,6 +25,7 @@ from ps_server.table.candidate_kernels import admit_counted, admit_estimated
 from ps_server.table.eviction import CANDIDATE, evict_rows, max_candidates_of_shard
 from ps_server.table.expiry import Rule as Shrinking
 from ps_server.table.expiry import shrink_shard
+from ps_server.table.frozen import frozen
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.initializers import Initializer
 from ps_server.table.row_kernels import Push, write_rows
@@ -148,8 +149,7 @@ class ExactCandidates:
             statistics: float32[N, 4].
             start: First key.
         """
-        nothing = np.empty((keys.size, 0), np.float32)
-        nothing.flags.writeable = False
+        nothing = frozen(np.empty((keys.size, 0), np.float32))
         return write_rows(self.regions.arrays, keys, nothing, nothing, statistics, start)
 
 

@@ -152,10 +152,6 @@ class CutRegions:
             first = shard * self._kept.region_rows
             self._kept.release(first, first + int(self._num_kept[shard]))
 
-    def changed_rows(self, shard: int, num_rows: int) -> NDArray[np.bool_]:
-        """Returns which of the first rows of a shard changed since the last cut, bool[num_rows]."""
-        return _bits(self._words(self._marks, shard), num_rows)
-
     def changed_before(self, shard: int) -> NDArray[np.bool_]:
         """Returns which rows of a shard at the cut had changed since the one before, bool[N]."""
         marks = self._marks if self._marks_before is None else self._marks_before

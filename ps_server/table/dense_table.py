@@ -15,6 +15,7 @@ from protos.spec import DenseSpec, InitializerSpec
 from ps_server.checkpoint.rows import DensePiece
 from ps_server.optimizers.registry import hyper_of, initial_state, optimizer_of
 from ps_server.optimizers.row_update import update_row
+from ps_server.table.frozen import frozen
 from ps_server.table.initializers import build_initializer, initialize_elements
 from ps_server.table.names import check_name
 
@@ -95,8 +96,7 @@ class DenseTable:
 
     def push(self, grad: DenseGrad) -> None:
         """Applies the mean gradient; the caller has had `check` accept it."""
-        values = grad.values.view()
-        values.flags.writeable = False  # as off the wire: one compiled kernel for both
+        values = frozen(grad.values)
         with self._lock:
             _apply(self._hyper, self._weights, self._state, values, np.float32(1.0 / grad.examples))
 

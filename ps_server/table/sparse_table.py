@@ -185,9 +185,8 @@ class SparseTable:
             WrongServerError: If a key belongs to another server.
         """
         out = np.empty((keys.size, self.spec.dim), np.float32)
-        admission = self.spec.admission
-        reads_initial = admission is None and missing is Missing.INITIAL
-        default = np.float32(admission.default_value if admission else 0.0)
+        reads_initial = self.spec.admission is None and missing is Missing.INITIAL
+        default = np.float32(self.spec.default_value)
         with self._locked_for(keys):
             gather_rows(self._arrays, self._initializer, frozen(keys), reads_initial, default, out)
         return out

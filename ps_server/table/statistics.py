@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from protos.gradients import Values
 from protos.jit import kernel
+from protos.spec import StatisticsSpec
 from ps_server.table.intrinsics import Int
 from ps_server.table.row_layout import STATISTICS_WIDTH
 
@@ -66,6 +67,13 @@ def count_push(
     slab[first + CLICK] += np.float32(clicks)
     slab[first + UNSEEN] = np.float32(0.0)
     bits[first + LAST_SEEN] = now
+
+
+def scores_of(statistics: Values, spec: StatisticsSpec) -> NDArray[np.float64]:
+    """Returns what rows with `statistics` float32[N, 4] are worth, float64[N]: `score_of`, more exactly."""
+    with np.errstate(invalid="ignore"):  # what is no number gives a score that is none
+        show, click = statistics[:, [SHOW, CLICK]].T.astype(np.float64)
+        return spec.nonclk_coeff * (show - click) + spec.click_coeff * click
 
 
 @kernel

@@ -8,10 +8,10 @@ import pytest
 
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job, override_job
+from ps_worker.job import Job
 from ps_worker.session import Session, Summary, plan_of
 from tests.support.cluster import LIMIT_S, cluster
-from tests.support.killed import KilledError, KilledStore, wait_for_saves
+from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
 
 ROWS, NUM_WORKERS = 600, 2
 
@@ -24,22 +24,8 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_of(clicks: Path, folder: Path, *settings: str) -> Job:
-    return override_job(
-        {},
-        [
-            f"data.train={clicks}/train/*",
-            f"checkpoint.dir={folder}",
-            "checkpoint.every_steps=2",
-            "checkpoint.keep_last=3",
-            "checkpoint.resume=true",
-            "train.batch_size=16",
-            "train.epochs=2",
-            "model.hidden=[4]",
-            "model.dim=2",
-            *settings,
-        ],
-        source="test",
-    )
+    own = ["checkpoint.every_steps=2", "checkpoint.keep_last=3", "train.batch_size=16"]
+    return resumed_job(clicks, folder, *own, *settings)
 
 
 def run(job: Job, *, num_servers: int, pushes: int | None = None) -> list[Summary]:

@@ -16,6 +16,7 @@ from ps_server.cuts import Cuts, StoreCut, cut_all
 from ps_server.shared_lock import SharedLock
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
+from tests.support.marks import changed_rows
 from tests.support.optimizers import plain_optimizer
 from tests.support.stores import TOWER
 
@@ -51,7 +52,7 @@ def push(table: SparseTable) -> None:
 
 
 def num_changed(table: SparseTable) -> int:
-    return int(table._regions.cut.changed_rows(0, KEYS.size).sum())
+    return int(changed_rows(table._regions.cut, 0, KEYS.size).sum())
 
 
 class Store:

@@ -16,9 +16,9 @@ from ps_server.checkpoint.storage import LocalFolder
 from ps_server.checkpoint.writer import write_part
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job, override_job
+from ps_worker.job import Job
 from ps_worker.session import Session, Summary, plan_of
-from tests.support.killed import KilledError, KilledStore, wait_for_saves
+from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
 
 ROWS, BATCH = 200, 8
 LIMIT_S = 30.0
@@ -33,22 +33,8 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_of(clicks: Path, folder: Path, *settings: str) -> Job:
-    return override_job(
-        {},
-        [
-            f"data.train={clicks}/train/*",
-            f"checkpoint.dir={folder}",
-            "checkpoint.every_steps=3",
-            "checkpoint.resume=true",
-            f"train.batch_size={BATCH}",
-            "train.epochs=2",
-            "model.hidden=[4]",
-            "model.dim=2",
-            "strategy.mode=sync",
-            *settings,
-        ],
-        source="test",
-    )
+    own = ["checkpoint.every_steps=3", f"train.batch_size={BATCH}", "strategy.mode=sync"]
+    return resumed_job(clicks, folder, *own, *settings)
 
 
 def run(job: Job, *, num_workers: int = 2, pushes: int | None = None) -> list[Summary]:

@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from protos.gradients import Gradients
 from protos.store import Stamp, Store
 from ps_server.waiting import WaitingFuture
+from ps_worker.job import Job, override_job
 
 _POLL_S = 0.002
 
@@ -67,3 +69,20 @@ class _Waiting:
             if self._is_dead.wait(_POLL_S):
                 raise KilledError
         return self._answer.result()
+
+
+def resumed_job(clicks: Path, folder: Path, *settings: str) -> Job:
+    """Returns a small job on the rows in `clicks` that goes on from what it saved in `folder`."""
+    return override_job(
+        {},
+        [
+            f"data.train={clicks}/train/*",
+            f"checkpoint.dir={folder}",
+            "checkpoint.resume=true",
+            "train.epochs=2",
+            "model.hidden=[4]",
+            "model.dim=2",
+            *settings,
+        ],
+        source="test",
+    )

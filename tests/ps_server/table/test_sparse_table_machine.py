@@ -23,6 +23,7 @@ from ps_server.table.table_cut import TableCut
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
 from tests.support.address_space import map_some
+from tests.support.marks import changed_rows
 
 DIM = 2
 COLLIDING = [unmix64(0xABCD_1234_0000_0005 | middle << 16) for middle in range(12)]
@@ -173,7 +174,7 @@ class TableMachine(RuleBasedStateMachine):
         marked: set[int] = set()
         for shard in self.table.shards:
             keys = regions.arrays.keys[regions.rows_of(shard), 0]
-            marked.update(keys[regions.cut.changed_rows(shard, keys.size)].tolist())
+            marked.update(keys[changed_rows(regions.cut, shard, keys.size)].tolist())
         if self.moved_in_cut:
             assert marked >= self.unsaved
         else:

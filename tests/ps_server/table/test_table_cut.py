@@ -14,6 +14,7 @@ from ps_server.table.row_layout import KEY_COLUMNS, RowLayout
 from ps_server.table.row_regions import RowRegions
 from ps_server.table.row_removal import remove_row
 from ps_server.table.table_cut import ShardCopy
+from tests.support.marks import changed_rows
 
 NUM_KEYS = 400
 
@@ -55,7 +56,7 @@ class OneShard:
 
     def marked(self) -> set[int]:
         keys = self.regions.arrays.keys[self.regions.rows_of(0), 0]
-        return set(keys[self.regions.cut.changed_rows(0, keys.size)].tolist())
+        return set(keys[changed_rows(self.regions.cut, 0, keys.size)].tolist())
 
 
 @pytest.mark.parametrize("seed", range(10))
