@@ -5,11 +5,11 @@
 
 Rows are of dim 10 with Adagrad. Prints one JSON line a case:
 
-    disk    what this machine writes to the folder, one file from beginning to end, forced to disk
-    save    nobody pushes
     push    how long pushes take while nobody saves
-    train   a save while one thread pushes: its rate, how long pushes take, and by how much memory was above
+    train   saves while one thread pushes: how long they and pushes take, and by how much memory was above
             what it had been at most, of the table's
+    save    nobody pushes; beside a plain file of the same size that is written from its beginning to its end
+            and forced to disk, through the page cache and past it
     load    all rows, and how many a second of one core
 
 Everything is in one process, so a push has to share the interpreter, too.
@@ -19,6 +19,7 @@ import argparse
 import json
 import mmap
 import os
+import shutil
 import statistics
 import tempfile
 import threading
@@ -41,6 +42,7 @@ from ps_server.store import ParameterStore
 DIM = 10
 FILL_KEYS = 100_000
 CHUNK_BYTES = 8 * 2**20
+REPEATS = 5
 SAMPLE_S = 0.005
 PUSH_SECONDS = 5.0
 SPEC = TableSpec(
@@ -129,20 +131,38 @@ def anonymous_bytes() -> int:
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
-def disk_rate(folder: Path, size_bytes: int) -> float:
-    """Returns the bytes a second of writing one file and forcing it to disk; the faster of two."""
-    chunk = np.random.default_rng(0).bytes(CHUNK_BYTES)
-    rates = []
-    for _ in range(2):
-        path = folder / "rate"
-        start = time.perf_counter()
-        with path.open("wb", buffering=0) as file:
-            for _ in range(size_bytes // CHUNK_BYTES):
-                file.write(chunk)
-            os.fsync(file.fileno())
-        rates.append(size_bytes // CHUNK_BYTES * CHUNK_BYTES / (time.perf_counter() - start))
-        path.unlink()
-    return max(rates)
+def plain_write_s(path: Path, size_bytes: int, flags: int) -> float:
+    """Returns how long it takes to write a file from its beginning to its end, and to force it to disk."""
+    chunk = mmap.mmap(-1, CHUNK_BYTES)  # begins where a page does, as direct writing needs
+    chunk.write(np.random.default_rng(0).bytes(CHUNK_BYTES))
+    start = time.perf_counter()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
+    for _ in range(-(-size_bytes // CHUNK_BYTES)):
+        os.write(descriptor, memoryview(chunk))
+    os.fsync(descriptor)
+    seconds = time.perf_counter() - start
+    os.close(descriptor)
+    path.unlink()
+    return seconds
+
+
+def save_rates(store: ParameterStore, folder: Path, file_bytes: int) -> dict[str, float]:
+    """Saves several times, and writes as much to a plain file before each: a disk's speed comes and goes."""
+    saves, cached, direct = [], [], []
+    for number in range(REPEATS):
+        cached.append(plain_write_s(folder / "plain", file_bytes, 0))
+        direct.append(plain_write_s(folder / "plain", file_bytes, os.O_DIRECT))
+        saves.append(seconds_of(partial(store.save, str(folder / f"save-{number}"), {})))
+        shutil.rmtree(folder / f"save-{number}")
+    seconds, cached_s, direct_s = map(statistics.median, (saves, cached, direct))
+    return {
+        "seconds": round(seconds, 2),
+        "mb_per_s": round(file_bytes / seconds / 1e6),
+        "cached_mb_per_s": round(file_bytes / cached_s / 1e6),
+        "direct_mb_per_s": round(file_bytes / direct_s / 1e6),
+        "of_cached": round(cached_s / seconds, 2),
+        "of_direct": round(direct_s / seconds, 2),
+    }
 
 
 def filled_store(keys: Keys) -> ParameterStore:
@@ -182,44 +202,45 @@ def report(case: str, rows: int, **measured: float) -> None:
 def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> None:
     """Fills a table and prints its lines."""
     keys = all_keys(rows)
+    filled_store(keys[:FILL_KEYS]).save(str(folder / "first"), {})  # compiles
     store = filled_store(keys)
-    table_bytes = store.status().tables[SPEC.name].size_bytes
-    file_bytes = rows * 4 * (2 + 2 * DIM)
-    rate = disk_rate(folder, file_bytes)
-    report("disk", rows, mb_per_s=round(rate / 1e6))
-
-    def save_rate(seconds: float) -> dict[str, float]:
-        saved = file_bytes / seconds
-        return {
-            "seconds": round(seconds, 2),
-            "mb_per_s": round(saved / 1e6),
-            "of_disk": round(saved / rate, 2),
-        }
-
-    url = str(folder / "checkpoint")
-    store.save(url, {})  # compiles, and there is something to replace
-    report("save", rows, **save_rate(seconds_of(partial(store.save, url, {}))))
     pusher = Pusher(store, keys, push_keys, pushes_per_s)
     with pusher.pushing() as before:
         time.sleep(PUSH_SECONDS)
     report("push", rows, **latency(before))
+    measure_pushed(store, pusher, folder, before)
+    report("save", rows, **save_rates(store, folder, rows * 4 * (2 + 2 * DIM)))
+    url = str(folder / "last")
+    store.save(url, {})
+    measure_load(rows, url)
+
+
+def measure_pushed(
+    store: ParameterStore, pusher: Pusher, folder: Path, before: list[float]
+) -> None:
+    """Saves several times while `pusher` pushes; `before` is how long its pushes took when nobody saved."""
+    during: list[float] = []
+    seconds = []
+    table = store.status().tables[SPEC.name]
     with pusher.pushing() as pushes, peak_memory() as peak:
-        time.sleep(0.2)
-        quiet = len(pushes)
-        seconds = seconds_of(partial(store.save, url, {}))
-        during = pushes[quiet:]
+        for number in range(REPEATS):
+            time.sleep(0.2)
+            quiet = len(pushes)
+            url = folder / f"train-{number}"
+            seconds.append(seconds_of(partial(store.save, str(url), {})))
+            during.extend(pushes[quiet:])
+            shutil.rmtree(url)
     last_save = store.status().last_save
     assert last_save is not None
     report(
         "train",
-        rows,
-        **save_rate(seconds),
+        table.rows,
+        seconds=round(statistics.median(seconds), 2),
         **latency(during),
         push_p99_of_before=round(float(np.quantile(during, 0.99) / np.quantile(before, 0.99)), 2),
         pause_ms=round(1e3 * last_save.pause_s, 2),
-        extra_memory_of_table=round(peak[0] / table_bytes, 3),
+        extra_memory_of_table=round(peak[0] / table.size_bytes, 3),
     )
-    measure_load(rows, url)
 
 
 def measure_load(rows: int, url: str) -> None:

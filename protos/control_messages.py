@@ -284,8 +284,8 @@ def digests_to_message(
     """Returns the message of the digests of one server's shards, by table and shard."""
     return control_plane_pb2.GetDigestResponse(
         shards=[
-            control_plane_pb2.ShardDigest(table=table, shard=shard, sha256=sha256)
-            for (table, shard), sha256 in digests.items()
+            control_plane_pb2.ShardDigest(table=table, shard=shard, digest=digest)
+            for (table, shard), digest in digests.items()
         ]
     )
 
@@ -294,4 +294,4 @@ def digests_from_message(
     message: control_plane_pb2.GetDigestResponse,
 ) -> dict[tuple[str, int], bytes]:
     """Returns the digests of one server's shards, by table and shard."""
-    return {(shard.table, shard.shard): shard.sha256 for shard in message.shards}
+    return {(shard.table, shard.shard): shard.digest for shard in message.shards}

@@ -481,7 +481,7 @@ class Store(Protocol):
         ...
 
     def digest(self) -> str:
-        """Returns the SHA-256 of all parameters and optimizer states of rows, in hexadecimal.
+        """Returns the digest of all parameters and optimizer states of rows, in hexadecimal.
 
         Equal models have equal digests on any number of servers: docs/checkpoint.md says what is hashed.
         """

@@ -180,14 +180,14 @@ class GetDigestRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ShardDigest(_message.Message):
-    __slots__ = ("table", "shard", "sha256")
+    __slots__ = ("table", "shard", "digest")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     table: str
     shard: int
-    sha256: bytes
-    def __init__(self, table: _Optional[str] = ..., shard: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    digest: bytes
+    def __init__(self, table: _Optional[str] = ..., shard: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class GetDigestResponse(_message.Message):
     __slots__ = ("shards",)

@@ -3,38 +3,44 @@
 The model's digest is a hash over digests of shards, and a shard is whole on any number of servers: so
 each server hashes its own shards, and the model's digest does not depend on how many there are.
 All numbers are hashed as little-endian bytes.
+
+Numbers are hashed by XXH3, which finds what was damaged, and is no defence against who alters a file on
+purpose. SHA-256 took half of the processor time of a save, 50 ns a row of 88 bytes where the processor has
+instructions for it, and several times that where it has none.
 """
 
 import hashlib
 from collections.abc import Mapping
 
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from protos.gradients import Values
 from protos.partition import Keys
 from ps_server.checkpoint.rows import DensePiece, Rows
 
-EMPTY_SHARD_DIGEST = hashlib.sha256().digest()
+EMPTY_SHARD_DIGEST = xxhash.xxh3_128().digest()
 
 
 def shard_digest(rows: Rows) -> bytes:
-    """Returns the SHA-256 over keys, weights and state; without rows `EMPTY_SHARD_DIGEST`."""
-    sha = hashlib.sha256(_bytes_of(rows.keys))
-    sha.update(_bytes_of(rows.weights))
-    sha.update(_bytes_of(rows.state))
-    return sha.digest()
+    """Returns the XXH3-128 over keys, weights and state; without rows `EMPTY_SHARD_DIGEST`."""
+    return _xxh3(rows.keys, rows.weights, rows.state)
 
 
 def statistics_digest(rows: Rows) -> bytes:
-    """Returns the SHA-256 over the statistics, which are no part of the model."""
-    return hashlib.sha256(_bytes_of(rows.statistics)).digest()
+    """Returns the XXH3-128 over the statistics, which are no part of the model."""
+    return _xxh3(rows.statistics)
+
+
+def counters_digest(counters: NDArray[np.uint8]) -> bytes:
+    """Returns the XXH3-128 over a shard's counters of keys without a row."""
+    return _xxh3(counters)
 
 
 def piece_digest(piece: DensePiece) -> bytes:
-    """Returns the SHA-256 over weights and element state; the manifest holds the rest."""
-    sha = hashlib.sha256(_bytes_of(piece.weights))
-    sha.update(_bytes_of(piece.element_state))
-    return sha.digest()
+    """Returns the XXH3-128 over weights and element state; the manifest holds the rest."""
+    return _xxh3(piece.weights, piece.element_state)
 
 
 def model_digest(dense: Mapping[str, Values], shards: Mapping[tuple[str, int], bytes]) -> str:
@@ -59,7 +65,14 @@ def model_digest(dense: Mapping[str, Values], shards: Mapping[tuple[str, int], b
     return sha.hexdigest()
 
 
-def _bytes_of(array: Keys | Values) -> memoryview:
+def _xxh3(*arrays: Keys | Values | NDArray[np.uint8]) -> bytes:
+    xxh3 = xxhash.xxh3_128()
+    for array in arrays:
+        xxh3.update(_bytes_of(array))
+    return xxh3.digest()
+
+
+def _bytes_of(array: Keys | Values | NDArray[np.uint8]) -> memoryview:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data
 
 

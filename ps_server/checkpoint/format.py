@@ -10,7 +10,6 @@ Numbers pass between numpy and a local file without a copy; what is read is a re
 mapped file, and is handed out only after its checksum was found right.
 """
 
-import hashlib
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -24,7 +23,12 @@ from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.spec import TableSpec
 from protos.store import InferenceDtype
-from ps_server.checkpoint.digest import piece_digest, shard_digest, statistics_digest
+from ps_server.checkpoint.digest import (
+    counters_digest,
+    piece_digest,
+    shard_digest,
+    statistics_digest,
+)
 from ps_server.checkpoint.encoding import encoded_in_order
 from ps_server.checkpoint.manifest import (
     FORMAT_VERSION,
@@ -83,6 +87,7 @@ def write_table_file(
         for record, batch in encoded:
             sink.write_batch(record)
             batches.append(batch)
+            del record  # the next shard takes its memory
     return TableEntry(
         kind=kind,
         file=file,
@@ -218,7 +223,7 @@ def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> 
         length=piece.weights.size,
         num_states=len(piece.element_state),
         scalars=tuple(piece.scalars.tolist()),
-        sha256=piece_digest(piece).hex(),
+        xxh3=piece_digest(piece).hex(),
     )
 
 
@@ -237,9 +242,9 @@ def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
         element_state=np.stack(states) if states else np.empty((0, entry.length), np.float32),
         scalars=np.array(entry.scalars, np.float32),
     )
-    if piece_digest(piece).hex() != entry.sha256:
+    if piece_digest(piece).hex() != entry.xxh3:
         raise CheckpointError(
-            f"{folder.url}/{entry.file} was altered: it does not match its sha256 in the manifest"
+            f"{folder.url}/{entry.file} was altered: it does not match its xxh3 in the manifest"
         )
     return piece
 
@@ -309,14 +314,13 @@ def _batch_of(shard: int, rows: Rows) -> ShardBatch:
     return ShardBatch(
         shard=shard,
         rows=rows.keys.size,
-        sha256=shard_digest(rows).hex(),
-        statistics_sha256=statistics_digest(rows).hex() if has_statistics else "",
+        xxh3=shard_digest(rows).hex(),
+        statistics_xxh3=statistics_digest(rows).hex() if has_statistics else "",
     )
 
 
 def _batch_of_counters(shard: int, counters: NDArray[np.uint8]) -> ShardBatch:
-    sha256 = hashlib.sha256(np.ascontiguousarray(counters).data).hexdigest()
-    return ShardBatch(shard=shard, rows=counters.size, sha256=sha256)
+    return ShardBatch(shard=shard, rows=counters.size, xxh3=counters_digest(counters).hex())
 
 
 def _altered(folder: Folder, file: str, shard: int) -> CheckpointError:

@@ -17,7 +17,7 @@ from protos.spec import DenseSpec, TableSpec
 from protos.store import InferenceDtype, WorkerProgress
 from ps_server.checkpoint.names import is_data_folder, require_name
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Of the files and of the manifest together; a reader knows one version."""
 
 
@@ -28,14 +28,14 @@ class ShardBatch:
     Attributes:
         shard: Number of the shard that it holds.
         rows: Its length.
-        sha256: `shard_digest`, of counters their SHA-256; in hexadecimal.
-        statistics_sha256: `statistics_digest`, in hexadecimal; empty: there are none.
+        xxh3: `shard_digest`, or `counters_digest`, in hexadecimal.
+        statistics_xxh3: `statistics_digest`, in hexadecimal; empty: there are none.
     """
 
     shard: int
     rows: int
-    sha256: str
-    statistics_sha256: str = ""
+    xxh3: str
+    statistics_xxh3: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class DenseEntry:
         length: Elements of the piece.
         num_states: Numbers of optimizer state that each element has.
         scalars: The optimizer's state of the whole piece.
-        sha256: `piece_digest`, in hexadecimal.
+        xxh3: `piece_digest`, in hexadecimal.
     """
 
     kind: Literal["dense"] = "dense"
@@ -108,7 +108,7 @@ class DenseEntry:
     length: int
     num_states: int
     scalars: tuple[float, ...]
-    sha256: str
+    xxh3: str
 
 
 Entry = Annotated[TableEntry | CountersEntry | DenseEntry, Field(discriminator="kind")]
@@ -232,7 +232,7 @@ def part_from_json(text: str) -> Part:
 def shard_digests(entries: Sequence[Entry]) -> dict[tuple[str, int], bytes]:
     """Returns the digest of each shard, by table and shard."""
     return {
-        (entry.table, batch.shard): bytes.fromhex(batch.sha256)
+        (entry.table, batch.shard): bytes.fromhex(batch.xxh3)
         for entry in entries
         if isinstance(entry, TableEntry) and entry.kind == "rows"
         for batch in entry.batches

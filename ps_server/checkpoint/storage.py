@@ -1,6 +1,6 @@
 """Where checkpoints are: in folders of this machine, or in any that fsspec reaches by a URL.
 
-    path, file://              mapped into memory to be read, forced to disk when written
+    path, file://              mapped into memory to be read, past the page cache to disk when written
     s3://, gs://, memory://    object stores: a file is there once it is whole, by one request
     hdfs://, sftp://           remote file systems: a file is renamed into its place
 
@@ -11,9 +11,7 @@ URL and what was tried.
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +20,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from protos.errors import CheckpointError
-
-FORCE_EVERY_S = 0.1
-"""How long to write before the disk is made to begin; it works on by itself only after seconds."""
+from ps_server.checkpoint.direct_file import direct_file
 
 _LOCAL_SCHEMES = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -221,10 +217,9 @@ class LocalFolder:
         path = self.path / file
         with _errors("write", path):
             path.unlink(missing_ok=True)  # it might be a link to elsewhere
-            with pa.OSFile(str(path), "wb") as sink, _forced_meanwhile(path):
+            # Forced to disk by whoever writes it: another machine cannot force this one's pages.
+            with direct_file(path) as sink:
                 yield sink
-            # By whoever writes it: another machine cannot force this one's pages to disk.
-            _sync(path)
             _sync(self.path)
 
     @contextmanager
@@ -257,28 +252,6 @@ def _errors(operation: str, path: Path) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(f"cannot {operation} {path}: {reason}") from error
-
-
-@contextmanager
-def _forced_meanwhile(path: Path) -> Iterator[None]:
-    """Forces a file to disk again and again while it is written: little is left to be forced at its end.
-
-    Raises:
-        OSError: If that failed; who forces the file later would not hear of it again.
-    """
-    is_written = threading.Event()
-
-    def force() -> None:
-        while not is_written.wait(FORCE_EVERY_S):
-            _sync(path)
-
-    with ThreadPoolExecutor(1, thread_name_prefix="force") as threads:
-        forcing = threads.submit(force)
-        try:
-            yield
-        finally:
-            is_written.set()
-        forcing.result()
 
 
 def _sync(path: Path) -> None:

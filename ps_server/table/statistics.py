@@ -73,7 +73,8 @@ def scores_of(statistics: Values, spec: StatisticsSpec) -> NDArray[np.float64]:
     """Returns what rows with `statistics` float32[N, 4] are worth, float64[N]: `score_of`, more exactly."""
     with np.errstate(invalid="ignore"):  # what is no number gives a score that is none
         show, click = statistics[:, [SHOW, CLICK]].T.astype(np.float64)
-        return spec.nonclk_coeff * (show - click) + spec.click_coeff * click
+        scores: NDArray[np.float64] = spec.nonclk_coeff * (show - click) + spec.click_coeff * click
+    return scores
 
 
 @kernel

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +39,7 @@ def test_shard_digest_hashes_keys_then_weights_then_state() -> None:
     )
 
     expected = struct.pack("<2Q4f2f", 1, 2**63, 0.5, -0.0, 1.5, 2.5, 7.0, 8.0)
-    assert hashlib.sha256(expected).digest() == shard_digest(rows)
+    assert xxhash.xxh3_128_digest(expected) == shard_digest(rows)
 
 
 def test_shard_digest_does_not_depend_on_memory_layout() -> None:
@@ -60,7 +61,7 @@ def test_statistics_are_hashed_by_themselves() -> None:
     other = replace(rows, statistics=rows.statistics + 1)
 
     assert shard_digest(rows) == shard_digest(other)
-    assert hashlib.sha256(other.statistics.tobytes()).digest() == statistics_digest(other)
+    assert xxhash.xxh3_128_digest(other.statistics.tobytes()) == statistics_digest(other)
 
 
 def test_shard_without_rows_hashes_nothing() -> None:
@@ -75,24 +76,24 @@ def test_piece_digest_hashes_weights_then_states() -> None:
         scalars=np.array([0.9], np.float32),
     )
 
-    assert hashlib.sha256(struct.pack("<6f", 1, 2, 3, 4, 5, 6)).digest() == piece_digest(piece)
+    assert xxhash.xxh3_128_digest(struct.pack("<6f", 1, 2, 3, 4, 5, 6)) == piece_digest(piece)
 
 
 def test_model_digest_hashes_the_documented_bytes() -> None:
     dense = {"mlp": np.array([1.0, 2.0], np.float32)}
-    shards = {("wide", 3): b"\2" * 32, ("deep", 10): b"\1" * 32}
+    shards = {("wide", 3): b"\2" * 16, ("deep", 10): b"\1" * 16}
 
     expected = (
         struct.pack("<QQ3sQ2f", 1, 3, b"mlp", 2, 1.0, 2.0)
-        + struct.pack("<Q4sQ32s", 4, b"deep", 10, b"\1" * 32)
-        + struct.pack("<Q4sQ32s", 4, b"wide", 3, b"\2" * 32)
+        + struct.pack("<Q4sQ16s", 4, b"deep", 10, b"\1" * 16)
+        + struct.pack("<Q4sQ16s", 4, b"wide", 3, b"\2" * 16)
     )
     assert hashlib.sha256(expected).hexdigest() == model_digest(dense, shards)
 
 
 @given(order=st.permutations(range(12)))
 def test_model_digest_does_not_depend_on_the_order_of_shards(order: list[int]) -> None:
-    digests = {("table", shard): bytes([shard]) * 32 for shard in range(12)}
+    digests = {("table", shard): bytes([shard]) * 16 for shard in range(12)}
 
     shuffled = {("table", shard): digests["table", shard] for shard in order}
 
@@ -100,7 +101,7 @@ def test_model_digest_does_not_depend_on_the_order_of_shards(order: list[int]) -
 
 
 def test_empty_shards_may_be_missing_from_the_model_digest() -> None:
-    shards = {("table", 0): b"\1" * 32}
+    shards = {("table", 0): b"\1" * 16}
 
     assert model_digest({}, shards) == model_digest({}, shards | {("table", 1): EMPTY_SHARD_DIGEST})
 
@@ -113,10 +114,10 @@ ONE, TWO = np.ones(1, np.float32), np.ones(2, np.float32)
     [
         pytest.param({"a": ONE, "b": TWO}, {}, id="lengths"),
         pytest.param({"ab": ONE, "c": ONE}, {}, id="names"),
-        pytest.param({"a": TWO}, {("b", 0): b"\1" * 32}, id="table-or-block"),
-        pytest.param({"a": TWO, "b": ONE}, {("t", 0): b"\1" * 32}, id="shard"),
-        pytest.param({"a": TWO, "b": ONE}, {("t", 1): b"\1" * 32}, id="shard-number"),
-        pytest.param({"a": TWO, "b": ONE}, {("u", 0): b"\1" * 32}, id="table-name"),
+        pytest.param({"a": TWO}, {("b", 0): b"\1" * 16}, id="table-or-block"),
+        pytest.param({"a": TWO, "b": ONE}, {("t", 0): b"\1" * 16}, id="shard"),
+        pytest.param({"a": TWO, "b": ONE}, {("t", 1): b"\1" * 16}, id="shard-number"),
+        pytest.param({"a": TWO, "b": ONE}, {("u", 0): b"\1" * 16}, id="table-name"),
         pytest.param({"a": TWO, "b": 2 * ONE}, {}, id="values"),
     ],
 )

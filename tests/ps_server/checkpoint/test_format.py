@@ -134,7 +134,7 @@ def test_files_are_plain_arrow(folder: LocalFolder) -> None:
     assert found.column_names == ["key", "weights", "state", "statistics"]
     assert found.schema.metadata[b"ctr_ps.table"] == b"wide"
     assert found.schema.metadata[b"ctr_ps.dim"] == b"3"
-    assert found.schema.metadata[b"ctr_ps.format_version"] == b"2"
+    assert found.schema.metadata[b"ctr_ps.format_version"] == b"3"
     keys = np.concatenate([rows.keys for rows in table.rows.values()])
     assert keys.tolist() == found["key"].to_pylist()
 

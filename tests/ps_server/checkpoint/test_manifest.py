@@ -33,7 +33,7 @@ WIDE = TableEntry(
     size_bytes=4096,
     table="wide",
     state_width=2,
-    batches=(ShardBatch(shard=0, rows=3, sha256="ab" * 32),),
+    batches=(ShardBatch(shard=0, rows=3, xxh3="ab" * 16),),
 )
 MLP = DenseEntry(
     file="dense.mlp.server-0.arrow",
@@ -43,7 +43,7 @@ MLP = DenseEntry(
     length=10,
     num_states=2,
     scalars=(0.8999999761581421, 1e-45),
-    sha256="cd" * 32,
+    xxh3="cd" * 16,
 )
 
 
@@ -52,13 +52,13 @@ CANDIDATES = replace(
     kind="candidates",
     file="candidates.wide.server-0.arrow",
     statistics_width=4,
-    batches=(ShardBatch(shard=0, rows=3, sha256="ab" * 32, statistics_sha256="ba" * 32),),
+    batches=(ShardBatch(shard=0, rows=3, xxh3="ab" * 16, statistics_xxh3="ba" * 16),),
 )
 COUNTERS = CountersEntry(
     file="counters.wide.server-0.arrow",
     size_bytes=100,
     table="wide",
-    batches=(ShardBatch(shard=0, rows=64, sha256="ac" * 32),),
+    batches=(ShardBatch(shard=0, rows=64, xxh3="ac" * 16),),
 )
 WORKERS = {
     2: WorkerProgress(incarnation=2**63, sequence=7, step=9, position='{"file": "a"}'),
@@ -145,7 +145,7 @@ def test_formatting_of_the_manifest_means_nothing() -> None:
         pytest.param('"ftrl"', '"sgd"', "altered.*its own sha256", id="text"),
         pytest.param('"sha256": "', '"sha256": "0', "altered.*its own sha256", id="checksum"),
         pytest.param('"seed": 0', '"seed": 0, "extra": 0', "altered", id="additional"),
-        pytest.param('"format_version": 2', '"format_version": 1', "version 1; .*2", id="version"),
+        pytest.param('"format_version": 3', '"format_version": 1', "version 1; .*3", id="version"),
         pytest.param('"format_version"', '"version"', "version None", id="no-version"),
         pytest.param("{", "", "is not JSON, was it cut", id="syntax"),
         pytest.param("wide", "wide\\", "is not JSON", id="escape"),
@@ -179,11 +179,11 @@ def test_manifest_that_lacks_a_field_says_which() -> None:
 
 
 def test_shard_digests_are_those_of_all_files() -> None:
-    second = replace(WIDE, table="deep", batches=(ShardBatch(shard=7, rows=1, sha256="12" * 32),))
+    second = replace(WIDE, table="deep", batches=(ShardBatch(shard=7, rows=1, xxh3="12" * 16),))
 
     found = shard_digests([WIDE, MLP, CANDIDATES, COUNTERS, second])
 
-    assert found == {("wide", 0): b"\xab" * 32, ("deep", 7): b"\x12" * 32}
+    assert found == {("wide", 0): b"\xab" * 16, ("deep", 7): b"\x12" * 16}
 
 
 def piece(start: int, stop: int) -> DenseEntry:

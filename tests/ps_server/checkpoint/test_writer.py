@@ -107,7 +107,7 @@ def test_manifest_is_readable(tmp_path: Path) -> None:
     text = (tmp_path / "saved" / "MANIFEST.json").read_text()
 
     manifest = json.loads(text)
-    assert text.startswith('{\n "format_version": 2,\n "kind": "full",\n')
+    assert text.startswith('{\n "format_version": 3,\n "kind": "full",\n')
     assert [spec["name"] for spec in manifest["tables"]] == ["wide", "deep"]
     assert {"job.toml", "empty"} == manifest["attachments"].keys()
 

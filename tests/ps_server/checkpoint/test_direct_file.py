@@ -1,0 +1,124 @@
+"""Files written past the page cache hold what was written, on any file system."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ps_server.checkpoint import direct_file as module
+from ps_server.checkpoint.direct_file import BUFFER_BYTES, direct_file
+
+PAGE = 4096
+
+
+def contents(sizes: Sequence[int]) -> list[bytes]:
+    random = np.random.default_rng(0)
+    return [random.bytes(size) for size in sizes]
+
+
+def written(path: Path, pieces: Sequence[bytes]) -> bytes:
+    path.unlink(missing_ok=True)
+    with direct_file(path) as sink:
+        for piece in pieces:
+            before = sink.tell()
+            sink.write(pa.py_buffer(piece))
+            assert sink.tell() == before + len(piece)
+    return path.read_bytes()
+
+
+def refuse_direct(monkeypatch: pytest.MonkeyPatch, refusal: int) -> None:
+    """Has every write past the page cache fail."""
+    write = os.write
+
+    def refusing(descriptor: int, content: memoryview) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(refusal, os.strerror(refusal))
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", refusing)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(sizes=st.lists(st.integers(0, 5 * PAGE), max_size=12))
+def test_file_holds_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(module, "BUFFER_BYTES", 2 * PAGE)
+    pieces = contents(sizes)
+
+    assert written(tmp_path / "file", pieces) == b"".join(pieces)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_buffers_are_written_in_their_order(tmp_path: Path, more: int) -> None:
+    pieces = contents([3 * BUFFER_BYTES + more])
+
+    assert written(tmp_path / "file", pieces) == pieces[0]
+
+
+def test_what_is_written_is_not_in_the_page_cache(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    try:
+        probe = os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY | os.O_DIRECT)
+    except OSError:
+        pytest.skip("this file system has no way past the page cache")
+    os.close(probe)
+    with direct_file(path) as sink:
+        sink.write(contents([2 * BUFFER_BYTES])[0])
+
+    with path.open("rb") as file, pytest.raises(BlockingIOError):
+        os.preadv(file.fileno(), [bytearray(PAGE)], BUFFER_BYTES, os.RWF_NOWAIT)
+
+
+def test_file_system_without_direct_writing_takes_files_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUFFER_BYTES", 2 * PAGE)
+    monkeypatch.setattr(module, "FORCE_BYTES", 4 * PAGE)
+    refuse_direct(monkeypatch, errno.EINVAL)
+    pieces = contents([PAGE, 7 * PAGE, 100])
+
+    assert written(tmp_path / "file", pieces) == b"".join(pieces)
+
+
+def test_failing_disk_is_not_taken_for_a_file_system_without_direct_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_direct(monkeypatch, errno.EIO)
+
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        written(tmp_path / "file", contents([2 * BUFFER_BYTES]))
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_error_of_the_caller_is_told_and_no_descriptor_left(tmp_path: Path) -> None:
+    before = open_descriptors()
+
+    def write_half() -> None:
+        with direct_file(tmp_path / "file") as sink:
+            sink.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write_half()
+
+    assert open_descriptors() == before
+
+
+def test_file_that_is_there_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("other")
+
+    with pytest.raises(FileExistsError), direct_file(tmp_path / "file"):
+        pass
+
+    assert (tmp_path / "file").read_text() == "other"
