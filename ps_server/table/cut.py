@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from protos.jit import inlined_kernel
 from ps_server.table.arena import Arena
 from ps_server.table.hash_index import MARKS_A_WORD, CutArrays, TableArrays
-from ps_server.table.intrinsics import Int
+from ps_server.table.intrinsics import Int, prefetch
 
 _WORD_SHIFT = 6  # MARKS_A_WORD as a shift: a signed division costs more
 
@@ -24,10 +24,22 @@ ROW_WORDS = 1
 
 
 @inlined_kernel
+def _word_of_mark(table: TableArrays, shard: Int, row_in_shard: Int) -> np.int64:
+    """Returns which of `table.cut.marks` has the mark of a row."""
+    return np.int64(shard * table.cut.mark_words + (row_in_shard >> _WORD_SHIFT))
+
+
+@inlined_kernel
+def ask_for_mark(table: TableArrays, shard: Int, row: Int) -> None:
+    """Prefetches the mark of a row, a position in `table.slab`, some time before `keep_old_row`."""
+    prefetch(table.cut.marks, _word_of_mark(table, shard, row - shard * table.region_rows))
+
+
+@inlined_kernel
 def keep_old_row(table: TableArrays, shard: Int, row: Int) -> None:
     """Must be called before a row, a position in `table.slab`, is changed; for a new row after it is made."""
     row_in_shard = row - shard * table.region_rows
-    word = shard * table.cut.mark_words + (row_in_shard >> _WORD_SHIFT)
+    word = _word_of_mark(table, shard, row_in_shard)
     mark = np.uint64(1) << np.uint64(row_in_shard & (MARKS_A_WORD - 1))
     if table.cut.marks[word] & mark:
         return

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.gradients import Counts, Values
-from protos.jit import kernel
+from protos.jit import inlined_kernel, kernel
 from protos.partition import Keys
 from ps_server.optimizers.row_update import update_row
 from ps_server.table.change_bits import EVERY_OBSERVER, NOBODY, WORD_BITS
-from ps_server.table.cut import keep_leaving_row, keep_old_row, move_mark
+from ps_server.table.cut import ask_for_mark, keep_leaving_row, keep_old_row, move_mark
 from ps_server.table.hash_index import (
     BLOCK,
     TableArrays,
@@ -108,15 +108,21 @@ def _first_word(table: TableArrays, shard: Int, row: Int) -> np.int64:
     return np.int64(row_of_words * table.change_words.shape[1])
 
 
-@kernel
-def _prefetch_words(
-    table: TableArrays, hashes: NDArray[np.uint64], rows: NDArray[np.int64], size: int
+@inlined_kernel
+def _ask_for_marks(
+    table: TableArrays, hashes: NDArray[np.uint64], rows: NDArray[np.int64], size: Int
 ) -> None:
-    """Asks for the change words of the first `size` rows of a block."""
-    words = table.change_words.reshape(-1)
+    """Prefetches what says of the first `size` rows of a block that they changed.
+
+    Without, a push to 5 M rows took 1.3 times as long.
+    """
+    words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
     for i in range(size):
         if rows[i] >= 0:
-            prefetch(words, _first_word(table, shard_of_hash(table, hashes[i]), rows[i]))
+            shard = shard_of_hash(table, hashes[i])
+            ask_for_mark(table, shard, rows[i])
+            if num_words:
+                prefetch(words, _first_word(table, shard, rows[i]))
 
 
 @kernel
@@ -183,8 +189,7 @@ def apply_rows(
     while start < push.keys.size:
         stop = min(start + BLOCK, push.keys.size)
         find_block(table, push.keys, start, stop, hashes, rows)
-        if num_words:
-            _prefetch_words(table, hashes, rows, stop - start)
+        _ask_for_marks(table, hashes, rows, stop - start)
         for i in range(stop - start):
             row = rows[i]
             key = push.keys[start + i]
