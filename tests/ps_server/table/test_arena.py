@@ -127,3 +127,50 @@ def test_released_pages_go_back_to_the_system() -> None:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+HUGE_PAGE = 2 * 2**20
+ROWS_A_HUGE_PAGE = HUGE_PAGE // 16
+
+
+def resident_after_one_byte_a_huge_page(arena: Arena) -> int:
+    """Returns by how many bytes this process grew when one row in each huge page of the arena was written."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+    before = resident()
+    arena.array[:: ROWS_A_HUGE_PAGE // 2] = 1
+    return resident() - before
+
+
+def gives_huge_pages_on_request() -> bool:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[madvise]" in setting.read_text()
+
+
+@pytest.mark.parametrize("expected_pages", [0.0, 0.9, 8.0, 8.9])
+def test_only_pages_that_expected_rows_fill_are_huge(expected_pages: float) -> None:
+    """So that what is not used takes no memory."""
+    if not gives_huge_pages_on_request():
+        pytest.skip("this system gives huge pages to nobody or to everybody")
+    arena = Arena(np.float32, num_regions=1, width=4, region_bytes=32 * HUGE_PAGE)
+
+    arena.expect(0, int(expected_pages * ROWS_A_HUGE_PAGE))
+
+    huge = resident_after_one_byte_a_huge_page(arena) // HUGE_PAGE
+    assert min(1, int(expected_pages)) <= huge <= int(expected_pages)
+
+
+def test_expected_rows_are_zero_and_can_be_released(build: BuildArena) -> None:
+    arena = build(num_regions=1, width=4, region_bytes=4 * HUGE_PAGE)
+    rows = 2 * ROWS_A_HUGE_PAGE
+    arena.reserve(rows)
+    arena.expect(0, rows)
+    assert not arena.array[:rows].any()
+    arena.array[:rows] = 1
+
+    arena.release(10, rows)
+
+    assert (arena.array[:10] == 1).all()
+    assert not arena.array[10:rows].any()
