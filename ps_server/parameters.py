@@ -139,15 +139,23 @@ class Parameters:
             if table.spec.records_changes:
                 table.record_changes(self._num_workers)
 
-    @property
-    def table_specs(self) -> dict[str, TableSpec]:
-        """What the tables are declared to be."""
-        return {name: table.spec for name, table in self._tables.items()}
+    def saved_specs(self) -> tuple[dict[str, TableSpec], dict[str, DenseSpec]]:
+        """Returns what a save has, tables and dense blocks."""
+        tables, blocks = self._saved()
+        return (
+            {table.spec.name: table.spec for table in tables},
+            {block.spec.name: block.spec for block in blocks},
+        )
 
-    @property
-    def block_specs(self) -> dict[str, DenseSpec]:
-        """What the dense blocks are declared to be."""
-        return {name: block.spec for name, block in self._blocks.items()}
+    def _saved(self) -> tuple[list[SparseTable], list[DenseTable]]:
+        """Returns what a save has: all that a job declared; before there is one, all that was loaded."""
+        with self._lock:
+            names = self._tables.keys() | self._blocks.keys()
+            saved = names - self._undeclared or names
+            return (
+                [table for name, table in self._tables.items() if name in saved],
+                [block for name, block in self._blocks.items() if name in saved],
+            )
 
     @property
     def table_status(self) -> dict[str, TableStatus]:
@@ -238,7 +246,7 @@ class Parameters:
     def freeze(
         self, version: Version, workers: Mapping[int, WorkerProgress], base: str
     ) -> StoreCut:
-        """Cuts everything, which nobody may change meanwhile; see `ps_server.cuts.cut_all`.
+        """Cuts what a save has, which nobody may change meanwhile; see `ps_server.cuts.cut_all`.
 
         Args:
             version: Of the store.
@@ -249,8 +257,7 @@ class Parameters:
             CheckpointError: If memory is short.
             UnknownChangesError: If it is not known what changed since the base.
         """
-        with self._lock:
-            tables, blocks = list(self._tables.values()), list(self._blocks.values())
+        tables, blocks = self._saved()
         if base and base != self.base:
             last = f"that of save {self.base}" if self.base else "none"
             raise UnknownChangesError(
@@ -334,18 +341,20 @@ class Parameters:
         return block
 
     def shard_digests(self) -> dict[tuple[str, int], bytes]:
-        """Returns the digest of each shard that this process holds, by table and shard."""
+        """Returns the digest of each shard that this process holds of what a save has, by table and shard."""
+        tables, _ = self._saved()
         return {
-            (name, shard): shard_digest(table.export_shard(shard))
-            for name, table in self._tables.items()
+            (table.spec.name, shard): shard_digest(table.export_shard(shard))
+            for table in tables
             for shard in table.shards
         }
 
     def dense_vectors(self) -> dict[str, Values]:
-        """Returns copies of the dense blocks' pieces, by name."""
-        vectors = {name: np.empty(block.length, np.float32) for name, block in self._blocks.items()}
-        for name, vector in vectors.items():
-            self._blocks[name].pull(vector)
+        """Returns copies of the pieces of the dense blocks that a save has, by name."""
+        _, blocks = self._saved()
+        vectors = {block.spec.name: np.empty(block.length, np.float32) for block in blocks}
+        for block in blocks:
+            block.pull(vectors[block.spec.name])
         return vectors
 
 

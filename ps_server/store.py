@@ -269,11 +269,12 @@ class ParameterStore:
                 on_cut()
             return [save_part(folder, token)]
 
+        tables, blocks = self._parameters.saved_specs()
         return save_checkpoint(
             url,
             write_parts=write_parts,
-            tables=self._parameters.table_specs,
-            blocks=self._parameters.block_specs,
+            tables=tables,
+            blocks=blocks,
             attachments=attachments,
             base=base,
             is_inference=is_inference,

@@ -80,6 +80,23 @@ def test_part_of_a_model_is_loaded_and_the_rest_begins_anew(store, tmp_path: Pat
         store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "model"))
 
 
+def test_tables_that_the_job_does_not_declare_are_not_saved_again(store, tmp_path: Path) -> None:
+    """A job that drops a table of the model from which it goes on can save."""
+    saved = embedded()
+    saved.create_table(replace(DEEP, name="dropped"))
+    saved.push_grad(random_gradients(0), stamp()).result()
+    saved.save(str(tmp_path / "model"), {})
+    store.load(str(tmp_path / "model"))
+
+    digest = store.save(str(tmp_path / "next"), {})
+
+    assert Checkpoint.open(tmp_path / "next").tables.keys() == {"deep", "wide"}
+    assert digest == store.digest()
+    loaded = embedded()
+    loaded.load(str(tmp_path / "next"))
+    assert_same_parameters(store, loaded)
+
+
 def test_part_that_is_not_there_is_refused(store, tmp_path: Path) -> None:
     saved = ParameterStore()
     saved.create_table(DEEP)
