@@ -143,9 +143,18 @@ class TrainingData:
             yield batch, replace(position, epoch=epoch)
 
 
-def digest_of_data(job: Job, train_files: Sequence[str]) -> str:
-    """Returns 16 hex digits that differ where workers go through other data, or in another order."""
-    data = job.data
-    order = [data.in_memory, data.shuffle, data.shuffle_files, job.train.seed]
-    text = json.dumps([order, sorted(train_files)])
+def digest_of_files(train_files: Sequence[str]) -> str:
+    """Returns 16 hex digits that differ where workers go through other files."""
+    text = json.dumps(sorted(train_files))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def order_of_data(job: Job) -> dict[str, int | str]:
+    """Returns what a job says of the order of its data, by key of the job."""
+    data = job.data
+    return {
+        "data.in_memory": data.in_memory,
+        "data.shuffle": data.shuffle,
+        "data.shuffle_files": data.shuffle_files,
+        "train.seed": job.train.seed,
+    }

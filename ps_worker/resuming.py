@@ -11,6 +11,7 @@ from protos.store import Version, WorkerProgress
 from ps_server.checkpoint.publish import has_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.job import Job
+from ps_worker.job_data import order_of_data
 from ps_worker.run_state import RUN_ATTACHMENT, RunState
 
 
@@ -33,13 +34,13 @@ class EarlierRun:
     state: RunState
 
 
-def earlier_run(job: Job, *, num_workers: int, data: str) -> EarlierRun | None:
+def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
     """Returns the run to go on with; None: the job does not ask for one, or there is none yet.
 
     Args:
         job: Names the folder of checkpoints.
         num_workers: Workers of the job.
-        data: What they go through, as `digest_of_data`.
+        files: What they go through, as `digest_of_files`.
 
     Raises:
         JobError: If the job's data or workers are not those of the run; says what to do.
@@ -48,7 +49,7 @@ def earlier_run(job: Job, *, num_workers: int, data: str) -> EarlierRun | None:
     if not (job.checkpoint.resume and has_latest(job.checkpoint.dir)):
         return None
     run = _open(job.checkpoint.dir)
-    _require_same_data(job, run, data)
+    _require_same_data(job, run, files)
     if run.state.is_between_epochs:
         progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}
         return replace(run, progress=progress)
@@ -74,14 +75,20 @@ def _open(folder: str) -> EarlierRun:
     )
 
 
-def _require_same_data(job: Job, run: EarlierRun, data: str) -> None:
-    if run.state.data != data:
+def _require_same_data(job: Job, run: EarlierRun, files: str) -> None:
+    if run.state.files != files:
         raise job.error(
             "data.train",
-            f"the run in {run.url} went through other files, or through these in another order "
-            f"(data.in_memory, data.shuffle, data.shuffle_files, train.seed), so it cannot go on: "
-            f"{_anew_from(run.url)}",
+            f"the run in {run.url} went through other files, so it cannot go on: {_anew_from(run.url)}",
         )
+    for key, value in order_of_data(job).items():
+        was = run.state.order.get(key)
+        if was != value:
+            raise job.error(
+                key,
+                f"it is {value!r}, and was {was!r} in the run in {run.url}, which went through its data in "
+                f"another order, so it cannot go on: write {was!r}; or, {_anew_from(run.url)}",
+            )
 
 
 def _require_same_workers(job: Job, run: EarlierRun, num_workers: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Self
+from typing import Self, get_origin
 
 from protos.errors import CheckpointError
 
@@ -17,13 +17,15 @@ class RunState:
         epochs_done: Epochs that all workers have ended.
         is_between_epochs: No worker has begun another one.
         num_workers: Workers of the run.
-        data: What they go through, as `digest_of_data`.
+        files: What they go through, as `digest_of_files`.
+        order: In which order, as `order_of_data`.
     """
 
     epochs_done: int
     is_between_epochs: bool
     num_workers: int
-    data: str
+    files: str
+    order: dict[str, int | str]
 
     def to_json(self) -> str:
         """Returns a text that `from_json` reads back."""
@@ -41,9 +43,9 @@ class RunState:
         except ValueError as error:
             raise CheckpointError(f"{source} is not JSON: {error}") from error
         is_object = isinstance(values, dict)
-        expected = {field.name: field.type for field in fields(cls)}
+        expected = {field.name: get_origin(field.type) or field.type for field in fields(cls)}
         found = {name: type(value) for name, value in values.items()} if is_object else None
         if found != expected:
-            named = ", ".join(f"{name}: {kind}" for name, kind in expected.items())
+            named = ", ".join(f"{field.name}: {field.type}" for field in fields(cls))
             raise CheckpointError(f"{source} is {values!r}, expected an object with {named}")
         return cls(**values)

@@ -36,7 +36,13 @@ from ps_worker.data.reader import FilePart
 from ps_worker.declaring import counting_tables
 from ps_worker.job import Job
 from ps_worker.job.faults import first_named
-from ps_worker.job_data import TrainingData, digest_of_data, format_of_job, streamed
+from ps_worker.job_data import (
+    TrainingData,
+    digest_of_files,
+    format_of_job,
+    order_of_data,
+    streamed,
+)
 from ps_worker.life_checks import require_life
 from ps_worker.optimizer_checks import require_optimizers
 from ps_worker.resuming import EarlierRun, earlier_run
@@ -220,7 +226,7 @@ class Session:
             worker,
             num_workers,
         )
-        self._data_digest = digest_of_data(self._job, plan.train_files)
+        self._files_digest = digest_of_files(plan.train_files)
         self._bad_rows = 0
         self._saver: Saver | None = None
         self._warm_start: WarmStart | None = None
@@ -279,7 +285,7 @@ class Session:
         )
 
     def _earlier_run(self) -> EarlierRun | None:
-        return earlier_run(self._job, num_workers=self._num_workers, data=self._data_digest)
+        return earlier_run(self._job, num_workers=self._num_workers, files=self._files_digest)
 
     def _epochs_done(self, worker: Worker, earlier_run: EarlierRun | None) -> int:
         """Returns how many epochs are behind all workers; worker 0 knows, and tells the others."""
@@ -354,7 +360,8 @@ class Session:
             epochs_done=epochs_done,
             is_between_epochs=is_between_epochs,
             num_workers=self._num_workers,
-            data=self._data_digest,
+            files=self._files_digest,
+            order=order_of_data(self._job),
         )
         attachments = attachments_of(self._job, self._plan.schema)
         return {**attachments, RUN_ATTACHMENT: state.to_json().encode()}

@@ -173,8 +173,8 @@ def killed_in_the_middle(clicks: Path, folder: Path, *settings: str) -> str:
     ("settings", "num_workers", "error", "fault"),
     [
         (["data.train={}/test/*"], 2, JobError, "data.train.*went through other files"),
-        (["train.seed=5"], 2, JobError, "in another order"),
-        (["data.in_memory=true"], 2, JobError, "in another order"),
+        (["train.seed=5"], 2, JobError, "train.seed.*is 5, and was 0 in the run"),
+        (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, and was False"),
         ([], 3, JobError, "in the middle of epoch 1.*to 2 workers, and now there are 3"),
         (["data.schema=criteo_min_max"], 2, JobError, "trained with another schema"),
         (["model.dim=3"], 2, CheckpointError, "'dim': 2"),

@@ -99,7 +99,7 @@ def test_run_goes_on_from_the_checkpoint_that_was_read_alone(tmp_path) -> None:
     url = str(tmp_path / "model")
     with worker_of(ParameterStore(), 0) as worker:
         worker.save(url, {})
-        state = RunState(epochs_done=0, is_between_epochs=True, num_workers=1, data="")
+        state = RunState(epochs_done=0, is_between_epochs=True, num_workers=1, files="", order={})
         token = Checkpoint.open(url).token
         run = EarlierRun(url=url, token=token, version=0, progress={}, state=state)
         worker.save(url, {})
