@@ -138,7 +138,8 @@ def plain_write_s(path: Path, size_bytes: int, flags: int) -> float:
     start = time.perf_counter()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
     for _ in range(-(-size_bytes // CHUNK_BYTES)):
-        os.write(descriptor, memoryview(chunk))
+        if os.write(descriptor, memoryview(chunk)) < CHUNK_BYTES:
+            raise OSError(f"{path} was not written at once: choose another --folder")
     os.fsync(descriptor)
     seconds = time.perf_counter() - start
     os.close(descriptor)
@@ -184,8 +185,9 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def touch(size_bytes: int) -> None:
-    """Takes new memory from the system, and writes to each page."""
+    """Takes new memory from the system, in huge pages where there are any, and writes to each page."""
     memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
     np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
 
 

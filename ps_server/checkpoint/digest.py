@@ -5,7 +5,7 @@ each server hashes its own shards, and the model's digest does not depend on how
 All numbers are hashed as little-endian bytes.
 
 Numbers are hashed by XXH3, which finds what was damaged, and is no defence against who alters a file on
-purpose. SHA-256 took half of the processor time of a save, 50 ns a row of 88 bytes where the processor has
+purpose. SHA-256 took 50 ns a row of 88 bytes, as long as all else in a save, where the processor has
 instructions for it, and several times that where it has none.
 """
 

@@ -4,7 +4,7 @@
 
 Nobody reads a checkpoint soon, so its pages would only push out others; and to put 880 MB into the page
 cache took 0.3 to 2.4 s of processor time, to write them past it 0.05 s. A file system that has no such way
-gets the same pieces through the page cache, and is made to write them to disk meanwhile.
+gets the same pieces through the page cache, and is made to write them to disk now and then.
 """
 
 import errno
@@ -22,9 +22,13 @@ BUFFER_BYTES = 4 * 2**20
 """Written at once. A multiple of the blocks of all disks, as the way past the page cache needs."""
 
 FORCE_BYTES = 64 * 2**20
-"""How much the page cache may hold before the disk is made to write it: by itself it begins after seconds."""
+"""How much the page cache may hold before the disk is made to write it: by itself it begins after seconds.
+
+A multiple of `BUFFER_BYTES`.
+"""
 
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux has it
+_NO_SUCH_WAY = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 @contextmanager
@@ -71,13 +75,6 @@ class _Writer:
                 self._empty_buffer()
         return size
 
-    def tell(self) -> int:
-        """Returns how many bytes were taken."""
-        return self._written + self._filled
-
-    def flush(self) -> None:
-        """Does nothing: `finish` does."""
-
     def close(self) -> None:
         """Takes no more; whether what came is all, only the caller of `direct_file` knows."""
         self.closed = True
@@ -106,7 +103,7 @@ class _Writer:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, wanted)
             return os.write(self._descriptor, content)
         except OSError as error:
-            if not self._is_direct or error.errno != errno.EINVAL:
+            if not self._is_direct or error.errno not in _NO_SUCH_WAY:
                 raise
             self._is_direct = False
             return self._write_once(content)

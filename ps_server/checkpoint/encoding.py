@@ -13,10 +13,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-ENCODERS = min(2, max(1, (os.cpu_count() or 1) // 2))
+
+def _num_processors() -> int:
+    """Returns how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux has it
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+ENCODERS = min(2, max(1, _num_processors() // 2))
 """Threads that make shards ready; the other processors are left to training.
 
-Copying, sorting and hashing take 50 ns a row of 88 bytes, so two keep up with a disk of 3.5 GB/s.
+Copying, sorting and hashing take 50 to 80 ns a row of 88 bytes, so two keep up with a disk of 2 GB/s.
 """
 
 T = TypeVar("T")

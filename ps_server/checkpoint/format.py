@@ -325,7 +325,7 @@ def _batch_of_counters(shard: int, counters: NDArray[np.uint8]) -> ShardBatch:
 
 def _altered(folder: Folder, file: str, shard: int) -> CheckpointError:
     return CheckpointError(
-        f"{folder.url}/{file} was altered: shard {shard} does not match its sha256 in the manifest"
+        f"{folder.url}/{file} was altered: shard {shard} does not match its xxh3 in the manifest"
     )
 
 

@@ -151,7 +151,9 @@ class RowRegions:
             self._resize_index(shard, slots)
             self.arrays = self._view()
             first = shard * self._slab.region_rows
-            self._slab.expect(first, first + num_rows)
+            self._slab.expect(first, first + min(num_rows, self._slab.region_rows))
+            first_slot = int(self.arrays.slot_starts[shard])
+            self._index.expect(first_slot, first_slot + slots)
 
     def freed_bytes(self, shard: int, num_removed: int) -> int:
         """Returns by how much a shard is smaller without so many of its rows."""
@@ -218,9 +220,6 @@ class RowRegions:
         self._index.reserve(slots)
         self._num_slots[shard] = slots
         self._index_side[shard] ^= 1
-        new_region = 2 * shard + int(self._index_side[shard])
-        new_start = new_region * self._index.region_rows
-        self._index.expect(new_start, new_start + slots)
         rebuild_index(self._view(), shard)
         old_start = old_region * self._index.region_rows
         self._index.release(old_start, old_start + old_slots)

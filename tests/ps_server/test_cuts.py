@@ -18,6 +18,7 @@ from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 from tests.support.marks import changed_rows
 from tests.support.optimizers import plain_optimizer
+from tests.support.rows import resident_bytes
 from tests.support.stores import TOWER
 
 LIMIT_S = 10.0
@@ -283,3 +284,25 @@ def test_table_is_cut_by_one_at_a_time() -> None:
 
     with pytest.raises(ProtocolError, match="table 't' is being saved"):
         table.begin_cut()
+
+
+def test_table_that_is_out_keeps_no_memory_while_others_are_written() -> None:
+    spec = TableSpec(
+        name="wide",
+        dim=64,
+        initializer=InitializerSpec(),
+        optimizer=plain_optimizer("sgd"),
+        num_shards=2,
+    )
+    table, keys = SparseTable(spec), np.arange(40_000, dtype=np.uint64)  # 10 MB
+    table.push(SparseGrad(keys, np.ones((keys.size, 64), np.float32), 1))
+    cut = table.begin_cut()
+    cut.export_shard(0)  # compiles
+    table.end_cut(saved=False)
+    cut = table.begin_cut()
+    before = resident_bytes()
+
+    assert sum(cut.export_shard(shard).keys.size for shard in table.shards) == keys.size
+
+    assert resident_bytes() - before < 2 * 2**20
+    table.end_cut(saved=True)

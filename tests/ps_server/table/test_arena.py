@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_server.table.arena import SMALL_REGION_BYTES, Arena
+from tests.support.rows import resident_bytes
 
 PAGE = mmap.PAGESIZE
 BuildArena = Callable[..., Arena]
@@ -125,23 +126,15 @@ def test_released_pages_go_back_to_the_system() -> None:
     assert resident_bytes() - before < 4 * 2**20
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
-
-
 HUGE_PAGE = 2 * 2**20
 ROWS_A_HUGE_PAGE = HUGE_PAGE // 16
 
 
 def resident_after_one_byte_a_huge_page(arena: Arena) -> int:
     """Returns by how many bytes this process grew when one row in each huge page of the arena was written."""
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
-
-    before = resident()
+    before = resident_bytes()
     arena.array[:: ROWS_A_HUGE_PAGE // 2] = 1
-    return resident() - before
+    return resident_bytes() - before
 
 
 def gives_huge_pages_on_request() -> bool:
