@@ -17,7 +17,7 @@ from protos.partition import Keys
 from protos.spec import TableSpec
 from ps_server.checkpoint.manifest import Manifest
 from ps_server.checkpoint.names import MANIFEST
-from ps_server.checkpoint.publish import PublishedManifest, read_published
+from ps_server.checkpoint.publish import PublishedManifest, published_in, read_published
 from ps_server.checkpoint.rows import Rows
 from ps_server.checkpoint.storage import Folder, folder_at
 from ps_server.table.statistics import CLICK, SHOW, UNSEEN
@@ -100,6 +100,46 @@ def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]
         folder, published = base_folder, base_published
         chain.append((folder, published))
     return chain[::-1]
+
+
+def dependants(folder: Folder) -> list[str]:
+    """Returns the names of the deltas that need the checkpoint in a folder, ascending; all are beside it.
+
+    Those whose base was replaced before are none: they cannot be read with it either.
+
+    Raises:
+        CheckpointError: If what is beside it cannot be listed.
+    """
+    above = folder.url.rpartition("/")[0]
+    if not folder.has(MANIFEST) or above.endswith(":/"):  # nothing is beside a whole bucket
+        return []
+    published = published_in(folder_at(above or "/"))
+    found, bases = list[str](), [folder.name]
+    while bases:
+        base = bases.pop()
+        deltas = [
+            name
+            for name, delta in published.items()
+            if delta.manifest.base == base
+            and base in published
+            and delta.manifest.base_sha256 == published[base].sha256
+        ]
+        found += deltas
+        bases += deltas
+    return sorted(found)
+
+
+def require_unneeded(folder: Folder) -> None:
+    """Checks that no delta needs the checkpoint in a folder, so that it may be replaced.
+
+    Raises:
+        CheckpointError: If one does, or if what is beside it cannot be listed.
+    """
+    if names := dependants(folder):
+        raise CheckpointError(
+            f"{folder.url} will not be replaced: {', '.join(names)} beside it cannot be read without it as "
+            f"it is; write to another place"
+        )
 
 
 def beside(folder: Folder, name: str) -> Folder:

@@ -11,7 +11,7 @@ to that place removes it. Two saves to one place at a time are not supported.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,10 +189,9 @@ def keep_last(root: str | Path, number: int) -> list[str]:
         return []
     folder = folder_at(root)
     latest = folder.read(LATEST).decode().strip() if folder.has(LATEST) else ""
-    children = [folder.child(name) for name in folder.folders()]
-    for child in children:
-        _remove_rest(child)
-    manifests = dict(_manifests_of(children))
+    for name in folder.folders():
+        _remove_rest(folder.child(name))
+    manifests = {name: found.manifest for name, found in published_in(folder).items()}
     by_age = sorted(manifests, key=lambda name: (manifests[name].created, name))
     kept = _with_bases([*by_age[-number:], latest], manifests)
     removed = [name for name in by_age if name not in kept]
@@ -228,13 +227,20 @@ def _is_unfinished(folder: Folder) -> bool:
     return bool(names) and all(map(is_data_folder, names)) and folder.files().keys() <= _OWN_FILES
 
 
-def _manifests_of(folders: Iterable[Folder]) -> Iterator[tuple[str, Manifest]]:
-    for folder in folders:
+def published_in(root: Folder) -> dict[str, PublishedManifest]:
+    """Returns the manifests of the checkpoints in a folder, by name, without those that cannot be read.
+
+    Raises:
+        CheckpointError: If the folder cannot be listed, or not all in it be reached.
+    """
+    published = {}
+    for folder in map(root.child, root.folders()):
         if folder.has(MANIFEST):
             try:
-                yield folder.name, read_manifest(folder)
+                published[folder.name] = read_published(folder)
             except CheckpointError as error:
-                logger.warning("left where it is, of unknown age: %s", error)
+                logger.warning("left where it is, as nobody can read it: %s", error)
+    return published
 
 
 def _with_bases(names: Iterable[str], manifests: dict[str, Manifest]) -> set[str]:

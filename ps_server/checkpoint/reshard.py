@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from protos.errors import CheckpointError
 from protos.partition import piece_of_server, shards_of_server
 from protos.spec import DenseSpec, TableSpec
+from ps_server.checkpoint.chain import require_unneeded
 from ps_server.checkpoint.manifest import DenseEntry, Entry, Part, TableEntry
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.rows import (
@@ -20,7 +21,7 @@ from ps_server.checkpoint.rows import (
     Rows,
     TableSource,
 )
-from ps_server.checkpoint.storage import Folder
+from ps_server.checkpoint.storage import Folder, folder_at
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
 
 
@@ -77,11 +78,12 @@ def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> Non
 
     Args:
         checkpoint: What to save; every checksum is compared.
-        target: Where to; may be the place of the checkpoint itself.
+        target: Where to; may be the place of the checkpoint itself, if no delta needs that.
         num_servers: At least 1.
 
     Raises:
-        CheckpointError: If a file was altered, or it cannot be written; what was at the target stays.
+        CheckpointError: If a file was altered, a delta needs what is at the target, or it cannot be
+            written; what was at the target stays.
     """
     if num_servers < 1:
         raise CheckpointError(f"cannot reshard for {num_servers} servers: give at least 1")
@@ -109,7 +111,13 @@ def save_again(
     *,
     is_inference: bool = False,
 ) -> str:
-    """Saves a checkpoint in other files; arguments and errors as of `save_checkpoint`."""
+    """Saves a checkpoint in other files; arguments as of `save_checkpoint`.
+
+    Raises:
+        CheckpointError: As of that, or if a delta needs what is at the target.
+    """
+    # A job may save the same names again, and its deltas with them; here they would never come back.
+    require_unneeded(folder_at(target))
     return save_checkpoint(
         target,
         write_parts=write_parts,
@@ -174,7 +182,7 @@ def compact(checkpoint: Checkpoint, target: str | Path) -> None:
         target: Where to; may be the place of the delta, if no other delta needs that.
 
     Raises:
-        CheckpointError: If a file was altered, or it cannot be written; what was at the target stays.
+        CheckpointError: As `reshard`; what was at the target stays.
     """
     files = Counter(
         entry.table if isinstance(entry, TableEntry) else entry.block

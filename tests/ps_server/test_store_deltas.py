@@ -21,7 +21,15 @@ from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from tests.support.local_transport import LocalTransport
 from tests.support.stores import KEYS as ALL_KEYS
-from tests.support.stores import assert_same_parameters, declare, embedded, random_gradients, stamp
+from tests.support.stores import (
+    assert_same_parameters,
+    declare,
+    embedded,
+    random_gradients,
+    stamp,
+    train,
+    trained_chain,
+)
 
 COUNTING = TableSpec(
     name="counting",
@@ -34,22 +42,6 @@ COUNTING = TableSpec(
 )
 NOW = 1000.0
 KEYS = st.lists(st.integers(0, 11), min_size=1, max_size=6, unique=True)
-
-
-def train(store: ParameterStore, *sequences: int) -> None:
-    for sequence in sequences:
-        store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
-
-
-def trained_chain(folder: Path, length: int) -> ParameterStore:
-    """Returns a store saved at 0 as a full checkpoint, then so many deltas: 1, 2, ..."""
-    store = embedded()
-    train(store, 0)
-    store.save(str(folder / "0"), {"note": b"0"})
-    for i in range(1, length + 1):
-        train(store, i)
-        store.save(str(folder / str(i)), {"note": str(i).encode()}, base=str(folder / str(i - 1)))
-    return store
 
 
 def rows_of(checkpoint: Checkpoint, table: str) -> dict[int, tuple[list[float], list[float]]]:

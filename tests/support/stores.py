@@ -1,6 +1,7 @@
 """Tables and a dense block for the contract suite, and what its tests do with a store."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -71,6 +72,22 @@ def random_gradients(seed: int, examples: int = 8) -> Gradients:
     return Gradients(
         sparse={"deep": rows(5), "wide": rows(1)}, dense={"tower": DenseGrad(values, examples)}
     )
+
+
+def train(store: Store, *sequences: int) -> None:
+    for sequence in sequences:
+        store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+
+
+def trained_chain(folder: Path | str, length: int) -> ParameterStore:
+    """Returns a store saved at 0 as a full checkpoint, then so many deltas: 1, 2, ..."""
+    store = embedded()
+    train(store, 0)
+    store.save(f"{folder}/0", {"note": b"0"})
+    for i in range(1, length + 1):
+        train(store, i)
+        store.save(f"{folder}/{i}", {"note": str(i).encode()}, base=f"{folder}/{i - 1}")
+    return store
 
 
 def pull(store: Store, missing: Missing = Missing.INITIAL, at=None):
