@@ -32,13 +32,14 @@ logger = logging.getLogger(__name__)
 _OWN_FILES = {MANIFEST, f"{MANIFEST}.next", f"{MANIFEST}.part"}
 
 
-def open_data(target: Folder) -> tuple[Folder, str]:
+def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, str]:
     """Makes the folder for what a save to `target` writes, and returns it and its token.
 
     Raises:
-        CheckpointError: If it cannot be made, or if `target` is something else than a checkpoint.
+        CheckpointError: If it cannot be made, or if `target` is something else than a checkpoint of which
+            there is as much use, to train on or to predict with, as of the new one.
     """
-    _require_replaceable(target)
+    _require_replaceable(target, is_inference=is_inference)
     _remove_leftovers(target)
     token = new_token()
     data = target.child(data_folder(token))
@@ -269,8 +270,9 @@ def _is_checkpoint_in(root: Folder, name: str) -> bool:
     return is_plain and root.child(name).has(MANIFEST)
 
 
-def _require_replaceable(target: Folder) -> None:
+def _require_replaceable(target: Folder, *, is_inference: bool) -> None:
     if target.has(MANIFEST):
+        _require_same_use(target, is_inference=is_inference)
         return
     files, folders = target.files().keys(), target.folders()
     if files <= _OWN_FILES and all(map(is_data_folder, folders)):
@@ -279,6 +281,19 @@ def _require_replaceable(target: Folder) -> None:
         f"{target.url} is there, and is not a checkpoint: it will not be replaced; choose another "
         f"folder, or remove it"
     )
+
+
+def _require_same_use(target: Folder, *, is_inference: bool) -> None:
+    try:
+        kind = read_manifest(target).kind
+    except CheckpointError:
+        return  # of no use to anybody
+    if (kind == "inference") != is_inference:
+        use = "predict with" if is_inference else "train on"
+        raise CheckpointError(
+            f"{target.url} is a checkpoint of kind {kind!r}: one to {use} will not replace it; choose "
+            f"another folder, or remove it"
+        )
 
 
 def _remove_leftovers(target: Folder) -> None:

@@ -118,7 +118,8 @@ def save_checkpoint(
     """Writes a whole checkpoint, publishes it, and returns the model's digest; of a delta "".
 
     Args:
-        target: A path or URL where there is nothing, or a checkpoint, which is replaced.
+        target: A path or URL where there is nothing, or a checkpoint, which is replaced, but none to
+            train on by one to predict with, nor the other way round.
         write_parts: Has every server write its part into the folder whose URL it gets, after
             `shared_folder` with the token it gets; returns the parts of all of them.
         tables: Every table, by name.
@@ -134,7 +135,7 @@ def save_checkpoint(
     for name in attachments:
         require_name(name)
     folder, created = folder_at(target), clock()
-    data, token = open_data(folder)
+    data, token = open_data(folder, is_inference=is_inference)
     try:
         parts = write_parts(data.url, token)
         manifest = Manifest(

@@ -62,6 +62,29 @@ def test_model_to_predict_with_is_saved_while_deltas_go_on(store, tmp_path: Path
     assert Checkpoint.open(tmp_path / "delta").digest_of_files() == store.digest()
 
 
+def test_model_to_predict_with_and_one_to_train_on_do_not_replace_each_other(
+    store, tmp_path: Path
+) -> None:
+    full, delta, half = (str(tmp_path / name) for name in ("full", "delta", "half"))
+    digest = store.save(full, {})
+    store.push_grad(random_gradients(0), stamp()).result()
+    store.save(delta, {}, base=full)
+    store.save_inference(half, {}, InferenceSettings(dtype="float16"))
+
+    for url, kind in ((full, "full"), (delta, "delta")):
+        with pytest.raises(CheckpointError, match=rf"of kind '{kind}': one to predict with will"):
+            store.save_inference(url, {}, InferenceSettings())
+    for base in ("", delta):
+        with pytest.raises(CheckpointError, match="of kind 'inference': one to train on will not"):
+            store.save(half, {}, base=base)
+
+    assert Checkpoint.open(full).model_digest == digest
+    assert Checkpoint.open(delta).digest_of_files() == store.digest()
+    assert SavedModel.open(half).checkpoint.manifest.kind == "inference"
+    store.save_inference(half, {}, InferenceSettings())
+    store.save(full, {})
+
+
 def test_part_of_a_model_is_loaded_and_the_rest_begins_anew(store, tmp_path: Path) -> None:
     saved, fresh = embedded(), pull(embedded())
     saved.push_grad(random_gradients(0), stamp()).result()

@@ -142,6 +142,19 @@ def test_training_does_not_begin_from_it(tmp_path: Path) -> None:
         export_inference(Checkpoint.open(url), tmp_path / "again", HALF)
 
 
+def test_it_does_not_replace_the_checkpoint_that_it_is_made_of(tmp_path: Path) -> None:
+    digest = trained().save(str(tmp_path / "full"), {})
+
+    with pytest.raises(
+        CheckpointError, match="/full is a checkpoint of kind 'full': one to predict"
+    ):
+        export_inference(Checkpoint.open(tmp_path / "full"), tmp_path / "full", HALF)
+
+    checkpoint = Checkpoint.open(tmp_path / "full")
+    checkpoint.verify()
+    assert checkpoint.model_digest == digest
+
+
 def test_deltas_go_on_past_it(tmp_path: Path) -> None:
     """What changed before it was saved is in the next delta still."""
     store = trained()
