@@ -33,7 +33,6 @@ from ps_server.checkpoint.inspection import (
     inspect_block,
     inspect_table,
 )
-from ps_server.checkpoint.manifest import Manifest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.reshard import compact as compact_checkpoint
 from ps_server.checkpoint.reshard import reshard as reshard_checkpoint
@@ -69,9 +68,8 @@ def inspect(
         }
         typer.echo(json.dumps({**_summary(checkpoint), **reports}))
         return
-    for name, value in _summary(checkpoint).items():
-        typer.echo(f"{name:<12} {value}")
-    _show_tables(tables)
+    _show_summary(checkpoint)
+    _show_tables(tables, is_delta=checkpoint.base is not None)
     _show_blocks(blocks)
 
 
@@ -82,7 +80,7 @@ def verify(url: Url) -> None:
     checkpoint.verify()
     summary = _summary(checkpoint)
     typer.echo(
-        f"whole: {checkpoint.url} files={summary['files']} bytes={summary['bytes']} "
+        f"whole: {checkpoint.url} files={summary['chain_files']} bytes={summary['chain_bytes']} "
         f"digest={checkpoint.digest_of_files()}"
     )
 
@@ -180,35 +178,50 @@ def compact(
 
 
 def _summary(checkpoint: Checkpoint) -> dict[str, object]:
+    """Returns its figures: `files` and `bytes` are its own, `chain_*` also of what it needs."""
     manifest = checkpoint.manifest
-    sizes = _sizes(manifest)
+    chain_sizes = [size for link in checkpoint.chain for size in link.manifest.sizes]
     return {
         "checkpoint": checkpoint.url,
         "kind": manifest.kind,
-        "base": manifest.base or "",
+        "chain": [link.name for link in checkpoint.chain],
         "created": datetime.fromtimestamp(manifest.created, UTC).isoformat(timespec="seconds"),
         "version": manifest.version,
         "digest": manifest.model_digest,
-        "files": len(sizes),
-        "bytes": sum(sizes),
+        "files": len(manifest.sizes),
+        "bytes": sum(manifest.sizes),
+        "chain_files": len(chain_sizes),
+        "chain_bytes": sum(chain_sizes),
         "attachments": list(manifest.attachments),
         "workers": {worker: progress.step for worker, progress in manifest.workers.items()},
     }
 
 
-def _sizes(manifest: Manifest) -> list[int]:
-    attachments = manifest.attachments.values()
-    return [file.size_bytes for file in (*manifest.entries, *attachments)]
+def _show_summary(checkpoint: Checkpoint) -> None:
+    summary = _summary(checkpoint)
+    chain_files, chain_bytes = summary.pop("chain_files"), summary.pop("chain_bytes")
+    if checkpoint.base is None:
+        del summary["chain"]
+    else:
+        del summary["digest"]  # `verify` finds it
+        summary["chain"] = " <- ".join(link.name for link in checkpoint.chain)
+        summary["files"] = f"{summary['files']} of the delta, {chain_files} of the chain"
+        summary["bytes"] = f"{summary['bytes']} of the delta, {chain_bytes} of the chain"
+    for name, value in summary.items():
+        typer.echo(f"{name:<12} {value}")
 
 
-def _show_tables(tables: Sequence[TableReport]) -> None:
+def _show_tables(tables: Sequence[TableReport], *, is_delta: bool) -> None:
+    """Prints the figures of tables; `is_delta`: rows of the whole model, and those that changed."""
     names = [f"{quantile:.0%}" for quantile in QUANTILES]
-    columns = ("table", "dim", "rows", "bytes", "candidates")
+    sizes = ("rows", "rows of delta", "bytes of delta") if is_delta else ("rows", "bytes")
+    columns = ("table", "dim", *sizes, "candidates")
     quantities = [f"{what} {' '.join(names)}" for what in ("norm", "show", "click")]
     _print_table(
         [*columns, *quantities],
         [
-            [each.table, each.dim, each.rows, each.size_bytes, each.candidates]
+            [each.table, each.dim, each.rows, *([each.own_rows] if is_delta else [])]
+            + [each.size_bytes, each.candidates]
             + [_numbers(values) for values in (each.norms, each.show, each.click)]
             for each in tables
         ],

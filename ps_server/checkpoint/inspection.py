@@ -34,8 +34,9 @@ class TableReport:
         table: Its name.
         dim: Columns of weights.
         state_width: Columns of optimizer state.
-        rows: How many it has.
-        size_bytes: Of its files, candidates and counters included.
+        rows: How many it has in the whole model, of a delta with those of its chain.
+        own_rows: How many are in the checkpoint's own files: of a delta those that changed.
+        size_bytes: Of the checkpoint's own files; candidates, counters and removed keys included.
         candidates: Keys that are counted one by one and have no row.
         norms: Quantiles of the L2 norms of the rows' weights, finite ones, see `QUANTILES`; empty without
             rows.
@@ -48,6 +49,7 @@ class TableReport:
     dim: int
     state_width: int
     rows: int
+    own_rows: int
     size_bytes: int
     candidates: int
     norms: tuple[float, ...]
@@ -83,15 +85,16 @@ def inspect_table(checkpoint: Checkpoint, name: str, num_top: int) -> TableRepor
             clicks.append(rows.statistics[:, CLICK])
             top = _most_shown([*top, *_top_of(rows, num_top, spec.statistics)], num_top)
     files, candidates = manifest.files_of_table(name), manifest.files_of_candidates(name)
-    counters = manifest.files_of_counters(name)
+    counters, removed = manifest.files_of_counters(name), manifest.files_of_removed(name)
+    table_files = (*files, *candidates, *counters, *removed)
     all_norms = np.concatenate(norms)
     return TableReport(
         table=name,
         dim=spec.dim,
         state_width=files[0].state_width,
         rows=all_norms.size,
-        size_bytes=sum(entry.size_bytes for entry in [*files, *candidates])
-        + sum(entry.size_bytes for entry in counters),
+        own_rows=manifest.num_rows(name),
+        size_bytes=sum(entry.size_bytes for entry in table_files),
         candidates=sum(batch.rows for entry in candidates for batch in entry.batches),
         norms=_quantiles(all_norms),
         show=_quantiles(np.concatenate(shows)),

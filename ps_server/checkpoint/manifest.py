@@ -174,6 +174,15 @@ class Manifest:
         """Returns the entries of a table's rows."""
         return self._of_table(name, "rows")
 
+    def num_rows(self, table: str) -> int:
+        """Returns how many rows of a table are in the files: of a delta those that changed."""
+        return sum(batch.rows for entry in self.files_of_table(table) for batch in entry.batches)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of all files in bytes, attachments included."""
+        return [file.size_bytes for file in (*self.entries, *self.attachments.values())]
+
     def files_of_candidates(self, name: str) -> list[TableEntry]:
         """Returns the entries of the keys that have no row in a table yet, if it counts them."""
         return self._of_table(name, "candidates")

@@ -4,13 +4,14 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ps_server.checkpoint import cli
 from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from tests.support.checkpoints import fake_counting_model
-from tests.support.stores import embedded, random_gradients, stamp
+from tests.support.stores import embedded, random_gradients, stamp, trained_chain
 
 MODEL = fake_counting_model(1)
 
@@ -62,6 +63,49 @@ def test_inspect_as_json_has_every_figure(run, root: Path) -> None:
     data = root / "epoch-2" / checkpoint.manifest.data_folder
     sizes = [path.stat().st_size for path in data.rglob("*") if path.is_file()]
     assert (found["files"], found["bytes"]) == (len(sizes), sum(sizes))
+
+
+def test_inspect_of_a_delta_tells_it_from_its_chain(run, tmp_path: Path) -> None:
+    trained_chain(tmp_path, 2)
+    links = Checkpoint.open(tmp_path / "2").chain
+    sizes = [
+        [
+            path.stat().st_size
+            for path in tmp_path.glob(f"{link.name}/data-*/**/*")
+            if path.is_file()
+        ]
+        for link in links
+    ]
+
+    shown = run("inspect", tmp_path / "2").out
+    found = json.loads(run("inspect", tmp_path / "2", "--json").out)
+    full = run("inspect", tmp_path / "0").out
+
+    everything = [size for own in sizes for size in own]
+    assert "chain        0 <- 1 <- 2\n" in shown
+    assert (
+        f"files        {len(sizes[-1])} of the delta, {len(everything)} of the chain\n"
+        f"bytes        {sum(sizes[-1])} of the delta, {sum(everything)} of the chain\n"
+    ) in shown
+    assert "digest" not in shown
+    assert all(text in shown for text in ("rows of delta", "bytes of delta"))
+    assert found["chain"] == ["0", "1", "2"]
+    assert (found["files"], found["bytes"]) == (len(sizes[-1]), sum(sizes[-1]))
+    assert (found["chain_files"], found["chain_bytes"]) == (len(everything), sum(everything))
+    deep = found["tables"][0]
+    assert deep["own_rows"] == np.unique(random_gradients(2).sparse["deep"].keys).size
+    assert deep["rows"] > deep["own_rows"]
+    assert "chain" not in full
+    assert "of delta" not in full
+
+
+def test_verify_of_a_delta_counts_what_it_reads(run, tmp_path: Path) -> None:
+    trained_chain(tmp_path, 1)
+    sizes = [path.stat().st_size for path in tmp_path.glob("*/data-*/**/*") if path.is_file()]
+
+    done = run("verify", tmp_path / "1")
+
+    assert f" files={len(sizes)} bytes={sum(sizes)} digest=" in done.out
 
 
 def test_verify_says_that_all_is_whole(run, root: Path) -> None:
