@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from protos.errors import CtrPsError, UsageError
+from protos.errors import CheckpointError, CtrPsError, UsageError
 from protos.store import InferenceDtype, InferenceSettings
 from ps_server.checkpoint.export import ExportFormat, export_table
 from ps_server.checkpoint.inference import export_inference
@@ -32,6 +32,7 @@ from ps_server.checkpoint.inspection import (
     compare,
     inspect_block,
     inspect_table,
+    verify_all,
 )
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.reshard import compact as compact_checkpoint
@@ -74,8 +75,16 @@ def inspect(
 
 
 @app.command()
-def verify(url: Url) -> None:
+def verify(
+    url: Url,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Every checkpoint of a folder, a line each.")
+    ] = False,
+) -> None:
     """Reads every byte and compares every checksum; exit code 5 if anything was altered."""
+    if is_all:
+        _verify_all(url)
+        return
     checkpoint = Checkpoint.open(url)
     checkpoint.verify()
     summary = _summary(checkpoint)
@@ -83,6 +92,16 @@ def verify(url: Url) -> None:
         f"whole: {checkpoint.url} files={summary['chain_files']} bytes={summary['chain_bytes']} "
         f"digest={checkpoint.digest_of_files()}"
     )
+
+
+def _verify_all(url: str) -> None:
+    damaged = []
+    for verdict in verify_all(url):
+        typer.echo(f"{verdict.name} {verdict.kind or '-'} {verdict.problem or 'whole'}")
+        if verdict.problem:
+            damaged.append(verdict.name)
+    if damaged:
+        raise CheckpointError(f"{url} has checkpoints that are not whole: {', '.join(damaged)}")
 
 
 @app.command()

@@ -1,7 +1,8 @@
 """What a checkpoint holds, in figures, and how two of them differ."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,8 +10,12 @@ from numpy.typing import NDArray
 from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.spec import StatisticsSpec
+from ps_server.checkpoint.manifest import CountersEntry, TableEntry
+from ps_server.checkpoint.names import MANIFEST
+from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.rows import Rows
+from ps_server.checkpoint.storage import folder_at
 from ps_server.table.statistics import CLICK, SHOW, scores_of
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
@@ -86,7 +91,7 @@ def inspect_table(checkpoint: Checkpoint, name: str, num_top: int) -> TableRepor
             top = _most_shown([*top, *_top_of(rows, num_top, spec.statistics)], num_top)
     files, candidates = manifest.files_of_table(name), manifest.files_of_candidates(name)
     counters, removed = manifest.files_of_counters(name), manifest.files_of_removed(name)
-    table_files = (*files, *candidates, *counters, *removed)
+    table_files: Sequence[TableEntry | CountersEntry] = (*files, *candidates, *counters, *removed)
     all_norms = np.concatenate(norms)
     return TableReport(
         table=name,
@@ -118,6 +123,54 @@ def inspect_block(checkpoint: Checkpoint, name: str) -> BlockReport:
         size_bytes=sum(file.size_bytes for file in files),
         norm=float(np.linalg.norm(weights.astype(np.float64))),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a checkpoint of a folder is whole.
+
+    Attributes:
+        name: Of the checkpoint.
+        kind: As in its manifest; empty if that cannot be read.
+        problem: What is wrong with it or with what it needs; empty: it is whole.
+    """
+
+    name: str
+    kind: str
+    problem: str
+
+
+def verify_all(root: str | Path) -> Iterator[Verdict]:
+    """Reads every checkpoint of a folder, each byte once, and yields what it found, ascending by name.
+
+    Raises:
+        CheckpointError: If the folder cannot be read, or no checkpoint is in it.
+    """
+    folder = folder_at(root)
+    children = [child for child in map(folder.child, folder.folders()) if child.has(MANIFEST)]
+    if not children:
+        raise CheckpointError(f"no checkpoint in {folder.url}: give a folder of checkpoints")
+    problems: dict[str, str] = {}  # by URL, of a checkpoint's own files
+    for child in children:
+        kind = ""
+        try:
+            kind = read_manifest(child).kind
+            chain = Checkpoint.open(child.url).chain
+        except CheckpointError as error:
+            yield Verdict(child.name, kind, str(error))
+            continue
+        for link in chain:
+            if link.url not in problems:
+                problems[link.url] = _problem_of(link)
+        yield Verdict(child.name, kind, next(filter(None, (problems[it.url] for it in chain)), ""))
+
+
+def _problem_of(checkpoint: Checkpoint) -> str:
+    try:
+        checkpoint.verify_own()
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def _quantiles(values: Values) -> tuple[float, ...]:

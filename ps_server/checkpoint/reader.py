@@ -313,9 +313,10 @@ class Checkpoint:
             CheckpointError: If anything was altered.
         """
         for link in self.chain:
-            link._verify_own()
+            link.verify_own()
 
-    def _verify_own(self) -> None:
+    def verify_own(self) -> None:
+        """Reads all of its own files, of a delta not what it needs; raises as `verify`."""
         for name, table in self.tables.items():
             shards = frozenset(range(table.num_shards))
             deque(self._read_own_shards(table, shards), maxlen=0)

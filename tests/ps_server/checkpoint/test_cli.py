@@ -128,6 +128,47 @@ def test_verify_of_an_altered_checkpoint_ends_with_5_and_the_file(run, root: Pat
     assert "job.toml was altered" in done.err
 
 
+def test_verify_all_has_a_line_for_each_checkpoint(run, tmp_path: Path) -> None:
+    trained_chain(tmp_path, 2)
+    MODEL.save(tmp_path / "alone")
+    (tmp_path / "notes").mkdir()
+    whole = run("verify", tmp_path, "--all")
+    assert (whole.code, whole.err) == (0, "")
+    assert whole.out == "0 full whole\n1 delta whole\n2 delta whole\nalone full whole\n"
+
+    [altered] = tmp_path.glob("1/data-*/attachments/note")
+    altered.write_bytes(b"2")
+    (tmp_path / "alone" / "MANIFEST.json").write_text("{")
+    done = run("verify", tmp_path, "--all")
+
+    lines = done.out.splitlines()
+    assert done.code == 5
+    assert "not whole: 1, 2, alone" in done.err
+    assert lines[0] == "0 full whole"
+    for name, line in zip("12", lines[1:3], strict=True):
+        assert line.startswith(f"{name} delta {altered} was altered")
+    assert lines[3].startswith(f"alone - {tmp_path}/alone/MANIFEST.json")
+
+
+def test_verify_all_reads_what_deltas_share_once(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_chain(tmp_path, 2)
+    verified = []
+    monkeypatch.setattr(Checkpoint, "verify_own", lambda link: verified.append(link.name))
+
+    run("verify", tmp_path, "--all")
+
+    assert verified == ["0", "1", "2"]
+
+
+def test_verify_all_wants_a_folder_of_checkpoints(run, root: Path) -> None:
+    done = run("verify", root / "epoch-1", "--all")
+
+    assert done.code == 5
+    assert f"no checkpoint in {root}/epoch-1: give a folder of checkpoints" in done.err
+
+
 def test_diff_counts_rows(run, root: Path) -> None:
     same = json.loads(run("diff", root / "epoch-1", root / "epoch-1", "--json").out)
     other = json.loads(run("diff", root / "epoch-1", root, "--json").out)
