@@ -157,9 +157,7 @@ def export(
     if kind == "inference":
         if table or state or file_format != "parquet":
             raise UsageError("--table, --state and --format are of --kind tables")
-        settings = InferenceSettings(dtype=dtype, min_score=min_score)
-        export_inference(Checkpoint.open(url), to, settings)
-        typer.echo(folder_at(to).url)
+        _export_inference(url, to, InferenceSettings(dtype=dtype, min_score=min_score))
         return
     if dtype != "float32" or min_score:
         raise UsageError("--dtype and --min-score are of --kind inference")
@@ -173,6 +171,20 @@ def export(
     for name in names:
         file = export_table(checkpoint, name, folder, file_format, with_state=state)
         typer.echo(f"{folder.url}/{file}")
+
+
+def _export_inference(url: str, to: str, settings: InferenceSettings) -> None:
+    checkpoint = Checkpoint.open(url)
+    for name in checkpoint.tables:
+        files = checkpoint.manifest.files_of_table(name)
+        if settings.min_score and not files[0].statistics_width:
+            raise UsageError(
+                f"--min-score {settings.min_score:g}: table {name!r} keeps no statistics, so its rows have "
+                f"no score: leave the option out"
+            )
+    rows = export_inference(checkpoint, to, settings)
+    left_out = f" left_out={rows.left_out}" if settings.min_score else ""
+    typer.echo(f"{folder_at(to).url} rows={rows.written}{left_out}")
 
 
 @app.command()
@@ -193,7 +205,9 @@ def compact(
 ) -> None:
     """Saves a delta with all that it needs as one full checkpoint."""
     compact_checkpoint(Checkpoint.open(url), to)
-    typer.echo(folder_at(to).url)
+    compacted = Checkpoint.open(to)
+    rows = sum(map(compacted.manifest.num_rows, compacted.tables))
+    typer.echo(f"{compacted.url} rows={rows}")
 
 
 def _summary(checkpoint: Checkpoint) -> dict[str, object]:

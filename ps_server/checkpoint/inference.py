@@ -19,10 +19,11 @@ from protos.spec import DenseSpec, TableSpec
 from protos.store import InferenceSettings
 from ps_server.checkpoint.format import write_dense_file, write_table_file
 from ps_server.checkpoint.manifest import Entry, Part
+from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.reshard import save_again, sources_of
 from ps_server.checkpoint.rows import DensePiece, DenseSource, Rows, TableSource
-from ps_server.checkpoint.storage import Folder
+from ps_server.checkpoint.storage import Folder, folder_at
 from ps_server.checkpoint.writer import shared_folder
 from ps_server.table.statistics import scores_of
 
@@ -120,10 +121,47 @@ def write_inference_part(
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _CountedRows:
+    """A `TableSource` that notes how many rows each shard of a table has."""
+
+    source: TableSource
+    num_rows: dict[tuple[str, int], int]
+
+    @property
+    def spec(self) -> TableSpec:
+        return self.source.spec
+
+    @property
+    def shards(self) -> Iterable[int]:
+        return self.source.shards
+
+    @property
+    def state_width(self) -> int:
+        return self.source.state_width
+
+    @property
+    def statistics_width(self) -> int:
+        return self.source.statistics_width
+
+    def export_shard(self, shard: int) -> Rows:
+        rows = self.source.export_shard(shard)
+        self.num_rows[self.spec.name, shard] = rows.keys.size
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedRows:
+    """How many rows of all tables were written, and how many left out for their score."""
+
+    written: int
+    left_out: int
+
+
 def export_inference(
     checkpoint: Checkpoint, target: str | Path, settings: InferenceSettings
-) -> str:
-    """Saves a checkpoint as one to predict with, and returns the digest of what that holds.
+) -> ExportedRows:
+    """Saves a checkpoint as one to predict with, and returns how many rows are in it.
 
     Args:
         checkpoint: What to save; every checksum is compared.
@@ -134,11 +172,16 @@ def export_inference(
         CheckpointError: As `write_inference_part`, or if a file was altered; what was at the target stays.
     """
     checkpoint.require_trainable()
+    found: dict[tuple[str, int], int] = {}
 
     def write_parts(url: str, token: str) -> list[Part]:
         sources = sources_of(checkpoint, 0, 1)
         folder = shared_folder(url, token)
-        entries = write_inference_part(folder, 0, sources.tables, sources.blocks, settings)
+        tables = [_CountedRows(table, found) for table in sources.tables]
+        entries = write_inference_part(folder, 0, tables, sources.blocks, settings)
         return [Part(entries=tuple(entries), version=checkpoint.manifest.version)]
 
-    return save_again(checkpoint, target, write_parts, is_inference=True)
+    save_again(checkpoint, target, write_parts, is_inference=True)
+    manifest = read_manifest(folder_at(target))
+    written = sum(map(manifest.num_rows, checkpoint.tables))
+    return ExportedRows(written=written, left_out=sum(found.values()) - written)

@@ -212,12 +212,26 @@ def test_export_writes_a_checkpoint_to_predict_with(run, root: Path, tmp_path: P
     settings = ("--kind", "inference", "--dtype", "float16", "--min-score", "1e-30")
     done = run("export", root, tmp_path / "exported", *settings)
 
-    assert done.out == f"{tmp_path}/exported\n"
     manifest = Checkpoint.open(tmp_path / "exported").manifest
+    rows = sum(map(Checkpoint.open(root).manifest.num_rows, ("bloom", "exact")))
+    assert done.out == f"{tmp_path}/exported rows={rows} left_out=0\n"
+    everything = run("export", root, tmp_path / "everything", "--kind", "inference")
+    assert everything.out == f"{tmp_path}/everything rows={rows}\n"
     assert manifest.kind == "inference"
     assert {entry.dtype for entry in manifest.files_of_table("exact")} == {"float16"}
     for wrong in (["--kind", "inference", "--state"], ["--dtype", "float16"]):
         assert run("export", root, tmp_path / "other", *wrong).code == 2
+
+
+def test_scores_of_rows_without_statistics_are_no_option(run, tmp_path: Path) -> None:
+    trained_chain(tmp_path, 0)
+    arguments = ("export", tmp_path / "0", tmp_path / "served", "--kind", "inference")
+
+    done = run(*arguments, "--min-score", "0.5")
+
+    assert done.code == 2
+    assert done.err.startswith("error: --min-score 0.5: table 'deep' keeps no statistics")
+    assert not (tmp_path / "served").exists()
 
 
 def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
@@ -228,7 +242,8 @@ def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
 
     done = run("compact", tmp_path / "1", tmp_path / "compacted")
 
-    assert done.out == f"{tmp_path}/compacted\n"
+    rows = sum(table.rows for table in store.status().tables.values())
+    assert done.out == f"{tmp_path}/compacted rows={rows}\n"
     assert Checkpoint.open(tmp_path / "compacted").model_digest == store.digest()
     assert run("verify", tmp_path / "1").out.endswith(f"digest={store.digest()}\n")
     assert json.loads(run("diff", tmp_path / "1", tmp_path / "compacted", "--json").out)["equal"]

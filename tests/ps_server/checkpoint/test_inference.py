@@ -11,7 +11,7 @@ from protos.errors import CheckpointError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import OptimizerSpec, StatisticsSpec
 from protos.store import InferenceSettings, Missing, Store
-from ps_server.checkpoint.inference import export_inference
+from ps_server.checkpoint.inference import ExportedRows, export_inference
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.store import ParameterStore
@@ -105,6 +105,18 @@ def test_rows_of_a_low_score_are_left_out(export: Export, tmp_path: Path) -> Non
     read = SavedModel.open(tmp_path / "export").read("deep", KEYS)
     np.testing.assert_array_equal(np.any(read != 0, axis=1), is_kept)
     assert 0 < is_kept.sum() < KEYS.size
+
+
+def test_rows_written_and_left_out_are_counted(tmp_path: Path) -> None:
+    trained().save(str(tmp_path / "full"), {})
+    source = Checkpoint.open(tmp_path / "full")
+
+    some = export_inference(source, tmp_path / "some", InferenceSettings(min_score=1.5))
+    everything = export_inference(source, tmp_path / "all", InferenceSettings())
+
+    written = SavedModel.open(tmp_path / "some").read("deep", KEYS).any(axis=1).sum()
+    assert some == ExportedRows(written=written, left_out=KEYS.size - written)
+    assert everything == ExportedRows(written=KEYS.size, left_out=0)
 
 
 def test_rows_without_statistics_have_no_score(export: Export, tmp_path: Path) -> None:
