@@ -3,6 +3,7 @@
 What is refused here would train on other rows than were left, or twice on the same, without a word.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -10,9 +11,13 @@ from protos.errors import CheckpointError
 from protos.store import Version, WorkerProgress
 from ps_server.checkpoint.publish import has_latest
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage import folder_at
 from ps_worker.job import Job
 from ps_worker.job_data import order_of_data
+from ps_worker.keeping import checkpoints_of_runs
 from ps_worker.run_state import RUN_ATTACHMENT, RunState
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +51,12 @@ def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
         JobError: If the job's data or workers are not those of the run; says what to do.
         CheckpointError: If the newest checkpoint is damaged, or no job saved it.
     """
-    if not (job.checkpoint.resume and has_latest(job.checkpoint.dir)):
+    if not job.checkpoint.resume:
         return None
-    run = _open(job.checkpoint.dir)
+    place = _newest(job.checkpoint.dir)
+    if place is None:
+        return None
+    run = _open(place)
     _require_same_data(job, run, files)
     if run.state.is_between_epochs:
         progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}
@@ -58,8 +66,22 @@ def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
     return run
 
 
-def _open(folder: str) -> EarlierRun:
-    checkpoint = Checkpoint.open(folder)
+def _newest(folder: str) -> str | None:
+    """Returns where the newest checkpoint is; None: there is none.
+
+    Without LATEST, which is put after a checkpoint and may have been lost, it is the newest by its manifest.
+    """
+    if has_latest(folder):
+        return folder
+    names = checkpoints_of_runs(folder)
+    if not names:
+        return None
+    logger.warning("%s has no LATEST: going on from the newest of %d, %s", folder, len(names), names[-1])
+    return folder_at(folder).child(names[-1]).url
+
+
+def _open(place: str) -> EarlierRun:
+    checkpoint = Checkpoint.open(place)
     if RUN_ATTACHMENT not in checkpoint.attachments:
         raise CheckpointError(
             f"{checkpoint.url} does not say where a run was, so none can go on from it: "
@@ -117,5 +139,6 @@ def _require_positions(job: Job, run: EarlierRun) -> None:
 
 def _anew_from(url: str) -> str:
     return (
-        f"to start anew from its model, set checkpoint.resume = false and checkpoint.load = {url!r}"
+        f"to start anew from its model, set checkpoint.resume = false, checkpoint.load = {url!r} and another "
+        f"checkpoint.dir"
     )

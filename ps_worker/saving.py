@@ -9,12 +9,13 @@ One is written at a time. What goes wrong with it ends the run, at the next step
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from protos.errors import UnknownChangesError
 from protos.store import Store
-from ps_server.checkpoint.publish import keep_last, write_latest
+from ps_server.checkpoint.publish import write_latest
 from ps_worker.job.checkpoint import CheckpointSection
+from ps_worker.keeping import Keeper, name_at_step
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class Saver:
         *,
         step: int = 0,
         latest: str | None = None,
+        own: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Counts from `step`.
@@ -98,10 +100,12 @@ class Saver:
             settings: When and where.
             step: Steps of this worker so far.
             latest: The checkpoint that the run goes on from; None: it begins.
+            own: The names of the checkpoints that the run which it goes on with has left.
             clock: In seconds.
         """
         self._store = store
         self._settings = settings
+        self._keeper = Keeper(settings, own)
         self._clock = clock
         self._schedule = Schedule(
             every_steps=settings.every_steps, every_s=settings.every_s, step=step, now=clock()
@@ -130,7 +134,7 @@ class Saver:
             if self._writing is not None and self._writing.is_over:
                 self._end()
             if self._writing is None and self._schedule.is_due(step, self._clock()):
-                self._begin(f"step-{step}", step, begin)
+                self._begin(name_at_step(step), step, begin)
         finally:
             self._turn.release()
 
@@ -158,8 +162,7 @@ class Saver:
             self._save(url, attachments, on_cut)
             write_latest(self._settings.dir, name)
             self.latest = url
-            if self._settings.keep_last:
-                keep_last(self._settings.dir, self._settings.keep_last)
+            self._keeper.saved(name)
             logger.info("saved checkpoint=%s seconds=%.2f", url, self._clock() - start)
 
         self._writing = _Writing(name, write)

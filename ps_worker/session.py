@@ -43,6 +43,12 @@ from ps_worker.job_data import (
     order_of_data,
     streamed,
 )
+from ps_worker.keeping import (
+    checkpoints_of_runs,
+    name_after_epoch,
+    require_other_folder,
+    warn_of_earlier_run,
+)
 from ps_worker.life_checks import require_life
 from ps_worker.optimizer_checks import require_optimizers
 from ps_worker.resuming import EarlierRun, earlier_run
@@ -128,6 +134,7 @@ def plan_of(job: Job) -> Plan:
     Raises:
         JobError: If schema, format, model, optimizers, the life of rows or the start are wrong.
         DataError: If a pattern matches no file.
+        CheckpointError: If checkpoints cannot be where the job says.
     """
     schema = _schema_of(job)
     _require_format(job)
@@ -136,6 +143,7 @@ def plan_of(job: Job) -> Plan:
     require_life(job, model)
     warm_start_of(job, model)
     _require_order(job)
+    require_other_folder(job)
     return Plan(
         job=job,
         schema=schema,
@@ -240,9 +248,7 @@ class Session:
         """Trains, saves and evaluates; returns what came out of it."""
         logger.info("worker %d trains on %s", self._worker, _named(self._train_parts))
         if self.is_first and self._job.checkpoint.dir:
-            self._store.require_writable(self._job.checkpoint.dir)
-            for name in remove_unfinished(self._job.checkpoint.dir):
-                logger.info("removed what a save that did not finish has left: %s", name)
+            self._prepare_folder()
         load = self._job.checkpoint.load
         earlier_run = self._earlier_run() if self.is_first else None
         self._warm_start = None if earlier_run else warm_start_of(self._job, self._plan.model)
@@ -262,13 +268,27 @@ class Session:
             agreement=self._agreement(),
         ) as worker:
             if self.is_first and self._job.checkpoint.dir:
-                steps = worker.progress.steps
-                latest = None if earlier_run is None else earlier_run.url
-                self._saver = Saver(self._store, self._job.checkpoint, step=steps, latest=latest)
+                self._saver = self._saver_from(worker.progress.steps, earlier_run)
             seconds = self._train(worker, self._epochs_done(worker, earlier_run))
             summary = self._summary(worker, seconds)
             worker.done()
         return summary
+
+    def _prepare_folder(self) -> None:
+        """Finds out whether the folder takes checkpoints, and tidies up what a killed save has left."""
+        folder = self._job.checkpoint.dir
+        self._store.require_writable(folder)
+        for name in remove_unfinished(folder):
+            logger.info("removed what a save that did not finish has left: %s", name)
+        if not self._job.checkpoint.resume:
+            warn_of_earlier_run(folder)
+
+    def _saver_from(self, step: int, earlier_run: EarlierRun | None) -> Saver:
+        settings = self._job.checkpoint
+        if earlier_run is None:
+            return Saver(self._store, settings, step=step)
+        own = checkpoints_of_runs(settings.dir)
+        return Saver(self._store, settings, step=step, latest=earlier_run.url, own=own)
 
     def _agreement(self) -> str:
         """Returns what workers must have in common, as a text."""
@@ -353,7 +373,7 @@ class Session:
         is_due = epoch == self._job.train.epochs or (every and epoch % every == 0)
         if self._saver is not None and is_due:
             attachments = self._attachments(epochs_done=epoch, is_between_epochs=True)
-            self._saver.save(f"epoch-{epoch}", worker.progress.steps, attachments)
+            self._saver.save(name_after_epoch(epoch), worker.progress.steps, attachments)
 
     def _attachments(self, *, epochs_done: int, is_between_epochs: bool) -> dict[str, bytes]:
         state = RunState(

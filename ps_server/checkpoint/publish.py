@@ -11,7 +11,7 @@ to that place removes it. Two saves to one place at a time are not supported.
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,14 +171,15 @@ def _resolve_latest(root: Folder) -> Folder:
     return folder_at(root.child(name).url)
 
 
-def keep_last(root: str | Path, number: int) -> list[str]:
-    """Removes the oldest checkpoints of a folder, and what is left of ones removed in part.
+def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
+    """Removes the oldest of some checkpoints of a folder, and what is left of ones removed in part.
 
-    The one that LATEST names stays, and so do those that another one needs.
+    The one that LATEST names stays, and so do those of kind inference and those that one which stays needs.
 
     Args:
         root: A folder of checkpoints.
-        number: How many to keep, at least 1; 0 keeps all.
+        number: How many of `own` to keep, at least 1; 0 keeps all.
+        own: The names of those that may go.
 
     Returns:
         The names of those removed.
@@ -191,16 +192,31 @@ def keep_last(root: str | Path, number: int) -> list[str]:
     folder = folder_at(root)
     latest = folder.read(LATEST).decode().strip() if folder.has(LATEST) else ""
     for name in folder.folders():
-        _remove_rest(folder.child(name))
-    manifests = {name: found.manifest for name, found in published_in(folder).items()}
-    by_age = sorted(manifests, key=lambda name: (manifests[name].created, name))
-    kept = _with_bases([*by_age[-number:], latest], manifests)
-    removed = [name for name in by_age if name not in kept]
+        if name in own:
+            _remove_rest(folder.child(name))
+    manifests = manifests_in(root)
+    candidates = [name for name in manifests if name in own and manifests[name].kind != "inference"]
+    old = candidates[:-number]
+    kept = _with_bases([latest, *(name for name in manifests if name not in old)], manifests)
+    removed = [name for name in candidates if name not in kept]
     for name in removed:
         child = folder.child(name)
         child.remove_file(MANIFEST)  # first: half a checkpoint must not look like one
         child.remove()
+        logger.info("removed old checkpoint=%s", child.url)
     return removed
+
+
+def manifests_in(root: str | Path) -> dict[str, Manifest]:
+    """Returns the manifest of each checkpoint in a folder, by name, the oldest first.
+
+    Those whose manifest is damaged are left out, with a warning.
+
+    Raises:
+        CheckpointError: If the folder cannot be read.
+    """
+    manifests = {name: found.manifest for name, found in published_in(folder_at(root)).items()}
+    return dict(sorted(manifests.items(), key=lambda item: (item[1].created, item[0])))
 
 
 def remove_unfinished(root: str | Path) -> list[str]:
@@ -262,6 +278,7 @@ def _remove_rest(folder: Folder) -> None:
     # A save at work has a TOKEN in its folder until it has a manifest.
     if is_rest and not any(folder.child(name).has(TOKEN) for name in names):
         folder.remove()
+        logger.info("removed what was left of an old checkpoint=%s", folder.url)
 
 
 def _is_checkpoint_in(root: Folder, name: str) -> bool:

@@ -25,7 +25,7 @@ class CheckpointSection(Section):
         mode: "full": every checkpoint has all rows; "delta": most have only those that changed since the one
             before.
         full_every: Of so many checkpoints of mode "delta" one has all rows; the first of a run always does.
-        keep_last: Checkpoints of `dir` that stay, the newest, with those that they need; 0: all.
+        keep_last: Checkpoints of this run that stay, the newest, with those that they need; 0: all.
         resume: Whether to go on where the newest checkpoint of `dir` was taken; if there is none, from the
             start.
         load: Checkpoint, or folder of checkpoints, whose model to start from; empty: from what the servers

@@ -270,11 +270,11 @@ def test_old_checkpoints_that_a_kept_delta_needs_stay(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 2)
     write_latest(tmp_path, "2")
 
-    assert keep_last(tmp_path, 1) == []
+    assert keep_last(tmp_path, 1, "012") == []
 
     store.save(str(tmp_path / "3"), {})
     write_latest(tmp_path, "3")
-    assert sorted(keep_last(tmp_path, 1)) == ["0", "1", "2"]
+    assert sorted(keep_last(tmp_path, 1, "0123")) == ["0", "1", "2"]
 
 
 def test_more_removed_keys_than_rows_ask_for_a_full_checkpoint(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protos.errors import CheckpointError, DataError, JobError
+from protos.store import InferenceSettings
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage import LocalFolder
@@ -199,12 +200,35 @@ def test_run_that_does_not_fit_is_refused(
 def test_refusal_says_how_to_start_from_the_model_alone(clicks: Path, tmp_path: Path) -> None:
     url = killed_in_the_middle(clicks, tmp_path)
     job = job_of(clicks, tmp_path, "train.seed=5")
-    advice = f"set checkpoint.resume = false and checkpoint.load = {url!r}"
+    advice = f"checkpoint.resume = false, checkpoint.load = {url!r} and another checkpoint.dir"
 
     with pytest.raises(JobError, match=re.escape(advice)):
         run_first(job)
 
-    assert run(job_of(clicks, tmp_path, "checkpoint.resume=false", f"checkpoint.load={url}"))
+    anew = ["checkpoint.resume=false", f"checkpoint.load={url}"]
+    assert run(job_of(clicks, tmp_path / "anew", *anew))
+
+
+def test_run_whose_latest_is_lost_does_not_begin_anew(clicks: Path, tmp_path: Path) -> None:
+    run(job_of(clicks, tmp_path), num_workers=1)
+    there = {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "LATEST").unlink()
+
+    with pytest.raises(JobError, match=rf"checkpoint\.resume.*'epoch-2', into {tmp_path}/LATEST"):
+        run(job_of(clicks, tmp_path, "checkpoint.keep_last=1"), num_workers=1)
+
+    assert {path.name for path in tmp_path.iterdir()} == there - {"LATEST"}
+    (tmp_path / "LATEST").write_text("epoch-2")
+    assert run(job_of(clicks, tmp_path), num_workers=1)[0].examples == 0
+
+
+def test_job_begins_beside_checkpoints_that_are_of_no_run(clicks: Path, tmp_path: Path) -> None:
+    ParameterStore().save(f"{tmp_path}/best", {})
+    ParameterStore().save_inference(f"{tmp_path}/epoch-9", {}, InferenceSettings())
+
+    ended = run(job_of(clicks, tmp_path))[0]
+
+    assert ended.examples == 2 * ROWS
 
 
 def test_files_that_have_changed_in_size_are_refused(clicks: Path, tmp_path: Path) -> None:

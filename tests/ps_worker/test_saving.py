@@ -1,6 +1,7 @@
 """When checkpoints are taken, and what becomes of one that cannot be written."""
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -197,3 +198,36 @@ def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
         saver.finish()
 
     assert names(tmp_path) == ["step-3", "step-4"]
+
+
+def test_each_removed_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saver = saver_of(ParameterStore(), tmp_path, keep_last=1)
+
+    with caplog.at_level(logging.INFO):
+        for step in (1, 2):
+            saver.save(f"step-{step}", step, {})
+        saver.finish()
+
+    told = [record for record in caplog.records if record.message.startswith("removed")]
+    assert [(each.levelname, each.message) for each in told] == [
+        ("INFO", f"removed old checkpoint={tmp_path}/step-1")
+    ]
+
+
+@pytest.mark.parametrize("own", [[], ["step-1", "step-2"]], ids=["begins", "goes on"])
+def test_of_checkpoints_that_were_there_only_those_of_the_run_go(
+    own: list[str], tmp_path: Path
+) -> None:
+    store = embedded()
+    for name in ("step-1", "step-2", "best"):
+        store.save(str(tmp_path / name), {})
+    store.save(str(tmp_path / "serving"), {}, base=str(tmp_path / "best"))
+    section = CheckpointSection(dir=str(tmp_path), keep_last=1, load=str(tmp_path / "step-2"))
+    saver = Saver(store, section, own=own)
+
+    for name in ("step-4", "step-5"):
+        saver.save(name, 4, {})
+    saver.finish()
+
+    stays = {"best", "serving", "step-2", "step-5"}
+    assert set(names(tmp_path)) == (stays if own else stays | {"step-1"})

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from ctr_model.features import key_of
 from ctr_model.schema import Schema
 from protos.errors import CheckpointError, DataError, JobError
 from protos.spec import OptimizerSpec
-from protos.store import Missing
+from protos.store import InferenceSettings, Missing
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.declaring import table_specs
@@ -378,6 +379,83 @@ def job_of_life(rows: Path, *overrides: str) -> Job:
         ],
         source="test",
     )
+
+
+def job_in(folder: Path, rows: Path, *settings: str) -> Job:
+    own = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]", "model.dim=2"]
+    return override_job({}, [*own, f"checkpoint.dir={folder}", *settings], source="test")
+
+
+def run_in(folder: Path, rows: Path, *settings: str) -> None:
+    Session(plan_of(job_in(folder, rows, *settings)), ParameterStore()).run()
+
+
+def checkpoints_in(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob("*/MANIFEST.json")}
+
+
+def test_run_that_begins_anew_leaves_the_checkpoints_of_an_earlier_one(
+    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    run_in(folder, rows, "train.epochs=4")
+
+    run_in(folder, rows, "train.epochs=2", "checkpoint.keep_last=1")
+
+    assert checkpoints_in(folder) == {"epoch-2", "epoch-3", "epoch-4"}
+    [warning] = [message for message in caplog.messages if "earlier run" in message]
+    assert f"{folder} has checkpoints of an earlier run: epoch-1, epoch-2, epoch-3, epoch-4" in (
+        warning
+    )
+    assert "checkpoint.resume = true" in warning
+    assert "another checkpoint.dir" in warning
+
+
+@pytest.mark.parametrize("settings", [["checkpoint.resume=true"], []], ids=["goes on", "first"])
+def test_run_with_a_folder_of_its_own_is_not_warned(
+    settings: list[str], rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    ParameterStore().save(f"{folder}/best", {})
+    if settings:
+        run_in(folder, rows)
+
+    caplog.clear()
+    run_in(folder, rows, "train.epochs=2", *settings)
+
+    assert "earlier run" not in caplog.text
+
+
+def test_run_that_goes_on_removes_its_old_checkpoints_and_no_others(
+    rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    run_in(folder, rows, "train.epochs=3")
+    for name in ("best", "epoch-best"):
+        shutil.copytree(folder / "epoch-1", folder / name)
+    store = ParameterStore()
+    store.load(str(folder))
+    store.save_inference(f"{folder}/step-1", {}, InferenceSettings())
+
+    settings = ["checkpoint.keep_last=1", f"checkpoint.load={folder}/epoch-2"]
+    run_in(folder, rows, "train.epochs=4", "checkpoint.resume=true", *settings)
+
+    assert checkpoints_in(folder) == {"best", "epoch-best", "step-1", "epoch-2", "epoch-4"}
+
+
+@pytest.mark.parametrize("load", ["{0}", "{0}/", "{0}/epoch-1", "file://{0}/best"])
+def test_deltas_do_not_replace_what_their_run_starts_from(
+    load: str, rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    settings = [f"checkpoint.load={load.format(folder)}", "checkpoint.mode=delta"]
+
+    with pytest.raises(JobError, match=r"--set checkpoint\.load.*another checkpoint\.dir"):
+        plan_of(job_in(folder, rows, *settings))
+
+    assert plan_of(job_in(folder, rows, *settings, "checkpoint.resume=true"))
+    assert plan_of(job_in(folder, rows, settings[0]))
+    assert plan_of(job_in(tmp_path / "mod", rows, *settings))
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_latest_is_found_and_old_ones_go(root: str) -> None:
         MODEL.save(f"{root}/epoch-{number}", clock=lambda number=number: 1e9 + number)
         write_latest(root, f"epoch-{number}")
 
-    removed = keep_last(root, 1)
+    removed = keep_last(root, 1, ["epoch-1", "epoch-2", "epoch-3"])
 
     assert removed == ["epoch-1", "epoch-2"]
     assert list(folder_at(root).folders()) == ["epoch-3"]
