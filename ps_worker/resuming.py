@@ -76,7 +76,9 @@ def _newest(folder: str) -> str | None:
     names = checkpoints_of_runs(folder)
     if not names:
         return None
-    logger.warning("%s has no LATEST: going on from the newest of %d, %s", folder, len(names), names[-1])
+    logger.warning(
+        "%s has no LATEST: going on from the newest of %d, %s", folder, len(names), names[-1]
+    )
     return folder_at(folder).child(names[-1]).url
 
 
