@@ -255,7 +255,7 @@ def shrunk_to_message(shrunk: Mapping[str, Shrunk]) -> control_plane_pb2.ShrinkR
     """Returns the message of what was removed from one server's tables."""
     return control_plane_pb2.ShrinkResponse(
         tables=[
-            control_plane_pb2.ShrunkTable(table=name, rows=each.rows, size_bytes=each.size_bytes)
+            control_plane_pb2.ShrunkTable(table=name, **asdict(each))
             for name, each in shrunk.items()
         ]
     )
@@ -264,7 +264,12 @@ def shrunk_to_message(shrunk: Mapping[str, Shrunk]) -> control_plane_pb2.ShrinkR
 def shrunk_from_message(message: control_plane_pb2.ShrinkResponse) -> dict[str, Shrunk]:
     """Returns what was removed from one server's tables."""
     return {
-        table.table: Shrunk(rows=table.rows, size_bytes=table.size_bytes)
+        table.table: Shrunk(
+            rows=table.rows,
+            size_bytes=table.size_bytes,
+            left_rows=table.left_rows,
+            candidates=table.candidates,
+        )
         for table in message.tables
     }
 
@@ -274,7 +279,7 @@ def merge_shrunk(parts: Sequence[Mapping[str, Shrunk]]) -> dict[str, Shrunk]:
     total: dict[str, Shrunk] = {}
     for part in parts:
         for name, shrunk in part.items():
-            total[name] = total.get(name, Shrunk(rows=0, size_bytes=0)) + shrunk
+            total[name] = total.get(name, Shrunk()) + shrunk
     return dict(sorted(total.items()))
 
 

@@ -472,7 +472,7 @@ class Store(Protocol):
             dry_run: Says what would be removed, and changes nothing.
 
         Returns:
-            What was removed, by table.
+            What was removed and what is left, by table.
 
         Raises:
             ProtocolError: If `max_norm` is negative or not finite, or a table has replicas; nothing was

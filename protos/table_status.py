@@ -26,16 +26,25 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
-    """What was removed from one table, or from one server's part of it.
+    """What was removed from one table, or from one server's part of it, or would be.
 
     Attributes:
         rows: How many.
         size_bytes: By how much the table is smaller for it.
+        left_rows: How many are left; with `rows` all that there were.
+        candidates: Keys without a row that are no longer counted; 0 where a Bloom filter counts.
     """
 
-    rows: int
-    size_bytes: int
+    rows: int = 0
+    size_bytes: int = 0
+    left_rows: int = 0
+    candidates: int = 0
 
     def __add__(self, other: "Shrunk") -> "Shrunk":
         """Returns what was removed in both parts."""
-        return Shrunk(rows=self.rows + other.rows, size_bytes=self.size_bytes + other.size_bytes)
+        return Shrunk(
+            rows=self.rows + other.rows,
+            size_bytes=self.size_bytes + other.size_bytes,
+            left_rows=self.left_rows + other.left_rows,
+            candidates=self.candidates + other.candidates,
+        )

@@ -19,6 +19,7 @@ from protos.errors import CtrPsError
 from protos.parts import VALUE_BYTES, PushPart, join_push
 from protos.status import details_of, metadata_of, status_of
 from protos.store import Future, Stamp, Version
+from protos.table_status import Shrunk
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from ps_server.activity import Activity
 from ps_server.checkpoint.manifest import part_to_json
@@ -256,8 +257,13 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
             max_norm = request.max_norm if request.HasField("max_norm") else None
             shrink = partial(self._store.shrink, max_norm=max_norm, dry_run=request.dry_run)
             shrunk = await asyncio.to_thread(shrink)
-            rows = sum(table.rows for table in shrunk.values())
-            logger.info("shrunk rows=%d dry_run=%s", rows, request.dry_run)
+            total = sum(shrunk.values(), Shrunk())
+            logger.info(
+                "shrunk removed_rows=%d left_rows=%d dry_run=%s",
+                total.rows,
+                total.left_rows,
+                request.dry_run,
+            )
             return control_messages.shrunk_to_message(shrunk)
 
     async def GetDigest(

@@ -55,6 +55,7 @@ from ps_worker.resuming import EarlierRun, earlier_run
 from ps_worker.run_state import RUN_ATTACHMENT, RunState
 from ps_worker.saved_schema import SCHEMA_ATTACHMENT
 from ps_worker.saving import Saver
+from ps_worker.shrinking import log_shrunk
 from ps_worker.warm_start import WarmStart, require_schema, warm_start_of
 from ps_worker.worker import Worker
 
@@ -347,14 +348,7 @@ class Session:
             if self._saver is not None:
                 self._saver.finish()  # a server waits for that no longer than for other workers
             shrunk = self._store.shrink()
-            for name in sorted(counting):
-                table = shrunk[name]
-                logger.info(
-                    "shrunk table=%s rows=%d size_mb=%.1f",
-                    name,
-                    table.rows,
-                    table.size_bytes / 2**20,
-                )
+            log_shrunk({name: shrunk[name] for name in sorted(counting)})
 
     def _after_step(self, worker: Worker, epoch: int) -> Callable[[], None] | None:
         """Returns what takes checkpoints within an epoch."""

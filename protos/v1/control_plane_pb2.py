@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.v1 import spec_pb2 as protos_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/v1/control_plane.proto\x12\tctr_ps.v1\x1a\x14protos/v1/spec.proto\"8\n\x12\x43reateTableRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.TableSpec\"\x15\n\x13\x43reateTableResponse\"8\n\x12\x43reateDenseRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.DenseSpec\"\x15\n\x13\x43reateDenseResponse\"m\n\x0e\x42\x61rrierRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x12\x1f\n\x02op\x18\x05 \x01(\x0e\x32\x13.ctr_ps.v1.ReduceOp\"2\n\x0f\x42\x61rrierResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"A\n\x0e\x41\x64vanceRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\x12\x10\n\x08\x61t_least\x18\x03 \x01(\x04\"\"\n\x0f\x41\x64vanceResponse\x12\x0f\n\x07slowest\x18\x01 \x01(\x04\"+\n\x0b\x44oneRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x0e\n\x0c\x44oneResponse\"3\n\x12\x43heckFolderRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\x15\n\x13\x43heckFolderResponse\")\n\nCutRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\t\"\r\n\x0b\x43utResponse\"-\n\tInference\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x11\n\tmin_score\x18\x02 \x01(\x01\"h\n\x0bSaveRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12,\n\tinference\x18\x03 \x01(\x0b\x32\x14.ctr_ps.v1.InferenceH\x00\x88\x01\x01\x42\x0c\n\n_inference\"\x1c\n\x0cSaveResponse\x12\x0c\n\x04part\x18\x01 \x01(\t\":\n\x0bLoadRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0c\n\x04only\x18\x03 \x03(\t\"\x0e\n\x0cLoadResponse\"D\n\rShrinkRequest\x12\x15\n\x08max_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x42\x0b\n\t_max_norm\">\n\x0bShrunkTable\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"8\n\x0eShrinkResponse\x12&\n\x06tables\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShrunkTable\"\x12\n\x10GetDigestRequest\";\n\x0bShardDigest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\";\n\x11GetDigestResponse\x12&\n\x06shards\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShardDigest\"\x12\n\x10GetStatusRequest\"\x8d\x01\n\x0bTableStatus\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x12\n\ncandidates\x18\x04 \x01(\x04\x12\x17\n\x0f\x63\x61ndidate_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x06 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x07 \x01(\x04\"W\n\x0eWorkerProgress\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\t\"\xa6\x01\n\rResumeRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x38\n\x08progress\x18\x02 \x03(\x0b\x32&.ctr_ps.v1.ResumeRequest.ProgressEntry\x1aJ\n\rProgressEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress:\x02\x38\x01\"\x10\n\x0eResumeResponse\"k\n\x0cWorkerStatus\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x10\n\x08\x65xamples\x18\x02 \x01(\x04\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12+\n\x08progress\x18\x04 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress\";\n\tStaleness\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0f\n\x07largest\x18\x03 \x01(\x04\"B\n\nSaveStatus\x12\x0f\n\x07pause_s\x18\x01 \x01(\x01\x12\x12\n\nduration_s\x18\x02 \x01(\x01\x12\x0f\n\x07is_over\x18\x03 \x01(\x08\"\xf4\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12&\n\x06tables\x18\x02 \x03(\x0b\x32\x16.ctr_ps.v1.TableStatus\x12(\n\x07workers\x18\x03 \x03(\x0b\x32\x17.ctr_ps.v1.WorkerStatus\x12\x14\n\x0cserver_index\x18\x04 \x01(\r\x12\x13\n\x0bnum_servers\x18\x05 \x01(\r\x12\'\n\tstaleness\x18\x06 \x01(\x0b\x32\x14.ctr_ps.v1.Staleness\x12(\n\tlast_save\x18\x07 \x01(\x0b\x32\x15.ctr_ps.v1.SaveStatus*^\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCE_OP_SUM\x10\x01\x12\x11\n\rREDUCE_OP_MAX\x10\x02\x12\x11\n\rREDUCE_OP_MIN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/v1/control_plane.proto\x12\tctr_ps.v1\x1a\x14protos/v1/spec.proto\"8\n\x12\x43reateTableRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.TableSpec\"\x15\n\x13\x43reateTableResponse\"8\n\x12\x43reateDenseRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.DenseSpec\"\x15\n\x13\x43reateDenseResponse\"m\n\x0e\x42\x61rrierRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x12\x1f\n\x02op\x18\x05 \x01(\x0e\x32\x13.ctr_ps.v1.ReduceOp\"2\n\x0f\x42\x61rrierResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"A\n\x0e\x41\x64vanceRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\x12\x10\n\x08\x61t_least\x18\x03 \x01(\x04\"\"\n\x0f\x41\x64vanceResponse\x12\x0f\n\x07slowest\x18\x01 \x01(\x04\"+\n\x0b\x44oneRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x0e\n\x0c\x44oneResponse\"3\n\x12\x43heckFolderRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\x15\n\x13\x43heckFolderResponse\")\n\nCutRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\t\"\r\n\x0b\x43utResponse\"-\n\tInference\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x11\n\tmin_score\x18\x02 \x01(\x01\"h\n\x0bSaveRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12,\n\tinference\x18\x03 \x01(\x0b\x32\x14.ctr_ps.v1.InferenceH\x00\x88\x01\x01\x42\x0c\n\n_inference\"\x1c\n\x0cSaveResponse\x12\x0c\n\x04part\x18\x01 \x01(\t\":\n\x0bLoadRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0c\n\x04only\x18\x03 \x03(\t\"\x0e\n\x0cLoadResponse\"D\n\rShrinkRequest\x12\x15\n\x08max_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x42\x0b\n\t_max_norm\"e\n\x0bShrunkTable\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x11\n\tleft_rows\x18\x04 \x01(\x04\x12\x12\n\ncandidates\x18\x05 \x01(\x04\"8\n\x0eShrinkResponse\x12&\n\x06tables\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShrunkTable\"\x12\n\x10GetDigestRequest\";\n\x0bShardDigest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\";\n\x11GetDigestResponse\x12&\n\x06shards\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShardDigest\"\x12\n\x10GetStatusRequest\"\x8d\x01\n\x0bTableStatus\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x12\n\ncandidates\x18\x04 \x01(\x04\x12\x17\n\x0f\x63\x61ndidate_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x06 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x07 \x01(\x04\"W\n\x0eWorkerProgress\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\t\"\xa6\x01\n\rResumeRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x38\n\x08progress\x18\x02 \x03(\x0b\x32&.ctr_ps.v1.ResumeRequest.ProgressEntry\x1aJ\n\rProgressEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress:\x02\x38\x01\"\x10\n\x0eResumeResponse\"k\n\x0cWorkerStatus\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x10\n\x08\x65xamples\x18\x02 \x01(\x04\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12+\n\x08progress\x18\x04 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress\";\n\tStaleness\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0f\n\x07largest\x18\x03 \x01(\x04\"B\n\nSaveStatus\x12\x0f\n\x07pause_s\x18\x01 \x01(\x01\x12\x12\n\nduration_s\x18\x02 \x01(\x01\x12\x0f\n\x07is_over\x18\x03 \x01(\x08\"\xf4\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12&\n\x06tables\x18\x02 \x03(\x0b\x32\x16.ctr_ps.v1.TableStatus\x12(\n\x07workers\x18\x03 \x03(\x0b\x32\x17.ctr_ps.v1.WorkerStatus\x12\x14\n\x0cserver_index\x18\x04 \x01(\r\x12\x13\n\x0bnum_servers\x18\x05 \x01(\r\x12\'\n\tstaleness\x18\x06 \x01(\x0b\x32\x14.ctr_ps.v1.Staleness\x12(\n\tlast_save\x18\x07 \x01(\x0b\x32\x15.ctr_ps.v1.SaveStatus*^\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCE_OP_SUM\x10\x01\x12\x11\n\rREDUCE_OP_MAX\x10\x02\x12\x11\n\rREDUCE_OP_MIN\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESUMEREQUEST_PROGRESSENTRY']._loaded_options = None
   _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_options = b'8\001'
-  _globals['_REDUCEOP']._serialized_start=2207
-  _globals['_REDUCEOP']._serialized_end=2301
+  _globals['_REDUCEOP']._serialized_start=2246
+  _globals['_REDUCEOP']._serialized_end=2340
   _globals['_CREATETABLEREQUEST']._serialized_start=66
   _globals['_CREATETABLEREQUEST']._serialized_end=122
   _globals['_CREATETABLERESPONSE']._serialized_start=124
@@ -77,33 +77,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHRINKREQUEST']._serialized_start=948
   _globals['_SHRINKREQUEST']._serialized_end=1016
   _globals['_SHRUNKTABLE']._serialized_start=1018
-  _globals['_SHRUNKTABLE']._serialized_end=1080
-  _globals['_SHRINKRESPONSE']._serialized_start=1082
-  _globals['_SHRINKRESPONSE']._serialized_end=1138
-  _globals['_GETDIGESTREQUEST']._serialized_start=1140
-  _globals['_GETDIGESTREQUEST']._serialized_end=1158
-  _globals['_SHARDDIGEST']._serialized_start=1160
-  _globals['_SHARDDIGEST']._serialized_end=1219
-  _globals['_GETDIGESTRESPONSE']._serialized_start=1221
-  _globals['_GETDIGESTRESPONSE']._serialized_end=1280
-  _globals['_GETSTATUSREQUEST']._serialized_start=1282
-  _globals['_GETSTATUSREQUEST']._serialized_end=1300
-  _globals['_TABLESTATUS']._serialized_start=1303
-  _globals['_TABLESTATUS']._serialized_end=1444
-  _globals['_WORKERPROGRESS']._serialized_start=1446
-  _globals['_WORKERPROGRESS']._serialized_end=1533
-  _globals['_RESUMEREQUEST']._serialized_start=1536
-  _globals['_RESUMEREQUEST']._serialized_end=1702
-  _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_start=1628
-  _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_end=1702
-  _globals['_RESUMERESPONSE']._serialized_start=1704
-  _globals['_RESUMERESPONSE']._serialized_end=1720
-  _globals['_WORKERSTATUS']._serialized_start=1722
-  _globals['_WORKERSTATUS']._serialized_end=1829
-  _globals['_STALENESS']._serialized_start=1831
-  _globals['_STALENESS']._serialized_end=1890
-  _globals['_SAVESTATUS']._serialized_start=1892
-  _globals['_SAVESTATUS']._serialized_end=1958
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1961
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2205
+  _globals['_SHRUNKTABLE']._serialized_end=1119
+  _globals['_SHRINKRESPONSE']._serialized_start=1121
+  _globals['_SHRINKRESPONSE']._serialized_end=1177
+  _globals['_GETDIGESTREQUEST']._serialized_start=1179
+  _globals['_GETDIGESTREQUEST']._serialized_end=1197
+  _globals['_SHARDDIGEST']._serialized_start=1199
+  _globals['_SHARDDIGEST']._serialized_end=1258
+  _globals['_GETDIGESTRESPONSE']._serialized_start=1260
+  _globals['_GETDIGESTRESPONSE']._serialized_end=1319
+  _globals['_GETSTATUSREQUEST']._serialized_start=1321
+  _globals['_GETSTATUSREQUEST']._serialized_end=1339
+  _globals['_TABLESTATUS']._serialized_start=1342
+  _globals['_TABLESTATUS']._serialized_end=1483
+  _globals['_WORKERPROGRESS']._serialized_start=1485
+  _globals['_WORKERPROGRESS']._serialized_end=1572
+  _globals['_RESUMEREQUEST']._serialized_start=1575
+  _globals['_RESUMEREQUEST']._serialized_end=1741
+  _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_start=1667
+  _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_end=1741
+  _globals['_RESUMERESPONSE']._serialized_start=1743
+  _globals['_RESUMERESPONSE']._serialized_end=1759
+  _globals['_WORKERSTATUS']._serialized_start=1761
+  _globals['_WORKERSTATUS']._serialized_end=1868
+  _globals['_STALENESS']._serialized_start=1870
+  _globals['_STALENESS']._serialized_end=1929
+  _globals['_SAVESTATUS']._serialized_start=1931
+  _globals['_SAVESTATUS']._serialized_end=1997
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2000
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2244
 # @@protoc_insertion_point(module_scope)

@@ -160,14 +160,18 @@ class ShrinkRequest(_message.Message):
     def __init__(self, max_norm: _Optional[float] = ..., dry_run: bool = ...) -> None: ...
 
 class ShrunkTable(_message.Message):
-    __slots__ = ("table", "rows", "size_bytes")
+    __slots__ = ("table", "rows", "size_bytes", "left_rows", "candidates")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     table: str
     rows: int
     size_bytes: int
-    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    left_rows: int
+    candidates: int
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., left_rows: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
 
 class ShrinkResponse(_message.Message):
     __slots__ = ("tables",)

@@ -60,8 +60,12 @@ class Candidates(Protocol):
     def grow(self, shard: int) -> bool:
         """Makes room for a candidate in one shard; False if there was. All shards must be locked."""
 
-    def shrink(self, shard: int, shrinking: Shrinking) -> None:
-        """Ages the counts of a shard, which must be locked, and forgets keys by its table's rules."""
+    def shrink(self, shard: int, shrinking: Shrinking) -> int:
+        """Ages the counts of a shard, which must be locked, and forgets keys by its table's rules.
+
+        Returns:
+            How many keys it forgets, or would in a dry run.
+        """
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """Whether the counts are such as this admission wants."""
@@ -123,10 +127,9 @@ class ExactCandidates:
             return True
         return self.regions.grow(shard)
 
-    def shrink(self, shard: int, shrinking: Shrinking) -> None:
+    def shrink(self, shard: int, shrinking: Shrinking) -> int:
         """See `Candidates`."""
-        if not shrinking.is_dry_run:
-            shrink_shard(self.regions, shard, 0, shrinking._replace(max_norm=-1.0))
+        return shrink_shard(self.regions, shard, 0, shrinking._replace(max_norm=-1.0)).rows
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """See `Candidates`."""
@@ -199,10 +202,11 @@ class EstimatedCandidates:
         """See `Candidates`; counters never need room."""
         return False
 
-    def shrink(self, shard: int, shrinking: Shrinking) -> None:
+    def shrink(self, shard: int, shrinking: Shrinking) -> int:
         """See `Candidates`; counters know no keys, so they only decay."""
         if not shrinking.is_dry_run:
             self.filter.decay(shard, float(shrinking.decay))
+        return 0
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """See `Candidates`."""

@@ -70,7 +70,11 @@ def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: Rule) -> Shrun
     """Ages the rows of a shard, which must be locked, and removes those that have expired."""
     doomed = np.empty(int(regions.num_rows[shard]), np.uint8)
     count = _age_rows(regions.arrays, shard, dim, rule, doomed)
-    shrunk = Shrunk(rows=count, size_bytes=regions.freed_bytes(shard, count))
+    shrunk = Shrunk(
+        rows=count,
+        size_bytes=regions.freed_bytes(shard, count),
+        left_rows=doomed.size - count,
+    )
     if not rule.is_dry_run:
         regions.remove_rows(shard, doomed)
     return shrunk

@@ -348,7 +348,7 @@ class SparseTable:
 
         One shard after the other, so that others push and pull meanwhile. A removed key is like one that
         was never pushed. Observers are not told: a removed row is no change. Candidates age and expire by
-        the same rules; what is returned does not count them.
+        the same rules.
 
         Args:
             max_norm: Also removes the rows whose weights have an L2 norm of at most this.
@@ -359,13 +359,13 @@ class SparseTable:
         """
         now = int(seconds_of(self._clock))
         rule = rule_of(self.spec, now=now, max_norm=max_norm, is_dry_run=dry_run)
-        removed = Shrunk(rows=0, size_bytes=0)
+        removed = Shrunk()
         for shard in self.shards:
             with self._locks[shard]:
                 shrunk = shrink_shard(self._regions, shard, self.spec.dim, rule)
                 self._expired[shard] += 0 if dry_run else shrunk.rows
                 if self._candidates is not None:
-                    self._candidates.shrink(shard, rule)
+                    removed += Shrunk(candidates=self._candidates.shrink(shard, rule))
             removed += shrunk
         if self.statistics_width and not dry_run:
             self._regions.since_cut.add_pass()

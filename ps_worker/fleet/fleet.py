@@ -356,7 +356,7 @@ class Fleet:
             dry_run: Says what would be removed, and changes nothing.
 
         Returns:
-            What was removed, by table.
+            What was removed and what is left, by table; of a dry run what would be.
 
         Raises:
             RoleError: On another worker.

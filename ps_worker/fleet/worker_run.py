@@ -34,6 +34,7 @@ from ps_worker.grpc_transport import Deadlines
 from ps_worker.job import Job
 from ps_worker.job.sections import ModelSection
 from ps_worker.session import attachments_of
+from ps_worker.shrinking import log_shrunk
 from ps_worker.trainer import TrainedStep
 from ps_worker.warm import warm_model
 from ps_worker.worker import Worker
@@ -162,7 +163,10 @@ class WorkerRun:
     def shrink(self, threshold: float | None, *, dry_run: bool) -> Mapping[str, Shrunk]:
         """Ends a pass; what has expired goes, and what has a norm up to `threshold`; see `Store.shrink`."""
         self._flush()
-        return self._store.shrink(max_norm=threshold, dry_run=dry_run)
+        shrunk = self._store.shrink(max_norm=threshold, dry_run=dry_run)
+        if not dry_run:
+            log_shrunk(shrunk)
+        return shrunk
 
     def load(self, url: str, *, only: Sequence[str], resume: bool) -> None:
         """Replaces what the servers hold by what is named, or all, of a checkpoint.

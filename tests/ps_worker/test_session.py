@@ -516,7 +516,9 @@ def test_parts_that_the_model_does_not_have_are_refused(
         plan_of(job_of_life(rows, *settings))
 
 
-def test_expired_rows_are_in_no_checkpoint_and_in_the_summary(rows: Path, tmp_path: Path) -> None:
+def test_expired_rows_are_in_no_checkpoint_and_in_the_summary(
+    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Only what was shown more than once in an epoch is worth 0.15 after it."""
     job = job_of_life(rows, "life.delete_threshold=0.15", f"checkpoint.dir={tmp_path / 'saved'}")
     store, loaded = ParameterStore(), ParameterStore()
@@ -527,6 +529,8 @@ def test_expired_rows_are_in_no_checkpoint_and_in_the_summary(rows: Path, tmp_pa
     figures = summary.tables["embedding"]
     assert figures == asdict(store.status().tables["embedding"])
     assert figures["expired"] > figures["rows"] > 0
+    (*_, last) = (text for text in caplog.messages if text.startswith("shrunk table=embedding"))
+    assert f" left_rows={figures['rows']} removed_mb=" in last
     loaded.load(str(tmp_path / "saved"))
     assert loaded.digest() == summary.model_digest
     assert counted_on([loaded], "embedding") == counted_on([store], "embedding")

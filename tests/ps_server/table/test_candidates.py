@@ -184,8 +184,11 @@ def test_candidates_age_and_expire_as_rows_do(expiry: ExpirySpec | None) -> None
         grad = gradient(rng)
         for table in (waiting, admitted):
             table.push(grad)
-            table.shrink(dry_run=True)
-            table.shrink()
+        before = waiting.status.candidates
+        said = waiting.shrink(dry_run=True)
+        admitted.shrink(dry_run=True)
+        assert waiting.shrink() == said
+        assert said.candidates == admitted.shrink().rows == before - waiting.status.candidates
         now[0] += 10.0
         assert candidates_of(waiting) == counted_by(admitted)
         sizes.append(len(candidates_of(waiting)))
