@@ -5,18 +5,15 @@
 Tables and blocks lock themselves; the lock here guards only which there are.
 """
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from protos.errors import (
-    CheckpointError,
     ProtocolError,
     SpecConflictError,
     UnknownChangesError,
@@ -29,12 +26,16 @@ from protos.table_status import Shrunk, TableStatus
 from ps_server.checkpoint.digest import shard_digest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.cuts import StoreCut, cut_all
+from ps_server.spec_changes import (
+    log_changes,
+    require_claimable,
+    require_equal_spec,
+    require_loadable,
+)
 from ps_server.table.admission import check_score_source
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 from ps_server.table.statistics import Clock
-
-logger = logging.getLogger(__name__)
 
 
 class Parameters:
@@ -64,6 +65,7 @@ class Parameters:
         self._tables: dict[str, SparseTable] = {}
         self._blocks: dict[str, DenseTable] = {}
         self._undeclared: set[str] = set()  # loaded, but not yet claimed by a job
+        self._loaded_url = ""  # where that is from
         self._lock = threading.Lock()
 
     # Declaring
@@ -81,7 +83,7 @@ class Parameters:
                 self._tables[spec.name] = self._claim(table, spec)
                 self._undeclared.discard(spec.name)
             else:
-                _require_equal_spec(table.spec, spec)
+                require_equal_spec(table.spec, spec)
 
     def create_dense(self, spec: DenseSpec) -> None:
         """See `protos.store.Store`."""
@@ -91,11 +93,11 @@ class Parameters:
                 self._refuse_taken_name(spec.name)
                 self._blocks[spec.name] = self._new_block(spec)
             elif spec.name in self._undeclared:
-                _require_same_shape(block.spec, spec)
+                require_claimable(block.spec, spec, self._loaded_url)
                 block.declare(spec)
                 self._undeclared.discard(spec.name)
             else:
-                _require_equal_spec(block.spec, spec)
+                require_equal_spec(block.spec, spec)
 
     def _new_table(self, spec: TableSpec) -> SparseTable:
         return SparseTable(
@@ -122,16 +124,19 @@ class Parameters:
 
     def _claim(self, table: SparseTable, spec: TableSpec) -> SparseTable:
         """Returns the rows of a loaded table as a job declares them."""
-        _require_same_shape(table.spec, spec)
-        if (spec.statistics is None) != (table.spec.statistics is None):
+        require_claimable(table.spec, spec, self._loaded_url)
+        loaded = table.spec
+        if (spec.statistics is None) != (loaded.statistics is None):
             claimed = self._new_table(spec)
             for shard in table.shards:
                 claimed.write(table.export_shard(shard))
-            return claimed
-        table.declare(spec)
-        if spec.records_changes:
-            table.record_changes(self._num_workers)
-        return table
+        else:
+            claimed = table
+            claimed.declare(spec)
+            if spec.records_changes:
+                claimed.record_changes(self._num_workers)
+        log_changes(loaded, claimed)
+        return claimed
 
     def record_changes_anew(self) -> None:
         """Lets tables that record changes begin anew: the next job's workers know nothing yet."""
@@ -305,7 +310,10 @@ class Parameters:
             )
             self._tables |= tables
             self._blocks |= blocks
+            self._loaded_url = checkpoint.url
             self.base = "" if only else checkpoint.token
+        for name in checkpoint.tables.keys() & taken:
+            log_changes(checkpoint.tables[name], tables[name])
 
     def _forget_undeclared(self) -> None:
         """Forgets what was loaded before and claimed by no job: it may be of another model."""
@@ -321,7 +329,7 @@ class Parameters:
         unclaimed = replace(saved, records_changes=False, expiry=None)
         is_declared = name in self._tables and name not in self._undeclared
         spec = self._tables[name].spec if is_declared else unclaimed
-        _require_loadable(saved, spec)
+        require_loadable(saved, spec, checkpoint.url)
         table = self._new_table(spec)
         for _, rows in checkpoint.read_shards(name, table.shards):
             table.write(rows)
@@ -335,7 +343,7 @@ class Parameters:
         saved = checkpoint.blocks[name]
         is_declared = name in self._blocks and name not in self._undeclared
         spec = self._blocks[name].spec if is_declared else saved
-        _require_loadable(saved, spec)
+        require_loadable(saved, spec, checkpoint.url)
         block = self._new_block(spec)
         block.restore(checkpoint.read_dense(name, block.piece))
         return block
@@ -361,55 +369,8 @@ class Parameters:
 def _load_candidates(checkpoint: Checkpoint, saved: TableSpec, table: SparseTable) -> None:
     """Loads what was counted of keys without a row, if the table goes on counting it."""
     if not table.counts_as(saved):
-        if saved.admission is not None and table.spec.admission is not None:
-            logger.warning(
-                "counts of keys without a row start anew, admission was %s and is %s table=%s",
-                saved.admission,
-                table.spec.admission,
-                saved.name,
-            )
         return
     for _, rows in checkpoint.read_candidates(saved.name, table.shards):
         table.write_candidates(rows)
     for shard, counters in checkpoint.read_counters(saved.name, table.shards):
         table.write_counters(shard, counters)
-
-
-def _difference(first: Any, second: Any) -> str:
-    return ", ".join(
-        f"{field} is {getattr(first, field)!r}, not {getattr(second, field)!r}"
-        for field in first.__dataclass_fields__
-        if getattr(first, field) != getattr(second, field)
-    )
-
-
-def _require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
-    if existing != spec:
-        raise SpecConflictError(
-            f"{spec.name!r} exists with another spec: {_difference(existing, spec)}; "
-            f"all workers of a job must declare the same"
-        )
-
-
-def _shape(spec: TableSpec | DenseSpec) -> dict[str, object]:
-    if isinstance(spec, TableSpec):
-        return {
-            "dim": spec.dim,
-            "num_shards": spec.num_shards,
-            "optimizer": spec.optimizer.name,
-        }
-    return {"length": spec.length, "optimizer": spec.optimizer.name}
-
-
-def _require_same_shape(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
-    if _shape(saved) != _shape(spec):
-        raise SpecConflictError(
-            f"{spec.name!r} was loaded with {_shape(saved)}, but the job declares {_shape(spec)}"
-        )
-
-
-def _require_loadable(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
-    try:
-        _require_same_shape(saved, spec)
-    except SpecConflictError as error:
-        raise CheckpointError(f"the checkpoint does not fit: {error}") from error

@@ -83,17 +83,47 @@ def test_loaded_table_reads_the_default_value_of_its_admission(tmp_path: Path) -
     assert np.all(pulled.rows["admitting"] == 0.25)
 
 
+def test_admission_that_counts_nothing_loses_no_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_score = AdmissionSpec(policy="score", threshold=1.0, table="scoring")
+    saved, store = ParameterStore(), ParameterStore()
+    for each in (saved, store):
+        each.create_table(replace(spec_of(None), name="scoring"))
+        each.create_table(spec_of(by_score))
+    saved.save(str(tmp_path / "model"), {})
+
+    store.load(str(tmp_path / "model"))
+
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("declared", ["before", "after"])
 @pytest.mark.parametrize("admission", [None, EXACT], ids=["none", "exact"])
 def test_job_may_admit_otherwise_than_the_model_was_saved(
-    admission: AdmissionSpec | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    admission: AdmissionSpec | None,
+    declared: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     saved = trained(12, BLOOM)
     saved.save(str(tmp_path / "model"), {})
     store = ParameterStore()
-    store.create_table(spec_of(admission))
+    if declared == "before":
+        store.create_table(spec_of(admission))
     with caplog.at_level(logging.WARNING):
         store.load(str(tmp_path / "model"))
+        if declared == "after":
+            store.create_table(spec_of(admission))
 
     assert store.digest() == saved.digest()
     assert store.status().tables["admitting"].candidates == 0
-    assert ("counts of keys without a row start anew" in caplog.text) == (admission is not None)
+    anew = [text for text in caplog.messages if "counts of keys without a row start anew" in text]
+    assert anew == (
+        [
+            "counts of keys without a row start anew, admission.counter was 'bloom' and is 'exact', "
+            "admission.expected_keys was 300 and is 0 table=admitting"
+        ]
+        if admission
+        else []
+    )

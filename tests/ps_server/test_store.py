@@ -269,29 +269,42 @@ def pulled(store: ParameterStore) -> np.ndarray:
     return store.pull_sparse(keys, missing=Missing.ZEROS).result().rows["deep"].astype(np.float64)
 
 
-MISFITS = {
-    "dim": {"deep": replace(DEEP, dim=4)},
-    "shards": {"deep": replace(DEEP, num_shards=8)},
-    "optimizer": {
-        "deep": replace(DEEP, optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.1}))
-    },
-    "length": {"tower": replace(TOWER, segments=TOWER.segments[:1])},
-    "dense-optimizer": {
-        "tower": replace(TOWER, optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 0.1}))
-    },
-    "missing": {"deep": None},
+BY_SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
+MISFITS: dict[str, tuple[dict[str, object], str]] = {
+    "dim": (
+        {"deep": replace(DEEP, dim=4)},
+        "does not fit: 'deep' was saved with dim 4, but the job declares dim 3; .* checkpoint.only",
+    ),
+    "shards": (
+        {"deep": replace(DEEP, num_shards=8)},
+        f"'deep' was saved with num_shards 8, but the job declares num_shards {DEEP.num_shards};",
+    ),
+    "dim-and-optimizer": (
+        {"deep": replace(DEEP, dim=4, optimizer=BY_SGD)},
+        "'deep' was saved with dim 4, optimizer 'sgd', but the job declares dim 3, optimizer 'adagrad';",
+    ),
+    "length": (
+        {"tower": replace(TOWER, segments=TOWER.segments[:1])},
+        f"'tower' was saved with length .*, but the job declares length {TOWER.length};",
+    ),
+    "dense-optimizer": (
+        {"tower": replace(TOWER, optimizer=BY_SGD)},
+        "'tower' was saved with optimizer 'sgd', but the job declares optimizer 'adam'; .*only",
+    ),
+    "missing": ({"deep": None}, "has no deep"),
 }
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_checkpoint_that_does_not_fit_replaces_nothing(misfit: str, tmp_path: Path) -> None:
     """Not even the tables of it that do fit."""
-    folder = saved(tmp_path / "model", **MISFITS[misfit])
+    changed, message = MISFITS[misfit]
+    folder = saved(tmp_path / "model", **changed)
     store = new_store()
     store.push_grad(push_of(wide=rows(1, seed=5)), stamp())
     before = seen(store)
 
-    with pytest.raises(CheckpointError, match=next(iter(MISFITS[misfit]))):
+    with pytest.raises(CheckpointError, match=f"checkpoint {folder} .*{message}"):
         store.load(folder)
 
     assert seen(store) == before
@@ -301,7 +314,7 @@ def test_job_that_declares_a_loaded_table_otherwise_is_refused(tmp_path: Path) -
     store = ParameterStore()
     store.load(saved(tmp_path / "model"))
 
-    with pytest.raises(SpecConflictError, match=r"'deep' was loaded with .*'dim': 3.*'dim': 4"):
+    with pytest.raises(SpecConflictError, match=f"{tmp_path}/model .*dim 3, but .* dim 4;"):
         store.create_table(replace(DEEP, dim=4))
 
     store.create_table(DEEP)

@@ -42,7 +42,9 @@ def counted(store: ParameterStore) -> dict[int, Counted]:
 
 
 @pytest.mark.parametrize("declared", ["before", "after"])
-def test_statistics_come_back_from_a_checkpoint(declared: str, tmp_path: Path) -> None:
+def test_statistics_come_back_from_a_checkpoint(
+    declared: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = ParameterStore()
     if declared == "before":
         store.create_table(COUNTING)
@@ -50,6 +52,7 @@ def test_statistics_come_back_from_a_checkpoint(declared: str, tmp_path: Path) -
     store.load(saved(COUNTING, tmp_path))
     store.create_table(COUNTING)
 
+    assert not caplog.messages
     expected = trained(COUNTING)
     assert counted(store) == counted(expected)
     assert counted(store)[49] == Counted(50, 24, 0, LATE)
@@ -57,7 +60,9 @@ def test_statistics_come_back_from_a_checkpoint(declared: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("declared", ["before", "after"])
-def test_job_that_counts_goes_on_from_one_that_did_not(declared: str, tmp_path: Path) -> None:
+def test_job_that_counts_goes_on_from_one_that_did_not(
+    declared: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = ParameterStore(clock=lambda: 99.0)
     spec = replace(COUNTING, expiry=ExpirySpec(ttl_s=5.0))
     if declared == "before":
@@ -66,13 +71,18 @@ def test_job_that_counts_goes_on_from_one_that_did_not(declared: str, tmp_path: 
     store.load(saved(PLAIN, tmp_path))
     store.create_table(spec)
 
+    (warning,) = caplog.messages
+    assert warning.startswith("statistics begin at zero, the checkpoint has none: the first shrink")
+    assert warning.endswith("leave delete_threshold out for the first passes table=t rows=50")
     assert counted(store) == dict.fromkeys(KEYS.tolist(), Counted(0, 0, 0, 99))
     assert store.digest() == trained(PLAIN).digest()
     assert store.shrink()["t"].rows == 0
 
 
 @pytest.mark.parametrize("declared", ["before", "after"])
-def test_job_that_does_not_count_goes_on_from_one_that_did(declared: str, tmp_path: Path) -> None:
+def test_job_that_does_not_count_goes_on_from_one_that_did(
+    declared: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store, plain = ParameterStore(), trained(PLAIN)
     if declared == "before":
         store.create_table(PLAIN)
@@ -80,6 +90,10 @@ def test_job_that_does_not_count_goes_on_from_one_that_did(declared: str, tmp_pa
     store.load(saved(COUNTING, tmp_path))
     store.create_table(PLAIN)
 
+    assert caplog.messages == [
+        "statistics are dropped, this job keeps none: [life] statistics = true would keep them "
+        "table=t rows=50"
+    ]
     assert store.digest() == plain.digest()
     assert store.status().tables == plain.status().tables
     store.push_grad(Gradients({"t": SparseGrad(KEYS, np.ones((50, 2), np.float32), 1)}), STAMP)

@@ -1,0 +1,116 @@
+"""What a job declares otherwise than others did, or than a checkpoint has it: refused, or told in the log.
+
+dim, shards, optimizer, length    rows and blocks would not fit: an error
+statistics, admission             of a job, not of a model: a warning of what that loses
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from protos.errors import CheckpointError, SpecConflictError
+from protos.spec import DenseSpec, TableSpec
+from ps_server.table.sparse_table import SparseTable
+
+logger = logging.getLogger(__name__)
+
+
+def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
+    """Checks that a worker declares what another one has declared.
+
+    Raises:
+        SpecConflictError: If not; says which fields differ.
+    """
+    if existing != spec:
+        difference = ", ".join(
+            f"{field} is {first!r}, not {second!r}"
+            for field, first, second in _different(existing, spec)
+        )
+        raise SpecConflictError(
+            f"{spec.name!r} exists with another spec: {difference}; all workers of a job must declare the "
+            f"same"
+        )
+
+
+def require_loadable(
+    saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec, checkpoint: str
+) -> None:
+    """Checks that what a checkpoint has fits what was declared.
+
+    Raises:
+        CheckpointError: If not; says which fields differ.
+    """
+    if misfit := _misfit(saved, spec):
+        raise CheckpointError(f"checkpoint {checkpoint} does not fit: {misfit}")
+
+
+def require_claimable(
+    loaded: TableSpec | DenseSpec, spec: TableSpec | DenseSpec, checkpoint: str
+) -> None:
+    """Checks that what is declared fits what was loaded before.
+
+    Raises:
+        SpecConflictError: If not; says which fields differ.
+    """
+    if misfit := _misfit(loaded, spec):
+        raise SpecConflictError(f"checkpoint {checkpoint} was loaded, and does not fit: {misfit}")
+
+
+def log_changes(saved: TableSpec, table: SparseTable) -> None:
+    """Warns of what a table has lost because it is declared otherwise than it was saved."""
+    spec, rows = table.spec, table.status.rows
+    if saved.statistics is not None and spec.statistics is None and rows:
+        logger.warning(
+            "statistics are dropped, this job keeps none: [life] statistics = true would keep them "
+            "table=%s rows=%d",
+            spec.name,
+            rows,
+        )
+    if saved.statistics is None and spec.statistics is not None and rows:
+        logger.warning(
+            "statistics begin at zero, the checkpoint has none: the first shrink by score would remove what "
+            "has not been shown since, leave delete_threshold out for the first passes table=%s rows=%d",
+            spec.name,
+            rows,
+        )
+    counted, counting = saved.admission, spec.admission
+    if counted is None or counted.table or counting is None or table.counts_as(saved):
+        return
+    difference = ", ".join(
+        f"admission.{field} was {before!r} and is {now!r}"
+        for field, before, now in _different(counted, counting)
+    )
+    logger.warning("counts of keys without a row start anew, %s table=%s", difference, spec.name)
+
+
+def _different(first: Any, second: Any) -> Iterator[tuple[str, object, object]]:
+    """Yields the fields in which two specs differ, with both values."""
+    for field in first.__dataclass_fields__:
+        values = getattr(first, field), getattr(second, field)
+        if values[0] != values[1]:
+            yield field, *values
+
+
+def _misfit(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> str:
+    """Returns why saved bytes do not fit a spec; empty: they do."""
+    has, wants = _shape(saved), _shape(spec)
+    fields = [field for field in has.keys() & wants.keys() if has[field] != wants[field]]
+    if not fields:
+        return ""
+    of_saved, of_job = (
+        ", ".join(f"{field} {shape[field]!r}" for field in sorted(fields)) for shape in (has, wants)
+    )
+    return (
+        f"{spec.name!r} was saved with {of_saved}, but the job declares {of_job}; declare it as it was "
+        f"saved, or take other parts of the model alone, with checkpoint.load and checkpoint.only"
+    )
+
+
+def _shape(spec: TableSpec | DenseSpec) -> dict[str, object]:
+    if isinstance(spec, TableSpec):
+        return {
+            "dim": spec.dim,
+            "num_shards": spec.num_shards,
+            "optimizer": spec.optimizer.name,
+        }
+    return {"length": spec.length, "optimizer": spec.optimizer.name}
