@@ -137,7 +137,7 @@ def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> Sorted
     """Returns the rows of a file to be looked up where they are; their checksums are not compared.
 
     Raises:
-        CheckpointError: If the file was cut, or belongs elsewhere.
+        CheckpointError: If the file was cut, altered so that it has no rows to look up, or belongs elsewhere.
     """
     url = f"{folder.url}/{entry.file}"
     with folder.open(entry.file) as source:
@@ -149,13 +149,12 @@ def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> Sorted
     for position, saved in enumerate(entry.batches):
         keys, *lists = _read_batch(reader, position, saved.rows, url).columns
         if saved.rows:
-            values = (
-                lists[0].flatten() if spec.dim else keys
-            )  # of rows without columns none are read
+            # Of rows without columns no values are read.
+            values = lists[0].values if spec.dim else keys
             shards[saved.shard] = SavedShard(
                 rows=saved.rows,
-                keys_at=keys.buffers()[1].address - content.address,
-                values_at=values.buffers()[1].address - content.address,
+                keys_at=_start_in(content, keys, url),
+                values_at=_start_in(content, values, url),
             )
     return SortedRows(
         np.frombuffer(content, np.uint8),
@@ -347,7 +346,8 @@ def _reader_of(
     source: pa.NativeFile, schema: pa.Schema, num_batches: int, url: str
 ) -> pa.ipc.RecordBatchFileReader:
     """Returns a reader of a file that has what the manifest says."""
-    reader = pa.ipc.open_file(source)
+    with _parsing(url):
+        reader = pa.ipc.open_file(source)
     if not reader.schema.equals(schema, check_metadata=True):
         raise CheckpointError(
             f"{url} was altered or belongs elsewhere: its schema is not {_words(schema)}"
@@ -376,14 +376,34 @@ def _read_shards(
 def _read_batch(
     reader: pa.ipc.RecordBatchFileReader, position: int, num_rows: int, url: str
 ) -> pa.RecordBatch:
-    batch = reader.get_batch(position)
-    batch.validate(full=True)  # so that a damaged length is an error, and not a read out of bounds
+    with _parsing(url):
+        batch = reader.get_batch(position)
+        batch.validate(full=True)  # so that a damaged length is an error, not a read out of bounds
     if batch.num_rows != num_rows:
         raise CheckpointError(
             f"{url} was altered: record batch {position} has {batch.num_rows} rows, the manifest says "
             f"{num_rows}"
         )
     return batch
+
+
+@contextmanager
+def _parsing(url: str) -> Iterator[None]:
+    """Names the file in whatever Arrow finds wrong with its bytes."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise CheckpointError(f"{url} was altered: {error}") from error
+
+
+def _start_in(content: pa.Buffer, column: pa.Array, url: str) -> int:
+    """Returns where in a file the numbers of a column begin, all of which have to lie there."""
+    numbers = column.buffers()[1]
+    start: int = numbers.address - content.address + column.offset * column.type.bit_width // 8
+    size_bytes = len(column) * column.type.bit_width // 8
+    if start % 8 or not 0 <= start <= content.size - size_bytes:
+        raise CheckpointError(f"{url} was altered: it has no numbers where it says")
+    return start
 
 
 def _words(schema: pa.Schema) -> str:

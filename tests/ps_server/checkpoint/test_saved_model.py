@@ -1,0 +1,47 @@
+"""A saved model read where it lies: damage is an error that names the file, or one wrong number."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos.errors import CheckpointError
+from ps_server.checkpoint.saved_model import SavedModel
+from tests.support.checkpoints import fake_counting_model
+
+MASKS = (0x01, 0x40, 0xFF)
+
+
+def test_damaged_file_of_rows_is_refused_by_name_or_read(tmp_path: Path) -> None:
+    """Checksums are not compared here, so it may be read with other numbers, but only from its own bytes."""
+    model, folder = fake_counting_model(), tmp_path / "saved"
+    model.save(folder)
+    path = sorted(folder.glob("data-*/table.*.arrow"))[0]
+    table = path.name.split(".")[1]
+    keys = np.concatenate([rows.keys for rows in model.tables[table].rows.values()])
+    original = path.read_bytes()
+    refusals = []
+
+    for position in range(0, len(original), 7):
+        altered = bytearray(original)
+        altered[position] ^= MASKS[position % len(MASKS)]
+        path.write_bytes(altered)
+        try:
+            SavedModel.open(folder).read(table, keys)
+        except CheckpointError as error:
+            refusals.append(str(error))
+
+    assert len(refusals) > 50
+    assert [message for message in refusals if path.name not in message] == []
+
+
+def test_file_whose_end_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
+    """There Arrow says where everything is."""
+    fake_counting_model().save(tmp_path / "saved")
+    path = sorted((tmp_path / "saved").glob("data-*/table.*.arrow"))[0]
+    content = bytearray(path.read_bytes())
+    content[-60:-10] = bytes(50)
+    path.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=f"{path.name} was altered: "):
+        SavedModel.open(tmp_path / "saved")
