@@ -66,9 +66,10 @@ class _Loaded:
 class Predictor:
     """Predicts clicks with a saved model. Thread-safe."""
 
-    def __init__(self, loaded: _Loaded) -> None:
+    def __init__(self, loaded: _Loaded, *, verifies: bool = False) -> None:
         """See `load`."""
         self._loaded = loaded
+        self._verifies = verifies
         self._previous: list[_Loaded] = []
         self._switching = threading.Lock()
 
@@ -79,12 +80,12 @@ class Predictor:
         Args:
             url: A path or a URL; files elsewhere than on this machine are copied into memory.
             verify: Read everything and compare checksums, which takes as long as reading the files;
-                without, sizes, manifest and dense parameters are checked.
+                without, sizes, manifest and dense parameters are checked. `switch_to` does the same then.
 
         Raises:
             CtrPsError: If there is none, or it is not whole, or its model's code is not here.
         """
-        return cls(_load(url, verify))
+        return cls(_load(url, verify), verifies=verify)
 
     @property
     def url(self) -> str:
@@ -121,16 +122,20 @@ class Predictor:
         (batch,) = batches_of_samples(listed, loaded.schema, batch_size=len(listed))
         return loaded.predict(batch)
 
-    def switch_to(self, url: str | Path, *, verify: bool = False) -> None:
+    def switch_to(self, url: str | Path, *, verify: bool | None = None) -> None:
         """Opens another checkpoint, a delta for instance, and answers with it from the next call on.
 
         The model before goes on answering until the new one is ready, and stays if that fails.
+
+        Args:
+            url: As of `load`.
+            verify: As of `load`; None: as it was given there.
 
         Raises:
             CtrPsError: As `load`; also if it has another schema, under which keys mean something else.
         """
         with self._switching:
-            loaded = _load(url, verify)
+            loaded = _load(url, self._verifies if verify is None else verify)
             if loaded.schema.fingerprint != self.schema.fingerprint:
                 raise UsageError(
                     f"{loaded.saved.checkpoint.url} was trained with another schema than {self.url}: load "
@@ -140,14 +145,17 @@ class Predictor:
             self._loaded = loaded
 
     def roll_back(self) -> None:
-        """Answers again with the model from before the last switch.
+        """Answers again with the model from before the last switch; up to `MAX_KEPT` times in a row.
 
         Raises:
-            UsageError: If there is none.
+            UsageError: If there is none, or it is not kept any more.
         """
         with self._switching:
             if not self._previous:
-                raise UsageError(f"{self.url} is the first model here: there is none to go back to")
+                raise UsageError(
+                    f"no model from before {self.url} is kept: only the last {MAX_KEPT} that were switched "
+                    f"away from are; give switch_to the url of the one that you want"
+                )
             self._loaded = self._previous.pop()
 
 

@@ -1,7 +1,6 @@
 """Online prediction from a saved model, beside what the trainer's own evaluation says."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -142,9 +141,26 @@ def test_switches_and_goes_back(checkpoints: Path, data: Path) -> None:
 
     predictor.roll_back()
     np.testing.assert_array_equal(says(), first)
-    with pytest.raises(UsageError, match="epoch-1 is the first model here"):
+    with pytest.raises(
+        UsageError, match=r"no model from before .*epoch-1 is kept: only the last 2"
+    ):
         predictor.roll_back()
     assert not np.array_equal(first, second)
+
+
+def test_goes_back_as_far_as_models_are_kept(checkpoints: Path) -> None:
+    predictor = Predictor.load(checkpoints / "epoch-1")
+    for epoch in (2, 1, 2):
+        predictor.switch_to(checkpoints / f"epoch-{epoch}")
+
+    urls = []
+    for _ in range(2):
+        predictor.roll_back()
+        urls.append(Path(predictor.url).name)
+
+    assert urls == ["epoch-1", "epoch-2"]
+    with pytest.raises(UsageError, match=r"no model from before .*epoch-2 is kept"):
+        predictor.roll_back()
 
 
 def test_each_batch_is_predicted_by_one_model_while_others_switch(
@@ -187,13 +203,35 @@ def test_model_of_another_schema_is_refused(checkpoints: Path, data: Path, tmp_p
     assert predictor.url.endswith("epoch-2")
 
 
-def data_files(checkpoint: Path) -> Iterator[Path]:
-    return checkpoint.glob("data-*/*.arrow")
+def file_of_rows(checkpoint: Path) -> Path:
+    (path,) = checkpoint.glob("data-*/table.*.arrow")
+    return path
+
+
+@pytest.mark.parametrize("at_load", [False, True])
+def test_switch_verifies_as_the_load_did(at_load: bool, data: Path, tmp_path: Path) -> None:
+    Session(plan_of(job_of(data, tmp_path, "train.epochs=2")), ParameterStore()).run()
+    table = file_of_rows(tmp_path / "epoch-2")
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2] ^= 1
+    table.write_bytes(content)
+    predictor = Predictor.load(tmp_path / "epoch-1", verify=at_load)
+
+    def switches(**settings: bool) -> bool:
+        try:
+            predictor.switch_to(tmp_path / "epoch-2", **settings)
+        except CheckpointError:
+            return False
+        return True
+
+    assert switches() is not at_load
+    assert not switches(verify=True)
+    assert switches(verify=False)
 
 
 def test_damage_is_found_where_it_was_asked_for(data: Path, tmp_path: Path) -> None:
     Session(plan_of(job_of(data, tmp_path)), ParameterStore()).run()
-    (table,) = (path for path in data_files(tmp_path / "epoch-1") if "table" in path.name)
+    table = file_of_rows(tmp_path / "epoch-1")
     content = bytearray(table.read_bytes())
     content[len(content) // 2] ^= 1
     table.write_bytes(content)
