@@ -10,8 +10,9 @@ one never lasts longer than the store's time limits, then it raises.
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, get_args
 
+from protos.errors import UsageError
 from protos.gradients import Gradients, Values
 from protos.numbers import Numbers
 from protos.parcel import Parcel
@@ -151,10 +152,19 @@ class InferenceSettings:
         dtype: Of the rows' weights; dense blocks are float32.
         min_score: Rows of a lower score (docs/feature_life.md) are left out; above 0 all tables have to keep
             statistics.
+
+    Raises:
+        UsageError: If there is no such dtype.
     """
 
     dtype: InferenceDtype = "float32"
     min_score: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(InferenceDtype):
+            raise UsageError(
+                f"dtype is {self.dtype!r}, expected one of {', '.join(get_args(InferenceDtype))}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,6 +304,7 @@ class Fleet:
                 (`minimize(life=...)`).
 
         Raises:
+            UsageError: If there is no such dtype.
             RoleError: On another worker.
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
         """

@@ -194,6 +194,14 @@ def test_model_to_predict_with_is_read_without_servers_and_not_trained_on(tmp_pa
         fleet.load_model(tmp_path / "export")
 
 
+def test_dtype_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    trainer_of(mode="sync")
+
+    with pytest.raises(UsageError, match="dtype is 'float8', expected one of float32, float16"):
+        fleet.save_inference_model(tmp_path / "export", dtype="float8")  # type: ignore[arg-type]
+    assert not (tmp_path / "export").exists()
+
+
 def test_saved_model_is_what_another_run_goes_on_from(tmp_path: Path) -> None:
     trainer = trainer_of(mode="sync")
     trainer.train_from_dataset(BATCHES)
