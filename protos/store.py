@@ -149,12 +149,9 @@ class InferenceSettings:
     """What of a model is saved to predict with.
 
     Attributes:
-        dtype: Of the rows' weights; dense blocks are float32.
+        dtype: Of the rows' weights, another one is a UsageError; dense blocks are float32.
         min_score: Rows of a lower score (docs/feature_life.md) are left out; above 0 all tables have to keep
             statistics.
-
-    Raises:
-        UsageError: If there is no such dtype.
     """
 
     dtype: InferenceDtype = "float32"
