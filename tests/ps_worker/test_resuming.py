@@ -178,7 +178,7 @@ def killed_in_the_middle(clicks: Path, folder: Path, *settings: str) -> str:
         (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, and was False"),
         ([], 3, JobError, "in the middle of epoch 1.*to 2 workers, and now there are 3"),
         (["data.schema=criteo_min_max"], 2, JobError, "trained with another schema"),
-        (["model.dim=3"], 2, CheckpointError, "'dim': 2"),
+        (["model.dim=3"], 2, CheckpointError, "saved with dim 2, but the job declares dim 3"),
     ],
     ids=["files", "seed", "memory", "workers", "schema", "model"],
 )
