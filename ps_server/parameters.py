@@ -248,6 +248,11 @@ class Parameters:
 
     # Checkpoints and digests
 
+    def prepare_freeze(self) -> None:
+        """Takes memory that `freeze` is going to need, while others go on."""
+        for table in self._saved()[0]:
+            table.prepare_cut()
+
     def freeze(
         self, version: Version, workers: Mapping[int, WorkerProgress], base: str
     ) -> StoreCut:

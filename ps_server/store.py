@@ -308,6 +308,7 @@ class ParameterStore:
             UnknownChangesError: If another save than the base was the last here.
             WaitTimeoutError: If another save does not end in time.
         """
+        self._parameters.prepare_freeze()
         self._cuts.take(token, base)
 
     def save_part(self, folder: str, token: str) -> Part:

@@ -36,8 +36,8 @@ def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, st
     """Makes the folder for what a save to `target` writes, and returns it and its token.
 
     Raises:
-        CheckpointError: If it cannot be made, or if `target` is something else than a checkpoint of which
-            there is as much use, to train on or to predict with, as of the new one.
+        CheckpointError: If it cannot be made, or if `target` is something else than a checkpoint, or one of
+            the other use: to train on, or to predict with.
     """
     _require_replaceable(target, is_inference=is_inference)
     _remove_leftovers(target)

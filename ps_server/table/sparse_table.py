@@ -8,7 +8,7 @@ touch, ascending, and runs one kernel for all of them: a call a shard would cost
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -383,6 +383,11 @@ class SparseTable:
                 state=slab[order, self.layout.state],
                 statistics=slab[order, self.layout.statistics],
             )
+
+    def prepare_cut(self) -> None:
+        """Takes memory that `begin_cut` is going to need, while others go on; without is no error."""
+        with suppress(MemoryError):  # then that says so
+            self._regions.cut.prepare(self._num_rows.copy())
 
     def begin_cut(self, *, changes_only: bool = False) -> TableCut:
         """Returns the table as it is now, to be copied while others change it, until `end_cut`.

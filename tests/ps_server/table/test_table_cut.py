@@ -1,5 +1,7 @@
 """Rows at a cut stay what they were, also when single rows are removed and others move into their places."""
 
+import mmap
+import resource
 import threading
 
 import numpy as np
@@ -114,3 +116,43 @@ def test_mark_goes_along_with_a_row_that_moves(seed: int) -> None:
     shard.regions.end_cut(saved=False)
 
     assert shard.marked() >= shard.unsaved
+
+
+def faults_of_marking(regions: RowRegions) -> int:
+    """Returns how many pages it takes to set the first mark on each page of marks."""
+    words = regions.arrays.cut.marks
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    words[: MANY_ROWS // 64 : mmap.PAGESIZE // 8] |= np.uint64(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+MANY_ROWS = 64 * 8 * mmap.PAGESIZE  # 64 pages of marks
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_prepared_cut_has_the_memory_of_its_marks(is_prepared: bool) -> None:
+    regions = RowRegions(RowLayout(dim=0, state_width=0), num_shards=1, shards=range(1))
+    regions.num_rows[0] = MANY_ROWS
+    if is_prepared:
+        regions.cut.prepare(regions.num_rows)
+    regions.begin_cut()
+
+    assert not regions.arrays.cut.marks[: MANY_ROWS // 64].any()
+    assert (faults_of_marking(regions) < 32) == is_prepared
+
+
+def test_what_changes_between_preparing_and_cutting_is_in_the_cut() -> None:
+    shard = OneShard()
+    keys = np.arange(NUM_KEYS, dtype=np.uint64)
+    shard.toggle(keys[:10], 0.0)
+    shard.regions.cut.prepare(shard.regions.num_rows)
+    shard.toggle(keys[10:], 1.0)
+    shard.regions.begin_cut()
+    copy = ShardCopy(shard.regions, threading.Lock(), 0, stretch_rows=NUM_KEYS)
+    shard.toggle(keys, 2.0)
+    shard.toggle(keys, 3.0)
+    while not copy.is_done:
+        copy.step()
+
+    assert copy.rows().keys.tolist() == keys.tolist()
+    assert copy.rows().weights[:, 0].tolist() == [0.0] * 10 + [1.0] * (NUM_KEYS - 10)
