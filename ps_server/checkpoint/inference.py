@@ -29,13 +29,10 @@ from ps_server.table.statistics import scores_of
 
 
 @dataclass(frozen=True, slots=True)
-class _WorthyRows:
-    """A `TableSource` of the rows that are worth keeping, with weights alone."""
+class _RowsOf:
+    """What a `TableSource` has in common with the one whose rows it passes on."""
 
     source: TableSource
-    settings: InferenceSettings
-    state_width: int = 0
-    statistics_width: int = 0
 
     @property
     def spec(self) -> TableSpec:
@@ -44,6 +41,15 @@ class _WorthyRows:
     @property
     def shards(self) -> Iterable[int]:
         return self.source.shards
+
+
+@dataclass(frozen=True, slots=True)
+class _WorthyRows(_RowsOf):
+    """A `TableSource` of the rows that are worth keeping, with weights alone."""
+
+    settings: InferenceSettings
+    state_width: int = 0
+    statistics_width: int = 0
 
     def export_shard(self, shard: int) -> Rows:
         rows = self.source.export_shard(shard)
@@ -122,19 +128,10 @@ def write_inference_part(
 
 
 @dataclass(frozen=True, slots=True)
-class _CountedRows:
+class _CountedRows(_RowsOf):
     """A `TableSource` that notes how many rows each shard of a table has."""
 
-    source: TableSource
     num_rows: dict[tuple[str, int], int]
-
-    @property
-    def spec(self) -> TableSpec:
-        return self.source.spec
-
-    @property
-    def shards(self) -> Iterable[int]:
-        return self.source.shards
 
     @property
     def state_width(self) -> int:
