@@ -27,7 +27,6 @@ def get_file_shard(files: Sequence[str | Path]) -> list[str]:
 def print_on_rank(message: object, rank_id: int) -> None:
     """Prints on one worker."""
     if FLEET.is_worker() and FLEET.worker_index() == rank_id:
-        sys.stdout.write(
-            f"{message}\n"
-        )  # one piece, where `print` lets others log before the line ends
+        # In one piece: `print` lets others log before the line ends.
+        sys.stdout.write(f"{message}\n")
         sys.stdout.flush()
