@@ -1,6 +1,6 @@
 """Saving a table while others push to it, and loading it.
 
-    python -m benchmarks.bench_checkpoint                        # 10 M rows, about 2 minutes, 3 GB of disk
+    python -m benchmarks.bench_checkpoint                        # 10 M rows, about a minute, 2 GB of disk
     python -m benchmarks.bench_checkpoint --rows 1000000 --folder /mnt/checkpoints
 
 Rows are of dim 10 with Adagrad. Prints one JSON line a case:
