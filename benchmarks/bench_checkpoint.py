@@ -33,8 +33,8 @@ import numpy as np
 
 from benchmarks.bench_table import all_keys
 from protos.gradients import Gradients, SparseGrad
-from protos.memory import keep_freed_memory
-from protos.partition import Keys
+from protos.keys import Keys
+from protos.runtime.malloc import keep_freed_memory
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Stamp
 from ps_server.store import ParameterStore

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from protos.gradients import SparseGrad
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.sparse_table import SparseTable

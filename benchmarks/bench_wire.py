@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.memory import keep_freed_memory
+from protos.runtime.malloc import keep_freed_memory
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Future, Missing, Stamp
 from ps_worker.client import ClusterClient

@@ -15,8 +15,8 @@ from benchmarks.rows import batches
 from ctr_model.batch import Batch
 from ctr_model.registry import build_model
 from ctr_model.schema import criteo_schema
-from protos.memory import keep_freed_memory
 from protos.role import WorkerRole, role_from_environment
+from protos.runtime.malloc import keep_freed_memory
 from protos.store import Store
 from ps_server.store import ParameterStore
 from ps_worker.communicators.choice import communicator_of

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import GradientError
-from protos.jit import kernel
-from protos.partition import Keys
-from protos.unique import unique_keys
+from protos.keys import Keys, unique_keys
+from protos.runtime.jit import kernel
 
 Values = NDArray[np.float32]
 Counts = NDArray[np.uint32]

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from threading import Condition
 
 from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
-from protos.save_status import SaveStatus
 from protos.spec import DenseSpec
-from protos.store import Version, WorkerProgress
+from protos.store import SaveStatus, Version, WorkerProgress
 from ps_server.checkpoint.rows import DensePiece
 from ps_server.shared_lock import SharedLock
 from ps_server.table.dense_table import DenseTable

@@ -3,8 +3,8 @@
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.channel import CHANNEL_OPTIONS
 from protos.v1 import parameter_server_pb2
+from protos.wire.channel import CHANNEL_OPTIONS
 
 SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from protos.errors import ProtocolError
-from protos.parcel import Parcel
+from protos.store import Parcel
 
 INBOX_BYTES = 64 * 2**20
 """Limit of what waits for one receiver: some seconds of rows, so that nobody waits for a short pause."""

@@ -7,8 +7,8 @@ that no push is lost without an error.
 
 from dataclasses import dataclass, field
 
+from protos.chunking import PushPart
 from protos.errors import ProtocolError
-from protos.parts import PushPart
 from protos.store import Stamp
 
 WINDOW = 32

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos.errors import ProtocolError
-from protos.numbers import Numbers
-from protos.store import ReduceOp
+from protos.store import Numbers, ReduceOp
 
 _OPS: Mapping[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,

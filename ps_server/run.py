@@ -13,8 +13,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protos.memory import keep_freed_memory
 from protos.role import ServerRole
+from protos.runtime.malloc import keep_freed_memory
 
 if TYPE_CHECKING:
     from ps_server.server import Server

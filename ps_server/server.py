@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from protos.channel import SERVER_OPTIONS
 from protos.errors import BindError, IdleError
 from protos.v1 import parameter_server_pb2_grpc
+from protos.wire.channel import SERVER_OPTIONS
 from ps_server.activity import Activity
 from ps_server.health import SERVICE
 from ps_server.service import ParameterServerServicer

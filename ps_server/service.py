@@ -14,13 +14,12 @@ from typing import TypeVar
 import grpc
 import numpy as np
 
-from protos import control_messages, data_messages, spec_messages
+from protos.chunking import VALUE_BYTES, PushPart, join_push
 from protos.errors import CtrPsError
-from protos.parts import VALUE_BYTES, PushPart, join_push
-from protos.status import details_of, metadata_of, status_of
-from protos.store import Future, Stamp, Version
-from protos.table_status import Shrunk
+from protos.store import Future, Shrunk, Stamp, Version
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
+from protos.wire import control_messages, data_messages, spec_messages
+from protos.wire.grpc_status import details_of, metadata_of, status_of
 from ps_server.activity import Activity
 from ps_server.checkpoint.manifest import part_to_json
 from ps_server.parts import PartAssembler

@@ -13,24 +13,24 @@ import numpy as np
 
 from protos.errors import ProtocolError
 from protos.gradients import Gradients, Values
-from protos.numbers import Numbers
-from protos.parcel import Parcel
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Future,
     InferenceSettings,
     Missing,
+    Numbers,
+    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
+    Shrunk,
     Stamp,
     StoreStatus,
     Version,
     WorkerProgress,
 )
-from protos.table_status import Shrunk
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.inference import write_inference_part
 from ps_server.checkpoint.manifest import Part

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from protos.compile_lock import compile_lock
 from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
+from protos.runtime.compile_lock import compile_lock
 from protos.spec import (
     AdmissionSpec,
     DenseSegment,

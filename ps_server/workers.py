@@ -15,23 +15,24 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
-from protos.channel import PART_BYTES
+from protos.chunking import PART_BYTES
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients, sum_gradients
-from protos.numbers import Numbers, require_numbers
-from protos.parcel import Parcel
-from protos.save_status import SaveStatus
-from protos.staleness import Staleness
 from protos.store import (
     Future,
+    Numbers,
+    Parcel,
     Reduced,
     ReduceOp,
+    SaveStatus,
+    Staleness,
     Stamp,
     StoreStatus,
+    TableStatus,
     Version,
     WorkerProgress,
+    require_numbers,
 )
-from protos.table_status import TableStatus
 from ps_server.aggregation import StepAggregator
 from ps_server.barrier import BarrierBook
 from ps_server.mailbox import Mailbox

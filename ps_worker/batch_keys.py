@@ -14,9 +14,8 @@ from ctr_model.batch import Batch
 from ctr_model.models.model import EmbeddingTable, Lookup
 from ctr_model.slots import SlotKeys, select_slots
 from protos.gradients import NUM_COUNTS, Counts, Values
-from protos.jit import kernel
-from protos.partition import Keys
-from protos.unique import unique_keys
+from protos.keys import Keys, unique_keys
+from protos.runtime.jit import kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from protos.errors import CtrPsError, RoleError
-from protos.memory import keep_freed_memory
 from protos.role import ServerRole, role_from_environment
+from protos.runtime.malloc import keep_freed_memory
 from ps_worker.job import Job, load_job
 
 app = typer.Typer(

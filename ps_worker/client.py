@@ -15,8 +15,14 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.channel import MAX_MESSAGE_BYTES, PART_BYTES
-from protos.control_messages import merge_shrunk, merge_status
+from protos.chunking import (
+    KEY_BYTES,
+    MAX_MESSAGE_BYTES,
+    PART_BYTES,
+    VALUE_BYTES,
+    cut_columns,
+    cut_push,
+)
 from protos.errors import (
     GradientError,
     ProtocolError,
@@ -24,26 +30,28 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
-from protos.jit import kernel
-from protos.numbers import Numbers, require_numbers
-from protos.parcel import Parcel
-from protos.partition import Keys, piece_of_server, route
-from protos.parts import KEY_BYTES, VALUE_BYTES, cut_columns, cut_push
+from protos.keys import Keys
+from protos.placement import piece_of_server, route
+from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Future,
     InferenceSettings,
     Missing,
+    Numbers,
+    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
+    Shrunk,
     Stamp,
     StoreStatus,
     Version,
     WorkerProgress,
+    require_numbers,
 )
-from protos.table_status import Shrunk
+from protos.wire.control_messages import merge_shrunk, merge_status
 from ps_server.checkpoint.digest import model_digest
 from ps_server.checkpoint.manifest import Part, part_from_json
 from ps_server.checkpoint.publish import require_writable

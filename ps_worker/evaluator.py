@@ -11,7 +11,7 @@ from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from protos.errors import GradientError
 from protos.gradients import Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Version
 from ps_worker.batch_keys import keys_of_batch
 from ps_worker.communicators.communicator import DENSE_BLOCK

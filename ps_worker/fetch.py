@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 from ctr_model.metrics import ClickMetrics
 from protos.errors import UsageError
-from protos.staleness import Staleness
+from protos.store import Staleness
 from ps_worker.progress import Counts, Progress
 
 T = TypeVar("T")

@@ -12,34 +12,34 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from protos import control_messages, data_messages, spec_messages
-from protos.channel import CHANNEL_OPTIONS, PART_BYTES
+from protos.chunking import PART_BYTES, PushPart
 from protos.gradients import Values
-from protos.numbers import Numbers
-from protos.parcel import Parcel
-from protos.partition import Keys
-from protos.parts import PushPart
+from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
-from protos.status import error_of
 from protos.store import (
     Changed,
     Future,
     InferenceSettings,
     Missing,
+    Numbers,
+    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
+    Shrunk,
     Stamp,
     Version,
     WorkerProgress,
 )
-from protos.table_status import Shrunk
 from protos.v1 import (
     control_plane_pb2,
     data_plane_pb2,
     parameter_server_pb2,
     parameter_server_pb2_grpc,
 )
+from protos.wire import control_messages, data_messages, spec_messages
+from protos.wire.channel import CHANNEL_OPTIONS
+from protos.wire.grpc_status import error_of
 from ps_worker.transport import ServerStatus
 
 T = TypeVar("T")

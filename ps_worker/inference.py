@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from protos.errors import CheckpointError, JobError, ProtocolError, UsageError
 from protos.gradients import Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Version
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel

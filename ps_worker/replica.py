@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import DenseSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.dense_table import DenseTable

@@ -79,7 +79,7 @@ class Summary:
         examples_per_s: Of all workers, while training: without loading, saving and evaluating.
         train_loss: Mean over this worker's examples, each predicted before it was learnt.
         bad_rows: Malformed rows that this worker skips in an epoch.
-        staleness: Of all workers' batches: how many steps of others each was late (protos/staleness.py).
+        staleness: Of all workers' batches: how many steps of others each was late..
         tables: Of each table rows and bytes, and how many rows have expired or were evicted.
         model_digest: SHA-256 of the trained model.
         checkpoint: Folder of the last checkpoint.

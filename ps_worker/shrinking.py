@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from protos.table_status import Shrunk
+from protos.store import Shrunk
 
 logger = logging.getLogger(__name__)
 

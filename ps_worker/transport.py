@@ -7,26 +7,26 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from protos.chunking import PushPart
 from protos.gradients import Values
-from protos.numbers import Numbers
-from protos.parcel import Parcel
-from protos.partition import Keys
-from protos.parts import PushPart
+from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Future,
     InferenceSettings,
     Missing,
+    Numbers,
+    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
+    Shrunk,
     Stamp,
     StoreStatus,
     Version,
     WorkerProgress,
 )
-from protos.table_status import Shrunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ import numpy as np
 from ctr_model.batch import Batch
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
-from protos.compile_lock import compile_lock
 from protos.errors import CtrPsError
 from protos.gradients import SparseGrad, sum_sparse
-from protos.partition import route
+from protos.placement import route
+from protos.runtime.compile_lock import compile_lock
 from ps_server.store import ParameterStore
 from ps_server.table.frozen import frozen
 from ps_worker.client import scatter_rows

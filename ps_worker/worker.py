@@ -18,8 +18,7 @@ from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from protos.errors import JobError
-from protos.numbers import Numbers
-from protos.store import Missing, ReduceOp, Store, Version
+from protos.store import Missing, Numbers, ReduceOp, Store, Version
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.data.position import Batches

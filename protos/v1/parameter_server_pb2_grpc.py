@@ -29,8 +29,8 @@ if _version_not_supported:
 class ParameterServerStub(object):
     """One server of a parameter-server cluster. A client holds the list of all servers and asks each for its
     part: shard `s` of a table lives on server `s % num_servers`, a dense block is cut evenly
-    (protos/partition.py). Every call needs a deadline. An error's class travels in the trailing metadata
-    `ctr-ps-error` (protos/status.py); after any error the server's parameters are as they were before.
+    (protos/placement.py). Every call needs a deadline. An error's class travels in the trailing metadata
+    `ctr-ps-error` (protos/wire/grpc_status.py); after any error the server's parameters are as they were before.
     """
 
     def __init__(self, channel):
@@ -139,8 +139,8 @@ class ParameterServerStub(object):
 class ParameterServerServicer(object):
     """One server of a parameter-server cluster. A client holds the list of all servers and asks each for its
     part: shard `s` of a table lives on server `s % num_servers`, a dense block is cut evenly
-    (protos/partition.py). Every call needs a deadline. An error's class travels in the trailing metadata
-    `ctr-ps-error` (protos/status.py); after any error the server's parameters are as they were before.
+    (protos/placement.py). Every call needs a deadline. An error's class travels in the trailing metadata
+    `ctr-ps-error` (protos/wire/grpc_status.py); after any error the server's parameters are as they were before.
     """
 
     def CreateTable(self, request, context):
@@ -411,8 +411,8 @@ def add_ParameterServerServicer_to_server(servicer, server):
 class ParameterServer(object):
     """One server of a parameter-server cluster. A client holds the list of all servers and asks each for its
     part: shard `s` of a table lives on server `s % num_servers`, a dense block is cut evenly
-    (protos/partition.py). Every call needs a deadline. An error's class travels in the trailing metadata
-    `ctr-ps-error` (protos/status.py); after any error the server's parameters are as they were before.
+    (protos/placement.py). Every call needs a deadline. An error's class travels in the trailing metadata
+    `ctr-ps-error` (protos/wire/grpc_status.py); after any error the server's parameters are as they were before.
     """
 
     @staticmethod

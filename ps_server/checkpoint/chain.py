@@ -13,7 +13,7 @@ import numpy as np
 
 from protos.errors import CheckpointError
 from protos.gradients import Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import TableSpec
 from ps_server.checkpoint.manifest import Manifest
 from ps_server.checkpoint.names import MANIFEST

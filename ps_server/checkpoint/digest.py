@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from protos.gradients import Values
-from protos.partition import Keys
+from protos.keys import Keys
 from ps_server.checkpoint.rows import DensePiece, Rows
 
 EMPTY_SHARD_DIGEST = xxhash.xxh3_128().digest()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
-from protos.partition import piece_of_server, shards_of_server
+from protos.placement import piece_of_server, shards_of_server
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.chain import require_unneeded
 from ps_server.checkpoint.manifest import DenseEntry, Entry, Part, TableEntry

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.gradients import Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from protos.errors import CheckpointError
 from protos.gradients import Values
-from protos.partition import Keys
+from protos.keys import Keys
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.sorted_rows import read_layers
 from ps_server.table.frozen import frozen

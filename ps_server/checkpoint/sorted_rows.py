@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.gradients import Values
-from protos.jit import kernel
-from protos.partition import Keys, shard_of
+from protos.keys import Keys
+from protos.placement import shard_of
+from protos.runtime.jit import kernel
 
 _BLOCK = 32
 _KEY_BYTES = 8

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from protos.errors import CheckpointError
-from protos.progress import merge_progress
 from protos.spec import DenseSpec, TableSpec
+from protos.store import merge_progress
 from ps_server.checkpoint.chain import beside
 from ps_server.checkpoint.format import (
     write_counters_file,

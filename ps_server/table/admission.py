@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from protos.errors import SpecConflictError
-from protos.jit import kernel
-from protos.partition import mix64
+from protos.keys import mix64
+from protos.runtime.jit import kernel
 from protos.spec import AdmissionSpec, TableSpec
 from ps_server.table.bloom_filter import MAX_COUNT, MAX_COUNTERS, counter_dtype, filter_shape
 from ps_server.table.statistics import score_of

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.jit import kernel
-from protos.partition import mix64
+from protos.keys import mix64
+from protos.runtime.jit import kernel
 from ps_server.table.intrinsics import Int
 
 MAX_COUNTERS = 2**32 - 1

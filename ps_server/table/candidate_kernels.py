@@ -7,7 +7,7 @@ a push that waits for room counts no key twice, and a key that has a row is no c
 import numpy as np
 
 from protos.gradients import Values
-from protos.jit import kernel
+from protos.runtime.jit import kernel
 from ps_server.table.admission import Rule, is_admitted
 from ps_server.table.bloom_filter import FilterArrays, estimate, raise_to
 from ps_server.table.cut import keep_old_row

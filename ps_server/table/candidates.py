@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from protos.gradients import Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import AdmissionSpec, TableSpec
 from ps_server.table.admission import filter_settings, rule_of
 from ps_server.table.arena import RESERVED_REGION_BYTES

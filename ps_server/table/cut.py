@@ -12,7 +12,7 @@ stood there at the cut, wherever that row has gone since.
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.jit import inlined_kernel
+from protos.runtime.jit import inlined_kernel
 from ps_server.table.arena import Arena
 from ps_server.table.hash_index import MARKS_A_WORD, CutArrays, TableArrays
 from ps_server.table.intrinsics import Int, prefetch

@@ -9,8 +9,8 @@ import numpy as np
 
 from protos.errors import GradientError, SpecConflictError
 from protos.gradients import DenseGrad, Values
-from protos.jit import kernel
-from protos.partition import piece_of_server
+from protos.placement import piece_of_server
+from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, InitializerSpec
 from ps_server.checkpoint.rows import DensePiece
 from ps_server.optimizers.registry import hyper_of, initial_state, optimizer_of

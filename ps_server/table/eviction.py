@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import SpecConflictError
-from protos.jit import kernel
+from protos.runtime.jit import kernel
 from protos.spec import StatisticsSpec, TableSpec
 from ps_server.optimizers.registry import initial_state
 from ps_server.table.admission import counter_bytes_of_shard

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.jit import kernel
+from protos.runtime.jit import kernel
 from protos.spec import StatisticsSpec, TableSpec
-from protos.table_status import Shrunk
+from protos.store import Shrunk
 from ps_server.table.hash_index import TableArrays
 from ps_server.table.intrinsics import Int
 from ps_server.table.row_layout import KEY_COLUMNS

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.jit import inlined_kernel, kernel
-from protos.partition import Keys, mix64
+from protos.keys import Keys, mix64
+from protos.runtime.jit import inlined_kernel, kernel
 from ps_server.table.intrinsics import Int, prefetch
 
 BLOCK = 32
@@ -103,7 +103,7 @@ class TableArrays(NamedTuple):
 
 @kernel
 def shard_of_hash(table: TableArrays, hashed: np.uint64) -> np.int64:
-    """Returns the shard of a key from its hash; as protos.partition.shard_of."""
+    """Returns the shard of a key from its hash; as protos.placement.shard_of."""
     return np.int64(((hashed >> np.uint64(32)) * np.uint64(table.num_shards)) >> np.uint64(32))
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from protos.errors import SpecConflictError
 from protos.gradients import Values
-from protos.jit import kernel
-from protos.partition import mix64
+from protos.keys import mix64
+from protos.runtime.jit import kernel
 from protos.spec import InitializerSpec
 
 KINDS = ("uniform", "normal")

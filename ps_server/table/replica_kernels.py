@@ -3,8 +3,8 @@
 import numpy as np
 
 from protos.gradients import Values
-from protos.jit import kernel
-from protos.partition import Keys
+from protos.keys import Keys
+from protos.runtime.jit import kernel
 from ps_server.table.hash_index import (
     BLOCK,
     TableArrays,

@@ -9,7 +9,7 @@ they were last taken; rows of the servers are merged in.
 import numpy as np
 
 from protos.gradients import Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import TableSpec
 from ps_server.table.frozen import frozen
 from ps_server.table.replica_kernels import merge_rows, take_shard_deltas

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.gradients import Counts, Values
-from protos.jit import inlined_kernel, kernel
-from protos.partition import Keys
+from protos.keys import Keys
+from protos.runtime.jit import inlined_kernel, kernel
 from ps_server.optimizers.row_update import update_row
 from ps_server.table.change_bits import EVERY_OBSERVER, NOBODY, WORD_BITS
 from ps_server.table.cut import ask_for_mark, keep_leaving_row, keep_old_row, move_mark

@@ -9,8 +9,8 @@ section 6.4, algorithm R): look-ups stay as short as if the key had never been t
 
 import numpy as np
 
-from protos.jit import kernel
-from protos.partition import mix64
+from protos.keys import mix64
+from protos.runtime.jit import kernel
 from ps_server.table.cut import keep_leaving_row, move_mark
 from ps_server.table.hash_index import TableArrays, first_slot, next_slot, row_of_slot
 from ps_server.table.intrinsics import Int

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.errors import UnknownChangesError
-from protos.partition import Keys
+from protos.keys import Keys
 
 LEAST_LIMIT = 4096
 """Removed keys of a shard that are remembered, however few rows it has."""

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from protos.errors import GradientError, ProtocolError, SpecConflictError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
-from protos.partition import Keys, count_by_shard, shard_of, shards_of_server
+from protos.keys import Keys
+from protos.placement import count_by_shard, shard_of, shards_of_server
 from protos.spec import StatisticsSpec, TableSpec
-from protos.store import Missing
-from protos.table_status import Shrunk, TableStatus
+from protos.store import Missing, Shrunk, TableStatus
 from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import hyper_of, initial_state
 from ps_server.table.arena import RESERVED_REGION_BYTES

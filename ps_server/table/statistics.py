@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.gradients import Values
-from protos.jit import kernel
+from protos.runtime.jit import kernel
 from protos.spec import StatisticsSpec
 from ps_server.table.intrinsics import Int
 from ps_server.table.row_layout import STATISTICS_WIDTH

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.gradients import Values
-from protos.jit import inlined_kernel, kernel
+from protos.runtime.jit import inlined_kernel, kernel
 from protos.spec import TableSpec
 from ps_server.checkpoint.rows import Rows
 from ps_server.table.cut import ROW_WORDS

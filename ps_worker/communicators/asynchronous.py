@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from protos.gradients import Gradients, Values, require_finite
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.communicator import DENSE_BLOCK

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.store import Future, Pulled, Store, Version
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.merging import MergedPush

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from protos.gradients import Gradients, Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.store import Future, Pulled, Version
 from ps_worker.communicators.stamps import UNNUMBERED, StampBook
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from protos.gradients import Gradients, Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.stamps import UNNUMBERED, StampBook

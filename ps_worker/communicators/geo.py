@@ -16,7 +16,7 @@ import numpy as np
 
 from protos.errors import JobError
 from protos.gradients import Gradients, Values, require_finite
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import Future, Pulled, Store, Version
 from ps_server.waiting import Answered

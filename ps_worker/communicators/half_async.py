@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from protos.gradients import Gradients, Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.stamps import UNNUMBERED, StampBook
 from ps_worker.communicators.step_params import StepParams

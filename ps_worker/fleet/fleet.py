@@ -12,10 +12,8 @@ from pathlib import Path
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
-from protos.numbers import Numbers
 from protos.role import ServerRole, WorkerRole
-from protos.store import InferenceDtype, InferenceSettings, ReduceOp
-from protos.table_status import Shrunk
+from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, Shrunk
 from ps_worker.data.bad_rows import BadRows
 from ps_worker.data.file_split import split_files, split_parts
 from ps_worker.data.formats import Format, reader_of

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike
 
 from ctr_model.metrics import ClickMetrics, auc_of_histograms
 from protos.errors import UsageError
-from protos.numbers import Numbers
-from protos.store import ReduceOp
+from protos.store import Numbers, ReduceOp
 from ps_worker.fleet.running import FLEET
 
 AllReduce = Callable[[Numbers, ReduceOp], Numbers]

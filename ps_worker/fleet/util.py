@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from protos.numbers import Numbers
-from protos.store import ReduceOp
+from protos.store import Numbers, ReduceOp
 from ps_worker.fleet.running import FLEET
 
 

@@ -16,11 +16,8 @@ from ctr_model.models.model import Model
 from ctr_model.models.origin import origin_of
 from ctr_model.registry import name_of
 from protos.errors import UsageError
-from protos.numbers import Numbers
 from protos.role import WorkerRole
-from protos.staleness import Staleness
-from protos.store import InferenceSettings, ReduceOp, Store
-from protos.table_status import Shrunk
+from protos.store import InferenceSettings, Numbers, ReduceOp, Shrunk, Staleness, Store
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from protos.channel import PART_BYTES
+from protos.chunking import PART_BYTES
 from protos.store import Store
 from tests.support.cluster import cluster
 from tests.support.stores import OpenJob, declare, embedded

@@ -7,7 +7,7 @@ import pytest
 
 from protos.errors import SpecConflictError
 from protos.gradients import Gradients, SparseGrad
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
 from protos.store import Missing, Store
 from ps_server.store import ParameterStore

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.channel import PART_BYTES
+from protos.chunking import PART_BYTES
 from protos.errors import ProtocolError, UnknownTableError
 from protos.gradients import Gradients, SparseGrad, Values
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import OptimizerSpec
 from protos.store import Missing, Store
 from ps_server.store import ParameterStore

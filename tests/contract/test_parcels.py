@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from protos.errors import ProtocolError, WaitTimeoutError
-from protos.parcel import Parcel
-from protos.store import Store
+from protos.store import Parcel, Store
 from tests.support.stores import OpenJob
 
 LIMIT_S = 20.0

@@ -9,8 +9,7 @@ import pytest
 from protos.errors import ProtocolError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import OptimizerSpec
-from protos.store import Missing, Store
-from protos.table_status import Shrunk
+from protos.store import Missing, Shrunk, Store
 from tests.support.stores import DEEP, KEYS, embedded, pull, random_gradients, stamp
 
 

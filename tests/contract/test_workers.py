@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from protos.errors import ProtocolError, WaitTimeoutError
-from protos.staleness import Staleness
-from protos.store import Missing, Store, WorkerProgress
+from protos.store import Missing, Staleness, Store, WorkerProgress
 from tests.support.stores import (
     KEYS,
     TOWER,

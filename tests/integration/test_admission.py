@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from ctr_model.batch import Batch
-from protos.store import Store
-from protos.table_status import TableStatus
+from protos.store import Store, TableStatus
 from ps_server.store import ParameterStore
 from ps_worker.job import Job
 from tests.support.cluster import cluster

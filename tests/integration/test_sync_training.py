@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from ctr_model.batch import Batch
-from protos.staleness import Staleness
-from protos.store import Missing, Store
+from protos.store import Missing, Staleness, Store
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.job import Job

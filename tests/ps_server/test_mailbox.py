@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
-from protos.parcel import Parcel
+from protos.store import Parcel
 from ps_server.mailbox import Mailbox
 
 MANY = 2**30

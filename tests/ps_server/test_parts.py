@@ -2,8 +2,8 @@
 
 import pytest
 
+from protos.chunking import PushPart
 from protos.errors import ProtocolError
-from protos.parts import PushPart
 from protos.store import Stamp
 from ps_server.parts import WINDOW, PartAssembler
 

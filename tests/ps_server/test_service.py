@@ -10,14 +10,14 @@ import grpc
 import numpy as np
 import pytest
 
-from protos import data_messages, spec_messages
+from protos.chunking import PushPart
 from protos.errors import GradientError, WaitTimeoutError
 from protos.gradients import SparseGrad
-from protos.parts import PushPart
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.status import METADATA_KEY
 from protos.store import Changed, Missing, Stamp
 from protos.v1 import control_plane_pb2, data_plane_pb2
+from protos.wire import data_messages, spec_messages
+from protos.wire.grpc_status import METADATA_KEY
 from ps_server.activity import Activity
 from ps_server.service import ParameterServerServicer, abort_with
 from ps_server.store import ParameterStore

@@ -16,10 +16,10 @@ from protos.errors import (
     WrongServerError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.partition import Keys, route
+from protos.keys import Keys
+from protos.placement import route
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.staleness import Staleness
-from protos.store import Missing, Stamp, StoreStatus
+from protos.store import Missing, Staleness, Stamp, StoreStatus
 from ps_server.checkpoint.digest import model_digest
 from ps_server.store import ParameterStore
 from tests.reference.partition import unmix64

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from protos import data_messages
+from protos.chunking import PushPart, join_push
 from protos.gradients import DenseGrad, SparseGrad
-from protos.parts import PushPart, join_push
 from protos.spec import (
     AdmissionSpec,
     DenseSegment,
@@ -19,6 +18,7 @@ from protos.spec import (
     TableSpec,
 )
 from protos.store import Missing, Stamp
+from protos.wire import data_messages
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.channel import MAX_MESSAGE_BYTES
+from protos.chunking import MAX_MESSAGE_BYTES, PushPart
 from protos.errors import (
     GradientError,
     ProtocolError,
@@ -14,11 +14,9 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.parcel import Parcel
-from protos.partition import route
-from protos.parts import PushPart
+from protos.placement import route
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Missing, Pulled, ReduceOp, Stamp
+from protos.store import Changed, Missing, Parcel, Pulled, ReduceOp, Stamp
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from tests.support.local_transport import Answer, LocalTransport

@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from protos.errors import ProtocolError, TransportError
-from protos.staleness import Staleness
-from protos.store import StoreStatus
+from protos.store import Staleness, StoreStatus
 from ps_worker.connect import FIRST_LOOK_S, LOOK_S, wait_for_servers
 from ps_worker.transport import ServerStatus
 from tests.support.local_transport import Answer

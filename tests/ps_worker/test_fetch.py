@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protos.errors import UsageError
-from protos.staleness import Staleness
+from protos.store import Staleness
 from ps_worker.fetch import Fetched, Fetching
 from ps_worker.progress import Progress
 

@@ -10,12 +10,11 @@ import grpc
 import numpy as np
 import pytest
 
+from protos.chunking import PushPart
 from protos.errors import TransportError, UnknownTableError, WrongServerError
 from protos.gradients import SparseGrad
-from protos.parcel import Parcel
-from protos.parts import PushPart
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Pulled, Stamp
+from protos.store import Missing, Parcel, Pulled, Stamp
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from ps_server.health import is_serving
 from ps_server.store import ParameterStore

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from protos.table_status import Shrunk
+from protos.store import Shrunk
 from ps_worker.shrinking import log_shrunk
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ctr_model.batch import Batch
 from protos.errors import DataError, GradientError, ProtocolError, TransportError
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.store import Future, Pulled
 from ps_server.store import ParameterStore
 from ps_worker.communicators.asynchronous import AsyncCommunicator

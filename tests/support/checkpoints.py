@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.gradients import Values
-from protos.partition import piece_of_server, shards_of_server
+from protos.placement import piece_of_server, shards_of_server
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from ps_server.checkpoint.manifest import Entry, Part
 from ps_server.checkpoint.reader import Checkpoint

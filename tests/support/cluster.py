@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
-from protos.channel import PART_BYTES
+from protos.chunking import PART_BYTES
 from ps_server.mailbox import INBOX_BYTES
 from ps_server.server import Server, ServerSettings
 from ps_server.store import ParameterStore

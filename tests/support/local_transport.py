@@ -6,25 +6,25 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from protos.chunking import PushPart, join_push
 from protos.gradients import Values
-from protos.numbers import Numbers
-from protos.parcel import Parcel
-from protos.partition import Keys
-from protos.parts import PushPart, join_push
+from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Future,
     InferenceSettings,
     Missing,
+    Numbers,
+    Parcel,
     Pulled,
     Reduced,
     ReduceOp,
+    Shrunk,
     Stamp,
     Version,
     WorkerProgress,
 )
-from protos.table_status import Shrunk
 from ps_server.checkpoint.manifest import part_to_json
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from protos.numbers import Numbers
-from protos.store import ReduceOp, Store
+from protos.store import Numbers, ReduceOp, Store
 from ps_worker.data.memory.peers import Peers
 
 T = TypeVar("T")

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import DataError, ProtocolError
-from protos.parcel import Parcel
-from protos.store import Future
+from protos.store import Future, Parcel
 from ps_worker.data.memory.peers import Peers
 from ps_worker.data.memory.row_parcel import pack_rows, unpack_rows
 from ps_worker.data.memory.rows import Index, RowsInMemory

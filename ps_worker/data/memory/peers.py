@@ -6,8 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from protos.numbers import Numbers
-from protos.store import ReduceOp, Store
+from protos.store import Numbers, ReduceOp, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from protos.errors import DataError
-from protos.jit import kernel
+from protos.runtime.jit import kernel
 from ps_server.table.arena import Arena
 from ps_worker.data.batching import offsets_of
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.errors import CheckpointError
-from protos.partition import piece_of_server, shards_of_server
+from protos.placement import piece_of_server, shards_of_server
 from ps_server.checkpoint.digest import model_digest, shard_digest
 from ps_server.checkpoint.format import read_table_file, write_dense_file, write_table_file
 from ps_server.checkpoint.manifest import Part, manifest_from_json, manifest_to_json

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from protos.partition import shard_of
+from protos.placement import shard_of
 from ps_server.checkpoint.sorted_rows import SavedShard, SortedRows
 
 NUM_SHARDS = 4

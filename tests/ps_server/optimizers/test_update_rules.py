@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from protos.gradients import DenseGrad, SparseGrad
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.optimizers.registry import OPTIMIZERS

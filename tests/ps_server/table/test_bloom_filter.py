@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from protos.jit import kernel
-from protos.partition import Keys, mix64, shard_of
+from protos.keys import Keys, mix64
+from protos.placement import shard_of
+from protos.runtime.jit import kernel
 from ps_server.table.bloom_filter import (
     CountingBloomFilter,
     FilterArrays,

@@ -7,7 +7,8 @@ import pytest
 
 from protos.errors import SpecConflictError
 from protos.gradients import SparseGrad
-from protos.partition import Keys, route, shard_of
+from protos.keys import Keys
+from protos.placement import route, shard_of
 from protos.spec import (
     AdmissionSpec,
     ExpirySpec,

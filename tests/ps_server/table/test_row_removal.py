@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protos.jit import kernel
-from protos.partition import Keys, mix64, shard_of
+from protos.keys import Keys, mix64
+from protos.placement import shard_of
+from protos.runtime.jit import kernel
 from ps_server.table.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,

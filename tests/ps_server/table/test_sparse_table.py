@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from protos.errors import GradientError, ProtocolError, SpecConflictError, WrongServerError
 from protos.gradients import SparseGrad
-from protos.partition import Keys, route
+from protos.keys import Keys
+from protos.placement import route
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.checkpoint.rows import Rows

@@ -7,7 +7,7 @@ import pytest
 
 from protos.errors import ProtocolError
 from protos.gradients import SparseGrad
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.checkpoint.rows import Rows

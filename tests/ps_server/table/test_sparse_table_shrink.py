@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from protos.gradients import SparseGrad
-from protos.partition import Keys, route
+from protos.keys import Keys
+from protos.placement import route
 from protos.spec import InitializerSpec, TableSpec
 from protos.store import Missing
 from ps_server.checkpoint.digest import shard_digest

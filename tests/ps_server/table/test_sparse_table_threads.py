@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protos.gradients import SparseGrad
-from protos.partition import Keys
+from protos.keys import Keys
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.sparse_table import SparseTable

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protos.jit import kernel
-from protos.partition import Keys, mix64
+from protos.keys import Keys, mix64
+from protos.runtime.jit import kernel
 from ps_server.table.cut import keep_old_row
 from ps_server.table.hash_index import TableArrays, find_row, has_room, insert_row
 from ps_server.table.row_layout import KEY_COLUMNS, RowLayout

@@ -5,8 +5,7 @@ import pytest
 
 from protos.errors import GradientError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.staleness import Staleness
-from protos.store import Missing
+from protos.store import Missing, Staleness
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.direct import DirectCommunicator

@@ -7,8 +7,7 @@ import pytest
 
 from ctr_model.metrics import ClickMetrics
 from protos.errors import UsageError
-from protos.numbers import Numbers
-from protos.store import ReduceOp
+from protos.store import Numbers, ReduceOp
 from ps_worker.fleet import metrics
 
 REDUCE = {ReduceOp.SUM: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}

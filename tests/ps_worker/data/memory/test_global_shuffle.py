@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from protos.errors import DataError, ProtocolError, WaitTimeoutError
-from protos.parcel import Parcel
-from protos.store import Future, Store
+from protos.store import Future, Parcel, Store
 from ps_server.store import ParameterStore
 from ps_worker.data.memory.global_shuffle import shuffle_globally
 from ps_worker.data.memory.row_parcel import pack_rows

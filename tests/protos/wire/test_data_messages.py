@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import data_messages
+from protos.chunking import PushPart
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
-from protos.parcel import Parcel
-from protos.parts import PushPart
-from protos.store import Changed, Missing, Pulled, Stamp
+from protos.store import Changed, Missing, Parcel, Pulled, Stamp
 from protos.v1 import data_plane_pb2
+from protos.wire import data_messages
 
 NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)

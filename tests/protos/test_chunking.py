@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from protos.chunking import PushPart, cut_columns, cut_push, join_push
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.parts import PushPart, cut_columns, cut_push, join_push
 
 
 def rows(count, dim, examples=3, first_key=0, counts=False):

@@ -1,7 +1,7 @@
 """Writes the Python code of protos/v1/*.proto, or checks that it is up to date.
 
-    python -m protos.generate            # write
-    python -m protos.generate --check    # exit 1 and name the stale files
+    python -m protos.wire.generate            # write
+    python -m protos.wire.generate --check    # exit 1 and name the stale files
 
 The generator is pinned in pyproject.toml: generated code refuses a runtime older than its generator.
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PROTOS = Path(__file__).parent / "v1"
+PROTOS = Path(__file__).parents[1] / "v1"
 ROOT = PROTOS.parent.parent
 WITH_SERVICE = "parameter_server.proto"
 
@@ -47,7 +47,7 @@ def main() -> int:
         generate(ROOT)
         return 0
     if stale := stale_files():
-        print(f"stale: {', '.join(stale)}; run python -m protos.generate", file=sys.stderr)
+        print(f"stale: {', '.join(stale)}; run python -m protos.wire.generate", file=sys.stderr)
         return 1
     return 0
 

@@ -1,7 +1,6 @@
 """Progress of a cluster: no server has less."""
 
-from protos.progress import merge_progress
-from protos.store import WorkerProgress
+from protos.store import WorkerProgress, merge_progress
 
 
 def progress(step: int, incarnation: int = 1) -> WorkerProgress:

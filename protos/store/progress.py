@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from protos.store import WorkerProgress
+from protos.store.store import WorkerProgress
 
 
 def merge_progress(parts: Sequence[Mapping[int, WorkerProgress]]) -> dict[int, WorkerProgress]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
-from protos.unique import unique_keys
+from protos.keys import unique_keys
 from tests.reference.partition import unmix64
 
 EDGES = [0, 1, 2**63, 2**64 - 1]

@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import spec_messages
 from protos.spec import (
     AdmissionSpec,
     DenseSegment,
@@ -15,6 +14,7 @@ from protos.spec import (
     TableSpec,
 )
 from protos.v1 import spec_pb2
+from protos.wire import spec_messages
 
 NAMES = st.text(min_size=1, max_size=20)
 NUMBERS = st.floats(allow_nan=False)

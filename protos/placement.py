@@ -11,28 +11,9 @@ Routing by remainder keeps a shard whole on every number of servers, so checkpoi
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import ProtocolError, WrongServerError
-from protos.jit import kernel
-
-Keys = NDArray[np.uint64]
-
-
-def require_uint64(keys: Keys) -> None:
-    """Raises ProtocolError unless `keys` are uint64: other integers would be scrambled differently."""
-    if keys.dtype != np.uint64:
-        raise ProtocolError(f"keys are {keys.dtype}, expected uint64: convert them with astype")
-
-
-@kernel
-def mix64(x: np.uint64) -> np.uint64:
-    """Returns a bijective scramble of uint64 `x`: splitmix64's finalizer.
-
-    Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with the
-    constants of Stafford's variant 13.
-    """
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+from protos.errors import WrongServerError
+from protos.keys import Keys, mix64, require_uint64
+from protos.runtime.jit import kernel
 
 
 @kernel

@@ -14,13 +14,13 @@ from typing import Literal, Protocol, TypeVar, get_args
 
 from protos.errors import UsageError
 from protos.gradients import Gradients, Values
-from protos.numbers import Numbers
-from protos.parcel import Parcel
-from protos.partition import Keys
-from protos.save_status import SaveStatus
+from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
-from protos.staleness import Staleness
-from protos.table_status import Shrunk, TableStatus
+from protos.store.numbers import Numbers
+from protos.store.parcel import Parcel
+from protos.store.save_status import SaveStatus
+from protos.store.staleness import Staleness
+from protos.store.table_status import Shrunk, TableStatus
 
 Version = int
 """How many steps have been applied: one a synchronous step, one a batch pushed to be applied on arrival."""

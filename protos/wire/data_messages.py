@@ -2,7 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from protos.codec import (
+from protos.chunking import PushPart
+from protos.errors import ProtocolError
+from protos.gradients import DenseGrad, SparseGrad, Values
+from protos.keys import Keys
+from protos.store import Changed, Missing, Parcel, Pulled, Stamp
+from protos.v1 import data_plane_pb2
+from protos.wire.codec import (
     decode_counts,
     decode_keys,
     decode_rows,
@@ -11,13 +17,6 @@ from protos.codec import (
     encode_keys,
     encode_values,
 )
-from protos.errors import ProtocolError
-from protos.gradients import DenseGrad, SparseGrad, Values
-from protos.parcel import Parcel
-from protos.partition import Keys
-from protos.parts import PushPart
-from protos.store import Changed, Missing, Pulled, Stamp
-from protos.v1 import data_plane_pb2
 
 _MISSING_TO_MESSAGE = {
     Missing.INITIAL: data_plane_pb2.MISSING_INITIAL,

@@ -4,22 +4,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import cast, get_args
 
-from protos.codec import decode_numbers, encode_numbers
 from protos.errors import ProtocolError
-from protos.numbers import Numbers
-from protos.progress import merge_progress
-from protos.save_status import SaveStatus
-from protos.staleness import Staleness, merge_staleness
 from protos.store import (
     InferenceDtype,
     InferenceSettings,
+    Numbers,
     Reduced,
     ReduceOp,
+    SaveStatus,
+    Shrunk,
+    Staleness,
     StoreStatus,
+    TableStatus,
     WorkerProgress,
+    merge_progress,
+    merge_staleness,
 )
-from protos.table_status import Shrunk, TableStatus
 from protos.v1 import control_plane_pb2
+from protos.wire.codec import decode_numbers, encode_numbers
 
 _OP_TO_MESSAGE = {
     ReduceOp.SUM: control_plane_pb2.REDUCE_OP_SUM,

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from protos import errors
-from protos.status import METADATA_KEY, details_of, error_of, metadata_of, status_of
+from protos.wire.grpc_status import METADATA_KEY, details_of, error_of, metadata_of, status_of
 
 
 def tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from protos.errors import ProtocolError
 from protos.gradients import NUM_COUNTS, Counts, Values
-from protos.numbers import Numbers
-from protos.partition import Keys
+from protos.keys import Keys
+from protos.store import Numbers
 
 
 def encode_keys(keys: Keys) -> bytes:

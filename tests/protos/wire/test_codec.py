@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.codec import (
+from protos.errors import ProtocolError
+from protos.wire.codec import (
     decode_keys,
     decode_numbers,
     decode_rows,
@@ -16,7 +17,6 @@ from protos.codec import (
     encode_numbers,
     encode_values,
 )
-from protos.errors import ProtocolError
 
 FLOATS = st.floats(width=32, allow_nan=False)
 

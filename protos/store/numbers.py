@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.channel import PART_BYTES
+from protos.chunking import PART_BYTES
 from protos.errors import ProtocolError
 
 Numbers = NDArray[np.float64]

@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError, WrongServerError
-from protos.partition import (
-    count_by_shard,
-    mix64,
-    piece_of_server,
-    route,
-    shard_of,
-    shards_of_server,
-)
+from protos.keys import mix64
+from protos.placement import count_by_shard, piece_of_server, route, shard_of, shards_of_server
 from tests.reference import partition as reference
 
 KEYS = st.lists(st.integers(0, 2**64 - 1), max_size=60)

@@ -5,18 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import control_messages
 from protos.errors import ProtocolError
-from protos.save_status import SaveStatus
-from protos.staleness import Staleness
 from protos.store import (
     Reduced,
     ReduceOp,
+    SaveStatus,
+    Shrunk,
+    Staleness,
     StoreStatus,
+    TableStatus,
     WorkerProgress,
 )
-from protos.table_status import Shrunk, TableStatus
 from protos.v1 import control_plane_pb2
+from protos.wire import control_messages
 
 NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)

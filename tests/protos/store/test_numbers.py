@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from protos.channel import MAX_MESSAGE_BYTES
+from protos.chunking import MAX_MESSAGE_BYTES
 from protos.errors import ProtocolError
-from protos.numbers import MAX_NUMBERS, require_numbers
+from protos.store import MAX_NUMBERS, require_numbers
 
 
 @pytest.mark.parametrize("size", [0, 1, MAX_NUMBERS])

@@ -1,10 +1,6 @@
 """Options of channels and servers, each with its reason. The two sides' limits must match."""
 
-MAX_MESSAGE_BYTES = 16 * 2**20
-"""No message is larger; requests and answers are cut well below it."""
-
-PART_BYTES = 4 * 2**20
-"""Where pushes and pulls are cut: messages of 7 MB were measured slower a byte than of 4 MB."""
+from protos.chunking import MAX_MESSAGE_BYTES
 
 _COMMON = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from protos.compile_lock import compile_lock
 from protos.errors import WaitTimeoutError
+from protos.runtime.compile_lock import compile_lock
 
 
 def test_lock_is_free_again_after_the_block(tmp_path):
