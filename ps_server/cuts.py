@@ -17,11 +17,11 @@ from threading import Condition
 from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
 from protos.spec import DenseSpec
 from protos.store import SaveStatus, Version, WorkerProgress
-from ps_server.checkpoint.rows import DensePiece
 from ps_server.shared_lock import SharedLock
+from ps_server.table.contents import DensePiece
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_cut import CountersCut, RemovedCut, TableCut
+from ps_server.table.table_snapshot import CountersCut, RemovedCut, TableCut
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ HOLD_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BlockCut:
-    """A copy of a dense piece: a `ps_server.checkpoint.rows.DenseSource`."""
+    """A copy of a dense piece: a `ps_server.table.contents.DenseSource`."""
 
     spec: DenseSpec
     piece: DensePiece

@@ -31,10 +31,10 @@ from ps_server.spec_changes import (
     require_equal_spec,
     require_loadable,
 )
-from ps_server.table.admission import check_score_source
 from ps_server.table.dense_table import DenseTable
+from ps_server.table.feature_life.admission import check_score_source
+from ps_server.table.rows.statistics import Clock
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.statistics import Clock
 
 
 class Parameters:

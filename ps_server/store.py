@@ -47,8 +47,8 @@ from ps_server.checkpoint.writer import (
 from ps_server.cuts import Cuts, StoreCut
 from ps_server.mailbox import INBOX_BYTES
 from ps_server.parameters import Parameters
+from ps_server.table.rows.statistics import Clock, wall_clock
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.statistics import Clock, wall_clock
 from ps_server.waiting import Answered
 from ps_server.workers import Workers
 

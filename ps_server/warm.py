@@ -28,7 +28,7 @@ from protos.spec import (
 from protos.store import Missing, Stamp
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
-from ps_server.table.frozen import frozen
+from ps_server.table.memory.frozen import frozen
 from ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from ps_server.mailbox import Mailbox
 from ps_server.pace import PaceBook
 from ps_server.progress_book import ProgressBook
 from ps_server.reduction import Contribution, Given, ReductionBook, reduce_numbers
-from ps_server.table.change_bits import NOBODY
+from ps_server.table.changes.subscribers import NOBODY
 from ps_server.waiting import Answered, WaitingFuture
 
 T = TypeVar("T")

@@ -2,8 +2,8 @@
 
 from ctr_model.models.model import Model
 from protos.errors import SpecConflictError
-from ps_server.table.admission import check_score_source
-from ps_server.table.eviction import max_rows_of_shard
+from ps_server.table.feature_life.admission import check_score_source
+from ps_server.table.feature_life.eviction import max_rows_of_shard
 from ps_server.table.spec_checks import check_table_spec
 from ps_worker.declaring import table_specs
 from ps_worker.job import Job

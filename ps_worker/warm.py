@@ -19,7 +19,7 @@ from protos.gradients import SparseGrad, sum_sparse
 from protos.placement import route
 from protos.runtime.compile_lock import compile_lock
 from ps_server.store import ParameterStore
-from ps_server.table.frozen import frozen
+from ps_server.table.memory.frozen import frozen
 from ps_worker.client import scatter_rows
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.rows import RowsInMemory

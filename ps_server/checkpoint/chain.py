@@ -18,9 +18,9 @@ from protos.spec import TableSpec
 from ps_server.checkpoint.manifest import Manifest
 from ps_server.checkpoint.names import MANIFEST
 from ps_server.checkpoint.publish import PublishedManifest, published_in, read_published
-from ps_server.checkpoint.rows import Rows
 from ps_server.checkpoint.storage import Folder, folder_at
-from ps_server.table.statistics import CLICK, SHOW, UNSEEN
+from ps_server.table.contents import Rows
+from ps_server.table.rows.statistics import CLICK, SHOW, UNSEEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def _are_in(keys: Keys, sorted_keys: Keys) -> np.ndarray[tuple[int], np.dtype[np
 
 
 def _aged(statistics: Values, change: ShardChange) -> Values:
-    """Returns statistics after some passes, by the same steps as ps_server/table/expiry.py."""
+    """Returns statistics after some passes, by the same steps as ps_server/table/feature_life/expiry.py."""
     if not (change.passes and statistics.shape[1]):
         return statistics
     aged = statistics.copy()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from protos.gradients import Values
 from protos.keys import Keys
-from ps_server.checkpoint.rows import DensePiece, Rows
+from ps_server.table.contents import DensePiece, Rows
 
 EMPTY_SHARD_DIGEST = xxhash.xxh3_128().digest()
 

@@ -38,7 +38,9 @@ from ps_server.checkpoint.manifest import (
     TableEntry,
 )
 from ps_server.checkpoint.names import require_name
-from ps_server.checkpoint.rows import (
+from ps_server.checkpoint.sorted_rows import SavedShard, SortedRows
+from ps_server.checkpoint.storage import Folder
+from ps_server.table.contents import (
     CountersSource,
     DensePiece,
     DenseSource,
@@ -46,8 +48,6 @@ from ps_server.checkpoint.rows import (
     Rows,
     TableSource,
 )
-from ps_server.checkpoint.sorted_rows import SavedShard, SortedRows
-from ps_server.checkpoint.storage import Folder
 
 
 def write_table_file(

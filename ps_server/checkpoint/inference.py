@@ -22,10 +22,10 @@ from ps_server.checkpoint.manifest import Entry, Part
 from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.reshard import save_again, sources_of
-from ps_server.checkpoint.rows import DensePiece, DenseSource, Rows, TableSource
 from ps_server.checkpoint.storage import Folder, folder_at
 from ps_server.checkpoint.writer import shared_folder
-from ps_server.table.statistics import scores_of
+from ps_server.table.contents import DensePiece, DenseSource, Rows, TableSource
+from ps_server.table.rows.statistics import scores_of
 
 
 @dataclass(frozen=True, slots=True)

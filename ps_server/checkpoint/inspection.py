@@ -14,9 +14,9 @@ from ps_server.checkpoint.manifest import CountersEntry, TableEntry
 from ps_server.checkpoint.names import MANIFEST
 from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.rows import Rows
 from ps_server.checkpoint.storage import folder_at
-from ps_server.table.statistics import CLICK, SHOW, scores_of
+from ps_server.table.contents import Rows
+from ps_server.table.rows.statistics import CLICK, SHOW, scores_of
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 

@@ -32,9 +32,9 @@ from ps_server.checkpoint.manifest import (
 )
 from ps_server.checkpoint.names import ATTACHMENTS, MANIFEST
 from ps_server.checkpoint.publish import resolve
-from ps_server.checkpoint.rows import DensePiece, Rows
 from ps_server.checkpoint.sorted_rows import Layer
 from ps_server.checkpoint.storage import Folder
+from ps_server.table.contents import DensePiece, Rows
 
 T = TypeVar("T")
 FileT = TypeVar("FileT", TableEntry, CountersEntry)

@@ -14,15 +14,15 @@ from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.chain import require_unneeded
 from ps_server.checkpoint.manifest import DenseEntry, Entry, Part, TableEntry
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.rows import (
+from ps_server.checkpoint.storage import Folder, folder_at
+from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
+from ps_server.table.contents import (
     CountersSource,
     DensePiece,
     DenseSource,
     Rows,
     TableSource,
 )
-from ps_server.checkpoint.storage import Folder, folder_at
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from protos.gradients import Values
 from protos.keys import Keys
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.sorted_rows import read_layers
-from ps_server.table.frozen import frozen
+from ps_server.table.memory.frozen import frozen
 
 
 class SavedModel:

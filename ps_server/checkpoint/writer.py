@@ -20,8 +20,8 @@ from ps_server.checkpoint.manifest import Attachment, Entry, Manifest, Part
 from ps_server.checkpoint.names import ATTACHMENTS, TOKEN, require_name
 from ps_server.checkpoint.publish import discard, open_data, publish
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.rows import CountersSource, DenseSource, RemovedSource, TableSource
 from ps_server.checkpoint.storage import Folder, folder_at
+from ps_server.table.contents import CountersSource, DenseSource, RemovedSource, TableSource
 
 
 def shared_folder(url: str, token: str) -> Folder:

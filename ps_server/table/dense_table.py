@@ -12,12 +12,12 @@ from protos.gradients import DenseGrad, Values
 from protos.placement import piece_of_server
 from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, InitializerSpec
-from ps_server.checkpoint.rows import DensePiece
 from ps_server.optimizers.registry import hyper_of, initial_state, optimizer_of
 from ps_server.optimizers.row_update import update_row
-from ps_server.table.frozen import frozen
-from ps_server.table.initializers import build_initializer, initialize_elements
+from ps_server.table.contents import DensePiece
+from ps_server.table.memory.frozen import frozen
 from ps_server.table.names import check_name
+from ps_server.table.rows.initializers import build_initializer, initialize_elements
 
 
 @kernel

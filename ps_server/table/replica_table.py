@@ -11,8 +11,8 @@ import numpy as np
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.spec import TableSpec
-from ps_server.table.frozen import frozen
-from ps_server.table.replica_kernels import merge_rows, take_shard_deltas
+from ps_server.table.memory.frozen import frozen
+from ps_server.table.rows.replica_kernels import merge_rows, take_shard_deltas
 from ps_server.table.sparse_table import SparseTable
 
 

@@ -19,22 +19,23 @@ from protos.keys import Keys
 from protos.placement import count_by_shard, shard_of, shards_of_server
 from protos.spec import StatisticsSpec, TableSpec
 from protos.store import Missing, Shrunk, TableStatus
-from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import hyper_of, initial_state
-from ps_server.table.arena import RESERVED_REGION_BYTES
-from ps_server.table.candidates import (
+from ps_server.table.changes.subscribers import NOBODY
+from ps_server.table.contents import Rows
+from ps_server.table.feature_life.candidates import (
     Candidates,
     EstimatedCandidates,
     ExactCandidates,
     candidates_of,
 )
-from ps_server.table.change_bits import NOBODY
-from ps_server.table.eviction import evict_rows, max_rows_of_shard
-from ps_server.table.expiry import rule_of, shrink_shard
-from ps_server.table.frozen import frozen
-from ps_server.table.hash_index import TableArrays
-from ps_server.table.initializers import build_initializer
-from ps_server.table.row_kernels import (
+from ps_server.table.feature_life.eviction import evict_rows, max_rows_of_shard
+from ps_server.table.feature_life.expiry import rule_of, shrink_shard
+from ps_server.table.memory.arena import RESERVED_REGION_BYTES
+from ps_server.table.memory.frozen import frozen
+from ps_server.table.memory.hash_index import TableArrays
+from ps_server.table.memory.row_layout import RowLayout
+from ps_server.table.rows.initializers import build_initializer
+from ps_server.table.rows.row_kernels import (
     Push,
     apply_rows,
     gather_rows,
@@ -42,11 +43,10 @@ from ps_server.table.row_kernels import (
     take_changed_rows,
     write_rows,
 )
-from ps_server.table.row_layout import RowLayout
-from ps_server.table.row_regions import RowRegions
+from ps_server.table.rows.slab import RowRegions
+from ps_server.table.rows.statistics import Clock, seconds_of, unknown_statistics, wall_clock
 from ps_server.table.spec_checks import check_table_spec
-from ps_server.table.statistics import Clock, seconds_of, unknown_statistics, wall_clock
-from ps_server.table.table_cut import TableCut
+from ps_server.table.table_snapshot import TableCut
 
 
 class SparseTable:

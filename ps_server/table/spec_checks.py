@@ -4,7 +4,7 @@ import math
 
 from protos.errors import SpecConflictError
 from protos.spec import ExpirySpec, StatisticsSpec, TableSpec
-from ps_server.table.admission import check_admission
+from ps_server.table.feature_life.admission import check_admission
 from ps_server.table.names import check_name
 
 MAX_DIM = 4096

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.cut import CutRegions
-from ps_server.table.hash_index import MARKS_A_WORD
+from ps_server.table.changes.copy_on_write import CutRegions
+from ps_server.table.memory.hash_index import MARKS_A_WORD
 
 
 def changed_rows(cut: CutRegions, shard: int, num_rows: int) -> NDArray[np.bool_]:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ps_server.store import ParameterStore
-from ps_server.table.candidates import ExactCandidates
-from ps_server.table.row_regions import RowRegions
+from ps_server.table.feature_life.candidates import ExactCandidates
+from ps_server.table.rows.slab import RowRegions
+from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN
 
 
 class Counted(NamedTuple):

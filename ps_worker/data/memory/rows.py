@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 from protos.errors import DataError
 from protos.runtime.jit import kernel
-from ps_server.table.arena import Arena
+from ps_server.table.memory.arena import Arena
 from ps_worker.data.batching import offsets_of
 
 Index = NDArray[np.integer[Any]]

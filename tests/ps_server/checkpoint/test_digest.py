@@ -17,7 +17,7 @@ from ps_server.checkpoint.digest import (
     shard_digest,
     statistics_digest,
 )
-from ps_server.checkpoint.rows import DensePiece, Rows
+from ps_server.table.contents import DensePiece, Rows
 
 
 def rows_of(num_rows: int, dim: int = 3, state_width: int = 2, seed: int = 0) -> Rows:

@@ -16,8 +16,8 @@ from ps_server.checkpoint.format import (
     write_table_file,
 )
 from ps_server.checkpoint.names import require_name
-from ps_server.checkpoint.rows import Rows
 from ps_server.checkpoint.storage import LocalFolder
+from ps_server.table.contents import Rows
 from tests.support.checkpoints import (
     FakeTable,
     bytes_of,

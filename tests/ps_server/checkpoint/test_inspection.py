@@ -16,7 +16,7 @@ from ps_server.checkpoint.inspection import (
     inspect_table,
 )
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.rows import Rows
+from ps_server.table.contents import Rows
 from tests.support.checkpoints import (
     FakeBlock,
     FakeModel,

@@ -14,10 +14,10 @@ from protos.keys import Keys
 from protos.placement import route
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
-from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.arena import Arena
-from ps_server.table.hash_index import BLOCK, INITIAL_SLOTS, MAX_LOAD_PERCENT
+from ps_server.table.contents import Rows
+from ps_server.table.memory.arena import Arena
+from ps_server.table.memory.hash_index import BLOCK, INITIAL_SLOTS, MAX_LOAD_PERCENT
 from ps_server.table.sparse_table import SparseTable
 from ps_server.table.spec_checks import MAX_DIM, MAX_SHARDS
 from tests.reference.partition import unmix64

@@ -10,7 +10,7 @@ from protos.gradients import SparseGrad
 from protos.keys import Keys
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
-from ps_server.checkpoint.rows import Rows
+from ps_server.table.contents import Rows
 from ps_server.table.sparse_table import SparseTable
 from tests.support.address_space import map_some
 
@@ -172,7 +172,9 @@ def test_no_change_is_lost_where_only_the_rows_grow_in_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their bits are copied as they grow, where the system grants no more address space."""
-    monkeypatch.setattr("ps_server.table.arena.mmap.mmap", map_some([True, False, True, True]))
+    monkeypatch.setattr(
+        "ps_server.table.memory.arena.mmap.mmap", map_some([True, False, True, True])
+    )
     table = new_table(num_observers=1000)
     keys = range(5000)
 

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
-from ps_server.checkpoint.rows import Rows
+from ps_server.table.contents import Rows
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_cut import TableCut
+from ps_server.table.table_snapshot import TableCut
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
 from tests.support.address_space import map_some
@@ -57,7 +57,7 @@ class TableMachine(RuleBasedStateMachine):
     )
     def build(self, mapped: list[bool], region_bytes: int, num_observers: int) -> None:
         """Of rows, words of changes, marks and index some can grow in place and some are copied."""
-        with patch("ps_server.table.arena.mmap.mmap", map_some(mapped)):
+        with patch("ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
             self.table = SparseTable(
                 self.spec, num_observers=num_observers, region_bytes=region_bytes
             )
@@ -127,7 +127,7 @@ class TableMachine(RuleBasedStateMachine):
         mapped=st.lists(st.booleans(), min_size=2, max_size=2),
     )
     def begin_cut(self, stretch_rows: int, mapped: list[bool]) -> None:
-        with patch("ps_server.table.arena.mmap.mmap", map_some(mapped)):
+        with patch("ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
             self.cut = self.table.begin_cut()
         self.copies = [self.cut.copy_shard(shard, stretch_rows=stretch_rows) for shard in (0, 1)]
         self.at_cut = dict(self.reference.weights)

@@ -9,8 +9,8 @@ from protos.placement import route
 from protos.spec import InitializerSpec, TableSpec
 from protos.store import Missing
 from ps_server.checkpoint.digest import shard_digest
-from ps_server.checkpoint.rows import Rows
 from ps_server.optimizers.registry import OPTIMIZERS
+from ps_server.table.contents import Rows
 from ps_server.table.sparse_table import SparseTable
 from tests.support.optimizers import plain_optimizer
 

@@ -15,9 +15,9 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ps_server.checkpoint.rows import Rows
+from ps_server.table.contents import Rows
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_cut import CountersCut, TableCut
+from ps_server.table.table_snapshot import CountersCut, TableCut
 from tests.reference.admission import ReferenceAdmission
 from tests.support.statistics import candidates_of, counted_by
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from protos.keys import Keys, mix64
 from protos.runtime.jit import kernel
-from ps_server.table.cut import keep_old_row
-from ps_server.table.hash_index import TableArrays, find_row, has_room, insert_row
-from ps_server.table.row_layout import KEY_COLUMNS, RowLayout
-from ps_server.table.row_regions import RowRegions
-from ps_server.table.row_removal import remove_row
-from ps_server.table.table_cut import ShardCopy
+from ps_server.table.changes.copy_on_write import keep_old_row
+from ps_server.table.memory.hash_index import TableArrays, find_row, has_room, insert_row
+from ps_server.table.memory.row_layout import KEY_COLUMNS, RowLayout
+from ps_server.table.rows.row_removal import remove_row
+from ps_server.table.rows.slab import RowRegions
+from ps_server.table.table_snapshot import ShardCopy
 from tests.support.marks import changed_rows
 
 NUM_KEYS = 400

@@ -18,19 +18,19 @@ import numpy as np
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.spec import AdmissionSpec, TableSpec
-from ps_server.table.admission import filter_settings, rule_of
-from ps_server.table.arena import RESERVED_REGION_BYTES
-from ps_server.table.bloom_filter import CountingBloomFilter
-from ps_server.table.candidate_kernels import admit_counted, admit_estimated
-from ps_server.table.eviction import CANDIDATE, evict_rows, max_candidates_of_shard
-from ps_server.table.expiry import Rule as Shrinking
-from ps_server.table.expiry import shrink_shard
-from ps_server.table.frozen import frozen
-from ps_server.table.hash_index import TableArrays
-from ps_server.table.initializers import Initializer
-from ps_server.table.row_kernels import Push, write_rows
-from ps_server.table.row_regions import RowRegions
-from ps_server.table.table_cut import CountersCut, TableCut
+from ps_server.table.feature_life.admission import filter_settings, rule_of
+from ps_server.table.feature_life.bloom_filter import CountingBloomFilter
+from ps_server.table.feature_life.candidate_kernels import admit_counted, admit_estimated
+from ps_server.table.feature_life.eviction import CANDIDATE, evict_rows, max_candidates_of_shard
+from ps_server.table.feature_life.expiry import Rule as Shrinking
+from ps_server.table.feature_life.expiry import shrink_shard
+from ps_server.table.memory.arena import RESERVED_REGION_BYTES
+from ps_server.table.memory.frozen import frozen
+from ps_server.table.memory.hash_index import TableArrays
+from ps_server.table.rows.initializers import Initializer
+from ps_server.table.rows.row_kernels import Push, write_rows
+from ps_server.table.rows.slab import RowRegions
+from ps_server.table.table_snapshot import CountersCut, TableCut
 
 
 class Candidates(Protocol):

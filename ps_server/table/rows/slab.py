@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.arena import RESERVED_REGION_BYTES, Arena
-from ps_server.table.change_bits import ChangeBits
-from ps_server.table.cut import CutRegions
-from ps_server.table.hash_index import (
+from ps_server.table.changes.copy_on_write import CutRegions
+from ps_server.table.changes.subscribers import ChangeBits
+from ps_server.table.changes.tombstones import SinceCut
+from ps_server.table.memory.arena import RESERVED_REGION_BYTES, Arena
+from ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
     TableArrays,
@@ -20,9 +21,8 @@ from ps_server.table.hash_index import (
     rebuild_index,
     slots_for,
 )
-from ps_server.table.row_kernels import drop_rows
-from ps_server.table.row_layout import RowLayout
-from ps_server.table.since_cut import SinceCut
+from ps_server.table.memory.row_layout import RowLayout
+from ps_server.table.rows.row_kernels import drop_rows
 
 VALUE_BYTES = 4
 SLOT_BYTES = 8

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from protos.runtime.jit import kernel
 from protos.spec import StatisticsSpec, TableSpec
 from protos.store import Shrunk
-from ps_server.table.hash_index import TableArrays
-from ps_server.table.intrinsics import Int
-from ps_server.table.row_layout import KEY_COLUMNS
-from ps_server.table.row_regions import RowRegions
-from ps_server.table.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN, score_of
+from ps_server.table.memory.hash_index import TableArrays
+from ps_server.table.memory.intrinsics import Int
+from ps_server.table.memory.row_layout import KEY_COLUMNS
+from ps_server.table.rows.slab import RowRegions
+from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN, score_of
 
 
 class Rule(NamedTuple):

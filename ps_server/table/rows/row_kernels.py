@@ -9,9 +9,14 @@ from protos.gradients import Counts, Values
 from protos.keys import Keys
 from protos.runtime.jit import inlined_kernel, kernel
 from ps_server.optimizers.row_update import update_row
-from ps_server.table.change_bits import EVERY_OBSERVER, NOBODY, WORD_BITS
-from ps_server.table.cut import ask_for_mark, keep_leaving_row, keep_old_row, move_mark
-from ps_server.table.hash_index import (
+from ps_server.table.changes.copy_on_write import (
+    ask_for_mark,
+    keep_leaving_row,
+    keep_old_row,
+    move_mark,
+)
+from ps_server.table.changes.subscribers import EVERY_OBSERVER, NOBODY, WORD_BITS
+from ps_server.table.memory.hash_index import (
     BLOCK,
     TableArrays,
     find_block,
@@ -20,10 +25,10 @@ from ps_server.table.hash_index import (
     insert_row,
     shard_of_hash,
 )
-from ps_server.table.initializers import Initializer, initialize_row
-from ps_server.table.intrinsics import Int, borrow, prefetch
-from ps_server.table.row_layout import KEY_COLUMNS
-from ps_server.table.statistics import CLICK, SHOW, count_push, score_of
+from ps_server.table.memory.intrinsics import Int, borrow, prefetch
+from ps_server.table.memory.row_layout import KEY_COLUMNS
+from ps_server.table.rows.initializers import Initializer, initialize_row
+from ps_server.table.rows.statistics import CLICK, SHOW, count_push, score_of
 
 
 class Push(NamedTuple):

@@ -5,7 +5,7 @@ import numpy as np
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.runtime.jit import kernel
-from ps_server.table.hash_index import (
+from ps_server.table.memory.hash_index import (
     BLOCK,
     TableArrays,
     find_block,
@@ -14,8 +14,8 @@ from ps_server.table.hash_index import (
     insert_row,
     shard_of_hash,
 )
-from ps_server.table.intrinsics import Int
-from ps_server.table.row_layout import KEY_COLUMNS
+from ps_server.table.memory.intrinsics import Int
+from ps_server.table.memory.row_layout import KEY_COLUMNS
 
 
 @kernel

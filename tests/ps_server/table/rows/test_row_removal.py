@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from protos.keys import Keys, mix64
 from protos.placement import shard_of
 from protos.runtime.jit import kernel
-from ps_server.table.hash_index import (
+from ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
     TableArrays,
@@ -16,9 +16,9 @@ from ps_server.table.hash_index import (
     insert_row,
     shard_of_hash,
 )
-from ps_server.table.row_layout import KEY_COLUMNS, RowLayout
-from ps_server.table.row_regions import RowRegions
-from ps_server.table.row_removal import remove_row
+from ps_server.table.memory.row_layout import KEY_COLUMNS, RowLayout
+from ps_server.table.rows.row_removal import remove_row
+from ps_server.table.rows.slab import RowRegions
 from tests.reference.partition import unmix64
 
 MOST_ROWS = INITIAL_SLOTS * MAX_LOAD_PERCENT // 100

@@ -19,8 +19,13 @@ from protos.errors import SpecConflictError
 from protos.keys import mix64
 from protos.runtime.jit import kernel
 from protos.spec import AdmissionSpec, TableSpec
-from ps_server.table.bloom_filter import MAX_COUNT, MAX_COUNTERS, counter_dtype, filter_shape
-from ps_server.table.statistics import score_of
+from ps_server.table.feature_life.bloom_filter import (
+    MAX_COUNT,
+    MAX_COUNTERS,
+    counter_dtype,
+    filter_shape,
+)
+from ps_server.table.rows.statistics import score_of
 
 POLICIES = ("count", "probability", "score")
 COUNTERS = ("exact", "bloom")

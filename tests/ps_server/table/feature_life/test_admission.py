@@ -14,8 +14,8 @@ from protos.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, Statistic
 from protos.store import Missing
 from ps_server.checkpoint.digest import shard_digest
 from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.admission import MAX_OCCURRENCES, needed, rule_of
-from ps_server.table.hash_index import BLOCK
+from ps_server.table.feature_life.admission import MAX_OCCURRENCES, needed, rule_of
+from ps_server.table.memory.hash_index import BLOCK
 from ps_server.table.sparse_table import SparseTable
 from tests.reference.admission import ReferenceAdmission, occurrences_needed
 from tests.reference.table import ReferenceTable

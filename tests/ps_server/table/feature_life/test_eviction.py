@@ -18,7 +18,7 @@ from protos.spec import (
     TableSpec,
 )
 from protos.store import Missing
-from ps_server.table.eviction import EVICTED_SHARE, max_rows_of_shard
+from ps_server.table.feature_life.eviction import EVICTED_SHARE, max_rows_of_shard
 from ps_server.table.sparse_table import SparseTable
 from tests.support.rows import resident_bytes
 from tests.support.statistics import counted_by

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.runtime.jit import inlined_kernel
-from ps_server.table.arena import Arena
-from ps_server.table.hash_index import MARKS_A_WORD, CutArrays, TableArrays
-from ps_server.table.intrinsics import Int, prefetch
+from ps_server.table.memory.arena import Arena
+from ps_server.table.memory.hash_index import MARKS_A_WORD, CutArrays, TableArrays
+from ps_server.table.memory.intrinsics import Int, prefetch
 
 _WORD_SHIFT = 6  # MARKS_A_WORD as a shift: a signed division costs more
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from ps_server.table.reused_memory import ReusedMemory
+from ps_server.table.memory.reused_memory import ReusedMemory
 
 SIZE = 8 * 100
 

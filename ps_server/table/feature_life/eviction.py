@@ -12,11 +12,11 @@ from protos.errors import SpecConflictError
 from protos.runtime.jit import kernel
 from protos.spec import StatisticsSpec, TableSpec
 from ps_server.optimizers.registry import initial_state
-from ps_server.table.admission import counter_bytes_of_shard
-from ps_server.table.hash_index import INITIAL_SLOTS, MAX_LOAD_PERCENT, TableArrays
-from ps_server.table.row_layout import RowLayout
-from ps_server.table.row_regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
-from ps_server.table.statistics import CLICK, LAST_SEEN, SHOW, score_of
+from ps_server.table.feature_life.admission import counter_bytes_of_shard
+from ps_server.table.memory.hash_index import INITIAL_SLOTS, MAX_LOAD_PERCENT, TableArrays
+from ps_server.table.memory.row_layout import RowLayout
+from ps_server.table.rows.slab import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
+from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, score_of
 
 EVICTED_SHARE = 16
 """One of so many rows of a full shard goes: each eviction costs a pass over the shard."""

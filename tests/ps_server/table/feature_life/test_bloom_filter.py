@@ -8,7 +8,7 @@ import pytest
 from protos.keys import Keys, mix64
 from protos.placement import shard_of
 from protos.runtime.jit import kernel
-from ps_server.table.bloom_filter import (
+from ps_server.table.feature_life.bloom_filter import (
     CountingBloomFilter,
     FilterArrays,
     estimate,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps_server.table.arena import SMALL_REGION_BYTES, Arena
+from ps_server.table.memory.arena import SMALL_REGION_BYTES, Arena
 from tests.support.rows import resident_bytes
 
 PAGE = mmap.PAGESIZE
@@ -24,7 +24,7 @@ def refuse_mapping(*_: object) -> None:
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> BuildArena:
     """Builds arenas with reserved address space, and where there is none."""
     if request.param == "copied":
-        monkeypatch.setattr("ps_server.table.arena.mmap.mmap", refuse_mapping)
+        monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse_mapping)
 
     def build_arena(dtype: str = "f4", num_regions: int = 3, width: int = 3, **sizes: int) -> Arena:
         return Arena(dtype, num_regions=num_regions, width=width, **sizes)
@@ -79,7 +79,7 @@ def test_growing_doubles_at_least(build: BuildArena) -> None:
 
 
 def test_regions_that_cannot_be_reserved_start_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps_server.table.arena.mmap.mmap", refuse_mapping)
+    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse_mapping)
 
     arena = Arena("f4", num_regions=64, width=4)
 
@@ -100,7 +100,7 @@ def test_released_rows_are_zero_and_their_neighbours_as_they_were(
     """Rows of 12 or 28 bytes straddle pages, so pages may belong to both."""
     with pytest.MonkeyPatch.context() as patch:
         if not is_mapped:
-            patch.setattr("ps_server.table.arena.mmap.mmap", refuse_mapping)
+            patch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse_mapping)
         arena = Arena("f4", num_regions=1, width=width, region_bytes=5 * PAGE)
     rows = arena.region_rows
     arena.array[:] = np.arange(1, rows + 1)[:, None]

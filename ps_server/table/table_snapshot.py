@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from protos.gradients import Values
 from protos.runtime.jit import inlined_kernel, kernel
 from protos.spec import TableSpec
-from ps_server.checkpoint.rows import Rows
-from ps_server.table.cut import ROW_WORDS
-from ps_server.table.intrinsics import Int, prefetch
-from ps_server.table.reused_memory import ReusedMemory
-from ps_server.table.row_layout import KEY_COLUMNS, RowLayout
-from ps_server.table.row_regions import RowRegions
-from ps_server.table.since_cut import SinceCut
+from ps_server.table.changes.copy_on_write import ROW_WORDS
+from ps_server.table.changes.tombstones import SinceCut
+from ps_server.table.contents import Rows
+from ps_server.table.memory.intrinsics import Int, prefetch
+from ps_server.table.memory.reused_memory import ReusedMemory
+from ps_server.table.memory.row_layout import KEY_COLUMNS, RowLayout
+from ps_server.table.rows.slab import RowRegions
 
 STRETCH_ROWS = 4096
 """Rows copied under one lock, in 15 us. 360 KB of dim 10 with Adagrad, in the cache until they are placed."""
@@ -222,7 +222,7 @@ class ShardCopy:
 
 @dataclass(frozen=True, slots=True)
 class CountersCut:
-    """Copies of a filter's counters: a `ps_server.checkpoint.rows.CountersSource`."""
+    """Copies of a filter's counters: a `ps_server.table.contents.CountersSource`."""
 
     spec: TableSpec
     shards: Sequence[int]
@@ -234,7 +234,7 @@ class CountersCut:
 
 
 class TableCut:
-    """A table as it was at one moment, until that cut ends: a `ps_server.checkpoint.rows.TableSource`.
+    """A table as it was at one moment, until that cut ends: a `ps_server.table.contents.TableSource`.
 
     Thread-safe; each shard comes out once.
 
@@ -307,7 +307,7 @@ class TableCut:
 
 @dataclass(frozen=True, slots=True)
 class RemovedCut:
-    """Keys that lost their row from one cut to the next: a `ps_server.checkpoint.rows.RemovedSource`."""
+    """Keys that lost their row from one cut to the next: a `ps_server.table.contents.RemovedSource`."""
 
     spec: TableSpec
     shards: Sequence[int]

@@ -11,9 +11,9 @@ import numpy as np
 
 from protos.keys import mix64
 from protos.runtime.jit import kernel
-from ps_server.table.cut import keep_leaving_row, move_mark
-from ps_server.table.hash_index import TableArrays, first_slot, next_slot, row_of_slot
-from ps_server.table.intrinsics import Int
+from ps_server.table.changes.copy_on_write import keep_leaving_row, move_mark
+from ps_server.table.memory.hash_index import TableArrays, first_slot, next_slot, row_of_slot
+from ps_server.table.memory.intrinsics import Int
 
 
 @kernel

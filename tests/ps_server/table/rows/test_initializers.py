@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.spec import InitializerSpec
-from ps_server.table.initializers import (
+from ps_server.table.rows.initializers import (
     KINDS,
     build_initializer,
     initialize_elements,

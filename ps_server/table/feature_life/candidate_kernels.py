@@ -8,10 +8,10 @@ import numpy as np
 
 from protos.gradients import Values
 from protos.runtime.jit import kernel
-from ps_server.table.admission import Rule, is_admitted
-from ps_server.table.bloom_filter import FilterArrays, estimate, raise_to
-from ps_server.table.cut import keep_old_row
-from ps_server.table.hash_index import (
+from ps_server.table.changes.copy_on_write import keep_old_row
+from ps_server.table.feature_life.admission import Rule, is_admitted
+from ps_server.table.feature_life.bloom_filter import FilterArrays, estimate, raise_to
+from ps_server.table.memory.hash_index import (
     BLOCK,
     TableArrays,
     find_block,
@@ -21,12 +21,12 @@ from ps_server.table.hash_index import (
     insert_row,
     shard_of_hash,
 )
-from ps_server.table.initializers import Initializer
-from ps_server.table.intrinsics import Int, prefetch
-from ps_server.table.row_kernels import Push, make_row
-from ps_server.table.row_layout import STATISTICS_WIDTH
-from ps_server.table.row_removal import remove_row
-from ps_server.table.statistics import CLICK, SHOW, count_push
+from ps_server.table.memory.intrinsics import Int, prefetch
+from ps_server.table.memory.row_layout import STATISTICS_WIDTH
+from ps_server.table.rows.initializers import Initializer
+from ps_server.table.rows.row_kernels import Push, make_row
+from ps_server.table.rows.row_removal import remove_row
+from ps_server.table.rows.statistics import CLICK, SHOW, count_push
 
 
 @kernel

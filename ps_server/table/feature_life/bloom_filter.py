@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from protos.keys import mix64
 from protos.runtime.jit import kernel
-from ps_server.table.intrinsics import Int
+from ps_server.table.memory.intrinsics import Int
 
 MAX_COUNTERS = 2**32 - 1
 """Of one shard: a position is scaled from 32 bits of hash."""

@@ -1,0 +1,1 @@
+"""Which rows changed, for whom, and what they were at the moment of a snapshot."""

@@ -1,0 +1,1 @@
+"""How keys earn a row, and how rows go again."""

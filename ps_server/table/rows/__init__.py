@@ -1,0 +1,1 @@
+"""What is done with rows: read, update, count, remove."""
