@@ -22,7 +22,7 @@ from protos.errors import (
 from protos.gradients import Gradients, Values, require_finite
 from protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from protos.store import Shrunk, TableStatus, Version, WorkerProgress
-from ps_server.checkpoint.digest import shard_digest
+from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.cuts import StoreCut, cut_all
 from ps_server.spec_changes import (

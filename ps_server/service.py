@@ -21,7 +21,7 @@ from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_gr
 from protos.wire import control_messages, data_messages, spec_messages
 from protos.wire.grpc_status import details_of, metadata_of, status_of
 from ps_server.activity import Activity
-from ps_server.checkpoint.manifest import part_to_json
+from ps_server.checkpoint.files.manifest import part_to_json
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
 from ps_server.waiting import WaitingFuture

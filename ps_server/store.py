@@ -31,9 +31,9 @@ from protos.store import (
     Version,
     WorkerProgress,
 )
-from ps_server.checkpoint.digest import model_digest
+from ps_server.checkpoint.files.digest import model_digest
+from ps_server.checkpoint.files.manifest import Part
 from ps_server.checkpoint.inference import write_inference_part
-from ps_server.checkpoint.manifest import Part
 from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.roots import Roots

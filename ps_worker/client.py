@@ -52,8 +52,8 @@ from protos.store import (
     require_numbers,
 )
 from protos.wire.control_messages import merge_shrunk, merge_status
-from ps_server.checkpoint.digest import model_digest
-from ps_server.checkpoint.manifest import Part, part_from_json
+from ps_server.checkpoint.files.digest import model_digest
+from ps_server.checkpoint.files.manifest import Part, part_from_json
 from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import open_base, save_checkpoint

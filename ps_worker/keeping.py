@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 
 from ps_server.checkpoint.publish import keep_last, manifests_in
-from ps_server.checkpoint.storage import place_of
+from ps_server.checkpoint.storage.folders import place_of
 from ps_worker.job import Job
 from ps_worker.job.checkpoint import CheckpointSection
 

@@ -11,7 +11,7 @@ from protos.errors import CheckpointError
 from protos.store import Version, WorkerProgress
 from ps_server.checkpoint.publish import has_latest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import folder_at
+from ps_server.checkpoint.storage.folders import folder_at
 from ps_worker.job import Job
 from ps_worker.job_data import order_of_data
 from ps_worker.keeping import checkpoints_of_runs

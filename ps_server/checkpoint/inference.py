@@ -17,12 +17,12 @@ from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.spec import DenseSpec, TableSpec
 from protos.store import InferenceSettings
-from ps_server.checkpoint.format import write_dense_file, write_table_file
-from ps_server.checkpoint.manifest import Entry, Part
+from ps_server.checkpoint.files.format import write_dense_file, write_table_file
+from ps_server.checkpoint.files.manifest import Entry, Part
 from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.reshard import save_again, sources_of
-from ps_server.checkpoint.storage import Folder, folder_at
+from ps_server.checkpoint.storage.folders import Folder, folder_at
+from ps_server.checkpoint.tools.reshard import save_again, sources_of
 from ps_server.checkpoint.writer import shared_folder
 from ps_server.table.contents import DensePiece, DenseSource, Rows, TableSource
 from ps_server.table.rows.statistics import scores_of

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.manifest import Manifest, manifest_from_json, manifest_to_json
-from ps_server.checkpoint.names import (
+from ps_server.checkpoint.files.manifest import Manifest, manifest_from_json, manifest_to_json
+from ps_server.checkpoint.files.names import (
     LATEST,
     MANIFEST,
     TOKEN,
@@ -25,7 +25,7 @@ from ps_server.checkpoint.names import (
     is_data_folder,
     new_token,
 )
-from ps_server.checkpoint.storage import Folder, folder_at
+from ps_server.checkpoint.storage.folders import Folder, folder_at
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.spec import DenseSpec, StatisticsSpec, TableSpec
 from ps_server.checkpoint.chain import ShardChange, manifests_of_chain, merged
-from ps_server.checkpoint.digest import model_digest, shard_digest
-from ps_server.checkpoint.format import (
+from ps_server.checkpoint.files.digest import model_digest, shard_digest
+from ps_server.checkpoint.files.format import (
     map_table_file,
     read_counters_file,
     read_dense_file,
     read_table_file,
 )
-from ps_server.checkpoint.manifest import (
+from ps_server.checkpoint.files.manifest import (
     CountersEntry,
     DenseEntry,
     Manifest,
@@ -30,10 +30,10 @@ from ps_server.checkpoint.manifest import (
     require_whole,
     shard_digests,
 )
-from ps_server.checkpoint.names import ATTACHMENTS, MANIFEST
+from ps_server.checkpoint.files.names import ATTACHMENTS, MANIFEST
+from ps_server.checkpoint.files.sorted_rows import Layer
 from ps_server.checkpoint.publish import resolve
-from ps_server.checkpoint.sorted_rows import Layer
-from ps_server.checkpoint.storage import Folder
+from ps_server.checkpoint.storage.folders import Folder
 from ps_server.table.contents import DensePiece, Rows
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from protos.errors import CheckpointError
 from ps_server.checkpoint.publish import resolve
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import place_of
+from ps_server.checkpoint.storage.folders import place_of
 
 
 class Roots:

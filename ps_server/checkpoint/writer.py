@@ -10,17 +10,17 @@ from protos.errors import CheckpointError
 from protos.spec import DenseSpec, TableSpec
 from protos.store import merge_progress
 from ps_server.checkpoint.chain import beside
-from ps_server.checkpoint.format import (
+from ps_server.checkpoint.files.format import (
     write_counters_file,
     write_dense_file,
     write_removed_file,
     write_table_file,
 )
-from ps_server.checkpoint.manifest import Attachment, Entry, Manifest, Part
-from ps_server.checkpoint.names import ATTACHMENTS, TOKEN, require_name
+from ps_server.checkpoint.files.manifest import Attachment, Entry, Manifest, Part
+from ps_server.checkpoint.files.names import ATTACHMENTS, TOKEN, require_name
 from ps_server.checkpoint.publish import discard, open_data, publish
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import Folder, folder_at
+from ps_server.checkpoint.storage.folders import Folder, folder_at
 from ps_server.table.contents import CountersSource, DenseSource, RemovedSource, TableSource
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.names import MANIFEST
+from ps_server.checkpoint.files.names import MANIFEST
 from ps_server.checkpoint.publish import keep_last, write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore

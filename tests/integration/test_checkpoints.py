@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.manifest import Part
+from ps_server.checkpoint.files.manifest import Part
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import Folder
+from ps_server.checkpoint.storage.folders import Folder
 from ps_server.checkpoint.writer import shared_folder
 from ps_server.store import ParameterStore
 from ps_worker.connect import connect

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import folder_at
+from ps_server.checkpoint.storage.folders import folder_at
 from ps_server.store import ParameterStore
 from tests.support.kill_target import NUMBER
 from tests.support.processes import free_port

@@ -20,7 +20,7 @@ from protos.keys import Keys
 from protos.placement import route
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Staleness, Stamp, StoreStatus
-from ps_server.checkpoint.digest import model_digest
+from ps_server.checkpoint.files.digest import model_digest
 from ps_server.store import ParameterStore
 from tests.reference.partition import unmix64
 

@@ -15,8 +15,8 @@ from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from ps_server.checkpoint.publish import keep_last, write_latest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.reshard import compact
 from ps_server.checkpoint.saved_model import SavedModel
+from ps_server.checkpoint.tools.reshard import compact
 from ps_server.store import ParameterStore
 from ps_worker.client import ClusterClient
 from tests.support.local_transport import LocalTransport

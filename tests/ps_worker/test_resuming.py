@@ -13,7 +13,7 @@ from protos.errors import CheckpointError, DataError, JobError
 from protos.store import InferenceSettings
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.checkpoint.writer import write_part
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from protos.gradients import Values
 from protos.placement import piece_of_server, shards_of_server
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from ps_server.checkpoint.manifest import Entry, Part
+from ps_server.checkpoint.files.manifest import Entry, Part
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import Folder, LocalFolder
+from ps_server.checkpoint.storage.folders import Folder, LocalFolder
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
 from ps_server.table.contents import DensePiece, Rows
 

@@ -25,7 +25,7 @@ from protos.store import (
     Version,
     WorkerProgress,
 )
-from ps_server.checkpoint.manifest import part_to_json
+from ps_server.checkpoint.files.manifest import part_to_json
 from ps_server.parts import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.transport import ServerStatus

@@ -9,8 +9,8 @@ import pytest
 from protos.errors import CheckpointError
 from ps_server.checkpoint.chain import dependants
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.reshard import compact, reshard
-from ps_server.checkpoint.storage import LocalFolder, folder_at
+from ps_server.checkpoint.storage.folders import LocalFolder, folder_at
+from ps_server.checkpoint.tools.reshard import compact, reshard
 from tests.support.checkpoints import fake_model
 from tests.support.stores import trained_chain
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.manifest import manifest_to_json
+from ps_server.checkpoint.files.manifest import manifest_to_json
 from ps_server.checkpoint.publish import (
     keep_last,
     open_data,
@@ -20,7 +20,7 @@ from ps_server.checkpoint.publish import (
     write_latest,
 )
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.checkpoint.writer import check_folder
 from tests.support.checkpoints import fake_model
 

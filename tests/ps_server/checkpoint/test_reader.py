@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from protos.errors import CheckpointError
 from protos.placement import piece_of_server, shards_of_server
-from ps_server.checkpoint.digest import model_digest, shard_digest
-from ps_server.checkpoint.format import read_table_file, write_dense_file, write_table_file
-from ps_server.checkpoint.manifest import Part, manifest_from_json, manifest_to_json
+from ps_server.checkpoint.files.digest import model_digest, shard_digest
+from ps_server.checkpoint.files.format import read_table_file, write_dense_file, write_table_file
+from ps_server.checkpoint.files.manifest import Part, manifest_from_json, manifest_to_json
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder
 from tests.support.checkpoints import (
     ATTACHMENTS,

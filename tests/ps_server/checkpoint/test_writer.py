@@ -8,10 +8,10 @@ import pytest
 
 from protos.errors import CheckpointError
 from protos.store import WorkerProgress
-from ps_server.checkpoint.manifest import Part, part_from_json, part_to_json
+from ps_server.checkpoint.files.manifest import Part, part_from_json, part_to_json
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder
 from tests.support.checkpoints import FakeModel, fake_model
 

@@ -8,7 +8,7 @@ from protos.keys import Keys
 from protos.placement import route
 from protos.spec import InitializerSpec, TableSpec
 from protos.store import Missing
-from ps_server.checkpoint.digest import shard_digest
+from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.contents import Rows
 from ps_server.table.sparse_table import SparseTable

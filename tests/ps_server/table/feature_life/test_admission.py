@@ -12,7 +12,7 @@ from protos.errors import SpecConflictError
 from protos.gradients import SparseGrad
 from protos.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from protos.store import Missing
-from ps_server.checkpoint.digest import shard_digest
+from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.feature_life.admission import MAX_OCCURRENCES, needed, rule_of
 from ps_server.table.memory.hash_index import BLOCK

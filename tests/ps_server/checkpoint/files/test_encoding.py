@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from ps_server.checkpoint.encoding import encoded_in_order
+from ps_server.checkpoint.files.encoding import encoded_in_order
 
 LIMIT_S = 10.0
 

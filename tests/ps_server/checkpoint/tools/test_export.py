@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from protos.errors import UsageError
-from ps_server.checkpoint.export import export_table
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.storage.folders import LocalFolder
+from ps_server.checkpoint.tools.export import export_table
 from tests.support.checkpoints import FakeModel, fake_counting_model, fake_table
 
 MODEL = fake_counting_model(1)

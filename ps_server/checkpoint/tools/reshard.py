@@ -12,9 +12,9 @@ from protos.errors import CheckpointError
 from protos.placement import piece_of_server, shards_of_server
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.chain import require_unneeded
-from ps_server.checkpoint.manifest import DenseEntry, Entry, Part, TableEntry
+from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Part, TableEntry
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import Folder, folder_at
+from ps_server.checkpoint.storage.folders import Folder, folder_at
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
 from ps_server.table.contents import (
     CountersSource,

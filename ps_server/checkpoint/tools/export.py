@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from protos.errors import UsageError
 from protos.gradients import Values
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import Folder
+from ps_server.checkpoint.storage.folders import Folder
 from ps_server.table.contents import Rows
 
 ExportFormat = Literal["parquet", "text"]

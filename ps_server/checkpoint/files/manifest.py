@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from protos.errors import CheckpointError
 from protos.spec import DenseSpec, TableSpec
 from protos.store import InferenceDtype, WorkerProgress
-from ps_server.checkpoint.names import is_data_folder, require_name
+from ps_server.checkpoint.files.names import is_data_folder, require_name
 
 FORMAT_VERSION = 3
 """Of the files and of the manifest together; a reader knows one version."""

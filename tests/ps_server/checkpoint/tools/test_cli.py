@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps_server.checkpoint import cli
 from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.tools import cli
 from tests.support.checkpoints import fake_counting_model
 from tests.support.stores import embedded, random_gradients, stamp, trained_chain
 

@@ -8,14 +8,14 @@ import pytest
 
 from protos.errors import CheckpointError
 from protos.spec import StatisticsSpec
-from ps_server.checkpoint.inspection import (
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.tools.inspection import (
     Difference,
     TopKey,
     compare,
     inspect_block,
     inspect_table,
 )
-from ps_server.checkpoint.reader import Checkpoint
 from ps_server.table.contents import Rows
 from tests.support.checkpoints import (
     FakeBlock,

@@ -20,7 +20,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.direct_file import direct_file
+from ps_server.checkpoint.storage.direct_file import direct_file
 
 _LOCAL_SCHEMES = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -100,7 +100,7 @@ def folder_at(url: str | Path) -> Folder:
     if "://" not in place:
         return LocalFolder(Path(place))
     # Late: most checkpoints are local.
-    from ps_server.checkpoint.remote_storage import remote_folder
+    from ps_server.checkpoint.storage.remote import remote_folder
 
     return remote_folder(place)
 

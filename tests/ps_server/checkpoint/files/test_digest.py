@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_server.checkpoint.digest import (
+from ps_server.checkpoint.files.digest import (
     EMPTY_SHARD_DIGEST,
     model_digest,
     piece_digest,

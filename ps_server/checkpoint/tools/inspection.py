@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.spec import StatisticsSpec
-from ps_server.checkpoint.manifest import CountersEntry, TableEntry
-from ps_server.checkpoint.names import MANIFEST
+from ps_server.checkpoint.files.manifest import CountersEntry, TableEntry
+from ps_server.checkpoint.files.names import MANIFEST
 from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage import folder_at
+from ps_server.checkpoint.storage.folders import folder_at
 from ps_server.table.contents import Rows
 from ps_server.table.rows.statistics import CLICK, SHOW, scores_of
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from protos.placement import shard_of
-from ps_server.checkpoint.sorted_rows import SavedShard, SortedRows
+from ps_server.checkpoint.files.sorted_rows import SavedShard, SortedRows
 
 NUM_SHARDS = 4
 DIM = 3

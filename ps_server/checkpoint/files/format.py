@@ -23,23 +23,23 @@ from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.spec import TableSpec
 from protos.store import InferenceDtype
-from ps_server.checkpoint.digest import (
+from ps_server.checkpoint.files.digest import (
     counters_digest,
     piece_digest,
     shard_digest,
     statistics_digest,
 )
-from ps_server.checkpoint.encoding import encoded_in_order
-from ps_server.checkpoint.manifest import (
+from ps_server.checkpoint.files.encoding import encoded_in_order
+from ps_server.checkpoint.files.manifest import (
     FORMAT_VERSION,
     CountersEntry,
     DenseEntry,
     ShardBatch,
     TableEntry,
 )
-from ps_server.checkpoint.names import require_name
-from ps_server.checkpoint.sorted_rows import SavedShard, SortedRows
-from ps_server.checkpoint.storage import Folder
+from ps_server.checkpoint.files.names import require_name
+from ps_server.checkpoint.files.sorted_rows import SavedShard, SortedRows
+from ps_server.checkpoint.storage.folders import Folder
 from ps_server.table.contents import (
     CountersSource,
     DensePiece,

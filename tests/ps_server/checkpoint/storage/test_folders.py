@@ -15,8 +15,8 @@ import pytest
 from protos.errors import CheckpointError
 from ps_server.checkpoint.publish import keep_last, remove_unfinished, resolve, write_latest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.remote_storage import RenamingFolder
-from ps_server.checkpoint.storage import Folder, LocalFolder, folder_at
+from ps_server.checkpoint.storage.folders import Folder, LocalFolder, folder_at
+from ps_server.checkpoint.storage.remote import RenamingFolder
 from tests.support.checkpoints import content, fake_counting_model
 from tests.support.s3 import BUCKET, register_renaming
 

@@ -11,7 +11,7 @@ import pytest
 from protos.errors import CheckpointError
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import WorkerProgress
-from ps_server.checkpoint.manifest import (
+from ps_server.checkpoint.files.manifest import (
     Attachment,
     CountersEntry,
     DenseEntry,

@@ -23,9 +23,11 @@ from rich.table import Table
 
 from protos.errors import CheckpointError, CtrPsError, UsageError
 from protos.store import InferenceDtype, InferenceSettings
-from ps_server.checkpoint.export import ExportFormat, export_table
 from ps_server.checkpoint.inference import export_inference
-from ps_server.checkpoint.inspection import (
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage.folders import folder_at
+from ps_server.checkpoint.tools.export import ExportFormat, export_table
+from ps_server.checkpoint.tools.inspection import (
     QUANTILES,
     BlockReport,
     TableReport,
@@ -34,10 +36,8 @@ from ps_server.checkpoint.inspection import (
     inspect_table,
     verify_all,
 )
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.reshard import compact as compact_checkpoint
-from ps_server.checkpoint.reshard import reshard as reshard_checkpoint
-from ps_server.checkpoint.storage import folder_at
+from ps_server.checkpoint.tools.reshard import compact as compact_checkpoint
+from ps_server.checkpoint.tools.reshard import reshard as reshard_checkpoint
 
 app = typer.Typer(
     add_completion=False,

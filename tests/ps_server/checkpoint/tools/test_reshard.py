@@ -7,9 +7,9 @@ import pytest
 
 from protos.errors import CheckpointError
 from protos.store import WorkerProgress
-from ps_server.checkpoint.manifest import manifest_to_json
+from ps_server.checkpoint.files.manifest import manifest_to_json
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.reshard import reshard
+from ps_server.checkpoint.tools.reshard import reshard
 from tests.support.checkpoints import fake_counting_model
 
 MODEL = fake_counting_model(1)

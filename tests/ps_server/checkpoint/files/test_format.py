@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.format import (
+from ps_server.checkpoint.files.format import (
     read_counters_file,
     read_dense_file,
     read_table_file,
@@ -15,8 +15,8 @@ from ps_server.checkpoint.format import (
     write_dense_file,
     write_table_file,
 )
-from ps_server.checkpoint.names import require_name
-from ps_server.checkpoint.storage import LocalFolder
+from ps_server.checkpoint.files.names import require_name
+from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.table.contents import Rows
 from tests.support.checkpoints import (
     FakeTable,

@@ -1,0 +1,1 @@
+"""The files of a checkpoint: rows as Arrow, the manifest, digests."""

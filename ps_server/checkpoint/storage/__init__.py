@@ -1,0 +1,1 @@
+"""Where checkpoints are: folders of this machine, object stores, remote file systems."""

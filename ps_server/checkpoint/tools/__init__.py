@@ -1,0 +1,1 @@
+"""`ps-ckpt`: what is done with checkpoints beside saving and loading them."""
