@@ -15,13 +15,13 @@ import typer
 
 from protos.errors import CtrPsError, RoleError
 from protos.role import ROLE, ServerRole, role_from_environment
-from ps_server.run import (
+from ps_server.rpc.run import (
     DEFAULT_WAIT_LIMIT_S,
     RunSettings,
     log_to_stderr,
     run_server,
 )
-from ps_server.run import (
+from ps_server.rpc.run import (
     idle_limit as idle_limit_of,
 )
 
@@ -98,7 +98,7 @@ def _server_role() -> ServerRole:
 def _check(role: ServerRole) -> int:
     """Asks the server of this environment; returns the exit code."""
     # Imported here, and not the server with numba and all: a health check runs every few seconds.
-    from ps_server.health import is_serving
+    from ps_server.rpc.health import is_serving
 
     return 0 if is_serving(role.endpoint, CHECK_LIMIT_S) else 1
 

@@ -24,8 +24,8 @@ from protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from protos.store import Shrunk, TableStatus, Version, WorkerProgress
 from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.cuts import StoreCut, cut_all
-from ps_server.spec_changes import (
+from ps_server.snapshot.snapshots import StoreCut, cut_all
+from ps_server.spec_compat import (
     log_changes,
     require_claimable,
     require_equal_spec,
@@ -255,7 +255,7 @@ class Parameters:
     def freeze(
         self, version: Version, workers: Mapping[int, WorkerProgress], base: str
     ) -> StoreCut:
-        """Cuts what a save has, which nobody may change meanwhile; see `ps_server.cuts.cut_all`.
+        """Cuts what a save has, which nobody may change meanwhile; see `cut_all`.
 
         Args:
             version: Of the store.

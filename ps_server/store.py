@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from protos.errors import ProtocolError
+from protos.futures import Answered
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
@@ -44,13 +45,12 @@ from ps_server.checkpoint.writer import (
     shared_folder,
     write_part,
 )
-from ps_server.cuts import Cuts, StoreCut
-from ps_server.mailbox import INBOX_BYTES
+from ps_server.coordination.coordinator import Workers
+from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.parameters import Parameters
+from ps_server.snapshot.snapshots import Cuts, StoreCut
 from ps_server.table.rows.statistics import Clock, wall_clock
 from ps_server.table.sparse_table import SparseTable
-from ps_server.waiting import Answered
-from ps_server.workers import Workers
 
 DEFAULT_WAIT_LIMIT_S = 600.0
 

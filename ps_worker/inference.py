@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import CheckpointError, JobError, ProtocolError, UsageError
+from protos.futures import Answered
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Version
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
-from ps_server.waiting import Answered
 from ps_worker.data.files import matching_files
 from ps_worker.data.whole_file import whole_file
 from ps_worker.evaluator import evaluate

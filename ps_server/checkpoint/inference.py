@@ -31,10 +31,12 @@ class RowsOf:
 
     @property
     def spec(self) -> TableSpec:
+        """The table's."""
         return self.source.spec
 
     @property
     def shards(self) -> Iterable[int]:
+        """Those of the source."""
         return self.source.shards
 
 

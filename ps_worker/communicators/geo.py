@@ -15,11 +15,11 @@ from contextlib import contextmanager
 import numpy as np
 
 from protos.errors import JobError
+from protos.futures import Answered
 from protos.gradients import Gradients, Values, require_finite
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import Future, Pulled, Store, Version
-from ps_server.waiting import Answered
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.stamps import UNNUMBERED, StampBook

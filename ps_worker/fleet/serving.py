@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from protos.errors import CtrPsError
 from protos.role import ServerRole
-from ps_server.run import RunSettings, idle_limit, log_to_stderr, run_server
+from ps_server.rpc.run import RunSettings, idle_limit, log_to_stderr, run_server
 
 __all__ = ["idle_limit", "serve"]
 

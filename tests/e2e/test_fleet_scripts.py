@@ -198,7 +198,7 @@ def test_workers_do_not_load_the_servers_shell() -> None:
 import sys
 from ps_worker import fleet
 fleet.init()
-shell = {"ps_server.run", "ps_server.server", "ps_server.service", "ps_server.cli"}
+shell = {"ps_server.rpc.run", "ps_server.rpc.server", "ps_server.rpc.service", "ps_server.cli"}
 assert not shell & sys.modules.keys(), shell & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", program], env=clean_environment(), check=True)

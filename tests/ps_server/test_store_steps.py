@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
+from protos.futures import WaitingFuture
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Future, Missing, Stamp, Version
 from ps_server.store import ParameterStore
-from ps_server.waiting import WaitingFuture
 
 DIM = 2
 KEYS = np.arange(30, dtype=np.uint64)

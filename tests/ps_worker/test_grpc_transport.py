@@ -16,7 +16,7 @@ from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Parcel, Pulled, Stamp
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
-from ps_server.health import is_serving
+from ps_server.rpc.health import is_serving
 from ps_server.store import ParameterStore
 from ps_worker.grpc_transport import Deadlines, GrpcTransport
 from tests.support.cluster import cluster

@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 from protos.chunking import PART_BYTES
-from ps_server.mailbox import INBOX_BYTES
-from ps_server.server import Server, ServerSettings
+from ps_server.coordination.mailbox import INBOX_BYTES
+from ps_server.precompile import warm_kernels
+from ps_server.rpc.server import Server, ServerSettings
 from ps_server.store import ParameterStore
-from ps_server.warm import warm_kernels
 from ps_worker.client import ClusterClient
 from ps_worker.connect import wait_for_servers
 from ps_worker.grpc_transport import Deadlines, GrpcTransport

@@ -25,7 +25,7 @@ NUMBER = "number"
 
 def serve(port: int) -> None:
     from protos.role import ServerRole
-    from ps_server.run import RunSettings, run_server
+    from ps_server.rpc.run import RunSettings, run_server
 
     role = ServerRole(endpoints=(f"127.0.0.1:{port}",), server_index=0, num_workers=1)
     run_server(role, RunSettings(stay=True))
@@ -53,7 +53,7 @@ def main() -> None:
     import s3fs  # noqa: F401 (as most of what follows, here once instead of in each fork)
 
     import ps_worker.connect  # noqa: F401
-    from ps_server import server, warm  # noqa: F401
+    from ps_server import warm
 
     warm.warm_kernels()
     # Forks have them, and need not wait until no other process on this machine compiles.

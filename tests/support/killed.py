@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from protos.futures import WaitingFuture
 from protos.gradients import Gradients
 from protos.store import Stamp, Store
-from ps_server.waiting import WaitingFuture
 from ps_worker.job import Job, override_job
 
 _POLL_S = 0.002

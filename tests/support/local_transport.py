@@ -26,7 +26,7 @@ from protos.store import (
     WorkerProgress,
 )
 from ps_server.checkpoint.files.manifest import part_to_json
-from ps_server.parts import PartAssembler
+from ps_server.coordination.push_assembly import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.transport import ServerStatus
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from protos.chunking import PART_BYTES
 from protos.errors import ProtocolError, WaitTimeoutError
+from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients, sum_gradients
 from protos.store import (
     Future,
@@ -33,14 +34,13 @@ from protos.store import (
     WorkerProgress,
     require_numbers,
 )
-from ps_server.aggregation import StepAggregator
-from ps_server.barrier import BarrierBook
-from ps_server.mailbox import Mailbox
-from ps_server.pace import PaceBook
-from ps_server.progress_book import ProgressBook
-from ps_server.reduction import Contribution, Given, ReductionBook, reduce_numbers
+from ps_server.coordination.barrier import BarrierBook
+from ps_server.coordination.clocks import PaceBook
+from ps_server.coordination.mailbox import Mailbox
+from ps_server.coordination.progress import ProgressBook
+from ps_server.coordination.reduction import Contribution, Given, ReductionBook, reduce_numbers
+from ps_server.coordination.steps import StepAggregator
 from ps_server.table.changes.subscribers import NOBODY
-from ps_server.waiting import Answered, WaitingFuture
 
 T = TypeVar("T")
 

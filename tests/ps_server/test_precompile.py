@@ -20,9 +20,9 @@ from protos.spec import (
 from protos.store import Missing, Stamp
 from protos.wire import data_messages
 from ps_server.optimizers.registry import OPTIMIZERS
+from ps_server.precompile import warm_kernels
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
-from ps_server.warm import warm_kernels
 from tests.support.optimizers import plain_optimizer
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
-from ps_server.pace import PaceBook
+from ps_server.coordination.clocks import PaceBook
 
 CALLS = st.lists(
     st.tuples(

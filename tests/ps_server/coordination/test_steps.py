@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, Gradients
-from ps_server.aggregation import StepAggregator
+from ps_server.coordination.steps import StepAggregator
 
 NOTHING = np.empty(0, np.float32)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from protos.errors import ProtocolError
-from ps_server.barrier import BarrierBook
+from ps_server.coordination.barrier import BarrierBook
 
 
 def test_barrier_is_released_when_all_members_have_come() -> None:

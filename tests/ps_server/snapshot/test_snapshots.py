@@ -12,8 +12,8 @@ import pytest
 from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, TableSpec
-from ps_server.cuts import Cuts, StoreCut, cut_all
-from ps_server.shared_lock import SharedLock
+from ps_server.snapshot.phase_lock import SharedLock
+from ps_server.snapshot.snapshots import Cuts, StoreCut, cut_all
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 from tests.support.marks import changed_rows

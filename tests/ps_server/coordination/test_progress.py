@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.store import Stamp, WorkerProgress
-from ps_server.progress_book import ProgressBook
+from ps_server.coordination.progress import ProgressBook
 
 
 def stamp(sequence: int, *, worker: int = 0, incarnation: int = 1, first_step: int = 0) -> Stamp:

@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.errors import BindError, IdleError
 from protos.v1 import control_plane_pb2, parameter_server_pb2_grpc
-from ps_server.health import SERVICE, is_serving
-from ps_server.server import ALL_DONE, Server, ServerSettings, serve
+from ps_server.rpc.health import SERVICE, is_serving
+from ps_server.rpc.server import ALL_DONE, Server, ServerSettings, serve
 from ps_server.store import ParameterStore
 
 

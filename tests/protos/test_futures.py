@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
-from ps_server.waiting import Answered, WaitingFuture
+from protos.futures import Answered, WaitingFuture
 
 LONG_S = 30.0
 

@@ -15,9 +15,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from protos.errors import BindError, IdleError
 from protos.v1 import parameter_server_pb2_grpc
 from protos.wire.channel import SERVER_OPTIONS
-from ps_server.activity import Activity
-from ps_server.health import SERVICE
-from ps_server.service import ParameterServerServicer
+from ps_server.rpc.activity import Activity
+from ps_server.rpc.health import SERVICE
+from ps_server.rpc.service import ParameterServerServicer
 from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from threading import Condition
 from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
 from protos.spec import DenseSpec
 from protos.store import SaveStatus, Version, WorkerProgress
-from ps_server.shared_lock import SharedLock
+from ps_server.snapshot.phase_lock import SharedLock
 from ps_server.table.contents import DensePiece
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable

@@ -17,7 +17,7 @@ from protos.role import ServerRole
 from protos.runtime.malloc import keep_freed_memory
 
 if TYPE_CHECKING:
-    from ps_server.server import Server
+    from ps_server.rpc.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +89,9 @@ def run_server(role: ServerRole, settings: RunSettings) -> int:
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keep_freed_memory()
-    from ps_server.server import ServerSettings, serve
+    from ps_server.precompile import warm_kernels
+    from ps_server.rpc.server import ServerSettings, serve
     from ps_server.store import ParameterStore
-    from ps_server.warm import warm_kernels
 
     logger.info("kernels ready seconds=%.1f", warm_kernels())
     store = ParameterStore(

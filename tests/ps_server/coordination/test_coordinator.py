@@ -7,10 +7,10 @@ from contextlib import nullcontext
 import pytest
 
 from protos.errors import WaitTimeoutError
+from protos.futures import WaitingFuture
 from protos.gradients import Gradients
 from protos.store import Stamp
-from ps_server.waiting import WaitingFuture
-from ps_server.workers import Workers
+from ps_server.coordination.coordinator import Workers
 
 
 def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Workers:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
 from protos.store import Parcel
-from ps_server.mailbox import Mailbox
+from ps_server.coordination.mailbox import Mailbox
 
 MANY = 2**30
 

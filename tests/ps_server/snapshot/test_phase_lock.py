@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from protos.errors import WaitTimeoutError
-from ps_server.shared_lock import SharedLock
+from ps_server.snapshot.phase_lock import SharedLock
 
 LIMIT_S = 10.0
 SOON_S = 0.02  # for what must not happen: too short a wait hides a fault, but never makes one

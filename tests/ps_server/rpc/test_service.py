@@ -12,16 +12,16 @@ import pytest
 
 from protos.chunking import PushPart
 from protos.errors import GradientError, WaitTimeoutError
+from protos.futures import Answered
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Missing, Stamp
 from protos.v1 import control_plane_pb2, data_plane_pb2
 from protos.wire import data_messages, spec_messages
 from protos.wire.grpc_status import METADATA_KEY
-from ps_server.activity import Activity
-from ps_server.service import ParameterServerServicer, abort_with
+from ps_server.rpc.activity import Activity
+from ps_server.rpc.service import ParameterServerServicer, abort_with
 from ps_server.store import ParameterStore
-from ps_server.waiting import Answered
 
 KEYS = np.arange(4, dtype=np.uint64)
 

@@ -1,6 +1,6 @@
 """Compiles every kernel of a server, so that no worker waits for the compiler.
 
-    python -m ps_server.warm    # fills numba's cache, as when an image is built
+    python -m ps_server.precompile    # fills numba's cache, as when an image is built
 
 A tiny store does all that a server ever does, with arrays that are read-only, as they come off the wire:
 numba compiles another function for those that can be written to.

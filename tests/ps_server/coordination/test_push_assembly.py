@@ -5,7 +5,7 @@ import pytest
 from protos.chunking import PushPart
 from protos.errors import ProtocolError
 from protos.store import Stamp
-from ps_server.parts import WINDOW, PartAssembler
+from ps_server.coordination.push_assembly import WINDOW, PartAssembler
 
 
 def stamp(sequence=0, worker=0, incarnation=7):

@@ -16,15 +16,15 @@ import numpy as np
 
 from protos.chunking import VALUE_BYTES, PushPart, join_push
 from protos.errors import CtrPsError
+from protos.futures import WaitingFuture
 from protos.store import Future, Shrunk, Stamp, Version
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from protos.wire import control_messages, data_messages, spec_messages
 from protos.wire.grpc_status import details_of, metadata_of, status_of
-from ps_server.activity import Activity
 from ps_server.checkpoint.files.manifest import part_to_json
-from ps_server.parts import PartAssembler
+from ps_server.coordination.push_assembly import PartAssembler
+from ps_server.rpc.activity import Activity
 from ps_server.store import ParameterStore
-from ps_server.waiting import WaitingFuture
 
 # ruff: noqa: D102 - what each RPC does stands in protos/v1/parameter_server.proto
 

@@ -1,0 +1,1 @@
+"""The gRPC shell around a store: the service, the life of a server, health."""
