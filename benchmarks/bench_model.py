@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks import ceiling, rows
 from ctr_model.registry import MODELS, build_model
 from ctr_model.schema import criteo_schema
-from ps_worker.batch_keys import keys_of_batch
+from ps_worker.lookups import keys_of_batch
 
 ROUND_SECONDS = 0.25
 ALL = "all"

@@ -28,10 +28,10 @@ from ctr_model.batch import Batch
 from protos.gradients import Gradients, SparseGrad
 from protos.store import Stamp
 from ps_server.store import ParameterStore
-from ps_worker.declaring import declare
 from ps_worker.job import Job, override_job
-from ps_worker.predictor import Predictor
-from ps_worker.session import attachments_of, plan_of
+from ps_worker.job.specs import declare
+from ps_worker.run.run import attachments_of, plan_of
+from ps_worker.serving.predictor import Predictor
 
 BATCH_SIZES = (1, 32, 512)
 ROWS_A_PUSH = 1_000_000

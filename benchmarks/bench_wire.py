@@ -28,8 +28,8 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.runtime.malloc import keep_freed_memory
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Future, Missing, Stamp
-from ps_worker.client import ClusterClient
-from ps_worker.connect import connect
+from ps_worker.cluster.client import ClusterClient
+from ps_worker.cluster.connect import connect
 
 DIM = 10
 NUM_KEYS = (1_800, 20_000)

@@ -19,16 +19,16 @@ from protos.role import WorkerRole, role_from_environment
 from protos.runtime.malloc import keep_freed_memory
 from protos.store import Store
 from ps_server.store import ParameterStore
+from ps_worker.cluster.connect import connect
 from ps_worker.communicators.choice import communicator_of
-from ps_worker.connect import connect
 from ps_worker.data.file_split import split_files
 from ps_worker.data.files import matching_files
 from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.declaring import declare
-from ps_worker.evaluator import evaluate
 from ps_worker.job import override_job
-from ps_worker.progress import Progress
-from ps_worker.trainer import Trainer
+from ps_worker.job.specs import declare
+from ps_worker.training.evaluator import evaluate
+from ps_worker.training.meter import Progress
+from ps_worker.training.trainer import Trainer
 
 TEST_ROWS = 40_000
 OPTIMIZERS = (

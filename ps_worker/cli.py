@@ -63,7 +63,7 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Predict and evaluate with a saved model, without servers."""
-    from ps_worker.inference import infer  # late: --help should not wait for numba
+    from ps_worker.serving.inference import infer  # late: --help should not wait for numba
 
     _start()
     with _errors_as_exit_codes():
@@ -72,10 +72,10 @@ def infer(
 
 def _train(job: Job) -> Mapping[str, Any]:
     from ps_server.store import ParameterStore
-    from ps_worker.connect import connect
-    from ps_worker.grpc_transport import Deadlines
-    from ps_worker.session import Session, plan_of
-    from ps_worker.warm import warm
+    from ps_worker.cluster.connect import connect
+    from ps_worker.cluster.grpc_transport import Deadlines
+    from ps_worker.run.precompile import warm
+    from ps_worker.run.run import Session, plan_of
 
     role = role_from_environment(os.environ)
     if isinstance(role, ServerRole):

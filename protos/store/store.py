@@ -1,6 +1,6 @@
 """The seam: what a trainer asks of the parameters, wherever they are.
 
-`ps_server.store.ParameterStore` is a store in the trainer's own process, `ps_worker.client.ClusterClient`
+`ps_server.store.ParameterStore` is a store in process, `ps_worker.cluster.client.ClusterClient`
 is one over gRPC; one contract suite (tests/contract) runs over both.
 
 Calls that move data return futures: complete already in process, pending over the wire. Waiting for

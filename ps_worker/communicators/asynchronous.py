@@ -20,7 +20,7 @@ from ps_worker.communicators.background import Background
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
-from ps_worker.communicators.stamps import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
 
 MAX_IN_FLIGHT = 4
 """Pushes on the way before the sender waits for the oldest to be acknowledged."""

@@ -11,8 +11,8 @@ from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.geo import GeoCommunicator
 from ps_worker.communicators.half_async import HalfAsyncCommunicator
 from ps_worker.communicators.synchronous import SyncCommunicator
-from ps_worker.declaring import dense_spec, table_specs
 from ps_worker.job import Job
+from ps_worker.job.specs import dense_spec, table_specs
 
 
 def communicator_of(

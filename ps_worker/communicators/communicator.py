@@ -14,7 +14,7 @@ from typing import Protocol
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Pulled, Version
-from ps_worker.communicators.stamps import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
 
 DENSE_BLOCK = "dense"
 """The one dense block of a model: all its dense parameters in one flat vector."""

@@ -14,7 +14,7 @@ from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK
-from ps_worker.communicators.stamps import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
 
 
 class DirectCommunicator:

@@ -22,8 +22,8 @@ from protos.spec import DenseSpec, TableSpec
 from protos.store import Future, Pulled, Store, Version
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.communicator import DENSE_BLOCK
-from ps_worker.communicators.stamps import UNNUMBERED, StampBook
-from ps_worker.replica import Replica
+from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
+from ps_worker.communicators.replica import Replica
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
-from ps_worker.communicators.stamps import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
 from ps_worker.communicators.step_params import StepParams
 
 

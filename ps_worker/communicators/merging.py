@@ -15,7 +15,7 @@ import numpy as np
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_sparse
 from protos.store import Version
-from ps_worker.communicators.stamps import UNNUMBERED
+from ps_worker.communicators.push_ids import UNNUMBERED
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,13 @@ from ps_worker.data.user_code.data_generator import (
     MultiSlotStringDataGenerator,
 )
 from ps_worker.data.user_code.samples import SampleLoader
-from ps_worker.fetch import Fetched
 from ps_worker.fleet import metrics, optimizer, util
 from ps_worker.fleet.distributed import DistributedOptimizer, distributed_optimizer
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
 from ps_worker.fleet.running import FLEET
 from ps_worker.fleet.strategy import DistributedStrategy
 from ps_worker.fleet.trainer import Trainer
+from ps_worker.training.monitor import Fetched
 
 __all__ = [
     "DistributedOptimizer",

@@ -5,7 +5,7 @@ from typing import Any
 
 from protos.errors import UsageError
 from ps_worker.job.fleet_words import FLEET_WORDS
-from ps_worker.job.strategy import StrategySection
+from ps_worker.job.sections.strategy import StrategySection
 
 _KNOWN = (*FLEET_WORDS, *StrategySection.model_fields)
 

@@ -11,10 +11,10 @@ from protos.errors import UsageError
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.position import DataPosition
 from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.evaluator import OnPredictions
-from ps_worker.fetch import FetchHandler
 from ps_worker.fleet.running import FLEET
-from ps_worker.trainer import TrainedStep
+from ps_worker.training.evaluator import OnPredictions
+from ps_worker.training.monitor import FetchHandler
+from ps_worker.training.trainer import TrainedStep
 
 FETCH_PERIOD_S = 5.0
 

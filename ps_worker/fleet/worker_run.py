@@ -20,21 +20,21 @@ from protos.role import WorkerRole
 from protos.store import InferenceSettings, Numbers, ReduceOp, Shrunk, Staleness, Store
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
-from ps_worker.client import ClusterClient
-from ps_worker.connect import connect
+from ps_worker.cluster.client import ClusterClient
+from ps_worker.cluster.connect import connect
+from ps_worker.cluster.grpc_transport import Deadlines
 from ps_worker.data.memory.peers import Peers
 from ps_worker.data.position import DataPosition
-from ps_worker.declaring import declare
-from ps_worker.evaluator import OnPredictions, evaluate
-from ps_worker.fetch import FetchHandler, Fetching
-from ps_worker.grpc_transport import Deadlines
 from ps_worker.job import Job
-from ps_worker.job.sections import ModelSection
-from ps_worker.session import attachments_of
-from ps_worker.shrinking import log_shrunk
-from ps_worker.trainer import TrainedStep
-from ps_worker.warm import warm_model
-from ps_worker.worker import Worker
+from ps_worker.job.sections.section import ModelSection
+from ps_worker.job.specs import declare
+from ps_worker.run.precompile import warm_model
+from ps_worker.run.run import attachments_of
+from ps_worker.training.evaluator import OnPredictions, evaluate
+from ps_worker.training.monitor import FetchHandler, Fetching
+from ps_worker.training.shrinking import log_shrunk
+from ps_worker.training.trainer import TrainedStep
+from ps_worker.training.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class WorkerRun:
     def evaluate(
         self, batches: Iterable[Batch], on_predictions: OnPredictions | None
     ) -> ClickMetrics:
-        """Predicts with what all workers have learnt so far; see `ps_worker.evaluator.evaluate`."""
+        """Predicts with what all workers have learnt so far; see `ps_worker.training.evaluator.evaluate`."""
         self._flush()
         return evaluate(
             self._store,

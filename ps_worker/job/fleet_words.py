@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from protos.errors import JobError
-from ps_worker.job.strategy import SETTINGS
+from ps_worker.job.sections.strategy import SETTINGS
 
 FLEET_WORDS = ("a_sync", "a_sync_configs")
 """Keys of `[strategy]` that are Fleet's."""

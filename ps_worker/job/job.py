@@ -5,18 +5,18 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PrivateAttr
 
 from protos.errors import JobError
-from ps_worker.job.checkpoint import CheckpointSection
-from ps_worker.job.data import DataSection
-from ps_worker.job.life import LifeSection
-from ps_worker.job.optimizers import OptimizerSection
 from ps_worker.job.origin import Origin
-from ps_worker.job.sections import (
+from ps_worker.job.sections.checkpoint import CheckpointSection
+from ps_worker.job.sections.data import DataSection
+from ps_worker.job.sections.life import LifeSection
+from ps_worker.job.sections.optimizers import OptimizerSection
+from ps_worker.job.sections.section import (
     ClusterSection,
     ModelSection,
     Section,
     TrainSection,
 )
-from ps_worker.job.strategy import StrategySection
+from ps_worker.job.sections.strategy import StrategySection
 
 
 def _model_of_name(value: object) -> object:

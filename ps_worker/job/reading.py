@@ -14,7 +14,7 @@ from ps_worker.job.faults import explain
 from ps_worker.job.fleet_words import FleetWordError, aliases_of, translated
 from ps_worker.job.job import Job
 from ps_worker.job.origin import Origin, path_of
-from ps_worker.job.strategy import SETTINGS
+from ps_worker.job.sections.strategy import SETTINGS
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:

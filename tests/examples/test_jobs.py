@@ -6,9 +6,9 @@ import pytest
 
 from ctr_model.schema import Schema
 from ps_worker.job import load_job
-from ps_worker.life_checks import require_life
-from ps_worker.optimizer_checks import require_optimizers
-from ps_worker.session import model_of
+from ps_worker.job.life_checks import require_life
+from ps_worker.job.optimizer_checks import require_optimizers
+from ps_worker.run.run import model_of
 
 ROOT = Path(__file__).parents[2]
 

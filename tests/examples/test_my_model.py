@@ -9,7 +9,7 @@ from ctr_model.schema import Schema
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import load_job
-from ps_worker.session import Session, plan_of
+from ps_worker.run.run import Session, plan_of
 from tests.reference import my_model as oracle
 from tests.support.model_cases import MY_MODEL, ModelCase, assert_gradients_agree
 

@@ -13,8 +13,8 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder
 from ps_server.checkpoint.writer import shared_folder
 from ps_server.store import ParameterStore
-from ps_worker.connect import connect
-from ps_worker.worker import Worker
+from ps_worker.cluster.connect import connect
+from ps_worker.training.worker import Worker
 from tests.contract.test_store import declare, random_gradients, stamp
 from tests.support.cluster import cluster
 from tests.support.processes import environment_of, free_port, server_process

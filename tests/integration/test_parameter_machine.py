@@ -25,7 +25,7 @@ from protos.spec import (
 )
 from protos.store import Missing, Store
 from ps_server.store import ParameterStore
-from ps_worker.client import ClusterClient
+from ps_worker.cluster.client import ClusterClient
 from tests.reference.admission import ReferenceAdmission
 from tests.reference.feature_life import Life, ReferenceLives
 from tests.support.local_transport import LocalTransport

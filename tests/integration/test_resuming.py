@@ -9,7 +9,7 @@ import pytest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job
-from ps_worker.session import Session, Summary, plan_of
+from ps_worker.run.run import Session, Summary, plan_of
 from tests.support.cluster import LIMIT_S, cluster
 from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
 

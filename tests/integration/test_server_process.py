@@ -10,7 +10,7 @@ import pytest
 from protos.errors import ProtocolError, TransportError
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
-from ps_worker.connect import connect
+from ps_worker.cluster.connect import connect
 from tests.support.processes import environment_of, free_port, server_process
 
 TABLE = TableSpec(
@@ -149,7 +149,7 @@ def test_worker_may_start_before_its_servers(port, log, caplog):
             waits.set()
 
     handler = Waits()
-    logger = logging.getLogger("ps_worker.connect")
+    logger = logging.getLogger("ps_worker.cluster.connect")
     logger.addHandler(handler)
     found = []
 

@@ -18,7 +18,7 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.checkpoint.tools.reshard import compact
 from ps_server.store import ParameterStore
-from ps_worker.client import ClusterClient
+from ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport
 from tests.support.stores import KEYS as ALL_KEYS
 from tests.support.stores import (

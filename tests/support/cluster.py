@@ -16,9 +16,9 @@ from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.precompile import warm_kernels
 from ps_server.rpc.server import Server, ServerSettings
 from ps_server.store import ParameterStore
-from ps_worker.client import ClusterClient
-from ps_worker.connect import wait_for_servers
-from ps_worker.grpc_transport import Deadlines, GrpcTransport
+from ps_worker.cluster.client import ClusterClient
+from ps_worker.cluster.connect import wait_for_servers
+from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 
 T = TypeVar("T")
 

@@ -32,7 +32,7 @@ def serve(port: int) -> None:
 
 
 def work(port: int, url: str, first: int, log: str) -> None:
-    from ps_worker.connect import connect
+    from ps_worker.cluster.connect import connect
     from tests.support.stores import declare, random_gradients, stamp
 
     with connect([f"127.0.0.1:{port}"], connect_timeout_s=30) as store:
@@ -52,7 +52,7 @@ def work(port: int, url: str, first: int, log: str) -> None:
 def main() -> None:
     import s3fs  # noqa: F401 (as most of what follows, here once instead of in each fork)
 
-    import ps_worker.connect  # noqa: F401
+    import ps_worker.cluster.connect  # noqa: F401
     from ps_server import warm
 
     warm.warm_kernels()

@@ -28,7 +28,7 @@ from protos.store import (
 from ps_server.checkpoint.files.manifest import part_to_json
 from ps_server.coordination.push_assembly import PartAssembler
 from ps_server.store import ParameterStore
-from ps_worker.transport import ServerStatus
+from ps_worker.cluster.transport import ServerStatus
 
 T = TypeVar("T")
 

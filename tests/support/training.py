@@ -11,8 +11,8 @@ from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.store import Store
 from ps_worker.job import Job, override_job
-from ps_worker.progress import Progress
-from ps_worker.worker import Worker
+from ps_worker.training.meter import Progress
+from ps_worker.training.worker import Worker
 
 NUM_DENSE, NUM_SLOTS = 3, 4
 LIMIT_S = 60.0

@@ -15,7 +15,7 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.checkpoint.tools.export_inference import ExportedRows, export_inference
 from ps_server.store import ParameterStore
-from ps_worker.client import ClusterClient
+from ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport
 from tests.support.stores import DEEP, KEYS, TOWER, stamp
 

@@ -14,11 +14,11 @@ from protos.store import Store
 from ps_server.store import ParameterStore
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.communicators.communicator import Communicator
-from ps_worker.declaring import declare
 from ps_worker.job import Job
-from ps_worker.progress import Progress
-from ps_worker.trainer import Trainer
-from ps_worker.worker import Worker
+from ps_worker.job.specs import declare
+from ps_worker.training.meter import Progress
+from ps_worker.training.trainer import Trainer
+from ps_worker.training.worker import Worker
 from tests.support.training import job, random_batches, small_model, together
 
 NUM_PARAMS = small_model().num_params

@@ -9,7 +9,7 @@ from protos.store import Missing, Staleness
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.direct import DirectCommunicator
-from ps_worker.declaring import declare
+from ps_worker.job.specs import declare
 from tests.support.training import job, small_model, together
 
 NUM_PARAMS = small_model().num_params

@@ -8,9 +8,9 @@ from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.half_async import HalfAsyncCommunicator
-from ps_worker.declaring import declare
-from ps_worker.progress import Progress
-from ps_worker.trainer import Trainer
+from ps_worker.job.specs import declare
+from ps_worker.training.meter import Progress
+from ps_worker.training.trainer import Trainer
 from tests.support.training import job, joined, random_batches, small_model, together
 
 NUM_PARAMS = small_model().num_params

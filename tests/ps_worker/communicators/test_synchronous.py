@@ -11,7 +11,7 @@ from protos.store import Future, Version
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.synchronous import SyncCommunicator
-from ps_worker.declaring import declare
+from ps_worker.job.specs import declare
 from tests.support.training import job, small_model
 
 NUM_PARAMS = small_model().num_params

@@ -16,8 +16,8 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_worker import fleet
 from ps_worker.data.position import DataPosition
 from ps_worker.data.tools.generate import generate
-from ps_worker.inference import infer
-from ps_worker.predictor import Predictor
+from ps_worker.serving.inference import infer
+from ps_worker.serving.predictor import Predictor
 from tests.support.training import NUM_DENSE, NUM_SLOTS, random_batches, small_model
 
 BATCHES = random_batches(6, 8, seed=1)

@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ps_worker.job import Job, override_job
-from ps_worker.job.admission import AdmissionSection
 from ps_worker.job.fleet_words import TRANSLATED, WITHOUT_COUNTERPART
-from ps_worker.job.life import TableLife
-from ps_worker.job.optimizers import OptimizerChoice
-from ps_worker.job.strategy import SETTINGS, Mode
+from ps_worker.job.sections.admission import AdmissionSection
+from ps_worker.job.sections.life import TableLife
+from ps_worker.job.sections.optimizers import OptimizerChoice
+from ps_worker.job.sections.strategy import SETTINGS, Mode
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/job.md").read_text()

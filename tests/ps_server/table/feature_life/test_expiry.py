@@ -14,7 +14,7 @@ from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSp
 from protos.store import Missing, Stamp
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
-from ps_worker.client import ClusterClient
+from ps_worker.cluster.client import ClusterClient
 from tests.reference.feature_life import ReferenceLives
 from tests.reference.table import ReferenceTable
 from tests.support.local_transport import LocalTransport

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: when one is due, which stay, how a run resumes from one."""

@@ -1,0 +1,146 @@
+"""The run that a job goes on with: the newest checkpoint of its folder, if it fits.
+
+What is refused here would train on other rows than were left, or twice on the same, without a word.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from protos.errors import CheckpointError
+from protos.store import Version, WorkerProgress
+from ps_server.checkpoint.publish import has_latest
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage.folders import folder_at
+from ps_worker.checkpoints.retention import checkpoints_of_runs
+from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
+from ps_worker.job import Job
+from ps_worker.job.datasets import order_of_data
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierRun:
+    """A run that was cut at a checkpoint.
+
+    Attributes:
+        url: The checkpoint.
+        token: Of the save that has left it.
+        version: Of its parameters.
+        progress: How much of each worker's training is in them.
+        state: Where the run was.
+    """
+
+    url: str
+    token: str
+    version: Version
+    progress: Mapping[int, WorkerProgress]
+    state: RunState
+
+
+def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
+    """Returns the run to go on with; None: the job does not ask for one, or there is none yet.
+
+    Args:
+        job: Names the folder of checkpoints.
+        num_workers: Workers of the job.
+        files: What they go through, as `digest_of_files`.
+
+    Raises:
+        JobError: If the job's data or workers are not those of the run; says what to do.
+        CheckpointError: If the newest checkpoint is damaged, or no job saved it.
+    """
+    if not job.checkpoint.resume:
+        return None
+    place = _newest(job.checkpoint.dir)
+    if place is None:
+        return None
+    run = _open(place)
+    _require_same_data(job, run, files)
+    if run.state.is_between_epochs:
+        progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}
+        return replace(run, progress=progress)
+    _require_same_workers(job, run, num_workers)
+    _require_positions(job, run)
+    return run
+
+
+def _newest(folder: str) -> str | None:
+    """Returns where the newest checkpoint is; None: there is none.
+
+    Without LATEST, which is put after a checkpoint and may have been lost, it is the newest by its manifest.
+    """
+    if has_latest(folder):
+        return folder
+    names = checkpoints_of_runs(folder)
+    if not names:
+        return None
+    logger.warning(
+        "%s has no LATEST: going on from the newest of %d, %s", folder, len(names), names[-1]
+    )
+    return folder_at(folder).child(names[-1]).url
+
+
+def _open(place: str) -> EarlierRun:
+    checkpoint = Checkpoint.open(place)
+    if RUN_ATTACHMENT not in checkpoint.attachments:
+        raise CheckpointError(
+            f"{checkpoint.url} does not say where a run was, so none can go on from it: "
+            f"{_anew_from(checkpoint.url)}"
+        )
+    text = checkpoint.attachment(RUN_ATTACHMENT)
+    return EarlierRun(
+        url=checkpoint.url,
+        token=checkpoint.token,
+        version=checkpoint.manifest.version,
+        progress=checkpoint.manifest.workers,
+        state=RunState.from_json(text, checkpoint.attachment_url(RUN_ATTACHMENT)),
+    )
+
+
+def _require_same_data(job: Job, run: EarlierRun, files: str) -> None:
+    if run.state.files != files:
+        raise job.error(
+            "data.train",
+            f"the run in {run.url} went through other files, so it cannot go on: {_anew_from(run.url)}",
+        )
+    for key, value in order_of_data(job).items():
+        was = run.state.order.get(key)
+        if was != value:
+            raise job.error(
+                key,
+                f"it is {value!r}, and was {was!r} in the run in {run.url}, which went through its data in "
+                f"another order, so it cannot go on: write {was!r}; or, {_anew_from(run.url)}",
+            )
+
+
+def _require_same_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
+    if run.state.num_workers != num_workers:
+        raise job.error(
+            "checkpoint.resume",
+            f"the run in {run.url} was cut in the middle of epoch {run.state.epochs_done + 1}, whose rows "
+            f"were dealt to {run.state.num_workers} workers, and now there are {num_workers}: start as many "
+            f"as then, or write the name of a checkpoint between two epochs into "
+            f"{job.checkpoint.dir}/LATEST; "
+            f"{_anew_from(run.url)}",
+        )
+
+
+def _require_positions(job: Job, run: EarlierRun) -> None:
+    unknown = [
+        worker for worker, each in run.progress.items() if each.step > 0 and not each.position
+    ]
+    if unknown:
+        raise job.error(
+            "checkpoint.resume",
+            f"the run in {run.url} does not say where in their data workers {unknown} were: what several "
+            f"readers read has no order (data.reader_num); {_anew_from(run.url)}",
+        )
+
+
+def _anew_from(url: str) -> str:
+    return (
+        f"to start anew from its model, set checkpoint.resume = false, checkpoint.load = {url!r} and another "
+        f"checkpoint.dir"
+    )

@@ -1,0 +1,122 @@
+"""Which checkpoints of a folder are those of runs, and how old ones of a run go.
+
+    epoch-<number>, step-<number>     what runs save, this one or an earlier one
+    any other name, kind inference    what people put there
+
+A run removes only its own. What would be lost otherwise is refused or said before training.
+"""
+
+import logging
+import re
+from collections.abc import Collection
+
+from ps_server.checkpoint.publish import keep_last, manifests_in
+from ps_server.checkpoint.storage.folders import place_of
+from ps_worker.job import Job
+from ps_worker.job.sections.checkpoint import CheckpointSection
+
+logger = logging.getLogger(__name__)
+
+_NAME_OF_RUN = re.compile(r"(epoch|step)-[0-9]+")
+_MOST_LISTED = 10
+
+
+def name_after_epoch(epoch: int) -> str:
+    """Returns the name of the checkpoint that ends an epoch, counted from 1."""
+    return f"epoch-{epoch}"
+
+
+def name_at_step(step: int) -> str:
+    """Returns the name of a checkpoint within an epoch, after so many steps of worker 0."""
+    return f"step-{step}"
+
+
+def checkpoints_of_runs(folder: str) -> list[str]:
+    """Returns the names of the checkpoints that runs have saved into a folder, the oldest first.
+
+    Raises:
+        CheckpointError: If the folder cannot be read.
+    """
+    return [
+        name
+        for name, manifest in manifests_in(folder).items()
+        if _NAME_OF_RUN.fullmatch(name) and manifest.kind != "inference"
+    ]
+
+
+def warn_of_earlier_run(folder: str) -> None:
+    """Says which checkpoints of an earlier run are in the folder of a run that begins, if there are some.
+
+    Raises:
+        CheckpointError: If the folder cannot be read.
+    """
+    if names := checkpoints_of_runs(folder):
+        logger.warning(
+            "%s has checkpoints of an earlier run: %s; this run begins anew and replaces those whose names "
+            "it saves: set checkpoint.resume = true to go on with the earlier one, or another "
+            "checkpoint.dir to leave it as it is",
+            folder,
+            _listed(names),
+        )
+
+
+def _listed(names: list[str]) -> str:
+    """Returns names for a message, of many the last ones."""
+    older = len(names) - _MOST_LISTED
+    shown = ", ".join(names[-_MOST_LISTED:])
+    return f"{older} older ones, {shown}" if older > 0 else shown
+
+
+class Keeper:
+    """Removes the old checkpoints of one run. Not thread-safe."""
+
+    def __init__(self, settings: CheckpointSection, own: Collection[str]) -> None:
+        """Begins.
+
+        Args:
+            settings: Where they are, and how many stay.
+            own: The names of those that are the run's own so far.
+        """
+        self._settings = settings
+        self._own = set(own)
+        self._started_from = _name_in(settings.dir, settings.load)
+
+    def saved(self, name: str) -> None:
+        """Counts a new checkpoint, and removes the oldest own ones that are too many.
+
+        Raises:
+            CheckpointError: If the folder cannot be read, or one cannot be removed.
+        """
+        self._own.add(name)
+        candidates = self._own - {self._started_from}
+        keep_last(self._settings.dir, self._settings.keep_last, candidates)
+
+
+def _name_in(folder: str, checkpoint: str) -> str | None:
+    """Returns the name of a checkpoint that is in a folder; None: it is elsewhere, or the folder itself."""
+    if not checkpoint:
+        return None
+    place, _, name = place_of(checkpoint).rpartition("/")
+    return name if place == place_of(folder) else None
+
+
+def require_other_folder(job: Job) -> None:
+    """Refuses deltas beside the checkpoint that their run starts from.
+
+    They would have its names, and what they replace may be what it needs.
+
+    Raises:
+        JobError: If `checkpoint.load` is in `checkpoint.dir`.
+        CheckpointError: If one of the two cannot be the place of a checkpoint.
+    """
+    checkpoint = job.checkpoint
+    if checkpoint.mode == "full" or checkpoint.resume or not checkpoint.load:
+        return
+    is_folder = place_of(checkpoint.load) == place_of(checkpoint.dir)
+    if is_folder or _name_in(checkpoint.dir, checkpoint.load) is not None:
+        raise job.error(
+            "checkpoint.load",
+            f"checkpoint.load is {checkpoint.load!r}, in checkpoint.dir, where the run would replace "
+            f"checkpoints that others need: choose another checkpoint.dir to start anew from this model, or "
+            f"set checkpoint.resume = true to go on with its run",
+        )

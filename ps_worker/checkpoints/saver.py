@@ -1,0 +1,189 @@
+r"""The checkpoints of a run: when one is due, and how it is written while training goes on.
+
+    training   step | step | settle, cut | step | step | step | ...
+    a thread                      \---- write, publish, LATEST, keep_last ----/
+
+One is written at a time. What goes wrong with it ends the run, at the next step or at the end.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from protos.errors import UnknownChangesError
+from protos.store import Store
+from ps_server.checkpoint.publish import write_latest
+from ps_worker.checkpoints.retention import Keeper, name_at_step
+from ps_worker.job.sections.checkpoint import CheckpointSection
+
+logger = logging.getLogger(__name__)
+
+
+class Schedule:
+    """Says when a checkpoint within an epoch is due. Sans-IO, not thread-safe."""
+
+    def __init__(self, *, every_steps: int, every_s: float, step: int, now: float) -> None:
+        """Counts from `step`, in steps, and `now`, in seconds; a period of 0 never ends."""
+        self._every_steps = every_steps
+        self._every_s = every_s
+        self.restart(step, now)
+
+    def restart(self, step: int, now: float) -> None:
+        """A checkpoint was taken."""
+        self._last_step = step
+        self._last_s = now
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether steps have passed a multiple of their period, or so many seconds have passed."""
+        steps, seconds = self._every_steps, self._every_s
+        # Multiples, so that a run that went on has its checkpoints at the same steps.
+        is_step = steps > 0 and step // steps > self._last_step // steps
+        return is_step or (seconds > 0 and now - self._last_s >= seconds)
+
+
+class _Writing:
+    """A checkpoint that a thread writes."""
+
+    def __init__(self, name: str, write: Callable[[Callable[[], None]], None]) -> None:
+        """Begins; `write` calls what it is given once later changes are no part of the checkpoint."""
+        self._error: BaseException | None = None
+        self._is_cut = threading.Event()
+
+        def run() -> None:
+            try:
+                write(self._is_cut.set)
+            except BaseException as error:  # raised by who waits
+                self._error = error
+            finally:
+                self._is_cut.set()
+
+        self._thread = threading.Thread(target=run, name=f"save-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait_for_cut(self) -> None:
+        """Returns when training may go on; the store's limits bound the time."""
+        self._is_cut.wait()
+
+    def end(self) -> None:
+        """Waits for the end, which the store's limits bound, too; raises what went wrong."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+class Saver:
+    """Takes and writes checkpoints. Thread-safe.
+
+    Attributes:
+        latest: Where the newest checkpoint that is whole is; None: there is none yet.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        settings: CheckpointSection,
+        *,
+        step: int = 0,
+        latest: str | None = None,
+        own: Collection[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Counts from `step`.
+
+        Args:
+            store: What to save.
+            settings: When and where.
+            step: Steps of this worker so far.
+            latest: The checkpoint that the run goes on from; None: it begins.
+            own: The names of the checkpoints that the run which it goes on with has left.
+            clock: In seconds.
+        """
+        self._store = store
+        self._settings = settings
+        self._keeper = Keeper(settings, own)
+        self._clock = clock
+        self._schedule = Schedule(
+            every_steps=settings.every_steps, every_s=settings.every_s, step=step, now=clock()
+        )
+        self._turn = threading.Lock()
+        self._writing: _Writing | None = None
+        self._until_full = 0  # deltas that may come before the next checkpoint with all rows
+        self.latest = latest
+
+    def after_step(self, step: int, begin: Callable[[], Mapping[str, bytes]]) -> None:
+        """Takes a checkpoint if one is due, unless the last is still being written.
+
+        To be called between two steps; returns when the next may begin.
+
+        Args:
+            step: Steps of this worker so far.
+            begin: Called first if there is one to take: gets the store to stand still, and returns the
+                attachments.
+
+        Raises:
+            CtrPsError: What went wrong with this one or the last.
+        """
+        if not self._turn.acquire(blocking=False):
+            return  # another thread is here
+        try:
+            if self._writing is not None and self._writing.is_over:
+                self._end()
+            if self._writing is None and self._schedule.is_due(step, self._clock()):
+                self._begin(name_at_step(step), step, begin)
+        finally:
+            self._turn.release()
+
+    def save(self, name: str, step: int, attachments: Mapping[str, bytes]) -> None:
+        """Takes a checkpoint now, after the last one was written; returns when training may go on.
+
+        Raises:
+            CtrPsError: What went wrong with this one or the last.
+        """
+        with self._turn:
+            self._end()
+            self._begin(name, step, lambda: attachments)
+
+    def finish(self) -> None:
+        """Returns when all is written; raises what went wrong."""
+        with self._turn:
+            self._end()
+
+    def _begin(self, name: str, step: int, begin: Callable[[], Mapping[str, bytes]]) -> None:
+        start = self._clock()
+        url = f"{self._settings.dir.rstrip('/')}/{name}"
+        attachments = begin()
+
+        def write(on_cut: Callable[[], None]) -> None:
+            self._save(url, attachments, on_cut)
+            write_latest(self._settings.dir, name)
+            self.latest = url
+            self._keeper.saved(name)
+            logger.info("saved checkpoint=%s seconds=%.2f", url, self._clock() - start)
+
+        self._writing = _Writing(name, write)
+        self._writing.wait_for_cut()
+        now = self._clock()
+        self._schedule.restart(step, now)
+        logger.info("saving checkpoint=%s step=%d pause_ms=%.1f", url, step, 1000 * (now - start))
+
+    def _save(self, url: str, attachments: Mapping[str, bytes], on_cut: Callable[[], None]) -> None:
+        """Saves a delta of the latest checkpoint if one is wanted and possible, else all rows."""
+        is_full = self._settings.mode == "full" or self._until_full == 0
+        base = "" if is_full or self.latest is None else self.latest
+        try:
+            self._store.save(url, attachments, base=base, on_cut=on_cut)
+        except UnknownChangesError as error:  # before the cut: training waits still
+            logger.warning("saves all rows checkpoint=%s: %s", url, error)
+            base = ""
+            self._store.save(url, attachments, on_cut=on_cut)
+        self._until_full = (self._until_full if base else self._settings.full_every) - 1
+
+    def _end(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.end()

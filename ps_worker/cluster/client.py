@@ -1,0 +1,499 @@
+"""The parameters of a cluster as one store: routes to servers, cuts into messages, puts together.
+
+    keys --route--> server 0 | server 1 | ...  each: --cut--> calls, all on their way at once
+    answers --scatter--> rows in the order of the keys
+
+A push is checked here as a whole before any server gets its part of it: one that a server would refuse
+must not reach the others.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.chunking import (
+    KEY_BYTES,
+    MAX_MESSAGE_BYTES,
+    PART_BYTES,
+    VALUE_BYTES,
+    cut_columns,
+    cut_push,
+)
+from protos.errors import (
+    GradientError,
+    ProtocolError,
+    SpecConflictError,
+    UnknownTableError,
+)
+from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
+from protos.keys import Keys
+from protos.placement import piece_of_server, route
+from protos.runtime.jit import kernel
+from protos.spec import DenseSpec, TableSpec
+from protos.store import (
+    Changed,
+    Future,
+    InferenceSettings,
+    Missing,
+    Numbers,
+    Parcel,
+    Pulled,
+    Reduced,
+    ReduceOp,
+    Shrunk,
+    Stamp,
+    StoreStatus,
+    Version,
+    WorkerProgress,
+    require_numbers,
+)
+from protos.wire.control_messages import merge_shrunk, merge_status
+from ps_server.checkpoint.files.digest import model_digest
+from ps_server.checkpoint.files.manifest import Part, part_from_json
+from ps_server.checkpoint.publish import require_writable
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.writer import open_base, save_checkpoint
+from ps_worker.cluster.calls import Together, results, results_when_all_have_ended
+from ps_worker.cluster.transport import Transport
+
+Positions = NDArray[np.int32]
+
+_HEADERS_BYTES = 64 * 2**10  # of a message, beside its numbers: ample
+
+
+@kernel
+def scatter_rows(rows: Values, positions: Positions, out: Values) -> None:
+    """Writes row `i` of `rows` float32[n, D] to row `positions[i]` of `out` float32[N, D]."""
+    for i in range(positions.size):
+        for j in range(rows.shape[1]):
+            out[positions[i], j] = rows[i, j]
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsOnTheirWay:
+    """A call for embeddings, and where in the whole answer its rows belong."""
+
+    positions: Mapping[str, Positions]
+    answer: Future[Pulled]
+
+    def write(self, out: Mapping[str, Values]) -> Version:
+        """Writes the rows where they belong, and returns their version."""
+        pulled = self.answer.result()
+        rows = pulled.rows
+        for table, positions in self.positions.items():
+            if positions.size:
+                _require_rows(table, rows[table], (positions.size, out[table].shape[1]))
+            scatter_rows(rows[table], positions, out[table])
+        return pulled.version
+
+
+class ClusterClient:
+    """A `protos.store.Store` over the servers of a cluster. Thread-safe.
+
+    It knows of tables and dense blocks what was declared through it.
+    """
+
+    def __init__(self, transport: Transport, *, part_bytes: int = PART_BYTES) -> None:
+        """Uses `transport`, and closes it in the end; no message has much over `part_bytes`."""
+        self._transport = transport
+        self._part_bytes = part_bytes
+        self._num_servers = len(transport.endpoints)
+        self._servers = range(self._num_servers)
+        self._tables: dict[str, TableSpec] = {}
+        self._blocks: dict[str, DenseSpec] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections; calls that are on their way fail."""
+        self._transport.close()
+
+    # Declaring
+
+    def create_table(self, spec: TableSpec) -> None:
+        """See `protos.store.Store`."""
+        results([self._transport.create_table(server, spec) for server in self._servers])
+        self._tables[spec.name] = spec
+
+    def create_dense(self, spec: DenseSpec) -> None:
+        """See `protos.store.Store`; a server's piece must fit a message."""
+        piece_bytes = VALUE_BYTES * -(-spec.length // self._num_servers)
+        if piece_bytes > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
+            raise SpecConflictError(
+                f"dense block {spec.name!r} has {spec.length} elements, so {self._num_servers} servers "
+                f"would hold {piece_bytes} bytes each, more than the {MAX_MESSAGE_BYTES} of a message: "
+                f"use more servers, or several blocks"
+            )
+        results([self._transport.create_dense(server, spec) for server in self._servers])
+        self._blocks[spec.name] = spec
+
+    def _table(self, name: str) -> TableSpec:
+        if name not in self._tables:
+            raise UnknownTableError(f"no table {name!r} was declared, only {sorted(self._tables)}")
+        return self._tables[name]
+
+    def _block(self, name: str) -> DenseSpec:
+        if name not in self._blocks:
+            raise UnknownTableError(
+                f"no dense block {name!r} was declared, only {sorted(self._blocks)}"
+            )
+        return self._blocks[name]
+
+    # Moving data
+
+    def pull_sparse(
+        self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
+    ) -> Future[Pulled]:
+        """See `protos.store.Store`."""
+        dims = {table: self._table(table).dim for table in keys}
+        routes = {table: self._route(table, column) for table, column in keys.items()}
+        calls = [
+            _RowsOnTheirWay(
+                positions,
+                self._transport.pull_sparse(
+                    server,
+                    {table: keys[table][where] for table, where in positions.items()},
+                    missing,
+                    at,
+                ),
+            )
+            for server in self._servers
+            for positions in self._cut_pull({table: routes[table][server] for table in keys}, dims)
+            # Waiting for a version means waiting until each server has it.
+            if at is not None or any(where.size for where in positions.values())
+        ] or [_RowsOnTheirWay({}, self._transport.pull_sparse(0, {}, missing, at))]
+
+        def combine() -> Pulled:
+            out = {
+                table: np.empty((column.size, dims[table]), np.float32)
+                for table, column in keys.items()
+            }
+            versions = [call.write(out) for call in calls]
+            return Pulled(out, min(versions))
+
+        return Together(combine)
+
+    def pull_dense(
+        self, into: Mapping[str, Values], *, at: Version | None = None
+    ) -> Future[Version]:
+        """See `protos.store.Store`."""
+        for block, vector in into.items():
+            _require_length(self._block(block), vector, ProtocolError, "pull into")
+        calls = [
+            (server, self._transport.pull_dense(server, blocks, at))
+            for server in self._servers
+            for blocks in self._cut_pieces(list(into), server)
+        ]
+
+        def combine() -> Version:
+            versions = []
+            for server, call in calls:
+                pieces, version = call.result()
+                for block, piece in pieces.items():
+                    into[block][self._piece(block, server)] = piece
+                versions.append(version)
+            return min(versions)
+
+        return Together(combine)
+
+    def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
+        """See `protos.store.Store`."""
+        dims = {table: self._table(table).dim for table in tables}
+        if max_rows < 1:
+            raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
+        widest = KEY_BYTES + VALUE_BYTES * max(dims.values(), default=0)
+        fitting = min(max_rows, max(1, self._part_bytes // widest))
+        calls = [
+            self._transport.pull_changed(server, tables, worker, fitting)
+            for server in self._servers
+        ]
+
+        def combine() -> Changed:
+            parts = results(calls)
+            return Changed(
+                rows={
+                    table: _joined(table, dim, [part.rows[table] for part in parts])
+                    for table, dim in dims.items()
+                },
+                version=min(part.version for part in parts),
+                has_more=any(part.has_more for part in parts),
+            )
+
+        return Together(combine)
+
+    def push_grad(
+        self, gradients: Gradients, stamp: Stamp, *, at: Version | None = None
+    ) -> Future[Version]:
+        """See `protos.store.Store`."""
+        self._check(gradients)
+        routes = {table: self._route(table, grad.keys) for table, grad in gradients.sparse.items()}
+        calls = [
+            self._transport.push_grad(server, part, stamp, at)
+            for server in self._servers
+            for part in cut_push(self._part_of_server(gradients, routes, server), self._part_bytes)
+        ]
+        return Together(lambda: min(results(calls)))
+
+    def _route(self, table: str, keys: Keys) -> list[Positions]:
+        return route(keys, self._tables[table].num_shards, self._num_servers)
+
+    def _piece(self, block: str, server: int) -> slice:
+        return piece_of_server(self._blocks[block].length, server, self._num_servers)
+
+    def _cut_pull(
+        self, positions: Mapping[str, Positions], dims: Mapping[str, int]
+    ) -> list[dict[str, Positions]]:
+        """Cuts what is asked of a server into calls whose answers fit a message."""
+        tables = list(positions)
+        columns = [
+            (positions[table].size, KEY_BYTES + VALUE_BYTES * dims[table]) for table in tables
+        ]
+        return [
+            {tables[column]: positions[tables[column]][rows] for column, rows in group}
+            for group in cut_columns(columns, self._part_bytes)
+        ]
+
+    def _cut_pieces(self, blocks: Sequence[str], server: int) -> list[list[str]]:
+        """Deals a server's pieces out to calls whose answers fit a message; a piece is not cut."""
+        pieces = [self._piece(block, server) for block in blocks]
+        columns = [(1, VALUE_BYTES * (piece.stop - piece.start)) for piece in pieces]
+        return [
+            [blocks[column] for column, _ in group]
+            for group in cut_columns(columns, self._part_bytes)
+        ]
+
+    def _part_of_server(
+        self, gradients: Gradients, routes: Mapping[str, list[Positions]], server: int
+    ) -> Gradients:
+        return Gradients(
+            sparse={
+                table: grad.take(routes[table][server]) for table, grad in gradients.sparse.items()
+            },
+            dense={
+                block: DenseGrad(grad.values[self._piece(block, server)], grad.examples)
+                for block, grad in gradients.dense.items()
+            },
+        )
+
+    def _check(self, gradients: Gradients) -> None:
+        for table, grad in gradients.sparse.items():
+            expected = (grad.keys.size, self._table(table).dim)
+            if grad.values.shape != expected:
+                raise GradientError(
+                    f"push to table {table!r} has values of shape {grad.values.shape}, expected "
+                    f"{expected}: one row of dim {expected[1]} for each key"
+                )
+            _require_examples(f"table {table!r}", grad.examples if grad.keys.size else 1)
+            keeps_statistics = self._table(table).statistics is not None
+            require_counts(table, grad, keeps_statistics=keeps_statistics)
+        for block, dense in gradients.dense.items():
+            _require_length(self._block(block), dense.values, GradientError, "push to")
+            _require_examples(f"dense block {block!r}", dense.examples)
+        require_finite(gradients)
+
+    # Steps, barriers and parcels
+
+    def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
+        """See `protos.store.Store`."""
+        calls = [self._transport.barrier(server, name, worker, step) for server in self._servers]
+        return Together(lambda: _same_version(name, results(calls)))
+
+    def all_reduce(
+        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+    ) -> Future[Reduced]:
+        """See `protos.store.Store`; the first server reduces."""
+        require_numbers(name, values)
+        first, *others = self._servers
+        reduction = self._transport.all_reduce(first, name, worker, values, op, step)
+        calls = [self._transport.barrier(server, name, worker, step) for server in others]
+
+        def combine() -> Reduced:
+            reduced = reduction.result()
+            _same_version(name, [reduced.version, *results(calls)])
+            return reduced
+
+        return Together(combine)
+
+    def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
+        """See `protos.store.Store`; the first server knows how far all are."""
+        return self._transport.advance(0, worker, clock, max(0, at_least))
+
+    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+        """See `protos.store.Store`; content must fit a message."""
+        size = len(parcel.content or b"")
+        if size > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
+            raise ProtocolError(
+                f"a parcel of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: cut it"
+            )
+        return self._transport.post_parcel(self._server_of_mail(parcel.receiver), box, parcel)
+
+    def take_parcels(self, box: str, worker: int, *, received: int) -> Future[Sequence[Parcel]]:
+        """See `protos.store.Store`."""
+        return self._transport.take_parcels(self._server_of_mail(worker), box, worker, received)
+
+    def _server_of_mail(self, receiver: int) -> int:
+        """Returns the server of a receiver's parcels: one, so that they have one order and one end."""
+        return receiver % self._num_servers
+
+    def done(self, worker: int, *, step: Version) -> None:
+        """See `protos.store.Store`."""
+        results([self._transport.done(server, worker, step) for server in self._servers])
+
+    # Checkpoints and status
+
+    def require_writable(self, root: str) -> None:
+        """See `protos.store.Store`."""
+
+        def check_servers(folder: str, token: str) -> None:
+            results_when_all_have_ended(
+                [self._transport.check_folder(server, folder, token) for server in self._servers]
+            )
+
+        require_writable(root, check_servers)
+
+    def save(
+        self,
+        url: str,
+        attachments: Mapping[str, bytes],
+        *,
+        base: str = "",
+        on_cut: Callable[[], None] | None = None,
+    ) -> str:
+        """See `protos.store.Store`; the folder must be on storage that every server sees."""
+        based_on = open_base(base, url) if base else None
+        return self._save(url, attachments, self._transport.save, base=based_on, on_cut=on_cut)
+
+    def save_inference(
+        self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
+    ) -> str:
+        """See `protos.store.Store`; the folder must be on storage that every server sees."""
+
+        def save_part(server: int, folder: str, token: str) -> Future[str]:
+            return self._transport.save_inference(server, folder, token, settings)
+
+        return self._save(url, attachments, save_part, is_inference=True)
+
+    def _save(
+        self,
+        url: str,
+        attachments: Mapping[str, bytes],
+        save_part: Callable[[int, str, str], Future[str]],
+        *,
+        base: Checkpoint | None = None,
+        on_cut: Callable[[], None] | None = None,
+        is_inference: bool = False,
+    ) -> str:
+        """Cuts all servers, has each of them save its part, and publishes what comes of it."""
+
+        def write_parts(folder: str, token: str) -> list[Part]:
+            base_token = "" if base is None else base.token
+            results([self._transport.cut(server, token, base_token) for server in self._servers])
+            if on_cut is not None:
+                on_cut()
+            calls = [save_part(server, folder, token) for server in self._servers]
+            return [part_from_json(part) for part in results_when_all_have_ended(calls)]
+
+        return save_checkpoint(
+            url,
+            write_parts=write_parts,
+            tables=dict(self._tables),
+            blocks=dict(self._blocks),
+            attachments=attachments,
+            base=base,
+            is_inference=is_inference,
+        )
+
+    def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
+        """See `protos.store.Store`."""
+        # Read here first, every byte: what is damaged is refused before any server has replaced its part.
+        checkpoint = Checkpoint.open(url)
+        checkpoint.require_token(token)
+        checkpoint.require_trainable()
+        checkpoint.require(self._tables.keys() | self._blocks.keys(), only)
+        checkpoint.verify()
+        where = (checkpoint.url, checkpoint.token, only)
+        results_when_all_have_ended(
+            [self._transport.load(server, *where) for server in self._servers]
+        )
+
+    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+        """See `protos.store.Store`."""
+        results([self._transport.resume(server, version, progress) for server in self._servers])
+
+    def shrink(
+        self, *, max_norm: float | None = None, dry_run: bool = False
+    ) -> Mapping[str, Shrunk]:
+        """See `protos.store.Store`."""
+        calls = [self._transport.shrink(server, max_norm, dry_run) for server in self._servers]
+        return merge_shrunk(results(calls))
+
+    def digest(self) -> str:
+        """See `protos.store.Store`."""
+        parts = results([self._transport.digest(server) for server in self._servers])
+        shards = {shard: digest for part in parts for shard, digest in part.items()}
+        return model_digest(self._dense_vectors(), shards)
+
+    def _dense_vectors(self) -> dict[str, Values]:
+        vectors = {name: np.empty(spec.length, np.float32) for name, spec in self._blocks.items()}
+        if vectors:
+            self.pull_dense(vectors).result()
+        return vectors
+
+    def status(self) -> StoreStatus:
+        """See `protos.store.Store`."""
+        parts = results([self._transport.status(server) for server in self._servers])
+        return merge_status([part.store for part in parts])
+
+
+def _joined(table: str, dim: int, parts: Sequence[tuple[Keys, Values]]) -> tuple[Keys, Values]:
+    """Returns the keys and rows of all parts."""
+    rows = [np.empty((0, dim), np.float32)]
+    for keys, values in parts:
+        if keys.size:  # a part without keys has no width
+            _require_rows(table, values, (keys.size, dim))
+            rows.append(values)
+    return np.concatenate([keys for keys, _ in parts]), np.concatenate(rows)
+
+
+def _require_rows(table: str, rows: Values, expected: tuple[int, int]) -> None:
+    if rows.shape != expected:
+        raise ProtocolError(
+            f"a server answered a pull from table {table!r} with shape {rows.shape}, expected "
+            f"{expected}: it has a table of another dim"
+        )
+
+
+def _same_version(barrier: str, versions: Sequence[Version]) -> Version:
+    if len(set(versions)) > 1:
+        raise ProtocolError(
+            f"after barrier {barrier!r} the servers are at different versions {versions}: was a push not "
+            f"waited for?"
+        )
+    return versions[0]
+
+
+def _require_length(
+    spec: DenseSpec, vector: Values, error: type[GradientError | ProtocolError], what: str
+) -> None:
+    if vector.shape != (spec.length,):
+        raise error(
+            f"{what} dense block {spec.name!r} has shape {vector.shape}, expected ({spec.length},)"
+        )
+
+
+def _require_examples(what: str, examples: int) -> None:
+    if examples < 1:
+        raise GradientError(f"push to {what} says that it sums over {examples} examples")

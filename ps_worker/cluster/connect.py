@@ -1,0 +1,101 @@
+"""A client of a cluster whose servers may not be up yet."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from protos.errors import CtrPsError, ProtocolError, TransportError
+from ps_worker.cluster.client import ClusterClient
+from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ps_worker.cluster.transport import ServerStatus, Transport
+
+logger = logging.getLogger(__name__)
+
+FIRST_LOOK_S = 1.0
+LOOK_S = 10.0
+_SHORTEST_LOOK_S = 0.1
+
+
+def connect(
+    endpoints: Sequence[str],
+    *,
+    connect_timeout_s: float = 300.0,
+    deadlines: Deadlines | None = None,
+) -> ClusterClient:
+    """Returns a client once all servers answer.
+
+    Args:
+        endpoints: host:port of every server, in the order that all processes of the job share.
+        connect_timeout_s: How long to wait for servers that are not up yet.
+        deadlines: How long calls may take.
+
+    Raises:
+        TransportError: If servers do not answer within the time-out; lists them.
+        ProtocolError: If a server is not the one that this list says it is.
+    """
+    transport = GrpcTransport(endpoints, deadlines)
+    try:
+        wait_for_servers(transport, connect_timeout_s)
+    except CtrPsError:
+        transport.close()
+        raise
+    return ClusterClient(transport)
+
+
+def wait_for_servers(
+    transport: Transport,
+    limit_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Waits until all servers answer, and says at once and then every ten seconds which do not yet.
+
+    Raises:
+        TransportError: If some do not answer within `limit_s`; lists them.
+        ProtocolError: If a server is not the one that its place in the list says.
+    """
+    next_log = start = clock()
+    missing: Sequence[int] = range(len(transport.endpoints))
+    look_s = FIRST_LOOK_S
+    while True:
+        looked = clock()
+        left_s = max(start + limit_s - looked, _SHORTEST_LOOK_S)
+        failures = _look(transport, missing, min(look_s, left_s))
+        if not failures:
+            return
+        missing, look_s = sorted(failures), LOOK_S
+        names = [transport.endpoints[server] for server in missing]
+        if clock() >= start + limit_s:
+            raise TransportError(
+                f"no answer within {limit_s:g} s from servers {', '.join(names)}: are they running, and "
+                f"is the list of endpoints right? The last failure: {failures[missing[-1]]}"
+            )
+        if clock() >= next_log:
+            next_log = clock() + LOOK_S
+            logger.info(
+                "waiting for servers missing=%s of=%d", ",".join(names), len(transport.endpoints)
+            )
+        # A look takes its time while nothing listens, but none where something else than a server does.
+        sleep(max(looked + FIRST_LOOK_S - clock(), 0.0))
+
+
+def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[int, TransportError]:
+    """Asks servers who they are; returns those that did not answer within `wait_s`."""
+    calls = {server: transport.status(server, wait_s=wait_s) for server in servers}
+    failures = {}
+    for server, call in calls.items():
+        try:
+            _require_identity(transport.endpoints, server, call.result())
+        except TransportError as failure:
+            failures[server] = failure
+    return failures
+
+
+def _require_identity(endpoints: Sequence[str], server: int, status: ServerStatus) -> None:
+    if (status.server_index, status.num_servers) != (server, len(endpoints)):
+        raise ProtocolError(
+            f"{endpoints[server]} is server {status.server_index} of {status.num_servers}, but this "
+            f"worker's list has it as server {server} of {len(endpoints)}: all processes need the same "
+            f"list of servers"
+        )

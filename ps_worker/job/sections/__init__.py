@@ -1,0 +1,1 @@
+"""The sections of a job, each checked by itself."""

@@ -1,0 +1,72 @@
+"""The section of a job that says when to save, where to, and what to start from."""
+
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from ps_worker.job.sections.data import Texts
+from ps_worker.job.sections.section import Section
+
+_WHERE = "but there is no folder for checkpoints: set checkpoint.dir"
+_FROM = "but there is no model to take them from: set checkpoint.load"
+_WHICH = 'but all checkpoints are full: set checkpoint.mode = "delta"'
+
+
+class CheckpointSection(Section):
+    """When models are saved, where to, and what training starts from.
+
+    Attributes:
+        dir: Folder for checkpoints, a path or a URL; empty: nothing is saved.
+        every_epochs: Epochs from one checkpoint to the next; the last epoch always ends with one, with 0 it
+            alone.
+        every_steps: Steps of worker 0 from one checkpoint to the next within an epoch; 0: none.
+        every_s: Seconds from one checkpoint to the next within an epoch; 0: none.
+        mode: "full": every checkpoint has all rows; "delta": most have only those that changed since the one
+            before.
+        full_every: Of so many checkpoints of mode "delta" one has all rows; the first of a run always does.
+        keep_last: Checkpoints of this run that stay, the newest, with those that they need; 0: all.
+        resume: Whether to go on where the newest checkpoint of `dir` was taken; if there is none, from the
+            start.
+        load: Checkpoint, or folder of checkpoints, whose model to start from; empty: from what the servers
+            hold, which are initial values unless they stayed after another job.
+        only: Of `load` only these tables, and `dense` for the dense parameters; all others begin anew. Empty:
+            all, and all must be there and fit.
+    """
+
+    dir: str = ""
+    every_epochs: int = Field(1, ge=0)
+    every_steps: int = Field(0, ge=0)
+    every_s: float = Field(0.0, ge=0)
+    mode: Literal["full", "delta"] = "full"
+    full_every: int = Field(10, ge=1)
+    keep_last: int = Field(0, ge=0)
+    resume: bool = False
+    load: str = ""
+    only: Texts = ()
+
+    @property
+    def is_within_epochs(self) -> bool:
+        """Whether checkpoints are taken in the middle of an epoch."""
+        return bool(self.every_steps or self.every_s)
+
+    @model_validator(mode="after")
+    def _refuse_settings_without_use(self) -> Self:
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        without_use = [
+            name
+            for name in ("every_epochs", "every_steps", "every_s", "mode", "keep_last", "resume")
+            if not self.dir and getattr(self, name) != defaults[name]
+        ]
+        errors = [self._without_use(name, _WHERE) for name in without_use]
+        if self.only and not self.load:
+            errors.append(self._without_use("only", _FROM))
+        if self.mode == "full" and self.full_every != defaults["full_every"]:
+            errors.append(self._without_use("full_every", _WHICH))
+        if errors:
+            raise ValidationError.from_exception_data("checkpoint", errors)
+        return self
+
+    def _without_use(self, name: str, why: str) -> InitErrorDetails:
+        error = PydanticCustomError("setting_without_use", "{message}", {"message": why})
+        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))

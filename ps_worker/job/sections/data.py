@@ -1,0 +1,78 @@
+"""The section of a job that says what to read."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from ps_worker.job.sections.section import Section
+
+_OF_MULTISLOT = (
+    'but files are not multi-slot text: set data.format = "multislot", or data.pipe_command'
+)
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+
+class DataSection(Section):
+    """What to read.
+
+    Attributes:
+        train: Patterns of files to train on; the workers share them out.
+        test: Patterns of files to evaluate on after training; empty: no evaluation.
+        schema_source: Path of a schema, or "criteo"; the key is `schema`.
+        format: Of the files; empty: the end of a file's name tells.
+        bad_row_limit: Malformed rows that a worker skips in a pass over its files, before it stops.
+        reader_num: Threads of a worker that read files to train on; with more than 1 the order is free.
+        shuffle_files: Whether each epoch goes through a worker's files in another order, by train.seed.
+        in_memory: Whether a worker keeps the rows that it trains on in memory.
+        shuffle: What is done with rows in memory before each epoch: each worker shuffles its own, or all rows
+            are dealt anew to all workers.
+        pipe_command: A command that reads a file from stdin and prints multi-slot text; empty: none.
+        columns: The order of columns in multi-slot text; empty: numbers, slots, label.
+        values: What the values of slots are in multi-slot text: keys, or text that is hashed.
+    """
+
+    train: Texts = ()
+    test: Texts = ()
+    schema_source: str = Field("criteo", alias="schema")
+    format: str = ""
+    bad_row_limit: int = Field(100, ge=0)
+    reader_num: int = Field(1, ge=1)
+    shuffle_files: bool = False
+    in_memory: bool = False
+    shuffle: Literal["none", "local", "global"] = "none"
+    pipe_command: str = ""
+    columns: Texts = ()
+    values: Literal["keys", "text"] = "keys"
+
+    @model_validator(mode="after")
+    def _refuse_settings_without_use(self) -> Self:
+        is_multislot = bool(self.pipe_command) or self.format == "multislot"
+        faults = {}
+        if self.shuffle != "none" and not self.in_memory:
+            faults["shuffle"] = (
+                "but rows are not in memory: set data.in_memory = true, or data.shuffle_files"
+            )
+        if self.in_memory and self.shuffle_files:
+            faults["shuffle_files"] = 'but rows are in memory: set data.shuffle = "local"'
+        if self.pipe_command and self.format:
+            faults["format"] = "but data.pipe_command prints multi-slot text: remove one of them"
+        if self.columns and not is_multislot:
+            faults["columns"] = _OF_MULTISLOT
+        if self.values != "keys" and not is_multislot:
+            faults["values"] = _OF_MULTISLOT
+        if faults:
+            raise ValidationError.from_exception_data(
+                "data", [self._fault(name, message) for name, message in faults.items()]
+            )
+        return self
+
+    def _fault(self, name: str, message: str) -> InitErrorDetails:
+        error = PydanticCustomError("setting_without_use", "{message}", {"message": message})
+        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))

@@ -1,0 +1,99 @@
+"""`[life]`: what a row counts, and when a key gets and loses its row (docs/feature_life.md)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_serializer
+
+from protos.spec import ExpirySpec, StatisticsSpec
+from ps_worker.job.sections.admission import AdmissionSection
+from ps_worker.job.sections.section import Section
+
+EXPIRY_RULES = ("delete_threshold", "max_unseen", "ttl_s", "max_rows", "max_bytes")
+"""The settings that let keys lose their rows."""
+
+
+class TableLife(Section):
+    """The life of the rows of one table; a rule that is 0 is off.
+
+    Attributes:
+        statistics: Count shows and clicks, also where no rule needs them.
+        nonclk_coeff: Worth of a show without a click, in a row's score.
+        click_coeff: Worth of a click.
+        decay: What a shrink leaves of shows and clicks.
+        delete_threshold: A shrink removes rows with a score below.
+        max_unseen: A shrink removes rows that were not trained in so many passes.
+        ttl_s: A shrink removes rows that were not trained for so long, in seconds.
+        max_rows: Most rows of the table on all servers together.
+        max_bytes: Most bytes of them.
+        evict: Which rows make room for new ones in a table that is full.
+        admission: When a key gets its row.
+    """
+
+    statistics: bool = False
+    nonclk_coeff: float = Field(0.1, ge=0)
+    click_coeff: float = Field(1.0, ge=0)
+    decay: float = Field(0.98, gt=0, le=1)
+    delete_threshold: float = Field(0.0, ge=0)
+    max_unseen: int = Field(0, ge=0, lt=2**63)
+    ttl_s: float = Field(0.0, ge=0)
+    max_rows: int = Field(0, ge=0, lt=2**63)
+    max_bytes: int = Field(0, ge=0, lt=2**63)
+    evict: Literal["lru", "score"] = "lru"
+    admission: AdmissionSection = AdmissionSection()
+
+    def statistics_spec(self) -> StatisticsSpec | None:
+        """Returns what rows count; None: nothing, since nobody asks for it."""
+        if not (self.statistics or self.expiry_spec() or self.admission.spec()):
+            return None
+        return StatisticsSpec(
+            nonclk_coeff=self.nonclk_coeff, click_coeff=self.click_coeff, decay=self.decay
+        )
+
+    def expiry_spec(self) -> ExpirySpec | None:
+        """Returns when keys lose their rows; None: never by themselves."""
+        if not any(getattr(self, rule) for rule in EXPIRY_RULES):
+            return None
+        return ExpirySpec(
+            delete_threshold=self.delete_threshold,
+            max_unseen=self.max_unseen,
+            ttl_s=self.ttl_s,
+            max_rows=self.max_rows,
+            max_bytes=self.max_bytes,
+            evict=self.evict,
+        )
+
+
+class LifeSection(TableLife):
+    """The life of the rows of all tables, and what differs in single ones.
+
+    Attributes:
+        shrink_every_epochs: Passes between two shrinks of the tables that keep statistics; 0: none.
+        tables: By the table's name; what is not given there is as for all tables.
+    """
+
+    shrink_every_epochs: int = Field(1, ge=0)
+    tables: Mapping[str, TableLife] = Field(default_factory=dict)
+
+    def of_table(self, name: str) -> TableLife:
+        """Returns what counts for one table."""
+        common = {field: getattr(self, field) for field in TableLife.model_fields}
+        own = self.tables.get(name)
+        return TableLife(
+            **(common if own is None else {**common, **own.model_dump(exclude_unset=True)})
+        )
+
+    def scoring_tables(self, names: Iterable[str]) -> frozenset[str]:
+        """Returns by whose scores some of the tables `names` admit keys."""
+        admissions = [self.of_table(name).admission.spec() for name in names]
+        return frozenset(each.table for each in admissions if each is not None and each.table)
+
+    def key_of_table(self, name: str, setting: str) -> str:
+        """Returns the key of the job that `of_table` reads for a setting."""
+        own = self.tables.get(name)
+        is_own = own is not None and setting in own.model_fields_set
+        return f"life.tables.{name}.{setting}" if is_own else f"life.{setting}"
+
+    @field_serializer("tables")
+    def _only_what_differs(self, tables: Mapping[str, TableLife]) -> dict[str, Any]:
+        return {name: table.model_dump(exclude_unset=True) for name, table in tables.items()}

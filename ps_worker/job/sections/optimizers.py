@@ -1,0 +1,64 @@
+"""`[optimizer]`: which optimizer applies gradients to what."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, Strict
+
+from protos.spec import OptimizerSpec
+from ps_worker.job.sections.section import Section
+
+
+class OptimizerChoice(Section):
+    """An optimizer by name; all other keys are its hyper-parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, Annotated[float, Strict()]]
+
+    name: str
+
+    def spec(self) -> OptimizerSpec:
+        """Returns the spec that servers get."""
+        return OptimizerSpec(name=self.name, params=self.__pydantic_extra__)
+
+
+def _choice(default: str | None) -> Any:
+    """Reads `"name"`, or a table, whose name may be left out if there is a default."""
+    named = {} if default is None else {"name": default}
+
+    def read(value: object) -> object:
+        if isinstance(value, str):
+            return {"name": value}
+        return {**named, **value} if isinstance(value, Mapping) else value
+
+    return BeforeValidator(read)
+
+
+class OptimizerSection(Section):
+    """The optimizers, each `"name"` or `{ name = "...", learning_rate = ... }`.
+
+    Attributes:
+        sparse: Of the rows of tables.
+        dense: Of the dense parameters.
+        tables: Of the rows of single tables, by the table's name.
+    """
+
+    sparse: Annotated[OptimizerChoice, _choice("adagrad")] = OptimizerChoice(name="adagrad")
+    dense: Annotated[OptimizerChoice, _choice("adam")] = OptimizerChoice(name="adam")
+    tables: Mapping[str, Annotated[OptimizerChoice, _choice(None)]] = Field(default_factory=dict)
+
+    def of_table(self, name: str, default: OptimizerSpec | None) -> OptimizerSpec:
+        """Returns the optimizer of a table's rows: the job's for this table, the model's, the job's for all.
+
+        Args:
+            name: Of the table.
+            default: What the model asks for; None: nothing.
+        """
+        if name in self.tables:
+            return self.tables[name].spec()
+        return default or self.sparse.spec()
+
+    def key_of_table(self, name: str, default: OptimizerSpec | None) -> str:
+        """Returns the key of the job that `of_table` reads, or the one that would overrule the model."""
+        is_of_all = name not in self.tables and default is None
+        return "optimizer.sparse" if is_of_all else f"optimizer.tables.{name}"

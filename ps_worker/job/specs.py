@@ -1,0 +1,81 @@
+"""What a run declares to its store: the model's tables and its dense block, with their optimizers.
+
+In GEO training workers hold the optimizers and servers add up deltas, so what servers are told differs from
+what replicas are made of.
+"""
+
+import math
+from dataclasses import replace
+
+from ctr_model.models.model import EmbeddingTable, Model
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Store
+from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.communicators.replica import DELTA_OPTIMIZER
+from ps_worker.job import Job
+
+
+def table_specs(model: Model, job: Job) -> list[TableSpec]:
+    """Returns the model's tables, with the optimizers that train their rows and the life that these have.
+
+    A table by whose score another one admits keys comes before that one, and counts.
+    """
+    scoring = job.life.scoring_tables(table.name for table in model.tables)
+    specs = [_table_spec(table, job, table.name in scoring) for table in model.tables]
+    return sorted(specs, key=lambda spec: spec.admission is not None and spec.admission.table != "")
+
+
+def _table_spec(table: EmbeddingTable, job: Job, is_scoring: bool) -> TableSpec:
+    life = job.life.of_table(table.name)
+    if is_scoring:
+        life = life.model_copy(update={"statistics": True})
+    return TableSpec(
+        name=table.name,
+        dim=table.dim,
+        initializer=InitializerSpec(kind="uniform", scale=table.init_range),
+        optimizer=job.optimizer.of_table(table.name, asked_optimizer(table)),
+        seed=job.train.seed,
+        statistics=life.statistics_spec(),
+        admission=life.admission.spec(),
+        expiry=life.expiry_spec(),
+    )
+
+
+def counting_tables(model: Model, job: Job) -> frozenset[str]:
+    """Returns the names of the tables whose rows count shows and clicks."""
+    return frozenset(spec.name for spec in table_specs(model, job) if spec.statistics is not None)
+
+
+def asked_optimizer(table: EmbeddingTable) -> OptimizerSpec | None:
+    """Returns the optimizer that the model asks for; None: it leaves that to the job."""
+    if table.optimizer is None:
+        return None
+    params = {key: float(value) for key, value in table.optimizer.items() if key != "name"}
+    return OptimizerSpec(name=str(table.optimizer["name"]), params=params)
+
+
+def dense_spec(model: Model, job: Job) -> DenseSpec:
+    """Returns the model's dense parameters as one block, with the optimizer that trains them."""
+    return DenseSpec(
+        name=DENSE_BLOCK,
+        segments=tuple(
+            DenseSegment(
+                length=math.prod(segment.shape),
+                initializer=InitializerSpec(kind="normal", scale=segment.init_std),
+            )
+            for segment in model.segments
+        ),
+        optimizer=job.optimizer.dense.spec(),
+        seed=job.train.seed,
+    )
+
+
+def declare(store: Store, model: Model, job: Job) -> None:
+    """Declares the model's tables and its dense block."""
+    tables, dense = table_specs(model, job), dense_spec(model, job)
+    if job.strategy.mode == "geo":
+        tables = [replace(spec, optimizer=DELTA_OPTIMIZER, records_changes=True) for spec in tables]
+        dense = replace(dense, optimizer=DELTA_OPTIMIZER)
+    for spec in tables:
+        store.create_table(spec)
+    store.create_dense(dense)

@@ -1,0 +1,1 @@
+"""A training run of one worker, from the plan to the summary."""

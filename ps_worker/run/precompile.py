@@ -1,0 +1,116 @@
+"""Compiles the kernels of a worker: `python -m ps_worker.run.precompile` in the build of an image.
+
+It trains on two rows with a store of its own, so whatever a step runs is compiled, or taken from numba's
+cache on disk.
+"""
+
+import contextlib
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from ctr_model.batch import Batch
+from ctr_model.models.model import Model
+from ctr_model.schema import Schema
+from protos.errors import CtrPsError
+from protos.gradients import SparseGrad, sum_sparse
+from protos.placement import route
+from protos.runtime.compile_lock import compile_lock
+from ps_server.store import ParameterStore
+from ps_server.table.memory.frozen import frozen
+from ps_worker.cluster.client import scatter_rows
+from ps_worker.communicators.choice import communicator_of
+from ps_worker.data.memory.rows import RowsInMemory
+from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.user_code.samples import batches_of_samples
+from ps_worker.job import Job
+from ps_worker.job.datasets import streamed
+from ps_worker.job.specs import counting_tables, declare
+from ps_worker.run.run import Plan, plan_of
+from ps_worker.training.evaluator import evaluate
+from ps_worker.training.meter import Progress
+from ps_worker.training.trainer import Trainer
+
+
+def warm(plan: Plan) -> None:
+    """Compiles what a worker runs for this plan."""
+    warm_model(plan.model, plan.schema, plan.job)
+    if plan.train_files and not plan.job.data.pipe_command:
+        _read_a_batch(plan)
+
+
+def warm_model(model: Model, schema: Schema, job: Job) -> None:
+    """Compiles what a worker runs to train and evaluate a model."""
+    store = ParameterStore()
+    with compile_lock():
+        declare(store, model, job)
+        batches = _two_batches(schema)
+        communicator = communicator_of(job, store, model, worker=0, is_embedded=True)
+        progress = Progress(every_s=math.inf)
+        trainer = Trainer(
+            model,
+            communicator,
+            batch_size=1,
+            progress=progress,
+            counting_tables=counting_tables(model, job),
+        )
+        trainer.train(batches)
+        communicator.close()
+        evaluate(store, model, batches, batch_size=1)
+        _hash_a_sample(schema)
+        _gather_lists()
+        _move_rows()
+
+
+def _read_a_batch(plan: Plan) -> None:
+    """Compiles what reads the files, each format its own."""
+    dataset = streamed(plan.job, plan.schema)
+    dataset.set_filelist(plan.train_files[:1])
+    with compile_lock(), contextlib.suppress(CtrPsError):  # training says it, and to all
+        next(iter(dataset), None)
+
+
+def _two_batches(schema: Schema) -> list[Batch]:
+    row = "\t".join(["1", *("1" for _ in schema.dense), *("a" for _ in schema.slots)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.tsv")
+        path.write_text(f"{row}\n{row}\n", encoding="ascii")
+        dataset = QueueDataset(schema, batch_size=1)
+        dataset.set_filelist([path])
+        return list(dataset)
+
+
+def _hash_a_sample(schema: Schema) -> None:
+    sample = (1, [0.0] * len(schema.dense), ["a"] * len(schema.slots))
+    list(batches_of_samples([sample], schema, batch_size=1))
+
+
+def _gather_lists() -> None:
+    """Runs what a dataset in memory does with slots of several values."""
+    rows = RowsInMemory(num_dense=1, num_slots=1)
+    two_keys = Batch(
+        labels=None,
+        dense=np.zeros((1, 1), np.float32),
+        keys=np.zeros(2, np.uint64),
+        offsets=np.array([0, 2], np.int32),
+        num_slots=1,
+    )
+    rows.extend(two_keys, source=0)
+    rows.gather(rows.in_order())
+
+
+def _move_rows() -> None:
+    """Runs what a cluster's client does with keys and rows."""
+    keys = np.arange(4, dtype=np.uint64)
+    grad = SparseGrad(keys, np.ones((4, 2), np.float32), 1)
+    sum_sparse([grad, grad])
+    out = np.empty((4, 2), np.float32)
+    for positions in route(keys, 64, 2):
+        values = frozen(np.ones((positions.size, 2), np.float32))
+        scatter_rows(values, positions, out)
+
+
+if __name__ == "__main__":
+    warm(plan_of(Job()))

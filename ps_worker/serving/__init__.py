@@ -1,0 +1,1 @@
+"""Predictions from a checkpoint, without servers."""

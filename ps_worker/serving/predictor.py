@@ -1,0 +1,168 @@
+"""Predicting online with a saved model: no servers, ready at once, and switched while it answers.
+
+    Predictor.load --> predict, predict, predict, ...
+                          ^ switch_to: the next model, in one step      ^ roll_back: the one before
+
+Rows are looked up in the mapped files of the checkpoint, so a model may be larger than memory, and processes
+on one machine share what they map.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from ctr_model.batch import Batch
+from ctr_model.models.model import Model, Workspace
+from ctr_model.schema import Schema
+from protos.errors import UsageError
+from protos.gradients import Values
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.saved_model import SavedModel
+from ps_worker.checkpoints.attachments import job_of_checkpoint
+from ps_worker.checkpoints.saved_schema import schema_of_checkpoint
+from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.data.user_code.samples import Sample, batches_of_samples
+from ps_worker.lookups import keys_of_batch
+from ps_worker.run.run import model_of
+
+MAX_KEPT = 2
+"""Models that `roll_back` can go back to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """One saved model with the code that reads it, and workspaces that no thread uses at the moment."""
+
+    saved: SavedModel
+    schema: Schema
+    model: Model
+    workspaces: list[Workspace] = field(default_factory=list)
+
+    def predict(self, batch: Batch) -> Values:
+        keys = keys_of_batch(batch, self.model.tables)
+        rows = {name: self.saved.read(name, unique) for name, unique in keys.unique.items()}
+        with self._workspace(batch.size) as workspace:
+            params = self.saved.dense[DENSE_BLOCK]
+            return self.model.predict(params, batch, keys.lookups(rows), workspace).copy()
+
+    @contextmanager
+    def _workspace(self, size: int) -> Iterator[Workspace]:
+        """Lends a workspace that is large enough; list operations are atomic, so no lock is needed."""
+        try:
+            workspace = self.workspaces.pop()
+        except IndexError:
+            workspace = self.model.workspace(size)
+        if workspace.max_batch_size < size:
+            workspace = self.model.workspace(size)
+        yield workspace
+        self.workspaces.append(workspace)
+
+
+class Predictor:
+    """Predicts clicks with a saved model. Thread-safe."""
+
+    def __init__(self, loaded: _Loaded, *, verifies: bool = False) -> None:
+        """See `load`."""
+        self._loaded = loaded
+        self._verifies = verifies
+        self._previous: list[_Loaded] = []
+        self._switching = threading.Lock()
+
+    @classmethod
+    def load(cls, url: str | Path, *, verify: bool = False) -> Self:
+        """Opens the checkpoint `url`, or the latest one in that folder.
+
+        Args:
+            url: A path or a URL; files elsewhere than on this machine are copied into memory.
+            verify: Read everything and compare checksums, which takes as long as reading the files;
+                without, sizes, manifest and dense parameters are checked. `switch_to` does the same then.
+
+        Raises:
+            CtrPsError: If there is none, or it is not whole, or its model's code is not here.
+        """
+        return cls(_load(url, verify), verifies=verify)
+
+    @property
+    def url(self) -> str:
+        """The checkpoint that answers now."""
+        return self._loaded.saved.checkpoint.url
+
+    @property
+    def model_digest(self) -> str:
+        """The digest of the model that answers now; of a delta empty."""
+        return self._loaded.saved.checkpoint.model_digest
+
+    @property
+    def schema(self) -> Schema:
+        """What examples consist of."""
+        return self._loaded.schema
+
+    def predict(self, batch: Batch) -> Values:
+        """Returns the click probabilities of a batch, float32[B].
+
+        All of a batch is predicted by one model, whoever switches meanwhile. Its keys must come from this
+        predictor's schema.
+        """
+        return self._loaded.predict(batch)
+
+    def predict_samples(self, samples: Iterable[Sample]) -> Values:
+        """Returns the click probabilities of samples (label, dense, slots), float32[B]; labels do not count.
+
+        Raises:
+            DataError: If a sample does not fit the schema; says which and why.
+        """
+        loaded, listed = self._loaded, list(samples)
+        if not listed:
+            return np.empty(0, np.float32)
+        (batch,) = batches_of_samples(listed, loaded.schema, batch_size=len(listed))
+        return loaded.predict(batch)
+
+    def switch_to(self, url: str | Path, *, verify: bool | None = None) -> None:
+        """Opens another checkpoint, a delta for instance, and answers with it from the next call on.
+
+        The model before goes on answering until the new one is ready, and stays if that fails.
+
+        Args:
+            url: As of `load`.
+            verify: As of `load`; None: as it was given there.
+
+        Raises:
+            CtrPsError: As `load`; also if it has another schema, under which keys mean something else.
+        """
+        with self._switching:
+            loaded = _load(url, self._verifies if verify is None else verify)
+            if loaded.schema.fingerprint != self.schema.fingerprint:
+                raise UsageError(
+                    f"{loaded.saved.checkpoint.url} was trained with another schema than {self.url}: load "
+                    f"it into a predictor of its own, and give that one examples of its schema"
+                )
+            self._previous = [*self._previous, self._loaded][-MAX_KEPT:]
+            self._loaded = loaded
+
+    def roll_back(self) -> None:
+        """Answers again with the model from before the last switch; up to `MAX_KEPT` times in a row.
+
+        Raises:
+            UsageError: If there is none, or it is not kept any more.
+        """
+        with self._switching:
+            if not self._previous:
+                raise UsageError(
+                    f"no model from before {self.url} is kept: only the last {MAX_KEPT} that were switched "
+                    f"away from are; give switch_to the url of the one that you want"
+                )
+            self._loaded = self._previous.pop()
+
+
+def _load(url: str | Path, verify: bool) -> _Loaded:
+    checkpoint = Checkpoint.open(url)
+    if verify:
+        checkpoint.verify()
+    schema = schema_of_checkpoint(checkpoint)
+    model = model_of(job_of_checkpoint(checkpoint), schema)
+    return _Loaded(SavedModel(checkpoint), schema, model)

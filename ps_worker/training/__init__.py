@@ -1,0 +1,1 @@
+"""Training and evaluation on any store, in any mode."""

@@ -1,0 +1,124 @@
+"""A user's function that is called every few seconds while a worker trains.
+
+    training thread(s)   batch, batch, batch, ...
+    fetch thread         ... handler(figures) ... handler(figures) ...           then once more at the end
+
+Training never waits for the handler. An error in it ends training at the next batch, with its own trace.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+from ctr_model.metrics import ClickMetrics
+from protos.errors import UsageError
+from protos.store import Staleness
+from ps_worker.training.meter import Counts, Progress
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """Where a pass of one worker stands; each example was predicted before it was learnt.
+
+    Attributes:
+        examples: Trained on in this pass.
+        examples_per_s: Since the handler's last call.
+        loss: Mean over the examples of this pass; nan before the first.
+        auc: Over the same; nan without both classes.
+        staleness: Of all workers' batches since the servers began.
+    """
+
+    examples: int
+    examples_per_s: float
+    loss: float
+    auc: float
+    staleness: Staleness
+
+    def __str__(self) -> str:
+        return (
+            f"examples={self.examples} examples/s={self.examples_per_s:.0f} loss={self.loss:.5f} "
+            f"auc={self.auc:.4f} staleness={self.staleness.mean:.1f}"
+        )
+
+
+FetchHandler = Callable[[Fetched], object]
+
+
+class Fetching:
+    """Calls a handler during one pass; leaving the `with` block without an error calls it once more."""
+
+    def __init__(
+        self,
+        handler: FetchHandler,
+        *,
+        period_s: float,
+        progress: Progress,
+        staleness: Callable[[], Staleness],
+    ) -> None:
+        """Calls nothing yet.
+
+        Args:
+            handler: The user's function.
+            period_s: Seconds between two calls, if the handler itself takes no longer.
+            progress: Of the worker that trains.
+            staleness: Asks for that of the store.
+
+        Raises:
+            UsageError: If `period_s` is not above 0.
+        """
+        if not period_s > 0:
+            raise UsageError(f"fetch_period is {period_s!r}, expected seconds above 0")
+        self._handler = handler
+        self._period_s = period_s
+        self._progress = progress
+        self._staleness = staleness
+        self._start = self._last = progress.counts()
+        self._is_over = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._call_forever, name="fetch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._is_over.set()
+        if kind is None:  # else training has failed, which must not wait for the handler
+            self._thread.join()
+            self._require_health()
+            self._handler(self._fetched())
+
+    def watch(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yields the batches until the handler fails, then raises what it raised."""
+        for batch in batches:
+            self._require_health()
+            yield batch
+
+    def _require_health(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _call_forever(self) -> None:
+        try:
+            while not self._is_over.wait(self._period_s):
+                self._handler(self._fetched())
+        except BaseException as error:
+            self._error = error
+
+    def _fetched(self) -> Fetched:
+        last, self._last = self._last, self._progress.counts()
+        return _figures(self._start, last, self._last, self._staleness())
+
+
+def _figures(start: Counts, last: Counts, now: Counts, staleness: Staleness) -> Fetched:
+    examples, seconds = now.examples - start.examples, now.at_s - last.at_s
+    return Fetched(
+        examples=examples,
+        examples_per_s=(now.examples - last.examples) / seconds if seconds > 0 else 0.0,
+        loss=(now.loss - start.loss) / examples if examples else float("nan"),
+        auc=ClickMetrics.from_vector(now.metrics - start.metrics).auc(),
+        staleness=staleness,
+    )

@@ -1,0 +1,325 @@
+"""The trainer: takes batches through the model, with the parameters of a store.
+
+one thread:                 one step after the other, in the caller's thread
+threads, lockstep modes:    T batches -> T threads -> one sum, in thread order -> one push -> next T batches
+threads, other modes:       each thread takes the next batch as soon as it is done with its last
+
+a step: unique keys -> pull -> forward, backward -> push
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from ctr_model.batch import Batch
+from ctr_model.models.model import Model, StepResult
+from protos.errors import DataError
+from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
+from protos.store import Future, Pulled, Version
+from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
+from ps_worker.communicators.push_ids import StampBook
+from ps_worker.data.position import Batches
+from ps_worker.lookups import BatchKeys, keys_of_batch
+from ps_worker.training.meter import Progress
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_Numbered = tuple[Batch, int]
+
+_LEAVE_LIMIT_S = 5.0  # for a thread that still reads a batch when training fails
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A batch whose embeddings are on their way, and its number."""
+
+    batch: Batch
+    number: int
+    keys: BatchKeys
+    rows: Future[Pulled]
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What a model makes of a batch, and the version of the rows that it read."""
+
+    gradients: Gradients
+    result: StepResult
+    pulled: Version
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """What a step of training says of its batch, predicted before it was learnt.
+
+    Attributes:
+        step: Number of the step in this call, from 1.
+        examples: B.
+        loss: Mean over the examples.
+        probabilities: float32[B], of a click; a view, valid until the next step.
+    """
+
+    step: int
+    examples: int
+    loss: float
+    probabilities: Values
+
+
+class _Thread:
+    """What one training thread owns: the model's workspace and the dense gradient."""
+
+    def __init__(self, model: Model, batch_size: int, counting_tables: Collection[str]) -> None:
+        self._model = model
+        self._counting_tables = counting_tables
+        self._workspace = model.workspace(batch_size)
+        self._dense_grad = np.empty(model.num_params, np.float32)
+
+    def compute(self, step: _Step, communicator: Communicator) -> _Computed:
+        """Returns the gradients of a batch, summed over its examples, and what else the model says.
+
+        The next call overwrites the dense gradient and the probabilities.
+        """
+        if step.batch.labels is None:
+            raise DataError(
+                "training data has rows without labels; only evaluation and inference do without"
+            )
+        pulled = step.rows.result()
+        grads = {name: np.empty_like(values) for name, values in pulled.rows.items()}
+        lookups = step.keys.lookups(pulled.rows)
+        if step.batch.size > self._workspace.max_batch_size:
+            self._workspace = self._model.workspace(step.batch.size)
+        with communicator.params() as params:
+            result = self._model.gradient(
+                params, step.batch, lookups, self._workspace, self._dense_grad, grads
+            )
+        examples = step.batch.size
+        counts = step.keys.counts(step.batch.labels, self._counting_tables)
+        gradients = Gradients(
+            sparse={
+                name: SparseGrad(step.keys.unique[name], grad, examples, counts.get(name))
+                for name, grad in grads.items()
+            },
+            dense={DENSE_BLOCK: DenseGrad(self._dense_grad, examples)},
+        )
+        return _Computed(gradients, result, pulled.version)
+
+
+class Trainer:
+    """Trains one model on one worker, with `thread_num` threads."""
+
+    def __init__(
+        self,
+        model: Model,
+        communicator: Communicator,
+        *,
+        batch_size: int,
+        thread_num: int = 1,
+        progress: Progress,
+        counting_tables: Collection[str] = (),
+    ) -> None:
+        """Allocates all that training needs.
+
+        Args:
+            model: What to train.
+            communicator: How gradients leave and parameters arrive.
+            batch_size: Size of most batches; a larger one costs a thread more memory from then on.
+            thread_num: Training threads.
+            progress: Counts what happens.
+            counting_tables: Those that shows and clicks of keys are counted for.
+        """
+        self._model = model
+        self._communicator = communicator
+        self._progress = progress
+        self._after_step: Callable[[], None] = _nothing
+        self._threads = [_Thread(model, batch_size, counting_tables) for _ in range(thread_num)]
+
+    def train(self, batches: Batches, after_step: Callable[[], None] | None = None) -> None:
+        """Trains on each batch once, and returns when the store has all gradients.
+
+        Positions travel with the gradients, so that a checkpoint can say what of the data is in it.
+
+        Args:
+            batches: Gone through in their order.
+            after_step: Called by the thread that has taken a step, before it takes the next.
+
+        Raises:
+            CtrPsError: The first error of any thread; the others stop.
+        """
+        self._after_step = after_step or _nothing
+        self._communicator.begin(len(self._threads))
+        with _one_blas_thread():
+            if len(self._threads) == 1:
+                source = self._source(batches)
+                for _ in self._run(self._threads[0], source, self._communicator.is_overlapped):
+                    pass
+            elif self._communicator.is_lockstep:
+                self._train_lockstep(self._source(batches))
+            else:
+                self._train_free(self._source(batches))
+            self._communicator.flush()
+
+    def steps(self, batches: Batches) -> Iterator[TrainedStep]:
+        """Trains on each batch once in the caller's thread, and yields after each.
+
+        After the last batch the store has all gradients; who stops earlier has `Communicator.flush` to call.
+        Unlike in `train` nothing of the next batch is asked for ahead: between two steps, none is under way.
+
+        Raises:
+            CtrPsError: What went wrong with this step, or in the background with an earlier one.
+        """
+        self._after_step = _nothing
+        self._communicator.begin(thread_num=1)
+        with _one_blas_thread():
+            trained = self._run(self._threads[0], self._source(batches), is_overlapped=False)
+            for number, (step, result) in enumerate(trained, start=1):
+                size = step.batch.size
+                yield TrainedStep(number, size, result.loss / size, result.probabilities)
+            self._communicator.flush()
+
+    def _source(self, batches: Batches) -> "_NumberedBatches":
+        return _NumberedBatches(batches, self._communicator.stamps)
+
+    def _prepare(self, batch: Batch, number: int) -> _Step:
+        keys = keys_of_batch(batch, self._model.tables)
+        return _Step(batch, number, keys, self._communicator.pull(keys.unique))
+
+    def _train_lockstep(self, source: "_NumberedBatches") -> None:
+        def compute(thread: _Thread, numbered: _Numbered) -> _Computed:
+            return thread.compute(self._prepare(*numbered), self._communicator)
+
+        with _pool(len(self._threads)) as pool:
+            while group := list(itertools.islice(source, len(self._threads))):
+                threads = self._threads[: len(group)]
+                computed = _results(
+                    [pool.submit(compute, *each) for each in zip(threads, group, strict=True)]
+                )
+                self._communicator.push(
+                    sum_gradients([part.gradients for part in computed]),
+                    sum(batch.size for batch, _ in group),
+                    pulled=min(part.pulled for part in computed),
+                    numbers=[number for _, number in group],
+                )
+                for (batch, _), part in zip(group, computed, strict=True):
+                    self._count(batch, part.result)
+                self._after_step()
+
+    def _train_free(self, source: "_NumberedBatches") -> None:
+        def run(thread: _Thread) -> None:
+            try:
+                for _ in self._run(thread, source, self._communicator.is_overlapped):
+                    pass
+            except BaseException:
+                source.stop()
+                raise
+
+        with _pool(len(self._threads)) as pool:
+            try:
+                _results([pool.submit(run, thread) for thread in self._threads])
+            except BaseException:  # a signal's, too: it reaches this thread alone
+                source.stop()
+                source.wait_until_left(_LEAVE_LIMIT_S)
+                raise
+
+    def _run(
+        self, thread: _Thread, source: "_NumberedBatches", is_overlapped: bool
+    ) -> Iterator[tuple[_Step, StepResult]]:
+        """Takes batches until there are no more, asking for the next one's rows ahead if told to."""
+        step = self._next_step(source)
+        while step is not None:
+            ahead = self._next_step(source) if is_overlapped else None
+            computed = thread.compute(step, self._communicator)
+            self._communicator.push(
+                computed.gradients, step.batch.size, pulled=computed.pulled, numbers=[step.number]
+            )
+            self._count(step.batch, computed.result)
+            self._after_step()
+            yield step, computed.result
+            step = ahead if is_overlapped else self._next_step(source)
+
+    def _next_step(self, source: "_NumberedBatches") -> _Step | None:
+        numbered = next(source, None)
+        return None if numbered is None else self._prepare(*numbered)
+
+    def _count(self, batch: Batch, result: StepResult) -> None:
+        """Counts a batch after its push, which says better than a metric what is wrong with a NaN."""
+        if batch.labels is not None:
+            self._progress.add(batch.labels, result.probabilities, result.loss)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _one_blas_thread() -> AbstractContextManager[object]:
+    """One BLAS thread a training thread: more would wait for each other."""
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
+    return limits
+
+
+@contextmanager
+def _pool(num_threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Lends threads that are waited for, unless training ends with an error.
+
+    Then some may be in a call that waits for other workers, which ends when the store is closed.
+    """
+    pool = ThreadPoolExecutor(num_threads)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _results(runs: Sequence[futures.Future[T]]) -> list[T]:
+    """Returns the results, or raises the first error without waiting for the other runs."""
+    for run in futures.as_completed(runs):
+        run.result()
+    return [run.result() for run in runs]
+
+
+class _NumberedBatches:
+    """Batches that several threads take, numbered in their order; any thread can end them."""
+
+    def __init__(self, batches: Batches, stamps: StampBook) -> None:
+        self._batches = iter(batches)
+        self._stamps = stamps
+        self._lock = threading.Lock()
+        self._is_stopped = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _Numbered:
+        with self._lock:
+            if self._is_stopped:
+                raise StopIteration
+            batch = next(self._batches)
+            if isinstance(batch, Batch):
+                return batch, self._stamps.take(None)
+            batch, position = batch
+            return batch, self._stamps.take(position)
+
+    def stop(self) -> None:
+        """Lets the other threads find no more."""
+        self._is_stopped = (
+            True  # without the lock, which busy threads may keep from this one for long
+        )
+
+    def wait_until_left(self, limit_s: float) -> None:
+        """After `stop`: waits until no thread is in the iterator, for only then can it be closed."""
+        if self._lock.acquire(timeout=limit_s):
+            self._lock.release()
+        else:
+            logger.warning("a thread still waits for its next batch: limit_s=%g", limit_s)

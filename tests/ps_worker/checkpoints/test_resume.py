@@ -1,0 +1,332 @@
+"""A run that was killed and goes on: it ends as one that was never stopped, or says why it cannot."""
+
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.errors import CheckpointError, DataError, JobError
+from protos.store import InferenceSettings
+from ps_server.checkpoint.publish import open_data
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage.folders import LocalFolder
+from ps_server.checkpoint.writer import write_part
+from ps_server.store import ParameterStore
+from ps_worker.data.tools.generate import generate
+from ps_worker.job import Job
+from ps_worker.run.run import Session, Summary, plan_of
+from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
+
+ROWS, BATCH = 200, 8
+LIMIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of unequal length, for workers that end at different steps."""
+    folder = tmp_path_factory.mktemp("clicks")
+    generate(folder, rows=ROWS, test_rows=100, files=3, test_files=1, seed=1)
+    return folder
+
+
+def job_of(clicks: Path, folder: Path, *settings: str) -> Job:
+    own = ["checkpoint.every_steps=3", f"train.batch_size={BATCH}", "strategy.mode=sync"]
+    return resumed_job(clicks, folder, *own, *settings)
+
+
+def run(job: Job, *, num_workers: int = 2, pushes: int | None = None) -> list[Summary]:
+    """Runs a job on a new store, which dies after so many pushes; returns what the workers report."""
+    plan = plan_of(job)
+    whole = ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
+    store = whole if pushes is None else KilledStore(whole, pushes)
+    sessions = [
+        Session(plan, store, worker=worker, num_workers=num_workers, is_embedded=num_workers == 1)
+        for worker in range(num_workers)
+    ]
+    try:
+        with ThreadPoolExecutor(num_workers) as pool:
+            return list(pool.map(Session.run, sessions))
+    finally:
+        wait_for_saves(LIMIT_S)
+
+
+def run_first(job: Job, num_workers: int = 2) -> None:
+    """Runs worker 0 alone, which ends before it meets another."""
+    Session(plan_of(job), ParameterStore(num_workers=num_workers), num_workers=num_workers).run()
+
+
+def kill(job: Job, *, pushes: int, num_workers: int = 2) -> None:
+    with pytest.raises(KilledError):
+        run(job, pushes=pushes, num_workers=num_workers)
+
+
+ORDERS = {
+    "streamed": [],
+    "files shuffled": ["data.shuffle_files=true"],
+    "in memory": ["data.in_memory=true"],
+    "shuffled": ["data.in_memory=true", "data.shuffle=local"],
+    "in deltas": ["checkpoint.mode=delta", "checkpoint.full_every=3"],
+    "dealt anew": ["data.in_memory=true", "data.shuffle=global"],
+}
+
+
+@pytest.mark.parametrize("thread_num", [1, 2])
+@pytest.mark.parametrize("order", ORDERS)
+def test_killed_run_ends_as_one_that_was_never_stopped(
+    order: str, thread_num: int, clicks: Path, tmp_path: Path
+) -> None:
+    settings = [*ORDERS[order], f"train.thread_num={thread_num}"]
+    expected = run(job_of(clicks, tmp_path / "whole", *settings))[0]
+    job = job_of(clicks, tmp_path / "killed", *settings)
+
+    for pushes in (5, 4):
+        kill(job, pushes=pushes)
+    reached = Checkpoint.open(tmp_path / "killed").manifest
+    ended = run(job)[0]
+
+    assert reached.version > 0
+    assert ended.model_digest == expected.model_digest
+    assert ended.examples < expected.examples
+
+
+@pytest.mark.parametrize("pushes", range(1, 45, 4))
+def test_embedded_run_goes_on_from_wherever_it_was_killed(
+    pushes: int, clicks: Path, tmp_path: Path
+) -> None:
+    settings = ["strategy.mode=async", "checkpoint.every_steps=5"]
+    expected = run(job_of(clicks, tmp_path / "whole", *settings), num_workers=1)[0]
+    job = job_of(clicks, tmp_path / "killed", *settings)
+
+    kill(job, pushes=pushes, num_workers=1)
+    ended = run(job, num_workers=1)[0]
+
+    assert ended.model_digest == expected.model_digest
+
+
+@pytest.mark.parametrize("mode", ["half_async", "async", "bounded_staleness", "geo"])
+def test_no_row_is_left_out_whatever_the_mode(mode: str, tmp_path: Path) -> None:
+    """Every row has a key of its own, and so a row in the table once it was trained on."""
+    folder = tmp_path / "train"
+    folder.mkdir()
+    fields = ["1"] * 13 + ["a"] * 25
+    for name in "ab":
+        lines = ["\t".join(["0", *fields, f"{name}{i}"]) for i in range(ROWS)]
+        (folder / name).write_text("\n".join(lines) + "\n")
+    settings = [f"strategy.mode={mode}", "train.thread_num=2", "train.epochs=1"]
+    if mode in ("async", "bounded_staleness"):
+        settings += ["strategy.max_merge_var_num=2", "strategy.max_merge_dense_num=3"]
+    if mode == "geo":
+        settings += ["strategy.k_steps=3"]
+    job = job_of(tmp_path, tmp_path / "killed", *settings)
+
+    for _ in range(2):
+        kill(job, pushes=2 if mode == "geo" else 4)
+    ended = run(job)[0]
+
+    saved = Checkpoint.open(tmp_path / "killed")
+    rows = sum(rows.keys.size for _, rows in saved.read_shards("embedding", range(64)))
+    assert rows == 2 * ROWS + 25
+    assert ended.examples < 2 * ROWS
+
+
+def test_run_goes_on_between_epochs_with_other_workers(clicks: Path, tmp_path: Path) -> None:
+    settings = ["checkpoint.every_steps=0"]
+    run(job_of(clicks, tmp_path, *settings, "train.epochs=1"))
+
+    ended = run(job_of(clicks, tmp_path, *settings), num_workers=3)
+
+    assert ended[0].examples == ROWS
+    assert Checkpoint.open(tmp_path).url.endswith("epoch-2")
+
+
+def test_run_that_had_ended_ends_at_once(clicks: Path, tmp_path: Path) -> None:
+    job = job_of(clicks, tmp_path)
+    expected = run(job)[0]
+
+    ended = run(job)[0]
+
+    assert (ended.model_digest, ended.examples) == (expected.model_digest, 0)
+
+
+def test_job_begins_where_there_is_nothing_to_go_on_from(clicks: Path, tmp_path: Path) -> None:
+    model = run(job_of(clicks, tmp_path / "model", "train.epochs=1"))[0].checkpoint
+    job = job_of(clicks, tmp_path / "new", f"checkpoint.load={model}")
+
+    ended = run(job)[0]
+
+    assert ended.examples == 2 * ROWS
+    assert ended.model_digest != run(job_of(clicks, tmp_path / "other"))[0].model_digest
+
+
+def killed_in_the_middle(clicks: Path, folder: Path, *settings: str) -> str:
+    """Returns the checkpoint of a run that was killed in its first epoch."""
+    kill(job_of(clicks, folder, *settings), pushes=5)
+    checkpoint = Checkpoint.open(folder)
+    assert not json.loads(checkpoint.attachment("run.json"))["is_between_epochs"]
+    return checkpoint.url
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_workers", "error", "fault"),
+    [
+        (["data.train={}/test/*"], 2, JobError, "data.train.*went through other files"),
+        (["train.seed=5"], 2, JobError, "train.seed.*is 5, and was 0 in the run"),
+        (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, and was False"),
+        ([], 3, JobError, "in the middle of epoch 1.*to 2 workers, and now there are 3"),
+        (["data.schema=criteo_min_max"], 2, JobError, "trained with another schema"),
+        (["model.dim=3"], 2, CheckpointError, "saved with dim 2, but the job declares dim 3"),
+    ],
+    ids=["files", "seed", "memory", "workers", "schema", "model"],
+)
+def test_run_that_does_not_fit_is_refused(
+    settings: list[str],
+    num_workers: int,
+    error: type[Exception],
+    fault: str,
+    clicks: Path,
+    tmp_path: Path,
+) -> None:
+    killed_in_the_middle(clicks, tmp_path)
+    job = job_of(clicks, tmp_path, *(setting.format(clicks) for setting in settings))
+
+    with pytest.raises(error, match=fault):
+        run_first(job, num_workers)
+
+
+def test_refusal_says_how_to_start_from_the_model_alone(clicks: Path, tmp_path: Path) -> None:
+    url = killed_in_the_middle(clicks, tmp_path)
+    job = job_of(clicks, tmp_path, "train.seed=5")
+    advice = f"checkpoint.resume = false, checkpoint.load = {url!r} and another checkpoint.dir"
+
+    with pytest.raises(JobError, match=re.escape(advice)):
+        run_first(job)
+
+    anew = ["checkpoint.resume=false", f"checkpoint.load={url}"]
+    assert run(job_of(clicks, tmp_path / "anew", *anew))
+
+
+def test_run_whose_latest_is_lost_goes_on_from_the_newest(
+    clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or was never written: it was killed right after its first checkpoint."""
+    run(job_of(clicks, tmp_path), num_workers=1)
+    (tmp_path / "LATEST").unlink()
+
+    ended = run(job_of(clicks, tmp_path), num_workers=1)[0]
+
+    assert ended.examples == 0
+    assert "has no LATEST: going on from the newest" in caplog.text
+    assert "epoch-2" in caplog.text
+
+
+def test_job_begins_beside_checkpoints_that_are_of_no_run(clicks: Path, tmp_path: Path) -> None:
+    ParameterStore().save(f"{tmp_path}/best", {})
+    ParameterStore().save_inference(f"{tmp_path}/epoch-9", {}, InferenceSettings())
+
+    ended = run(job_of(clicks, tmp_path))[0]
+
+    assert ended.examples == 2 * ROWS
+
+
+def test_files_that_have_changed_in_size_are_refused(clicks: Path, tmp_path: Path) -> None:
+    """Two workers read a part of it each; where the second part begins has moved."""
+    (tmp_path / "train").mkdir()
+    file = tmp_path / "train/part"
+    file.write_text("".join(part.read_text() for part in (clicks / "train").iterdir()))
+    killed_in_the_middle(tmp_path, tmp_path / "model")
+    file.write_text(file.read_text() * 2)
+
+    with pytest.raises(DataError, match=r"cannot go on where it was: .* other files"):
+        run(job_of(tmp_path, tmp_path / "model"))
+
+
+def test_checkpoint_that_no_job_saved_is_refused(clicks: Path, tmp_path: Path) -> None:
+    run(job_of(clicks, tmp_path))
+    latest = tmp_path / "epoch-2"
+    store = ParameterStore()
+    store.load(str(latest))
+    store.save(str(latest), {})
+
+    with pytest.raises(CheckpointError, match="does not say where a run was"):
+        run_first(job_of(clicks, tmp_path))
+
+
+def test_rows_without_an_order_are_refused_before_anything_is_saved(
+    clicks: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(JobError, match=r"data\.reader_num is 2, but .* have an order"):
+        plan_of(job_of(clicks, tmp_path, "data.reader_num=2"))
+
+    run(job_of(clicks, tmp_path, "data.reader_num=2", "checkpoint.every_steps=0"))
+    assert run(job_of(clicks, tmp_path, "data.reader_num=2", "checkpoint.every_steps=0"))
+
+
+def test_run_of_several_readers_does_not_go_on_from_the_middle(
+    clicks: Path, tmp_path: Path
+) -> None:
+    killed_in_the_middle(clicks, tmp_path, "data.reader_num=2", "checkpoint.resume=false")
+
+    with pytest.raises(JobError, match=r"does not say where in their data workers \[0, 1\] were"):
+        run_first(job_of(clicks, tmp_path))
+
+
+def test_workers_that_do_not_agree_to_go_on_are_refused(clicks: Path, tmp_path: Path) -> None:
+    store = ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
+    sessions = [
+        Session(
+            plan_of(job_of(clicks, tmp_path, f"checkpoint.resume={resume}")),
+            store,
+            worker=worker,
+            num_workers=2,
+        )
+        for worker, resume in enumerate(["true", "false"])
+    ]
+
+    with ThreadPoolExecutor(2) as pool:
+        for ending in [pool.submit(session.run) for session in sessions]:
+            with pytest.raises(JobError, match=r"checkpoint\.resume"):
+                ending.result()
+
+
+def test_run_that_is_over_tells_its_checkpoint(clicks: Path, tmp_path: Path) -> None:
+    job = job_of(clicks, tmp_path)
+    ended = run(job)[0]
+
+    again = run(job)[0]
+
+    assert again.examples == 0
+    assert again.model_digest == ended.model_digest
+    assert again.checkpoint == ended.checkpoint == f"{tmp_path}/epoch-2"
+
+
+def test_what_a_killed_save_left_goes_at_the_next_start(clicks: Path, tmp_path: Path) -> None:
+    job = job_of(clicks, tmp_path)
+    open_data(
+        LocalFolder(tmp_path / "step-4")
+    )  # in asynchronous training no later run may save step 4
+
+    run(job)
+
+    assert not (tmp_path / "step-4").exists()
+
+
+def test_pass_ends_when_the_checkpoint_before_is_written(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: the servers let a shrink wait for their limit only."""
+
+    def write_slowly(*arguments: Any, **named: Any) -> Any:
+        threading.Event().wait(0.2)
+        return write_part(*arguments, **named)
+
+    monkeypatch.setattr("ps_server.store.write_part", write_slowly)
+    settings = ["checkpoint.every_steps=1", "life.statistics=true", "strategy.mode=async"]
+    plan = plan_of(job_of(clicks, tmp_path, *settings))
+
+    Session(plan, ParameterStore(wait_limit_s=0.0)).run()
+
+    assert Checkpoint.open(tmp_path).name == "epoch-2"

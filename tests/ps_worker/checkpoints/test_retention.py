@@ -1,0 +1,30 @@
+"""Which checkpoints of a folder are those of runs."""
+
+from pathlib import Path
+
+import pytest
+
+from ps_server.store import ParameterStore
+from ps_worker.checkpoints.retention import checkpoints_of_runs, warn_of_earlier_run
+
+
+def save(folder: Path, *names: str) -> None:
+    for name in names:
+        ParameterStore().save(f"{folder}/{name}", {})
+
+
+def test_names_of_runs_come_by_age(tmp_path: Path) -> None:
+    save(tmp_path, "step-8", "epoch-1", "epoch-1-copy", "my-epoch-1", "epoch-x", "step-12")
+
+    assert checkpoints_of_runs(str(tmp_path)) == ["step-8", "epoch-1", "step-12"]
+
+
+def test_of_many_checkpoints_the_last_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, *(f"step-{step}" for step in range(1, 13)))
+
+    warn_of_earlier_run(str(tmp_path))
+
+    assert "run: 2 older ones, step-3, step-4, step-5," in caplog.text
+    assert "step-12; this run" in caplog.text

@@ -1,0 +1,233 @@
+"""When checkpoints are taken, and what becomes of one that cannot be written."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from protos.errors import CheckpointError
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.store import ParameterStore
+from ps_worker.checkpoints.saver import Saver, Schedule
+from ps_worker.job.sections.checkpoint import CheckpointSection
+from tests.support.stores import embedded
+
+LIMIT_S = 10.0
+
+
+def due(schedule: Schedule, moments: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Returns the moments at which a checkpoint was taken."""
+    taken = []
+    for step, now in moments:
+        if schedule.is_due(step, now):
+            schedule.restart(step, now)
+            taken.append((step, now))
+    return taken
+
+
+def test_checkpoint_is_due_with_each_multiple_of_steps() -> None:
+    schedule = Schedule(every_steps=10, every_s=0.0, step=7, now=0.0)
+
+    taken = due(schedule, [(step, 0.0) for step in (8, 10, 11, 19, 23, 29, 30)])
+
+    assert [step for step, _ in taken] == [10, 23, 30]
+
+
+def test_checkpoint_is_due_after_so_many_seconds() -> None:
+    schedule = Schedule(every_steps=0, every_s=5.0, step=0, now=100.0)
+
+    taken = due(schedule, [(step, 100.0 + step) for step in range(1, 14)])
+
+    assert [now for _, now in taken] == [105.0, 110.0]
+
+
+def test_seconds_count_from_the_last_checkpoint_whatever_it_was_due_for() -> None:
+    schedule = Schedule(every_steps=4, every_s=5.0, step=0, now=0.0)
+
+    taken = due(schedule, [(step, float(step)) for step in range(1, 14)])
+
+    assert [step for step, _ in taken] == [4, 8, 12]
+
+
+def test_nothing_is_due_without_a_period() -> None:
+    schedule = Schedule(every_steps=0, every_s=0.0, step=0, now=0.0)
+
+    assert not schedule.is_due(10**9, 1e9)
+
+
+class SlowStore(ParameterStore):
+    """Has its cut at once, and goes on writing when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.write = threading.Event()
+        self.error: Exception | None = None
+
+    def save(
+        self,
+        url: str,
+        attachments: Mapping[str, bytes],
+        *,
+        base: str = "",
+        on_cut: Callable[[], None] | None = None,
+    ) -> str:
+        assert on_cut is not None
+        on_cut()
+        assert self.write.wait(LIMIT_S)
+        if self.error is not None:
+            raise self.error
+        return super().save(url, attachments, base=base)
+
+
+def saver_of(store: ParameterStore, folder: Path, **settings: int | str) -> Saver:
+    section = CheckpointSection(dir=str(folder), **{"every_steps": 1, **settings})
+    return Saver(store, section, clock=itertools.count().__next__)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob("*/MANIFEST.json"))
+
+
+def test_training_goes_on_while_one_checkpoint_at_a_time_is_written(tmp_path: Path) -> None:
+    store = SlowStore()
+    saver = saver_of(store, tmp_path)
+    begun: list[int] = []
+
+    for step in (1, 2, 3):
+        saver.after_step(step, lambda step=step: begun.append(step) or {})
+    assert (begun, names(tmp_path), saver.latest) == ([1], [], None)
+    store.write.set()
+    saver.finish()
+    saver.after_step(4, dict)
+    saver.finish()
+
+    assert names(tmp_path) == ["step-1", "step-4"]
+    assert saver.latest == str(tmp_path / "step-4")
+    assert (tmp_path / "LATEST").read_text() == "step-4\n"
+
+
+def test_checkpoint_of_an_epoch_waits_for_the_one_before(tmp_path: Path) -> None:
+    store = SlowStore()
+    saver = saver_of(store, tmp_path)
+    saver.after_step(1, dict)
+    threading.Timer(0.01, store.write.set).start()
+
+    saver.save("epoch-1", 1, {"note": b"text"})
+    saver.finish()
+
+    assert names(tmp_path) == ["epoch-1", "step-1"]
+
+
+def kinds(folder: Path) -> dict[str, str | None]:
+    """Returns the base of each checkpoint."""
+    return {name: Checkpoint.open(folder / name).manifest.base for name in names(folder)}
+
+
+def test_in_mode_delta_one_of_so_many_checkpoints_is_full(tmp_path: Path) -> None:
+    saver = saver_of(embedded(), tmp_path, mode="delta", full_every=3)
+
+    for step in range(1, 6):
+        saver.save(f"step-{step}", step, {})
+    saver.finish()
+
+    bases = (None, "step-1", "step-2", None, "step-4")
+    assert kinds(tmp_path) == {f"step-{step}": base for step, base in enumerate(bases, 1)}
+
+
+def test_a_delta_that_is_not_possible_becomes_a_full_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = embedded()
+    saver = saver_of(store, tmp_path, mode="delta")
+    saver.save("step-1", 1, {})
+    saver.finish()
+    store.save(str(tmp_path / "other"), {})
+
+    saver.save("step-2", 2, {})
+    saver.save("step-3", 3, {})
+    saver.finish()
+
+    assert kinds(tmp_path) == {"other": None, "step-1": None, "step-2": None, "step-3": "step-2"}
+    assert "saves all rows checkpoint=" in caplog.text
+
+
+def next_steps(saver: Saver) -> None:
+    for step in itertools.repeat(4):
+        saver.after_step(step, dict)
+
+
+@pytest.mark.parametrize(
+    "go_on",
+    [next_steps, lambda saver: saver.save("epoch-1", 4, {}), Saver.finish],
+    ids=["next step", "next checkpoint", "end"],
+)
+def test_checkpoint_that_fails_ends_the_run(go_on: Callable[[Saver], None], tmp_path: Path) -> None:
+    store = SlowStore()
+    store.error = CheckpointError("no space left")
+    saver = saver_of(store, tmp_path, every_steps=3)
+    saver.after_step(3, dict)
+    store.write.set()
+
+    with pytest.raises(CheckpointError, match="no space left"):
+        go_on(saver)
+
+    assert saver.latest is None
+
+
+def test_step_that_cannot_settle_takes_no_checkpoint(tmp_path: Path) -> None:
+    def unsettled() -> Mapping[str, bytes]:
+        raise CheckpointError("a worker did not come")
+
+    saver = saver_of(ParameterStore(), tmp_path)
+
+    with pytest.raises(CheckpointError, match="did not come"):
+        saver.after_step(1, unsettled)
+    saver.finish()
+
+    assert names(tmp_path) == []
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+    saver = saver_of(ParameterStore(), tmp_path, keep_last=2)
+
+    for step in range(1, 5):
+        saver.after_step(step, dict)
+        saver.finish()
+
+    assert names(tmp_path) == ["step-3", "step-4"]
+
+
+def test_each_removed_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saver = saver_of(ParameterStore(), tmp_path, keep_last=1)
+
+    with caplog.at_level(logging.INFO):
+        for step in (1, 2):
+            saver.save(f"step-{step}", step, {})
+        saver.finish()
+
+    told = [record for record in caplog.records if record.message.startswith("removed")]
+    assert [(each.levelname, each.message) for each in told] == [
+        ("INFO", f"removed old checkpoint={tmp_path}/step-1")
+    ]
+
+
+@pytest.mark.parametrize("own", [[], ["step-1", "step-2"]], ids=["begins", "goes on"])
+def test_of_checkpoints_that_were_there_only_those_of_the_run_go(
+    own: list[str], tmp_path: Path
+) -> None:
+    store = embedded()
+    for name in ("step-1", "step-2", "best"):
+        store.save(str(tmp_path / name), {})
+    store.save(str(tmp_path / "serving"), {}, base=str(tmp_path / "best"))
+    section = CheckpointSection(dir=str(tmp_path), keep_last=1, load=str(tmp_path / "step-2"))
+    saver = Saver(store, section, own=own)
+
+    for name in ("step-4", "step-5"):
+        saver.save(name, 4, {})
+    saver.finish()
+
+    stays = {"best", "serving", "step-2", "step-5"}
+    assert set(names(tmp_path)) == (stays if own else stays | {"step-1"})

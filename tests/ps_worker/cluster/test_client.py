@@ -1,0 +1,363 @@
+"""How the client cuts, routes and puts together; that it is a store is tests/contract's business."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protos.chunking import MAX_MESSAGE_BYTES, PushPart
+from protos.errors import (
+    GradientError,
+    ProtocolError,
+    SpecConflictError,
+    TransportError,
+    UnknownTableError,
+)
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.placement import route
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Changed, Missing, Parcel, Pulled, ReduceOp, Stamp
+from ps_server.store import ParameterStore
+from ps_worker.cluster.client import ClusterClient
+from tests.support.local_transport import Answer, LocalTransport
+
+SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
+KEYS = np.arange(1000, dtype=np.uint64)
+STAMP = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
+
+
+def transport_to(num_servers: int) -> LocalTransport:
+    return LocalTransport(
+        [
+            ParameterStore(server_index=index, num_servers=num_servers, wait_limit_s=0.0)
+            for index in range(num_servers)
+        ]
+    )
+
+
+def client_of(transport: LocalTransport, **settings: int) -> ClusterClient:
+    client = ClusterClient(transport, **settings)
+    client.create_table(
+        TableSpec(name="t", dim=3, initializer=InitializerSpec(scale=0.1), optimizer=SGD)
+    )
+    for name, length in [("a", 10), ("b", 7), ("c", 100)]:
+        segment = DenseSegment(length=length, initializer=InitializerSpec(scale=0.1))
+        client.create_dense(DenseSpec(name=name, segments=(segment,), optimizer=SGD))
+    return client
+
+
+def gradients() -> Gradients:
+    return Gradients(
+        {"t": SparseGrad(KEYS, np.ones((KEYS.size, 3), np.float32), 1)},
+        {"c": DenseGrad(np.ones(100, np.float32), 1)},
+    )
+
+
+def test_pull_is_one_call_to_each_server_that_has_a_key():
+    transport = transport_to(4)
+    client = client_of(transport)
+
+    client.pull_sparse({"t": KEYS[:1]}, missing=Missing.ZEROS).result()
+    assert len(transport.calls) == 1
+    transport.calls.clear()
+    client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
+
+    assert [server for server, *_ in transport.calls] == [0, 1, 2, 3]
+    asked = np.concatenate([keys["t"] for _, _, keys in transport.calls])
+    np.testing.assert_array_equal(np.sort(asked), KEYS)
+
+
+@pytest.mark.parametrize(("part_bytes", "fitting"), [(10, 1), (200, 10), (1_000_000, 500)])
+def test_changed_rows_are_asked_for_as_many_as_fit_a_message(part_bytes, fitting):
+    """A key and its row have 8 + 3 * 4 bytes."""
+    transport = transport_to(2)
+    client = client_of(transport, part_bytes=part_bytes)
+    recording = client_spec("recording", dim=3)
+    narrow = client_spec("narrow", dim=1)
+    client.create_table(recording)
+    client.create_table(narrow)
+
+    client.pull_changed(["narrow", "recording"], 0, max_rows=500).result()
+
+    assert transport.calls == [(0, "pull_changed", fitting), (1, "pull_changed", fitting)]
+
+
+def test_changed_rows_of_another_dim_are_refused():
+    transport = transport_to(1)
+    client = client_of(transport)
+    client.create_table(client_spec("recording", dim=3))
+    wide = Changed({"recording": (KEYS, np.zeros((KEYS.size, 4), np.float32))}, 0, False)
+    transport.pull_changed = lambda *_: Answer(lambda: wide)
+
+    with pytest.raises(
+        ProtocolError, match=r"'recording' with shape \(1000, 4\), expected \(1000, 3\)"
+    ):
+        client.pull_changed(["recording"], 0, max_rows=5).result()
+
+
+def test_pull_of_changes_is_as_old_as_the_oldest_server():
+    transport = transport_to(2)
+    client = client_of(transport)
+    client.create_table(client_spec("recording", dim=3))
+    transport.stores[0].push_grad(Gradients(), STAMP)
+
+    assert client.pull_changed(["recording"], 0, max_rows=5).result().version == 0
+
+
+def client_spec(name: str, dim: int) -> TableSpec:
+    return TableSpec(
+        name=name, dim=dim, initializer=InitializerSpec(), optimizer=SGD, records_changes=True
+    )
+
+
+def test_pull_of_no_keys_asks_one_server_for_the_version():
+    transport = transport_to(4)
+    client = client_of(transport)
+    none = np.empty(0, np.uint64)
+
+    assert client.pull_sparse({"t": none}, missing=Missing.ZEROS).result().version == 0
+
+    assert [server for server, *_ in transport.calls] == [0]
+
+
+def test_version_of_a_pull_is_the_smallest_of_those_asked():
+    transport = transport_to(4)
+    client = client_of(transport)
+    for server, batches in enumerate((9, 4, 6, 5)):
+        transport.stores[server].push_grad(Gradients(), replace(STAMP, batches=batches))
+
+    assert client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().version == 4
+    on_first = KEYS[route(KEYS, 64, 4)[0]]
+    assert client.pull_sparse({"t": on_first}, missing=Missing.ZEROS).result().version == 9
+
+
+def test_numbers_are_brought_to_the_first_server_alone():
+    transport = transport_to(3)
+    client = client_of(transport)
+
+    reduced = client.all_reduce("sum", 0, np.array([1.0, 2.0]), ReduceOp.SUM, step=0).result()
+
+    assert reduced.values.tolist() == [1.0, 2.0]
+    assert [(server, name) for server, name, _ in transport.calls] == [(0, "all_reduce")]
+
+
+def test_pace_is_kept_by_the_first_server_alone():
+    transport = transport_to(3)
+    client = client_of(transport)
+
+    assert client.advance(0, 5, at_least=-3).result() == 5
+
+    assert transport.calls == [(0, "advance", (0, 5, 0))]
+
+
+def test_all_parcels_for_a_worker_go_to_one_server():
+    stores = [
+        ParameterStore(num_workers=4, server_index=server, num_servers=3) for server in range(3)
+    ]
+    transport = LocalTransport(stores)
+    client = ClusterClient(transport)
+
+    for receiver in range(4):
+        parcel = Parcel(sender=1, receiver=receiver, sequence=0, content=b"a")
+        client.post_parcel("box", parcel).result()
+        client.take_parcels("box", receiver, received=0).result()
+
+    assert [(server, call) for server, call, _ in transport.calls] == [
+        (server, call) for server in (0, 1, 2, 0) for call in ("post_parcel", "take_parcels")
+    ]
+
+
+def test_parcel_too_large_for_a_message_is_refused_before_it_is_sent():
+    transport = transport_to(1)
+    parcel = Parcel(sender=0, receiver=0, sequence=0, content=bytes(MAX_MESSAGE_BYTES))
+
+    with pytest.raises(ProtocolError, match="a parcel of 16777216 bytes does not fit"):
+        client_of(transport).post_parcel("box", parcel)
+
+    assert not transport.calls
+
+
+def test_numbers_meet_at_one_version_of_all_servers():
+    transport = transport_to(2)
+    client = client_of(transport)
+    transport.stores[1].push_grad(Gradients(), STAMP)
+
+    with pytest.raises(ProtocolError, match=r"after barrier 'sum' .* different versions \[0, 1\]"):
+        client.all_reduce("sum", 0, np.ones(1), ReduceOp.SUM, step=0).result()
+
+
+def test_pull_that_waits_for_a_version_asks_every_server():
+    transport = transport_to(4)
+    client = client_of(transport)
+
+    client.pull_sparse({"t": KEYS[:1]}, missing=Missing.ZEROS, at=0).result()
+
+    assert [server for server, *_ in transport.calls] == [0, 1, 2, 3]
+
+
+def test_pull_is_cut_where_its_answer_would_be_too_large():
+    """A key and its row have 8 + 3 * 4 bytes."""
+    transport = transport_to(1)
+    client = client_of(transport, part_bytes=200)
+
+    client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
+
+    assert [keys["t"].size for _, _, keys in transport.calls] == [10] * 100
+
+
+def test_dense_blocks_are_pulled_together_where_they_fit():
+    """Of two servers, each has pieces of 5, 3 or 4, and 50 elements."""
+    transport = transport_to(2)
+    client = client_of(transport, part_bytes=4 * 10)
+    into = {
+        name: np.zeros(length, np.float32) for name, length in [("a", 10), ("b", 7), ("c", 100)]
+    }
+
+    client.pull_dense(into).result()
+
+    assert [(server, blocks) for server, _, blocks in transport.calls] == [
+        (0, ["a", "b"]),
+        (0, ["c"]),
+        (1, ["a", "b"]),
+        (1, ["c"]),
+    ]
+
+
+def test_push_reaches_every_server_even_if_empty():
+    """Each counts the examples, and the parts of a synchronous step."""
+    transport = transport_to(3)
+    client = client_of(transport)
+
+    client.push_grad(Gradients(), STAMP, at=0).result()
+
+    assert transport.calls == [(server, "push_grad", PushPart([], [], 0, 1)) for server in range(3)]
+    assert client.status().version == 1
+
+
+def test_push_is_cut_into_parts():
+    transport = transport_to(2)
+    client = client_of(transport, part_bytes=1000)
+
+    client.push_grad(gradients(), STAMP).result()
+
+    parts = [part for server, _, part in transport.calls if server == 0]
+    assert len(parts) > 5
+    assert [part.part for part in parts] == list(range(len(parts)))
+
+
+@pytest.mark.parametrize(
+    ("push", "error", "message"),
+    [
+        (
+            Gradients({"x": gradients().sparse["t"]}),
+            UnknownTableError,
+            r"'x' was declared, only \['t'\]",
+        ),
+        (Gradients({}, {"x": gradients().dense["c"]}), UnknownTableError, "dense block 'x'"),
+        (
+            Gradients({"t": SparseGrad(KEYS, np.ones((1000, 2), np.float32), 1)}),
+            GradientError,
+            r"table 't' has values of shape \(1000, 2\), expected \(1000, 3\)",
+        ),
+        (
+            Gradients({}, {"c": DenseGrad(np.ones(99, np.float32), 1)}),
+            GradientError,
+            r"dense block 'c' has shape \(99,\), expected \(100,\)",
+        ),
+        (
+            Gradients({}, {"c": DenseGrad(np.ones(100, np.float32), 0)}),
+            GradientError,
+            "dense block 'c' says that it sums over 0 examples",
+        ),
+    ],
+    ids=["table", "block", "rows", "length", "examples"],
+)
+def test_push_that_one_server_would_refuse_reaches_none(push, error, message):
+    transport = transport_to(2)
+    client = client_of(transport)
+
+    with pytest.raises(error, match=message):
+        client.push_grad(push, STAMP)
+
+    assert transport.calls == []
+
+
+def test_vector_of_another_length_is_not_pulled_into():
+    client = client_of(transport_to(2))
+
+    with pytest.raises(ProtocolError, match=r"pull into dense block 'a' has shape \(9,\)"):
+        client.pull_dense({"a": np.zeros(9, np.float32)})
+
+
+def test_rows_of_another_shape_are_refused():
+    transport = transport_to(1)
+    client = client_of(transport)
+    transport.pull_sparse = lambda *_: Answer(
+        lambda: Pulled({"t": np.zeros((1000, 4), np.float32)}, 0)
+    )
+
+    with pytest.raises(ProtocolError, match=r"shape \(1000, 4\), expected \(1000, 3\)"):
+        client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
+
+
+def test_push_that_nobody_waited_for_still_raises_when_asked():
+    def fail():
+        raise TransportError("ps-1:1 went away")
+
+    transport = transport_to(2)
+    client = client_of(transport)
+    transport.push_grad = lambda server, *_: Answer(fail if server else lambda: 0)
+
+    future = client.push_grad(gradients(), STAMP)
+    client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
+
+    for _ in range(2):
+        with pytest.raises(TransportError, match="went away"):
+            future.result()
+
+
+def test_spec_that_a_server_refused_is_not_declared():
+    transport = transport_to(2)
+    client = client_of(transport)
+    transport.stores[1].create_table(
+        TableSpec(name="u", dim=5, initializer=InitializerSpec(), optimizer=SGD)
+    )
+
+    with pytest.raises(SpecConflictError, match="dim is 5, not 4"):
+        client.create_table(
+            TableSpec(name="u", dim=4, initializer=InitializerSpec(), optimizer=SGD)
+        )
+
+    with pytest.raises(UnknownTableError):
+        client.pull_sparse({"u": KEYS}, missing=Missing.ZEROS)
+
+
+def test_servers_at_different_versions_after_a_barrier_are_an_error():
+    transport = transport_to(2)
+    client = client_of(transport)
+    transport.stores[1].push_grad(Gradients(), STAMP, at=0)
+
+    with pytest.raises(ProtocolError, match=r"at different versions \[0, 1\]"):
+        client.barrier("end", 0, step=0).result()
+
+
+@pytest.mark.parametrize(("num_servers", "is_possible"), [(1, False), (2, True)])
+def test_dense_block_whose_pieces_exceed_a_message_is_refused(num_servers, is_possible):
+    client = client_of(transport_to(num_servers))
+    segment = DenseSegment(length=MAX_MESSAGE_BYTES // 4, initializer=InitializerSpec())
+    spec = DenseSpec(name="huge", segments=(segment,), optimizer=SGD)
+
+    if is_possible:
+        client.create_dense(spec)
+    else:
+        with pytest.raises(SpecConflictError, match="'huge' has 4194304 elements, so 1 servers"):
+            client.create_dense(spec)
+
+
+def test_client_closes_its_transport():
+    transport = transport_to(1)
+
+    with client_of(transport):
+        assert not transport.is_closed
+
+    assert transport.is_closed

@@ -1,0 +1,80 @@
+"""Offline inference with a model that a session trained and saved."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from protos.errors import BadRowError, UsageError
+from protos.store import InferenceSettings
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.tools.export_inference import export_inference
+from ps_server.store import ParameterStore
+from ps_worker.data.tools.generate import generate
+from ps_worker.job import override_job
+from ps_worker.run.run import Session, plan_of
+from ps_worker.serving.inference import infer
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    generate(tmp_path, rows=48, test_rows=100, files=1, test_files=1, seed=1)
+    settings = [
+        f"data.train={tmp_path}/train/*",
+        f"checkpoint.dir={tmp_path}/model",
+        "model.hidden=[4]",
+        "train.batch_size=16",
+    ]
+    Session(plan_of(override_job({}, settings, source="test")), ParameterStore()).run()
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    """100 rows, with a malformed one among them."""
+    (path,) = (tmp_path / "test").iterdir()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], "1\tshort\n", *lines[3:]]))
+    return str(path)
+
+
+def test_line_of_the_output_is_that_of_the_row(model: str, rows: str, tmp_path: Path) -> None:
+    output = tmp_path / "predictions.txt"
+
+    with pytest.raises(BadRowError, match=r":4: .*bad_row_limit is 0"):
+        infer(model, [rows], output=output)
+    assert list(tmp_path.glob("*predictions*")) == []
+
+    result = infer(model, [rows], output=output, overrides=["data.bad_row_limit=1"])
+    assert (result["rows"], result["bad_rows"]) == (100, 1)
+    assert len(output.read_text().splitlines()) == 100
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_predicts_with_what_was_exported_for_it(model: str, tmp_path: Path, dtype: str) -> None:
+    data, exported = [f"{tmp_path}/test/*"], tmp_path / "exported"
+    trained = infer(model, data)
+    export_inference(Checkpoint.open(model), exported, InferenceSettings(dtype=dtype))
+
+    found = infer(str(exported), data)
+
+    assert found["log_loss"] == pytest.approx(trained["log_loss"], rel=1e-3)
+    assert (found["log_loss"] == trained["log_loss"]) == (dtype == "float32")
+
+
+def test_malformed_rows_are_passed_over_without_an_output(model: str, rows: str) -> None:
+    assert infer(model, [rows])["bad_rows"] == 1
+
+
+def test_output_is_compressed_as_its_name_says(model: str, tmp_path: Path) -> None:
+    output = tmp_path / "predictions.txt.gz"
+
+    infer(model, [f"{tmp_path}/test/*"], output=output)
+
+    assert len(gzip.decompress(output.read_bytes()).splitlines()) == 100
+
+
+@pytest.mark.parametrize("output", ["none/predictions", "."])
+def test_output_that_cannot_be_is_refused(model: str, output: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--output: cannot write"):
+        infer(model, [f"{tmp_path}/test/*"], output=tmp_path / output)

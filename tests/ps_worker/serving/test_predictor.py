@@ -1,0 +1,270 @@
+"""Online prediction from a saved model, beside what the trainer's own evaluation says."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctr_model.batch import Batch
+from ctr_model.models.model import Model
+from protos.errors import CheckpointError, DataError, UsageError
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.store import ParameterStore
+from ps_worker.data.tools.generate import generate
+from ps_worker.job import Job, override_job
+from ps_worker.job.datasets import streamed
+from ps_worker.run.run import Session, plan_of
+from ps_worker.serving.predictor import Predictor
+from ps_worker.training.evaluator import evaluate
+
+pytestmark = pytest.mark.usefixtures("data")
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    generate(folder, rows=300, test_rows=100, files=1, test_files=1, seed=1)
+    return folder
+
+
+def job_of(data: Path, folder: Path, *settings: str) -> Job:
+    return override_job(
+        {},
+        [
+            f"data.train={data}/train/*",
+            f"data.test={data}/test/*",
+            f"checkpoint.dir={folder}",
+            "model.hidden=[4]",
+            "train.batch_size=16",
+            "strategy.mode=sync",
+            *settings,
+        ],
+        source="test",
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoints(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """epoch-1 and epoch-2 of a run."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    Session(plan_of(job_of(data, folder, "train.epochs=2")), ParameterStore()).run()
+    return folder
+
+
+def trainer_says(job: Job, url: Path) -> tuple[list[Batch], np.ndarray]:
+    """Returns the test rows as batches, and what evaluation with a store predicts of them."""
+    plan = plan_of(job)
+    dataset = streamed(job, plan.schema)
+    dataset.set_filelist(plan.test_files)
+    batches = list(dataset)
+    store = ParameterStore()
+    store.load(str(url))
+    found: list[np.ndarray] = []
+    evaluate(
+        store,
+        plan.model,
+        batches,
+        batch_size=16,
+        on_predictions=lambda predictions: found.append(predictions.copy()),
+    )
+    return batches, np.concatenate(found)
+
+
+@pytest.mark.parametrize("model", ["ctr_dnn", "wide_deep", "deepfm"])
+def test_predicts_what_the_trainer_predicts(model: str, data: Path, tmp_path: Path) -> None:
+    job = job_of(data, tmp_path, f"model.name={model}")
+    Session(plan_of(job), ParameterStore()).run()
+    batches, expected = trainer_says(job, tmp_path / "epoch-1")
+
+    predictor = Predictor.load(tmp_path, verify=True)
+    found = np.concatenate([predictor.predict(batch) for batch in batches])
+
+    assert predictor.url == str(tmp_path / "epoch-1")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, expected)
+    assert np.ptp(expected) > 0.01  # rows count for something
+
+
+def test_answers_from_a_chain_of_deltas(data: Path, tmp_path: Path) -> None:
+    settings = ("train.epochs=3", "checkpoint.mode=delta")
+    job = job_of(data, tmp_path, *settings)
+    Session(plan_of(job), ParameterStore()).run()
+    batches, expected = trainer_says(job, tmp_path / "epoch-3")
+
+    predictor = Predictor.load(tmp_path, verify=True)
+    found = np.concatenate([predictor.predict(batch) for batch in batches])
+
+    assert Checkpoint.open(tmp_path).manifest.base == "epoch-2"
+    np.testing.assert_array_equal(found, expected)
+    full = tmp_path / "full"
+    Session(plan_of(job_of(data, full, "train.epochs=3")), ParameterStore()).run()
+    _, of_full = trainer_says(job, full / "epoch-3")
+    np.testing.assert_array_equal(expected, of_full)
+
+
+def test_samples_are_hashed_and_scaled_as_rows_of_files(checkpoints: Path, data: Path) -> None:
+    (path,) = (data / "test").iterdir()
+    samples = []
+    for line in path.read_text().splitlines():
+        _, *columns = line.split("\t")
+        dense = [float(column) if column else None for column in columns[:13]]
+        samples.append((None, dense, columns[13:]))  # a missing value is a value, too
+    predictor = Predictor.load(checkpoints / "epoch-2")
+    _, expected = trainer_says(job_of(data, checkpoints), checkpoints / "epoch-2")
+
+    # Another batch size, so other roundings.
+    np.testing.assert_allclose(predictor.predict_samples(samples), expected, rtol=1e-5)
+    assert predictor.predict_samples([]).shape == (0,)
+    with pytest.raises(DataError, match="sample 2: "):
+        predictor.predict_samples([samples[0], (None, [], [])])
+
+
+def test_switches_and_goes_back(checkpoints: Path, data: Path) -> None:
+    job = job_of(data, checkpoints)
+    batches, first = trainer_says(job, checkpoints / "epoch-1")
+    _, second = trainer_says(job, checkpoints / "epoch-2")
+    predictor = Predictor.load(checkpoints / "epoch-1")
+
+    def says() -> np.ndarray:
+        return np.concatenate([predictor.predict(batch) for batch in batches])
+
+    predictor.switch_to(checkpoints)
+    assert predictor.url.endswith("epoch-2")
+    np.testing.assert_array_equal(says(), second)
+
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        predictor.switch_to(checkpoints / "epoch-3")
+    np.testing.assert_array_equal(says(), second)
+
+    predictor.roll_back()
+    np.testing.assert_array_equal(says(), first)
+    with pytest.raises(
+        UsageError, match=r"no model from before .*epoch-1 is kept: only the last 2"
+    ):
+        predictor.roll_back()
+    assert not np.array_equal(first, second)
+
+
+def test_goes_back_as_far_as_models_are_kept(checkpoints: Path) -> None:
+    predictor = Predictor.load(checkpoints / "epoch-1")
+    for epoch in (2, 1, 2):
+        predictor.switch_to(checkpoints / f"epoch-{epoch}")
+
+    urls = []
+    for _ in range(2):
+        predictor.roll_back()
+        urls.append(Path(predictor.url).name)
+
+    assert urls == ["epoch-1", "epoch-2"]
+    with pytest.raises(UsageError, match=r"no model from before .*epoch-2 is kept"):
+        predictor.roll_back()
+
+
+def test_each_batch_is_predicted_by_one_model_while_others_switch(
+    checkpoints: Path, data: Path
+) -> None:
+    job = job_of(data, checkpoints)
+    batches, _ = trainer_says(job, checkpoints / "epoch-1")
+    predictor = Predictor.load(checkpoints / "epoch-1")
+    known = {predictor.predict(batches[0]).tobytes()}
+    predictor.switch_to(checkpoints / "epoch-2")
+    known.add(predictor.predict(batches[0]).tobytes())
+    stop = threading.Event()
+    found: set[bytes] = set()
+
+    def ask() -> None:
+        while not stop.is_set():
+            found.add(predictor.predict(batches[0]).tobytes())
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        predictor.roll_back()
+        predictor.switch_to(checkpoints / "epoch-2")
+    stop.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+
+    assert found <= known
+    assert len(known) == 2
+
+
+def test_model_of_another_schema_is_refused(checkpoints: Path, data: Path, tmp_path: Path) -> None:
+    settings = ["data.schema=criteo_min_max"]
+    Session(plan_of(job_of(data, tmp_path, *settings)), ParameterStore()).run()
+    predictor = Predictor.load(checkpoints)
+
+    with pytest.raises(UsageError, match="another schema"):
+        predictor.switch_to(tmp_path)
+    assert predictor.url.endswith("epoch-2")
+
+
+def file_of_rows(checkpoint: Path) -> Path:
+    (path,) = checkpoint.glob("data-*/table.*.arrow")
+    return path
+
+
+@pytest.mark.parametrize("at_load", [False, True])
+def test_switch_verifies_as_the_load_did(at_load: bool, data: Path, tmp_path: Path) -> None:
+    Session(plan_of(job_of(data, tmp_path, "train.epochs=2")), ParameterStore()).run()
+    table = file_of_rows(tmp_path / "epoch-2")
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2] ^= 1
+    table.write_bytes(content)
+    predictor = Predictor.load(tmp_path / "epoch-1", verify=at_load)
+
+    def switches(**settings: bool) -> bool:
+        try:
+            predictor.switch_to(tmp_path / "epoch-2", **settings)
+        except CheckpointError:
+            return False
+        return True
+
+    assert switches() is not at_load
+    assert not switches(verify=True)
+    assert switches(verify=False)
+
+
+def test_damage_is_found_where_it_was_asked_for(data: Path, tmp_path: Path) -> None:
+    Session(plan_of(job_of(data, tmp_path)), ParameterStore()).run()
+    table = file_of_rows(tmp_path / "epoch-1")
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2] ^= 1
+    table.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match="was altered"):
+        Predictor.load(tmp_path, verify=True)
+    Predictor.load(tmp_path)  # reads no rows, and so does not see it
+
+    table.write_bytes(content[:-9])
+    with pytest.raises(CheckpointError, match="was it cut"):
+        Predictor.load(tmp_path)
+
+
+def test_key_without_a_row_reads_zeros(checkpoints: Path, data: Path) -> None:
+    job = job_of(data, checkpoints)
+    plan = plan_of(job)
+    batches, _ = trainer_says(job, checkpoints / "epoch-1")
+    known = batches[0]
+    unknown = Batch(
+        labels=None,
+        dense=known.dense,
+        keys=np.arange(1, known.keys.size + 1, dtype=np.uint64),
+        offsets=known.offsets,
+        num_slots=known.num_slots,
+    )
+    model: Model = plan.model
+    store = ParameterStore()
+    store.load(str(checkpoints / "epoch-1"))
+    expected: list[np.ndarray] = []
+    evaluate(
+        store, model, [unknown], batch_size=16, on_predictions=lambda p: expected.append(p.copy())
+    )
+
+    found = Predictor.load(checkpoints / "epoch-1").predict(unknown)
+
+    np.testing.assert_array_equal(found, expected[0])
