@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ctr_model.batch import Batch
 from ctr_model.schema import criteo_schema
-from ps_worker.data.files import matching_files
+from ps_worker.data.files.listing import matching_files
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
 

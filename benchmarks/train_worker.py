@@ -21,8 +21,8 @@ from protos.store import Store
 from ps_server.store import ParameterStore
 from ps_worker.cluster.connect import connect
 from ps_worker.communicators.choice import communicator_of
-from ps_worker.data.file_split import split_files
-from ps_worker.data.files import matching_files
+from ps_worker.data.files.file_split import split_files
+from ps_worker.data.files.listing import matching_files
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.job import override_job
 from ps_worker.job.specs import declare

@@ -12,7 +12,7 @@ import logging
 from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.schema import Schema, criteo_schema
 from ps_worker import fleet
-from ps_worker.data.files import matching_files
+from ps_worker.data.files.listing import matching_files
 
 
 def parse_args() -> argparse.Namespace:

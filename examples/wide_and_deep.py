@@ -13,7 +13,7 @@ from ctr_model.metrics import ClickMetrics
 from ctr_model.models.wide_deep import WideDeep
 from ctr_model.schema import criteo_schema
 from ps_worker import fleet
-from ps_worker.data.files import matching_files
+from ps_worker.data.files.listing import matching_files
 
 
 def parse_args() -> argparse.Namespace:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 
 from protos.store import Stamp, Version, WorkerProgress
-from ps_worker.data.position import DataPosition
+from ps_worker.data.blocks.position import DataPosition
 
 UNNUMBERED = 0
 """Number of a batch from which nobody goes on."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ctr_model.schema import Schema
 from protos.errors import UsageError
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.formats import Format, require_format
-from ps_worker.data.reader import FilePart
 
 if TYPE_CHECKING:
     from ps_worker.data.text.multislot import Values

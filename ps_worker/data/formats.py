@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 from ctr_model.schema import Schema
 from protos.errors import UsageError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.content import CODECS
-from ps_worker.data.reader import Reader
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Reader
+from ps_worker.data.files.content import CODECS
 
 MakeReader = Callable[[Schema, BadRows], Reader]
 Format = str | MakeReader

@@ -15,15 +15,15 @@ import numpy as np
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.position import DataPosition, digest_of_files
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.file_dataset import FileDataset
 from ps_worker.data.formats import Format
 from ps_worker.data.memory.global_shuffle import shuffle_globally
 from ps_worker.data.memory.loading import load_rows
 from ps_worker.data.memory.peers import Fleet
 from ps_worker.data.memory.rows import Index, RowsInMemory, SlotSwap
-from ps_worker.data.position import DataPosition, digest_of_files
-from ps_worker.data.reader import FilePart
 
 # What random numbers are drawn for, so that no two kinds of draws are the same.
 _LOCAL, _GLOBAL, _SLOTS = range(3)

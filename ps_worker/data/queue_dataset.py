@@ -9,13 +9,13 @@ from collections.abc import Generator, Iterator
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import UsageError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.batching import batches
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.batching import batches
+from ps_worker.data.blocks.position import DataPosition, digest_of_files
+from ps_worker.data.blocks.reader_threads import merged
 from ps_worker.data.file_dataset import FileDataset
-from ps_worker.data.file_split import shuffled
+from ps_worker.data.files.file_split import shuffled
 from ps_worker.data.formats import Format
-from ps_worker.data.position import DataPosition, digest_of_files
-from ps_worker.data.reader_threads import merged
 from ps_worker.data.reading import Reading
 
 _QUEUED_BATCHES = 4  # that wait for training, for each reader

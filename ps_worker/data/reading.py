@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.batching import OneKindOfRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.batching import OneKindOfRows
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.formats import Format, reader_of
-from ps_worker.data.position import DataPosition
-from ps_worker.data.reader import Block, FilePart
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
 from protos.role import ServerRole, WorkerRole
 from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, Shrunk
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.file_split import split_files, split_parts
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import split_files, split_parts
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
-from ps_worker.data.position import DataPosition
-from ps_worker.data.reader import FilePart
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.worker_run import Task, WorkerRun
 

@@ -8,8 +8,8 @@ from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from protos.errors import UsageError
+from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.position import DataPosition
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.fleet.running import FLEET
 from ps_worker.training.evaluator import OnPredictions

@@ -23,8 +23,8 @@ from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
 from ps_worker.cluster.grpc_transport import Deadlines
+from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.memory.peers import Peers
-from ps_worker.data.position import DataPosition
 from ps_worker.job import Job
 from ps_worker.job.sections.section import ModelSection
 from ps_worker.job.specs import declare

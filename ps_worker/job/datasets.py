@@ -16,13 +16,13 @@ from functools import partial
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.data.blocks.reader import FilePart, Reader
 from ps_worker.data.formats import Format, require_format
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory.peers import Fleet
-from ps_worker.data.position import DataPosition
 from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.reader import FilePart, Reader
 from ps_worker.data.text.multislot import MultiSlotReader
 from ps_worker.data.user_code.pipe import piped
 from ps_worker.job import Job

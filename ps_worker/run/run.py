@@ -38,12 +38,12 @@ from ps_worker.checkpoints.saved_schema import SCHEMA_ATTACHMENT
 from ps_worker.checkpoints.saver import Saver
 from ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
 from ps_worker.communicators.communicator import DENSE_BLOCK
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.file_split import shown, split_parts
-from ps_worker.data.files import matching_files
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import shown, split_parts
+from ps_worker.data.files.listing import matching_files
 from ps_worker.data.formats import reader_of
-from ps_worker.data.position import DataPosition
-from ps_worker.data.reader import FilePart
 from ps_worker.job import Job
 from ps_worker.job.datasets import (
     TrainingData,

@@ -27,7 +27,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradi
 from protos.store import Future, Pulled, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
 from ps_worker.communicators.push_ids import StampBook
-from ps_worker.data.position import Batches
+from ps_worker.data.blocks.position import Batches
 from ps_worker.lookups import BatchKeys, keys_of_batch
 from ps_worker.training.meter import Progress
 

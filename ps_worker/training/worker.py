@@ -22,8 +22,8 @@ from protos.store import Missing, Numbers, ReduceOp, Store, Version
 from ps_worker.checkpoints.resume import EarlierRun
 from ps_worker.checkpoints.warm_start import warm_start
 from ps_worker.communicators.choice import communicator_of
+from ps_worker.data.blocks.position import Batches
 from ps_worker.data.memory.peers import Peers
-from ps_worker.data.position import Batches
 from ps_worker.job import Job
 from ps_worker.job.specs import counting_tables, declare
 from ps_worker.training.evaluator import OnPredictions, evaluate

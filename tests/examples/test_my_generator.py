@@ -9,9 +9,9 @@ import pytest
 
 from ctr_model.schema import criteo_schema
 from examples.my_generator import CriteoGenerator
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.formats import MakeReader
-from ps_worker.data.reader import FilePart
 from ps_worker.data.text.criteo import CriteoReader
 from ps_worker.data.user_code.generator_reader import generated
 from ps_worker.data.user_code.pipe import piped

@@ -18,12 +18,12 @@ from pyarrow import orc
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from ps_worker.data.batching import joined
-from ps_worker.data.content import CODECS
+from ps_worker.data.blocks.batching import joined
+from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.content import CODECS
 from ps_worker.data.formats import Format
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.reader import FilePart
 from ps_worker.data.text.multislot import MultiSlotReader
 from ps_worker.data.tools.convert import convert
 from ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 from ctr_model.jit import kernel
 from ctr_model.schema import Schema
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.batching import offsets_of
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.batching import offsets_of
+from ps_worker.data.blocks.reader import Block
 from ps_worker.data.columnar.arrow_columns import (
     KeyColumn,
     KeyLists,
@@ -26,7 +27,6 @@ from ps_worker.data.columnar.arrow_columns import (
     slot_keys,
 )
 from ps_worker.data.columnar.file_columns import FileColumns
-from ps_worker.data.reader import Block
 
 # The keys of a block are written column by column: all of them should stay in the cache.
 BLOCK_ROWS = 4096

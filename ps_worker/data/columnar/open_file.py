@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from protos.errors import DataError
-from ps_worker.data.files import is_url, open_file
+from ps_worker.data.files.listing import is_url, open_file
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import pyarrow as pa
 from pyarrow import orc
 
 from ctr_model.schema import Schema
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.columnar.columns import (
     Columns,
     Decoder,
@@ -16,7 +17,6 @@ from ps_worker.data.columnar.columns import (
 )
 from ps_worker.data.columnar.file_columns import check_types, columns_of_file
 from ps_worker.data.columnar.open_file import open_columnar
-from ps_worker.data.reader import Block, FilePart
 
 
 class OrcReader:

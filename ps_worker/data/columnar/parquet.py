@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.columnar.arrow_columns import is_text_type
 from ps_worker.data.columnar.columns import (
     Columns,
@@ -20,7 +21,6 @@ from ps_worker.data.columnar.columns import (
 )
 from ps_worker.data.columnar.file_columns import FileColumns, check_types, columns_of_file
 from ps_worker.data.columnar.open_file import open_columnar
-from ps_worker.data.reader import Block, FilePart
 
 # A text column of fewer bytes a value repeats its values so often that it is read up to 5 times faster as a
 # dictionary; one that does not repeat them is up to 4 times slower.

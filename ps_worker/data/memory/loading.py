@@ -7,11 +7,11 @@ from contextlib import closing
 
 from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.blocks.reader_threads import merged
 from ps_worker.data.formats import Format
 from ps_worker.data.memory.rows import RowsInMemory
-from ps_worker.data.reader import FilePart
-from ps_worker.data.reader_threads import merged
 from ps_worker.data.reading import Reading
 
 logger = logging.getLogger(__name__)

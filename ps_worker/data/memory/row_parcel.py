@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from protos.errors import ProtocolError
-from ps_worker.data.batching import offsets_of
+from ps_worker.data.blocks.batching import offsets_of
 from ps_worker.data.memory.rows import has_one_key_a_slot
 
 # Rows, keys, width of dense, slots, 1 if there are labels, 1 if there are counts.

@@ -21,7 +21,7 @@ from ctr_model.batch import Batch
 from protos.errors import DataError
 from protos.runtime.jit import kernel
 from ps_server.table.memory.arena import Arena
-from ps_worker.data.batching import offsets_of
+from ps_worker.data.blocks.batching import offsets_of
 
 Index = NDArray[np.integer[Any]]
 """Numbers of rows: where they lie."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.text.criteo_scanner import COLUMN, LINE, START, STOP, scan_rows
 from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_parts
 from ps_worker.data.text.text_reader import shown

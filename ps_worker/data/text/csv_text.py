@@ -21,10 +21,10 @@ from pyarrow import csv as arrow_csv
 
 from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.columnar.columns import Columns, Decoder, blocks_of, shown
 from ps_worker.data.columnar.file_columns import FileColumns, columns_of_file
-from ps_worker.data.reader import Block, FilePart
 from ps_worker.data.text.csv_scanner import FIELDS, GOOD, NO_QUOTE, QUOTE, scan_lines
 from ps_worker.data.text.line_blocks import BLOCK_BYTES, line_blocks, line_parts, lines_before
 

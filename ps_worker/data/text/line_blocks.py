@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import DataError
-from ps_worker.data.content import Stream, is_compressed, open_content
-from ps_worker.data.files import size_of
-from ps_worker.data.reader import FilePart
+from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.content import Stream, is_compressed, open_content
+from ps_worker.data.files.listing import size_of
 
 BLOCK_BYTES = 1 << 20
 

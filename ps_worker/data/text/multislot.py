@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import UsageError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.text import multislot_scanner as scanner
 from ps_worker.data.text.column_order import ColumnOrder, Kind
 from ps_worker.data.text.text_reader import BadLine, TextReader, shown

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import UsageError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.text import svm_scanner as scanner
 from ps_worker.data.text.decimals import MAX_KEY_DIGITS, parse_decimal
 from ps_worker.data.text.multislot_scanner import count_lines_and_blanks, skip_blanks, word_end

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_parts
 
 _MAX_SHOWN_BYTES = 60

@@ -18,14 +18,14 @@ from rich.console import Console
 
 from ctr_model.schema import Schema, SchemaError, Transform
 from protos.errors import CtrPsError, DataError, UsageError
-from ps_worker.data.files import matching_files
+from ps_worker.data.files.listing import matching_files
+from ps_worker.data.files.whole_file import whole_file
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.tools.generate import MIN_TEST_ROWS, generate
 from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT
 from ps_worker.data.tools.profile import profile_files, schema_of
 from ps_worker.data.tools.profile_table import profile_table
 from ps_worker.data.tools.row_split import ROWS_PER_FILE, parse_ratio, split_rows
-from ps_worker.data.whole_file import whole_file
 
 _FILE_WIDTH = 200  # characters a line of a table that goes to a file or a pipe
 

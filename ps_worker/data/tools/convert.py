@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.columnar.arrow_columns import KeyColumn, KeyLists, is_list_type
 from ps_worker.data.columnar.columns import Columns, shown
 from ps_worker.data.columnar.file_columns import HASH_VERSION_KEY, LABEL_NAMES, SLOTS_KEY
 from ps_worker.data.columnar.orc import OrcReader
 from ps_worker.data.columnar.parquet import ParquetReader
+from ps_worker.data.files.whole_file import whole_file
 from ps_worker.data.formats import format_of
-from ps_worker.data.reader import FilePart
 from ps_worker.data.text.csv_text import CsvReader, Separated
 from ps_worker.data.text.line_blocks import line_blocks
-from ps_worker.data.whole_file import whole_file
 
 FINGERPRINT_KEY = b"ctr_ps.schema_fingerprint"
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import DataError, UsageError
+from ps_worker.data.files.whole_file import whole_file
 from ps_worker.data.tools.criteo_text import criteo_text
 from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT, PlantedModel
-from ps_worker.data.whole_file import whole_file
 
 MIN_TEST_ROWS = 100
 

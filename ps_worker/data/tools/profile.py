@@ -15,10 +15,10 @@ from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_model.slots import select_slots
 from protos.errors import DataError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.batching import OneKindOfRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.batching import OneKindOfRows
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.formats import Format, format_of, reader_of
-from ps_worker.data.reader import FilePart
 from ps_worker.data.tools.number_stats import NumberStats
 from ps_worker.data.tools.value_counts import ValueCounts
 from ps_worker.data.tools.value_texts import value_texts

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from ctr_model.jit import kernel
 from protos.errors import DataError, UsageError
+from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.whole_file import hidden_path, open_to_write
 from ps_worker.data.formats import format_of
-from ps_worker.data.reader import FilePart
 from ps_worker.data.text.line_blocks import line_blocks
 from ps_worker.data.tools.row_hash import row_hash
-from ps_worker.data.whole_file import hidden_path, open_to_write
 
 logger = logging.getLogger(__name__)
 

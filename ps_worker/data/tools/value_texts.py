@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from ctr_model.features import key_of
-from ps_worker.data.reader import FilePart
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.text.line_blocks import line_blocks
 
 _MAX_LINES = 20_000

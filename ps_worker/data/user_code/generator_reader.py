@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart, Reader
 from ps_worker.data.formats import MakeReader
-from ps_worker.data.reader import Block, FilePart, Reader
 from ps_worker.data.text.column_order import ColumnOrder, Kind
 from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_parts
 from ps_worker.data.user_code.data_generator import (

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ctr_model.schema import Schema
 from protos.errors import UsageError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart, Reader
 from ps_worker.data.formats import MakeReader
-from ps_worker.data.reader import Block, FilePart, Reader
 from ps_worker.data.text.multislot import MultiSlotScanner, Values
 from ps_worker.data.text.text_reader import shown
 from ps_worker.data.user_code.pipe_process import PipeProcess

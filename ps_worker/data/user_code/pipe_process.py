@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, Self, cast
 
 from protos.errors import DataError
-from ps_worker.data.content import open_content
+from ps_worker.data.files.content import open_content
 
 _CHUNK_BYTES = 1 << 16
 _STDERR_LINES = 20

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from ps_worker.communicators.merging import GradientMerger
 from ps_worker.communicators.push_ids import StampBook
-from ps_worker.data.position import DataPosition
+from ps_worker.data.blocks.position import DataPosition
 
 
 def gradients(key: int, value: float, examples: int = 10) -> Gradients:

@@ -12,7 +12,7 @@ import pytest
 
 from protos.store import WorkerProgress
 from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
-from ps_worker.data.position import DataPosition
+from ps_worker.data.blocks.position import DataPosition
 from tests.support.training import together
 
 

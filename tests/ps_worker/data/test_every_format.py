@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.columnar import columns, file_columns
 from ps_worker.data.formats import reader_of
 from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.position import DataPosition
 from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.reader import FilePart
 from ps_worker.data.text import line_blocks
 from ps_worker.data.user_code import generator_reader, pipe
 from tests.support.commands import ROOT

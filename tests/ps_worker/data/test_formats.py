@@ -4,7 +4,7 @@ import pytest
 
 from ctr_model.schema import Schema
 from protos.errors import UsageError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.formats import FORMATS, SUFFIXES, format_of, reader_of
 from ps_worker.data.text.criteo import CriteoReader
 

@@ -17,13 +17,13 @@ from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import BadRowError, DataError, ProtocolError, UsageError
 from ps_server.store import ParameterStore
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.batching import joined
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.batching import joined
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory import loading
 from ps_worker.data.memory.rows import MAX_KEYS
-from ps_worker.data.position import DataPosition
-from ps_worker.data.reader import Block, FilePart
 from tests.support.cluster import cluster
 from tests.support.peers import StoreFleet, fleets_of, on_each
 from tests.support.rows import (

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import BadRowError, DataError, UsageError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.position import DataPosition
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.reader import Block, FilePart
 from ps_worker.data.text import line_blocks
 from ps_worker.data.text.criteo import CriteoReader
 from ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator

@@ -7,7 +7,7 @@ import pytest
 
 from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
-from ps_worker.data.reader import FilePart
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.fleet import serving
 from ps_worker.fleet.fleet import Fleet
 from ps_worker.fleet.roles import Role, UserDefinedRoleMaker

@@ -14,7 +14,7 @@ from ctr_model.schema import Schema
 from protos.errors import CheckpointError, DataError, JobError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker import fleet
-from ps_worker.data.position import DataPosition
+from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.tools.generate import generate
 from ps_worker.serving.inference import infer
 from ps_worker.serving.predictor import Predictor

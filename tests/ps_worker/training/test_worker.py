@@ -12,7 +12,7 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.resume import EarlierRun
 from ps_worker.checkpoints.run_state import RunState
-from ps_worker.data.position import DataPosition
+from ps_worker.data.blocks.position import DataPosition
 from ps_worker.job import Job
 from ps_worker.training.worker import Worker
 from tests.support.training import job, joined, random_batches, small_model, together

@@ -22,11 +22,11 @@ from pyarrow import orc
 from ctr_model.batch import Batch
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, DataError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart, Reader
 from ps_worker.data.columnar import columns as columnar
 from ps_worker.data.columnar.columns import cut_evenly
 from ps_worker.data.formats import reader_of
-from ps_worker.data.reader import Block, FilePart, Reader
 from tests.reference.features import key_of
 
 SCHEMA = Schema(

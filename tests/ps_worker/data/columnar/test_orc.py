@@ -8,9 +8,9 @@ from pyarrow import orc
 
 from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.columnar.orc import OrcReader
-from ps_worker.data.reader import FilePart
 
 SCHEMA = Schema(dense=(), slots=("user",))
 

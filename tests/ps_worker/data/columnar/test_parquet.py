@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.columnar.parquet import ParquetReader
-from ps_worker.data.reader import FilePart
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(), slots=("user", "item"))

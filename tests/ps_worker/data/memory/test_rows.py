@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
 from protos.errors import DataError
-from ps_worker.data import batching
-from ps_worker.data.batching import joined
+from ps_worker.data.blocks import batching
+from ps_worker.data.blocks.batching import joined
 from ps_worker.data.memory import rows as rows_in_memory
 from ps_worker.data.memory.row_parcel import pack_rows
 from ps_worker.data.memory.rows import MAX_KEYS, RowsInMemory, SlotSwap

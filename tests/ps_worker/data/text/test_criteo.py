@@ -13,9 +13,9 @@ from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema, criteo_schema
 from protos.errors import BadRowError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.batching import joined
-from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.batching import joined
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.text.criteo import CriteoReader
 from ps_worker.data.text.line_blocks import BLOCK_BYTES
 from tests.reference import criteo as reference

@@ -10,8 +10,8 @@ import pytest
 
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, DataError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.text.csv_text import CsvReader, Separated
 from tests.reference.features import key_of
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protos.errors import DataError
-from ps_worker.data.reader import FilePart
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_parts, lines_before
 
 fast = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

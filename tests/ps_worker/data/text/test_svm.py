@@ -13,8 +13,8 @@ from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, UsageError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.reader import FilePart
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.text.svm import LibffmReader, LibsvmReader, SvmScanner
 from tests.reference import svm as reference
 

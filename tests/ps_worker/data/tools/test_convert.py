@@ -10,9 +10,9 @@ import pytest
 
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, CtrPsError, DataError, UsageError
-from ps_worker.data.bad_rows import BadRows
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.formats import reader_of
-from ps_worker.data.reader import FilePart
 from ps_worker.data.tools.convert import Converted, convert
 
 SCHEMA = Schema(

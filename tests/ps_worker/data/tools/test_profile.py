@@ -13,7 +13,7 @@ from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema, Transform
 from protos.errors import BadRowError, DataError
-from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.tools.generate import generate
 from ps_worker.data.tools.profile import Profile, profile_files, schema_of
 from ps_worker.data.tools.profile_table import profile_table

@@ -15,8 +15,8 @@ from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import DataError, UsageError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.text.multislot import MultiSlotScanner
 from ps_worker.data.user_code.data_generator import (
     DataGenerator,

@@ -14,8 +14,8 @@ import pytest
 
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, DataError, UsageError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.reader import Block, FilePart
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import Block, FilePart
 from ps_worker.data.text.multislot import MultiSlotScanner
 from ps_worker.data.user_code.pipe import PipeReader, piped
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from protos.errors import DataError
-from ps_worker.data.position import DataPosition
-from ps_worker.data.reader import Block
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.data.blocks.reader import Block
 
 MAX_BATCH_KEYS = 2**31 - 1
 """The most that int32 offsets count."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_worker.data.whole_file import whole_file
+from ps_worker.data.files.whole_file import whole_file
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.tsv.zst"])

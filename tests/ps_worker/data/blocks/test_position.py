@@ -3,7 +3,7 @@
 import pytest
 
 from protos.errors import DataError
-from ps_worker.data.position import DataPosition
+from ps_worker.data.blocks.position import DataPosition
 
 
 @pytest.mark.parametrize(

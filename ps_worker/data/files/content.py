@@ -8,7 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from protos.errors import DataError
-from ps_worker.data.files import file_errors, open_file
+from ps_worker.data.files.listing import file_errors, open_file
 
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
 from protos.errors import DataError
-from ps_worker.data import batching
-from ps_worker.data.batching import OneKindOfRows, batches, joined, offsets_of, rows_between
-from ps_worker.data.position import DataPosition
-from ps_worker.data.reader import Block
+from ps_worker.data.blocks import batching
+from ps_worker.data.blocks.batching import OneKindOfRows, batches, joined, offsets_of, rows_between
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.data.blocks.reader import Block
 
 NUM_SLOTS = 2
 START = DataPosition()

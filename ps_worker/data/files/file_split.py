@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from protos.errors import UsageError
-from ps_worker.data.files import size_of
-from ps_worker.data.reader import FilePart, Reader
+from ps_worker.data.blocks.reader import FilePart, Reader
+from ps_worker.data.files.listing import size_of
 
 
 def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str]:

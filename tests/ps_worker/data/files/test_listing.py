@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from protos.errors import DataError
-from ps_worker.data.files import matching_files, open_file, size_of
+from ps_worker.data.files.listing import matching_files, open_file, size_of
 
 
 def touch(folder: Path, *names: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from protos.errors import DataError
-from ps_worker.data.reader_threads import merged
+from ps_worker.data.blocks.reader_threads import merged
 
 LIMIT_S = 10.0
 

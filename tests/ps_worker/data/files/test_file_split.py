@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
-from ps_worker.data.bad_rows import BadRows
-from ps_worker.data.file_split import shown, shuffled, split_files, split_parts
-from ps_worker.data.reader import FilePart, Reader
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.reader import FilePart, Reader
+from ps_worker.data.files.file_split import shown, shuffled, split_files, split_parts
 from ps_worker.data.text.criteo import CriteoReader
 
 READER = CriteoReader(Schema.numbered(1, 1), BadRows())

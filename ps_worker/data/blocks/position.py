@@ -8,7 +8,7 @@ from typing import Self
 
 from ctr_model.batch import Batch
 from protos.errors import DataError
-from ps_worker.data.reader import FilePart
+from ps_worker.data.blocks.reader import FilePart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

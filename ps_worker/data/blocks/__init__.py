@@ -1,0 +1,1 @@
+"""Blocks of rows: what readers give, and how blocks become batches."""

@@ -1,0 +1,1 @@
+"""Files by name: which there are, their content, who reads which part."""
