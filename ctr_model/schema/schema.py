@@ -17,10 +17,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.dense_column import DenseColumn, Transform
-from ctr_model.dense_scaling import DenseScaling
 from ctr_model.features import HASH_VERSION
-from ctr_model.schema_entries import (
+from ctr_model.schema.dense_column import DenseColumn
+from ctr_model.schema.dense_scaling import DenseScaling
+from ctr_model.schema.entries import (
     SchemaError,
     list_entry,
     refuse_duplicates,
@@ -28,9 +28,7 @@ from ctr_model.schema_entries import (
     text_entry,
 )
 
-__all__ = ["DenseColumn", "Schema", "SchemaError", "Transform", "criteo_schema"]
-
-_PACKAGED = resources.files("ctr_model") / "schemas"
+_PACKAGED = resources.files("ctr_model.schema") / "schemas"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
