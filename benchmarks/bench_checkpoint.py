@@ -36,7 +36,7 @@ from protos.gradients import Gradients, SparseGrad
 from protos.keys import Keys
 from protos.runtime.malloc import keep_freed_memory
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Stamp
+from protos.store import PushId
 from ps_server.store import ParameterStore
 
 DIM = 10
@@ -69,7 +69,7 @@ class Pusher:
 
     def push(self, keys: Keys) -> None:
         """Pushes once."""
-        stamp = Stamp(
+        push_id = PushId(
             worker=0,
             incarnation=1,
             sequence=self._sequence,
@@ -80,7 +80,7 @@ class Pusher:
         )
         self._sequence += 1
         grad = SparseGrad(keys, self._grads[: keys.size], 512)
-        self._store.push_grad(Gradients({SPEC.name: grad}, {}), stamp).result()
+        self._store.push_grad(Gradients({SPEC.name: grad}, {}), push_id).result()
 
     @contextmanager
     def pushing(self) -> Iterator[list[float]]:

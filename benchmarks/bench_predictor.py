@@ -26,7 +26,7 @@ import numpy as np
 
 from ctr_model.batch import Batch
 from protos.gradients import Gradients, SparseGrad
-from protos.store import Stamp
+from protos.store import PushId
 from ps_server.store import ParameterStore
 from ps_worker.job import Job, override_job
 from ps_worker.job.specs import declare
@@ -89,10 +89,10 @@ def save_model(url: str, rows: int) -> None:
     for number, start in enumerate(range(0, rows, ROWS_A_PUSH)):
         keys = keys_of_rows(start, min(rows, start + ROWS_A_PUSH))
         grad = SparseGrad(keys, np.ones((keys.size, table.dim), np.float32), examples=1)
-        stamp = Stamp(
+        push_id = PushId(
             worker=0, incarnation=1, sequence=number, step=number, examples=1, batches=1, pulled=0
         )
-        store.push_grad(Gradients(sparse={table.name: grad}), stamp).result()
+        store.push_grad(Gradients(sparse={table.name: grad}), push_id).result()
     store.save(url, attachments_of(job, plan.schema))
 
 

@@ -6,7 +6,7 @@
     python -m benchmarks.bench_table --statistics        # of a table that counts shows and clicks
 
 Prints one JSON line a case: millions of keys a second, the median of five passes over keys drawn at random.
-With observers also how long one takes to find out what changed: nothing, or the keys of a call.
+With subscribers also how long one takes to find out what changed: nothing, or the keys of a call.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def m_per_s(calls: list[Keys], call: Callable[[Keys], object]) -> float:
     return statistics.median(speeds)
 
 
-def measure(optimizer: str, rows: int, observers: int, *, is_counting: bool) -> None:
+def measure(optimizer: str, rows: int, subscribers: int, *, is_counting: bool) -> None:
     """Fills a table and prints its lines."""
     table = SparseTable(
         TableSpec(
@@ -65,7 +65,7 @@ def measure(optimizer: str, rows: int, observers: int, *, is_counting: bool) -> 
             optimizer=OptimizerSpec(name=optimizer, params={"learning_rate": 0.05}),
             statistics=StatisticsSpec() if is_counting else None,
         ),
-        num_observers=observers,
+        num_subscribers=subscribers,
     )
     grads = np.random.default_rng(1).normal(size=(max(CALL_SIZES), DIM)).astype(np.float32)
     counts = np.ones((max(CALL_SIZES), 2), np.uint32)
@@ -121,7 +121,7 @@ def measure(optimizer: str, rows: int, observers: int, *, is_counting: bool) -> 
             ),
             flush=True,
         )
-    if observers:
+    if subscribers:
         table.take_changed(0, rows)
         none_s = take_seconds(table)
         push(keys[: max(CALL_SIZES)])
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--statistics", action="store_true")
     arguments = parser.parse_args()
     for optimizer in OPTIMIZERS:
-        measure(optimizer, arguments.rows, arguments.observers, is_counting=arguments.statistics)
+        measure(optimizer, arguments.rows, arguments.subscribers, is_counting=arguments.statistics)
 
 
 if __name__ == "__main__":

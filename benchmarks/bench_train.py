@@ -99,7 +99,7 @@ def two_ceilings(batch_size: int) -> dict[str, Any]:
         return {"examples_per_s": sum(speed.result() for speed in speeds)}
 
 
-def embedded(batch_size: int, threads: int) -> dict[str, Any]:
+def in_process(batch_size: int, threads: int) -> dict[str, Any]:
     """Trains in one process without servers."""
     arguments = worker_arguments("async", batch_size)
     return result_of(run_worker({}, [*arguments, "--threads", str(threads)]))
@@ -184,8 +184,8 @@ Case = Callable[[int], dict[str, Any]]
 
 CASES: dict[str, Case] = {
     "two_ceilings": two_ceilings,
-    "embedded_1": lambda size: embedded(size, 1),
-    "embedded_2": lambda size: embedded(size, 2),
+    "embedded_1": lambda size: in_process(size, 1),
+    "embedded_2": lambda size: in_process(size, 2),
     **{f"{mode}_2x2": partial(cluster, mode) for mode in MODES},
 }
 PEER_CASES: dict[str, Case] = {f"peer_{mode}_2x2": partial(peer, mode) for mode in PEER_READERS}

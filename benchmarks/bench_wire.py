@@ -27,7 +27,7 @@ import numpy as np
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.runtime.malloc import keep_freed_memory
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Future, Missing, Stamp
+from protos.store import Future, Missing, PushId
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
 
@@ -90,14 +90,14 @@ def cases(client: ClusterClient) -> Iterator[Case]:
     )
     segment = DenseSegment(length=DENSE_LENGTH, initializer=initializer)
     client.create_dense(DenseSpec(name="tower", segments=(segment,), optimizer=optimizer))
-    stamp = Stamp(worker=0, incarnation=0, sequence=0, step=0, examples=512, batches=1, pulled=0)
+    push_id = PushId(worker=0, incarnation=0, sequence=0, step=0, examples=512, batches=1, pulled=0)
     random = np.random.default_rng(0)
     for num_keys in NUM_KEYS:
         keys = random.integers(0, 2**63, num_keys, dtype=np.uint64)
         values = random.random((num_keys, DIM), dtype=np.float32)
         sparse = Gradients(sparse={"table": SparseGrad(keys, values, 512)})
         payload = keys.nbytes + values.nbytes
-        yield Case("push", num_keys, payload, partial(client.push_grad, sparse, stamp))
+        yield Case("push", num_keys, payload, partial(client.push_grad, sparse, push_id))
         yield Case(
             "pull",
             num_keys,
@@ -106,7 +106,7 @@ def cases(client: ClusterClient) -> Iterator[Case]:
         )
     vector = np.zeros(DENSE_LENGTH, np.float32)
     dense = Gradients(dense={"tower": DenseGrad(vector, 512)})
-    yield Case("push_dense", DENSE_LENGTH, vector.nbytes, lambda: client.push_grad(dense, stamp))
+    yield Case("push_dense", DENSE_LENGTH, vector.nbytes, lambda: client.push_grad(dense, push_id))
     into = {"tower": np.empty(DENSE_LENGTH, np.float32)}
     yield Case("pull_dense", DENSE_LENGTH, vector.nbytes, lambda: client.pull_dense(into))
 

@@ -52,7 +52,7 @@ def main() -> None:
         with connect(role.endpoints) as client:
             result = run(options, client, role.worker_index, role.num_workers)
     else:
-        result = run(options, ParameterStore(), 0, 1, is_embedded=True)
+        result = run(options, ParameterStore(), 0, 1, is_in_process=True)
     print(json.dumps(result), flush=True)
 
 
@@ -62,18 +62,18 @@ def run(
     worker: int,
     num_workers: int,
     *,
-    is_embedded: bool = False,
+    is_in_process: bool = False,
 ) -> dict[str, float | None]:
     """Warms up, meets the others, trains with the clock running; worker 0 evaluates."""
     model = build_model("ctr_dnn", criteo_schema(), {})
     job = override_job({}, [*OPTIMIZERS, *options.set], source="bench")
     size = options.batch_size
     keep_freed_memory()  # as the commands do
-    warm_rows, rows = data_of(options, worker, num_workers)
+    precompile_rows, rows = data_of(options, worker, num_workers)
     declare(store, model, job)
     store.barrier("declared", worker, step=0).result()
     communicator = communicator_of(
-        job, store, model, worker=worker, num_workers=num_workers, is_embedded=is_embedded
+        job, store, model, worker=worker, num_workers=num_workers, is_in_process=is_in_process
     )
     progress = Progress(every_s=math.inf)
     trainer = Trainer(
@@ -90,7 +90,7 @@ def run(
         communicator.rejoin(store.barrier(name, worker, step=communicator.version).result())
         return time.perf_counter() - start
 
-    timed("warm", warm_rows)
+    timed("warm", precompile_rows)
     examples = progress.examples
     seconds = timed("trained", rows)
     result: dict[str, float | None] = {
@@ -101,7 +101,7 @@ def run(
         test = batches(TEST_ROWS // size, size, seed=1)
         result["auc"] = round(evaluate(store, model, test, batch_size=size).auc(), 4)
     communicator.close()
-    store.done(worker, step=communicator.version)
+    store.leave(worker, step=communicator.version)
     return result
 
 
@@ -116,8 +116,8 @@ def data_of(
         return rows[:num_warm], rows[num_warm:]
     dataset = QueueDataset(criteo_schema(), options.batch_size)
     dataset.set_filelist(split_files(matching_files(options.files), worker, num_workers))
-    warm_rows = list(itertools.islice(dataset, num_warm))
-    return warm_rows, dataset if options.stream else list(dataset)
+    precompile_rows = list(itertools.islice(dataset, num_warm))
+    return precompile_rows, dataset if options.stream else list(dataset)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class PushPart:
     num_parts: int = 1
 
 
-def cut_columns(
+def split_columns(
     columns: Sequence[tuple[int, int]], limit_bytes: int
 ) -> list[list[tuple[int, slice]]]:
     """Cuts columns into groups of at most `limit_bytes`, in order.
@@ -71,12 +71,12 @@ def cut_columns(
     return groups
 
 
-def cut_push(gradients: Gradients, limit_bytes: int) -> list[PushPart]:
+def split_push(gradients: Gradients, limit_bytes: int) -> list[PushPart]:
     """Returns the parts of a push, each of about `limit_bytes` at most; always at least one."""
     tables, blocks = list(gradients.sparse.items()), list(gradients.dense.items())
     columns = [(grad.keys.size, _row_bytes(grad)) for _, grad in tables]
     columns += [(grad.values.size, VALUE_BYTES) for _, grad in blocks]
-    groups = cut_columns(columns, limit_bytes)
+    groups = split_columns(columns, limit_bytes)
     return [
         PushPart(
             sparse=[

@@ -94,7 +94,7 @@ class IdleError(CtrPsError):
 
 
 class ProtocolError(CtrPsError):
-    """A request breaks the contract: lengths, order, stamps."""
+    """A request breaks the contract: lengths, order, push ids."""
 
     exit_code = 10
 

@@ -24,7 +24,7 @@ from protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from protos.store import Shrunk, TableStatus, Version, WorkerProgress
 from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.snapshot.snapshots import StoreCut, cut_all
+from ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
 from ps_server.spec_compat import (
     log_changes,
     require_claimable,
@@ -103,7 +103,7 @@ class Parameters:
             spec,
             server_index=self._server_index,
             num_servers=self._num_servers,
-            num_observers=self._num_workers if spec.records_changes else 0,
+            num_subscribers=self._num_workers if spec.records_changes else 0,
             clock=self._clock,
         )
 
@@ -137,7 +137,7 @@ class Parameters:
         log_changes(loaded, claimed)
         return claimed
 
-    def record_changes_anew(self) -> None:
+    def reset_subscribers(self) -> None:
         """Lets tables that record changes begin anew: the next job's workers know nothing yet."""
         for table in self._tables.values():
             if table.spec.records_changes:
@@ -250,12 +250,12 @@ class Parameters:
     def prepare_freeze(self) -> None:
         """Takes memory that `freeze` is going to need, while others go on."""
         for table in self._saved()[0]:
-            table.prepare_cut()
+            table.prepare_snapshot()
 
     def freeze(
         self, version: Version, workers: Mapping[int, WorkerProgress], base: str
-    ) -> StoreCut:
-        """Cuts what a save has, which nobody may change meanwhile; see `cut_all`.
+    ) -> StoreSnapshot:
+        """Cuts what a save has, which nobody may change meanwhile; see `snapshot_all`.
 
         Args:
             version: Of the store.
@@ -273,7 +273,7 @@ class Parameters:
                 f"server {self._server_index} does not know what changed since the checkpoint of save "
                 f"{base}: the last one that it saved or loaded whole is {last}; save a full checkpoint"
             )
-        return cut_all(tables, blocks, version, workers, is_delta=bool(base))
+        return snapshot_all(tables, blocks, version, workers, is_delta=bool(base))
 
     def load(
         self,
@@ -302,10 +302,10 @@ class Parameters:
         blocks = {
             name: self._load_block(checkpoint, name) for name in checkpoint.blocks.keys() & taken
         }
-        anew = declared - taken
-        for name in self._tables.keys() & anew:
+        fresh = declared - taken
+        for name in self._tables.keys() & fresh:
             tables[name] = self._new_table(self._tables[name].spec)
-        for name in self._blocks.keys() & anew:
+        for name in self._blocks.keys() & fresh:
             blocks[name] = self._new_block(self._blocks[name].spec)
         with alone(), self._lock:
             self._forget_undeclared()

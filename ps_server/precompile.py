@@ -25,7 +25,7 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import Missing, Stamp
+from protos.store import Missing, PushId
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
 from ps_server.table.memory.frozen import frozen
@@ -42,7 +42,7 @@ _ADMISSIONS = (
 )
 
 
-def warm_kernels() -> float:
+def precompile_kernels() -> float:
     """Compiles, or loads from numba's cache, all kernels; returns the seconds that took."""
     start = time.perf_counter()
     with compile_lock():
@@ -74,18 +74,18 @@ def _exercise(optimizer: str) -> None:
     counted = replace(grad, counts=frozen(np.ones((_NUM_KEYS, 2), np.uint32)))
     sparse = {"table": grad, "counting": counted}
     for worker in range(2):  # two parts of a step, so that they are added
-        stamp = Stamp(
+        push_id = PushId(
             worker=worker, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0
         )
-        store.push_grad(Gradients(sparse, dense), stamp, at=0).result()
+        store.push_grad(Gradients(sparse, dense), push_id, at=0).result()
     store.pull_sparse({"table": keys}, missing=Missing.INITIAL).result()
     by_score = ExpirySpec(max_rows=_NUM_KEYS // 2, evict="score")
-    loaded = SparseTable(replace(counting, expiry=by_score), num_observers=1)
+    loaded = SparseTable(replace(counting, expiry=by_score), num_subscribers=1)
     loaded.push(counted)
-    cut = loaded.begin_cut()
+    snapshot = loaded.begin_snapshot()
     loaded.push(counted)
-    loaded.write(cut.export_shard(0))
-    loaded.end_cut(saved=True)
+    loaded.write(snapshot.export_shard(0))
+    loaded.end_snapshot(saved=True)
     loaded.take_changed(0, _NUM_KEYS)
     loaded.shrink(max_norm=0.0)
 
@@ -124,7 +124,7 @@ def _optimizer_spec(optimizer: str) -> OptimizerSpec:
 def main() -> int:
     """Warms the kernels and says how long it took."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logger.info("kernels ready seconds=%.1f", warm_kernels())
+    logger.info("kernels ready seconds=%.1f", precompile_kernels())
     return 0
 
 

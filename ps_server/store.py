@@ -20,14 +20,14 @@ from protos.store import (
     Changed,
     Future,
     InferenceSettings,
+    Message,
     Missing,
     Numbers,
-    Parcel,
     Pulled,
+    PushId,
     Reduced,
     ReduceOp,
     Shrunk,
-    Stamp,
     StoreStatus,
     Version,
     WorkerProgress,
@@ -45,10 +45,10 @@ from ps_server.checkpoint.writer import (
     shared_folder,
     write_part,
 )
-from ps_server.coordination.coordinator import Workers
+from ps_server.coordination.coordinator import Coordinator
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.parameters import Parameters
-from ps_server.snapshot.snapshots import Cuts, StoreCut
+from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot
 from ps_server.table.rows.statistics import Clock, wall_clock
 from ps_server.table.sparse_table import SparseTable
 
@@ -75,8 +75,8 @@ class ParameterStore:
             num_workers: Workers of the job.
             server_index: Which server of the cluster this is.
             num_servers: Servers of the cluster; 1 holds everything.
-            wait_limit_s: How long a pull, a barrier or a parcel waits for other workers, in seconds.
-            inbox_bytes: Limit of the parcels that wait for one worker.
+            wait_limit_s: How long a pull, a barrier or a message waits for other workers, in seconds.
+            inbox_bytes: Limit of the messages that wait for one worker.
             checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
             clock: When rows are seen.
         """
@@ -92,19 +92,19 @@ class ParameterStore:
             num_servers=num_servers,
             clock=clock,
         )
-        self._cuts = Cuts(self._freeze, wait_limit_s=wait_limit_s)
+        self._snapshots = Snapshots(self._freeze, wait_limit_s=wait_limit_s)
         self.reset_membership()
 
     def reset_membership(self) -> None:
         """Forgets the workers, their steps and what they pushed, as for the next job; keeps parameters."""
-        self._workers = Workers(
+        self._coordinator = Coordinator(
             self.num_workers,
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
             apply=self._parameters.apply,
-            applying=self._cuts.changing,
+            applying=self._snapshots.changing,
         )
-        self._parameters.record_changes_anew()
+        self._parameters.reset_subscribers()
 
     # Declaring
 
@@ -122,21 +122,21 @@ class ParameterStore:
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
     ) -> Future[Pulled]:
         """See `protos.store.Store`; done when returned, unless it waits for `at`."""
-        workers = self._workers
+        coordinator = self._coordinator
         tables = {name: self._parameters.table(name) for name in keys}
 
         def answer() -> Pulled:
-            version = workers.version  # read first: the rows may have more, never less
+            version = coordinator.version  # read first: the rows may have more, never less
             rows = {name: table.pull(keys[name], missing) for name, table in tables.items()}
             return Pulled(rows, version)
 
-        return workers.at_version(at, answer)
+        return coordinator.at_version(at, answer)
 
     def pull_dense(
         self, into: Mapping[str, Values], *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`; `into` has the length of this process's pieces."""
-        workers = self._workers
+        coordinator = self._coordinator
         blocks = {name: self._parameters.block(name) for name in into}
         for name, block in blocks.items():
             if into[name].shape != (block.length,):
@@ -146,21 +146,21 @@ class ParameterStore:
                 )
 
         def answer() -> Version:
-            version = workers.version
+            version = coordinator.version
             for name, block in blocks.items():
                 block.pull(into[name])
             return version
 
-        return workers.at_version(at, answer)
+        return coordinator.at_version(at, answer)
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
         """See `protos.store.Store`; done when returned."""
-        workers = self._workers
-        workers.require_member(worker)
+        coordinator = self._coordinator
+        coordinator.require_member(worker)
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
         recording = {name: self._parameters.recording_table(name) for name in tables}
-        version, room = workers.version, max_rows
+        version, room = coordinator.version, max_rows
         rows: dict[str, tuple[Keys, Values]] = {}
         for name, table in recording.items():
             rows[name] = keys, _ = table.take_changed(worker, room) if room else _no_rows(table)
@@ -172,46 +172,46 @@ class ParameterStore:
         return self._parameters.block(block).length
 
     def push_grad(
-        self, gradients: Gradients, stamp: Stamp, *, at: Version | None = None
+        self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`."""
-        self._workers.require_member(stamp.worker)
+        self._coordinator.require_member(push_id.worker)
         self._parameters.check(gradients)
         if at is None:
-            return Answered(self._workers.push_on_arrival(gradients, stamp))
-        return Answered(self._workers.push_part(gradients, stamp, at))
+            return Answered(self._coordinator.push_on_arrival(gradients, push_id))
+        return Answered(self._coordinator.push_part(gradients, push_id, at))
 
-    # Steps, barriers and parcels
+    # Steps, barriers and messages
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        return self._workers.barrier(name, worker, step=step)
+        return self._coordinator.barrier(name, worker, step=step)
 
     def all_reduce(
         self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
     ) -> Future[Reduced]:
         """See `protos.store.Store`."""
-        return self._workers.all_reduce(name, worker, values, op, step=step)
+        return self._coordinator.all_reduce(name, worker, values, op, step=step)
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`."""
-        return self._workers.advance(worker, clock, at_least=at_least)
+        return self._coordinator.advance(worker, clock, at_least=at_least)
 
-    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+    def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`."""
-        return self._workers.post_parcel(box, parcel)
+        return self._coordinator.post(exchange, message)
 
-    def take_parcels(self, box: str, worker: int, *, received: int) -> Future[Sequence[Parcel]]:
+    def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `protos.store.Store`."""
-        return self._workers.take_parcels(box, worker, received=received)
+        return self._coordinator.take(exchange, worker, received=received)
 
-    def done(self, worker: int, *, step: Version) -> None:
+    def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
-        self._workers.done(worker, step=step)
+        self._coordinator.leave(worker, step=step)
 
-    def all_done(self) -> bool:
+    def all_left(self) -> bool:
         """Whether every worker has left."""
-        return self._workers.all_done()
+        return self._coordinator.all_left()
 
     # Checkpoints
 
@@ -235,11 +235,11 @@ class ParameterStore:
         attachments: Mapping[str, bytes],
         *,
         base: str = "",
-        on_cut: Callable[[], None] | None = None,
+        on_snapshot: Callable[[], None] | None = None,
     ) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
         based_on = open_base(base, url) if base else None
-        return self._save(url, attachments, self.save_part, base=based_on, on_cut=on_cut)
+        return self._save(url, attachments, self.save_part, base=based_on, on_snapshot=on_snapshot)
 
     def save_inference(
         self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
@@ -258,15 +258,15 @@ class ParameterStore:
         save_part: Callable[[str, str], Part],
         *,
         base: Checkpoint | None = None,
-        on_cut: Callable[[], None] | None = None,
+        on_snapshot: Callable[[], None] | None = None,
         is_inference: bool = False,
     ) -> str:
         """Takes a cut, saves it, and publishes what comes of it."""
 
         def write_parts(folder: str, token: str) -> list[Part]:
-            self.cut(token, "" if base is None else base.token)
-            if on_cut is not None:
-                on_cut()
+            self.snapshot(token, "" if base is None else base.token)
+            if on_snapshot is not None:
+                on_snapshot()
             return [save_part(folder, token)]
 
         tables, blocks = self._parameters.saved_specs()
@@ -286,7 +286,7 @@ class ParameterStore:
         Raises:
             CheckpointError: Also if a table has no scores to go by, or weights are too large for the dtype.
         """
-        with self._cuts.writing(token, is_base=False) as frozen:
+        with self._snapshots.writing(token, is_base=False) as frozen:
             self._roots.require([folder])
             shared = shared_folder(folder, token)
             entries = write_inference_part(
@@ -294,7 +294,7 @@ class ParameterStore:
             )
         return Part(entries=tuple(entries), version=frozen.version)
 
-    def cut(self, token: str, base: str = "") -> None:
+    def snapshot(self, token: str, base: str = "") -> None:
         """Freezes this process's parameters for the `save_part` with the same token.
 
         It has to follow soon; after a minute, or when another cut is taken, this one is dropped.
@@ -309,7 +309,7 @@ class ParameterStore:
             WaitTimeoutError: If another save does not end in time.
         """
         self._parameters.prepare_freeze()
-        self._cuts.take(token, base)
+        self._snapshots.take(token, base)
 
     def save_part(self, folder: str, token: str) -> Part:
         """Writes this process's shards and pieces into a folder, and returns what was written.
@@ -321,7 +321,7 @@ class ParameterStore:
                 be written.
             ProtocolError: If there is no such cut.
         """
-        with self._cuts.writing(token) as frozen:
+        with self._snapshots.writing(token) as frozen:
             self._roots.require([folder])
             entries = write_part(
                 shared_folder(folder, token),
@@ -335,25 +335,27 @@ class ParameterStore:
             self._parameters.base = token
         return Part(entries=tuple(entries), version=frozen.version, workers=frozen.workers)
 
-    def _freeze(self, base: str) -> StoreCut:
-        return self._parameters.freeze(self._workers.version, self._workers.progress(), base)
+    def _freeze(self, base: str) -> StoreSnapshot:
+        return self._parameters.freeze(
+            self._coordinator.version, self._coordinator.progress(), base
+        )
 
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
         """See `protos.store.Store`; reads this process's shards and pieces."""
-        with self._cuts.between_saves("a load"):
+        with self._snapshots.between_saves("a load"):
             checkpoint = self._roots.open(url)
             checkpoint.require_token(token)
-            self._parameters.load(checkpoint, only, self._cuts.alone)
+            self._parameters.load(checkpoint, only, self._snapshots.alone)
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""
-        self._workers.resume(version, progress)
+        self._coordinator.resume(version, progress)
 
     def shrink(
         self, *, max_norm: float | None = None, dry_run: bool = False
     ) -> Mapping[str, Shrunk]:
         """See `protos.store.Store`; of this process's shards."""
-        with self._cuts.between_saves("a shrink"):
+        with self._snapshots.between_saves("a shrink"):
             return self._parameters.shrink(max_norm=max_norm, dry_run=dry_run)
 
     def shard_digests(self) -> dict[tuple[str, int], bytes]:
@@ -368,7 +370,7 @@ class ParameterStore:
 
     def status(self) -> StoreStatus:
         """See `protos.store.Store`."""
-        return self._workers.status(self._parameters.table_status, self._cuts.last)
+        return self._coordinator.status(self._parameters.table_status, self._snapshots.last)
 
 
 def _no_rows(table: SparseTable) -> tuple[Keys, Values]:

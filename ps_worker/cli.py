@@ -74,7 +74,7 @@ def _train(job: Job) -> Mapping[str, Any]:
     from ps_server.store import ParameterStore
     from ps_worker.cluster.connect import connect
     from ps_worker.cluster.grpc_transport import Deadlines
-    from ps_worker.run.precompile import warm
+    from ps_worker.run.precompile import precompile
     from ps_worker.run.run import Session, plan_of
 
     role = role_from_environment(os.environ)
@@ -86,7 +86,7 @@ def _train(job: Job) -> Mapping[str, Any]:
         )
     keep_freed_memory()
     plan = plan_of(job)
-    warm(plan)
+    precompile(plan)
     if role is None:
         store = ParameterStore(wait_limit_s=job.cluster.wait_timeout_s)
         return Session(plan, store).run().as_json()
@@ -99,7 +99,7 @@ def _train(job: Job) -> Mapping[str, Any]:
             client,
             worker=role.worker_index,
             num_workers=role.num_workers,
-            is_embedded=False,
+            is_in_process=False,
         )
         return session.run().as_json()
 

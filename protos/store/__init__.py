@@ -1,7 +1,7 @@
 """The seam between a trainer and its parameters, wherever they are."""
 
+from protos.store.message import Message
 from protos.store.numbers import MAX_NUMBERS, Numbers, require_numbers
-from protos.store.parcel import Parcel
 from protos.store.progress import merge_progress
 from protos.store.save_status import SaveStatus
 from protos.store.staleness import Staleness, merge_staleness
@@ -12,9 +12,9 @@ from protos.store.store import (
     InferenceSettings,
     Missing,
     Pulled,
+    PushId,
     Reduced,
     ReduceOp,
-    Stamp,
     Store,
     StoreStatus,
     Version,
@@ -28,16 +28,16 @@ __all__ = [
     "Future",
     "InferenceDtype",
     "InferenceSettings",
+    "Message",
     "Missing",
     "Numbers",
-    "Parcel",
     "Pulled",
+    "PushId",
     "ReduceOp",
     "Reduced",
     "SaveStatus",
     "Shrunk",
     "Staleness",
-    "Stamp",
     "Store",
     "StoreStatus",
     "TableStatus",

@@ -16,8 +16,8 @@ from protos.errors import UsageError
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
+from protos.store.message import Message
 from protos.store.numbers import Numbers
-from protos.store.parcel import Parcel
 from protos.store.save_status import SaveStatus
 from protos.store.staleness import Staleness
 from protos.store.table_status import Shrunk, TableStatus
@@ -83,7 +83,7 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
+class PushId:
     """Who pushes, and which push it is.
 
     Attributes:
@@ -112,11 +112,11 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
-    """How much of a worker's training is in the parameters: its last stamp up to which all is applied.
+    """How much of a worker's training is in the parameters: its last push id up to which all is applied.
 
     Attributes:
-        incarnation: See `Stamp`.
-        sequence: See `Stamp`; of a cluster the smallest of all servers.
+        incarnation: See `PushId`.
+        sequence: See `PushId`; of a cluster the smallest of all servers.
         step: All of the worker's batches up to this number are applied.
         position: Where in its data they end; empty: the worker does not say.
     """
@@ -172,7 +172,7 @@ class StoreStatus:
         version: Steps applied.
         tables: By name.
         examples: Examples pushed so far, by worker.
-        done: Workers that have left.
+        left: Workers that have left.
         staleness: Of the batches pushed so far. A push counts as many times as it completes batches, a
             worker's part of a synchronous step once; each with the version that it was applied to minus the
             version that it was computed from. Every server counts every batch, by its own versions.
@@ -183,7 +183,7 @@ class StoreStatus:
     version: Version
     tables: Mapping[str, TableStatus]
     examples: Mapping[int, int]
-    done: frozenset[int]
+    left: frozenset[int]
     staleness: Staleness
     progress: Mapping[int, WorkerProgress]
     last_save: SaveStatus | None = None
@@ -259,14 +259,14 @@ class Store(Protocol):
         ...
 
     def push_grad(
-        self, gradients: Gradients, stamp: Stamp, *, at: Version | None = None
+        self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
         """Hands over gradients. A key without a row gets one.
 
         Args:
             gradients: Sums over examples, each with its number of examples.
-            stamp: Who pushes.
-            at: None applies on arrival, and moves the version on by the batches of the stamp. A version `t`
+            push_id: Who pushes.
+            at: None applies on arrival, and moves the version on by the batches of the push id. A version `t`
                 makes this the worker's part of step `t`: when
                 all workers' parts are there they are added in worker order, divided by the examples of
                 the step, applied once, and the version becomes `t + 1`. Every worker takes part in
@@ -282,16 +282,16 @@ class Store(Protocol):
         """
         ...
 
-    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
-        """Hands over a parcel; done once it fits into what may wait for its receiver.
+    def post(self, exchange: str, message: Message) -> Future[None]:
+        """Hands over a message; done once it fits into what may wait for its receiver.
 
         A sender waits for each answer before it posts the next to the same receiver, and so is never further
         ahead of it than the bound. Posting again what was posted is no error and changes nothing.
 
         Args:
-            box: Names an exchange between all workers of the job, in which each of them posts to others and,
-                at the same time, takes what is for it; a name of its own for each exchange.
-            parcel: The next to this receiver. The last has no content.
+            exchange: Name of an exchange between all workers of the job, unique to it. Each worker posts to
+                others and takes what is for it at the same time.
+            message: The next to this receiver. The last has no content.
 
         Raises:
             ProtocolError: If it is not the next, or sender or receiver is done or not of this job.
@@ -299,18 +299,18 @@ class Store(Protocol):
         """
         ...
 
-    def take_parcels(self, box: str, worker: int, *, received: int) -> Future[Sequence[Parcel]]:
-        """Waits for parcels to a worker, in the order in which they came; those of one sender in its order.
+    def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
+        """Waits for messages to a worker, in the order in which they came; those of one sender in its order.
 
-        To take from the next box forgets what the one before still holds for this worker.
+        To take from the next exchange forgets what the one before still holds for this worker.
 
         Args:
-            box: See `post_parcel`.
+            exchange: See `post`.
             worker: The receiver.
-            received: How many parcels of this box it has: the next ones come, and these are forgotten.
+            received: How many messages of this exchange it has: the next ones come, and these are forgotten.
 
         Returns:
-            Some parcels; none if all workers have posted their last, also this one to itself.
+            Some messages; none if all workers have posted their last, also this one to itself.
 
         Raises:
             ProtocolError: If there are not so many, or a sender is done without having posted its last.
@@ -373,7 +373,7 @@ class Store(Protocol):
         """
         ...
 
-    def done(self, worker: int, *, step: Version) -> None:
+    def leave(self, worker: int, *, step: Version) -> None:
         """Says that a worker has left for good, and takes part in no step from `step` on."""
         ...
 
@@ -391,7 +391,7 @@ class Store(Protocol):
         attachments: Mapping[str, bytes],
         *,
         base: str = "",
-        on_cut: Callable[[], None] | None = None,
+        on_snapshot: Callable[[], None] | None = None,
     ) -> str:
         """Writes a whole checkpoint to `url`, publishes it, and returns the model's digest; of a delta "".
 
@@ -404,8 +404,8 @@ class Store(Protocol):
             attachments: Files that travel with the parameters, by name.
             base: The checkpoint that the store saved or loaded last, in the same folder as `url`: only rows
                 that changed since are written, and who reads that delta needs the base, too. Empty: all rows.
-            on_cut: Called once, as soon as what is pushed from then on is no part of the checkpoint any more:
-                pushes are held back for a moment, then go on, and what they change is kept aside as it was.
+            on_snapshot: Called once, when the snapshot is taken: later pushes are no part of the checkpoint.
+                Pushes are held back for a moment; then rows are copied before their first change.
 
         Raises:
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.

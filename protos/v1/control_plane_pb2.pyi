@@ -77,7 +77,7 @@ class AdvanceResponse(_message.Message):
     slowest: int
     def __init__(self, slowest: _Optional[int] = ...) -> None: ...
 
-class DoneRequest(_message.Message):
+class LeaveRequest(_message.Message):
     __slots__ = ("worker", "step")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -85,7 +85,7 @@ class DoneRequest(_message.Message):
     step: int
     def __init__(self, worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
-class DoneResponse(_message.Message):
+class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -101,7 +101,7 @@ class CheckFolderResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class CutRequest(_message.Message):
+class SnapshotRequest(_message.Message):
     __slots__ = ("token", "base")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -109,7 +109,7 @@ class CutRequest(_message.Message):
     base: str
     def __init__(self, token: _Optional[str] = ..., base: _Optional[str] = ...) -> None: ...
 
-class CutResponse(_message.Message):
+class SnapshotResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -253,16 +253,16 @@ class ResumeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "examples", "done", "progress")
+    __slots__ = ("worker", "examples", "has_left", "progress")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
-    DONE_FIELD_NUMBER: _ClassVar[int]
+    HAS_LEFT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     examples: int
-    done: bool
+    has_left: bool
     progress: WorkerProgress
-    def __init__(self, worker: _Optional[int] = ..., examples: _Optional[int] = ..., done: bool = ..., progress: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., examples: _Optional[int] = ..., has_left: bool = ..., progress: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
 
 class Staleness(_message.Message):
     __slots__ = ("counts", "total", "largest")

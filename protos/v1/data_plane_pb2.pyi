@@ -16,7 +16,7 @@ MISSING_UNSPECIFIED: Missing
 MISSING_INITIAL: Missing
 MISSING_ZEROS: Missing
 
-class Stamp(_message.Message):
+class PushId(_message.Message):
     __slots__ = ("worker", "incarnation", "sequence", "step", "examples", "batches", "pulled", "position")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -127,20 +127,20 @@ class DenseGradColumn(_message.Message):
     def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
 
 class PushGradRequest(_message.Message):
-    __slots__ = ("stamp", "sparse", "dense", "at", "part", "num_parts")
-    STAMP_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("push_id", "sparse", "dense", "at", "part", "num_parts")
+    PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
-    stamp: Stamp
+    push_id: PushId
     sparse: _containers.RepeatedCompositeFieldContainer[SparseGradColumn]
     dense: _containers.RepeatedCompositeFieldContainer[DenseGradColumn]
     at: int
     part: int
     num_parts: int
-    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., at: _Optional[int] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ...) -> None: ...
+    def __init__(self, push_id: _Optional[_Union[PushId, _Mapping]] = ..., sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., at: _Optional[int] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ...) -> None: ...
 
 class PushGradResponse(_message.Message):
     __slots__ = ("version",)
@@ -172,35 +172,35 @@ class PullDenseResponse(_message.Message):
     version: int
     def __init__(self, columns: _Optional[_Iterable[_Union[DenseColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
-class PostParcelRequest(_message.Message):
-    __slots__ = ("box", "sender", "receiver", "sequence", "content")
-    BOX_FIELD_NUMBER: _ClassVar[int]
+class PostRequest(_message.Message):
+    __slots__ = ("exchange", "sender", "receiver", "sequence", "content")
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
-    box: str
+    exchange: str
     sender: int
     receiver: int
     sequence: int
     content: bytes
-    def __init__(self, box: _Optional[str] = ..., sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, exchange: _Optional[str] = ..., sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
-class PostParcelResponse(_message.Message):
+class PostResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class TakeParcelsRequest(_message.Message):
-    __slots__ = ("box", "worker", "received")
-    BOX_FIELD_NUMBER: _ClassVar[int]
+class TakeRequest(_message.Message):
+    __slots__ = ("exchange", "worker", "received")
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    box: str
+    exchange: str
     worker: int
     received: int
-    def __init__(self, box: _Optional[str] = ..., worker: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
+    def __init__(self, exchange: _Optional[str] = ..., worker: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
-class Parcel(_message.Message):
+class ExchangeMessage(_message.Message):
     __slots__ = ("sender", "sequence", "content")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -210,8 +210,8 @@ class Parcel(_message.Message):
     content: bytes
     def __init__(self, sender: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
-class TakeParcelsResponse(_message.Message):
-    __slots__ = ("parcels",)
-    PARCELS_FIELD_NUMBER: _ClassVar[int]
-    parcels: _containers.RepeatedCompositeFieldContainer[Parcel]
-    def __init__(self, parcels: _Optional[_Iterable[_Union[Parcel, _Mapping]]] = ...) -> None: ...
+class TakeResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ExchangeMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ExchangeMessage, _Mapping]]] = ...) -> None: ...

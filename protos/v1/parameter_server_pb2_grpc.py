@@ -69,15 +69,15 @@ class ParameterServerStub(object):
                 request_serializer=protos_dot_v1_dot_data__plane__pb2.PullDenseRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_data__plane__pb2.PullDenseResponse.FromString,
                 _registered_method=True)
-        self.PostParcel = channel.unary_unary(
-                '/ctr_ps.v1.ParameterServer/PostParcel',
-                request_serializer=protos_dot_v1_dot_data__plane__pb2.PostParcelRequest.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_data__plane__pb2.PostParcelResponse.FromString,
+        self.Post = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/Post',
+                request_serializer=protos_dot_v1_dot_data__plane__pb2.PostRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_data__plane__pb2.PostResponse.FromString,
                 _registered_method=True)
-        self.TakeParcels = channel.unary_unary(
-                '/ctr_ps.v1.ParameterServer/TakeParcels',
-                request_serializer=protos_dot_v1_dot_data__plane__pb2.TakeParcelsRequest.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_data__plane__pb2.TakeParcelsResponse.FromString,
+        self.Take = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/Take',
+                request_serializer=protos_dot_v1_dot_data__plane__pb2.TakeRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_data__plane__pb2.TakeResponse.FromString,
                 _registered_method=True)
         self.Barrier = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/Barrier',
@@ -89,20 +89,20 @@ class ParameterServerStub(object):
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.AdvanceRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_control__plane__pb2.AdvanceResponse.FromString,
                 _registered_method=True)
-        self.Done = channel.unary_unary(
-                '/ctr_ps.v1.ParameterServer/Done',
-                request_serializer=protos_dot_v1_dot_control__plane__pb2.DoneRequest.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_control__plane__pb2.DoneResponse.FromString,
+        self.Leave = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/Leave',
+                request_serializer=protos_dot_v1_dot_control__plane__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_control__plane__pb2.LeaveResponse.FromString,
                 _registered_method=True)
         self.CheckFolder = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/CheckFolder',
                 request_serializer=protos_dot_v1_dot_control__plane__pb2.CheckFolderRequest.SerializeToString,
                 response_deserializer=protos_dot_v1_dot_control__plane__pb2.CheckFolderResponse.FromString,
                 _registered_method=True)
-        self.Cut = channel.unary_unary(
-                '/ctr_ps.v1.ParameterServer/Cut',
-                request_serializer=protos_dot_v1_dot_control__plane__pb2.CutRequest.SerializeToString,
-                response_deserializer=protos_dot_v1_dot_control__plane__pb2.CutResponse.FromString,
+        self.Snapshot = channel.unary_unary(
+                '/ctr_ps.v1.ParameterServer/Snapshot',
+                request_serializer=protos_dot_v1_dot_control__plane__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=protos_dot_v1_dot_control__plane__pb2.SnapshotResponse.FromString,
                 _registered_method=True)
         self.Save = channel.unary_unary(
                 '/ctr_ps.v1.ParameterServer/Save',
@@ -191,8 +191,8 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PostParcel(self, request, context):
-        """Hands over a parcel for another worker; all parcels for one worker go to the same server. Answered once it fits
+    def Post(self, request, context):
+        """Hands over a message for another worker; all messages for one worker go to the same server. Answered once it fits
         into what the server holds for the receiver, so a sender that waits for each answer sends no faster than the
         receiver takes. Idempotent by its sequence, may be retried. FAILED_PRECONDITION: a number was left out, the
         one before was not answered yet, the sender had said that it has no more, or either of them is done;
@@ -202,8 +202,8 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def TakeParcels(self, request, context):
-        """Waits until there are parcels for a worker, or all workers have said that they have no more for it. Idempotent,
+    def Take(self, request, context):
+        """Waits until there are messages for a worker, or all workers have said that they have no more for it. Idempotent,
         may be retried. FAILED_PRECONDITION: the server does not have what it is asked for, or a sender is done without
         having said that it has no more; DEADLINE_EXCEEDED: nothing came in time; the message names who has not ended.
         """
@@ -230,7 +230,7 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Done(self, request, context):
+    def Leave(self, request, context):
         """A worker leaves for good. Idempotent. A server whose workers have all left ends, unless told to stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -245,7 +245,7 @@ class ParameterServerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Cut(self, request, context):
+    def Snapshot(self, request, context):
         """Freezes this server's parameters as they are, to be written by a Save with the same token. Answers at once; pushes
         are held back for a moment. A cut that is not written within a minute is dropped, and so is one when the next is
         taken. Not idempotent, not retried. DATA_LOSS: no memory, or the base is not what was saved last here;
@@ -335,15 +335,15 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_v1_dot_data__plane__pb2.PullDenseRequest.FromString,
                     response_serializer=protos_dot_v1_dot_data__plane__pb2.PullDenseResponse.SerializeToString,
             ),
-            'PostParcel': grpc.unary_unary_rpc_method_handler(
-                    servicer.PostParcel,
-                    request_deserializer=protos_dot_v1_dot_data__plane__pb2.PostParcelRequest.FromString,
-                    response_serializer=protos_dot_v1_dot_data__plane__pb2.PostParcelResponse.SerializeToString,
+            'Post': grpc.unary_unary_rpc_method_handler(
+                    servicer.Post,
+                    request_deserializer=protos_dot_v1_dot_data__plane__pb2.PostRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_data__plane__pb2.PostResponse.SerializeToString,
             ),
-            'TakeParcels': grpc.unary_unary_rpc_method_handler(
-                    servicer.TakeParcels,
-                    request_deserializer=protos_dot_v1_dot_data__plane__pb2.TakeParcelsRequest.FromString,
-                    response_serializer=protos_dot_v1_dot_data__plane__pb2.TakeParcelsResponse.SerializeToString,
+            'Take': grpc.unary_unary_rpc_method_handler(
+                    servicer.Take,
+                    request_deserializer=protos_dot_v1_dot_data__plane__pb2.TakeRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_data__plane__pb2.TakeResponse.SerializeToString,
             ),
             'Barrier': grpc.unary_unary_rpc_method_handler(
                     servicer.Barrier,
@@ -355,20 +355,20 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_v1_dot_control__plane__pb2.AdvanceRequest.FromString,
                     response_serializer=protos_dot_v1_dot_control__plane__pb2.AdvanceResponse.SerializeToString,
             ),
-            'Done': grpc.unary_unary_rpc_method_handler(
-                    servicer.Done,
-                    request_deserializer=protos_dot_v1_dot_control__plane__pb2.DoneRequest.FromString,
-                    response_serializer=protos_dot_v1_dot_control__plane__pb2.DoneResponse.SerializeToString,
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=protos_dot_v1_dot_control__plane__pb2.LeaveRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_control__plane__pb2.LeaveResponse.SerializeToString,
             ),
             'CheckFolder': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckFolder,
                     request_deserializer=protos_dot_v1_dot_control__plane__pb2.CheckFolderRequest.FromString,
                     response_serializer=protos_dot_v1_dot_control__plane__pb2.CheckFolderResponse.SerializeToString,
             ),
-            'Cut': grpc.unary_unary_rpc_method_handler(
-                    servicer.Cut,
-                    request_deserializer=protos_dot_v1_dot_control__plane__pb2.CutRequest.FromString,
-                    response_serializer=protos_dot_v1_dot_control__plane__pb2.CutResponse.SerializeToString,
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=protos_dot_v1_dot_control__plane__pb2.SnapshotRequest.FromString,
+                    response_serializer=protos_dot_v1_dot_control__plane__pb2.SnapshotResponse.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -578,7 +578,7 @@ class ParameterServer(object):
             _registered_method=True)
 
     @staticmethod
-    def PostParcel(request,
+    def Post(request,
             target,
             options=(),
             channel_credentials=None,
@@ -591,9 +591,9 @@ class ParameterServer(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ctr_ps.v1.ParameterServer/PostParcel',
-            protos_dot_v1_dot_data__plane__pb2.PostParcelRequest.SerializeToString,
-            protos_dot_v1_dot_data__plane__pb2.PostParcelResponse.FromString,
+            '/ctr_ps.v1.ParameterServer/Post',
+            protos_dot_v1_dot_data__plane__pb2.PostRequest.SerializeToString,
+            protos_dot_v1_dot_data__plane__pb2.PostResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -605,7 +605,7 @@ class ParameterServer(object):
             _registered_method=True)
 
     @staticmethod
-    def TakeParcels(request,
+    def Take(request,
             target,
             options=(),
             channel_credentials=None,
@@ -618,9 +618,9 @@ class ParameterServer(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ctr_ps.v1.ParameterServer/TakeParcels',
-            protos_dot_v1_dot_data__plane__pb2.TakeParcelsRequest.SerializeToString,
-            protos_dot_v1_dot_data__plane__pb2.TakeParcelsResponse.FromString,
+            '/ctr_ps.v1.ParameterServer/Take',
+            protos_dot_v1_dot_data__plane__pb2.TakeRequest.SerializeToString,
+            protos_dot_v1_dot_data__plane__pb2.TakeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -686,7 +686,7 @@ class ParameterServer(object):
             _registered_method=True)
 
     @staticmethod
-    def Done(request,
+    def Leave(request,
             target,
             options=(),
             channel_credentials=None,
@@ -699,9 +699,9 @@ class ParameterServer(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ctr_ps.v1.ParameterServer/Done',
-            protos_dot_v1_dot_control__plane__pb2.DoneRequest.SerializeToString,
-            protos_dot_v1_dot_control__plane__pb2.DoneResponse.FromString,
+            '/ctr_ps.v1.ParameterServer/Leave',
+            protos_dot_v1_dot_control__plane__pb2.LeaveRequest.SerializeToString,
+            protos_dot_v1_dot_control__plane__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -740,7 +740,7 @@ class ParameterServer(object):
             _registered_method=True)
 
     @staticmethod
-    def Cut(request,
+    def Snapshot(request,
             target,
             options=(),
             channel_credentials=None,
@@ -753,9 +753,9 @@ class ParameterServer(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ctr_ps.v1.ParameterServer/Cut',
-            protos_dot_v1_dot_control__plane__pb2.CutRequest.SerializeToString,
-            protos_dot_v1_dot_control__plane__pb2.CutResponse.FromString,
+            '/ctr_ps.v1.ParameterServer/Snapshot',
+            protos_dot_v1_dot_control__plane__pb2.SnapshotRequest.SerializeToString,
+            protos_dot_v1_dot_control__plane__pb2.SnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

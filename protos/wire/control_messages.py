@@ -151,14 +151,14 @@ def status_to_message(
             control_plane_pb2.WorkerStatus(
                 worker=worker,
                 examples=status.examples.get(worker, 0),
-                done=worker in status.done,
+                has_left=worker in status.left,
                 progress=(
                     progress_to_message(status.progress[worker])
                     if worker in status.progress
                     else None
                 ),
             )
-            for worker in sorted(status.examples.keys() | status.done | status.progress.keys())
+            for worker in sorted(status.examples.keys() | status.left | status.progress.keys())
         ],
         server_index=server_index,
         num_servers=num_servers,
@@ -183,7 +183,7 @@ def status_from_message(message: control_plane_pb2.GetStatusResponse) -> StoreSt
             for table in message.tables
         },
         examples={worker.worker: worker.examples for worker in message.workers},
-        done=frozenset(worker.worker for worker in message.workers if worker.done),
+        left=frozenset(worker.worker for worker in message.workers if worker.has_left),
         staleness=staleness_from_message(message.staleness),
         progress={
             worker.worker: progress_from_message(worker.progress)
@@ -235,7 +235,7 @@ def merge_status(parts: list[StoreStatus]) -> StoreStatus:
             worker: max(part.examples.get(worker, 0) for part in parts)
             for worker in sorted({worker for part in parts for worker in part.examples})
         },
-        done=frozenset.intersection(*(part.done for part in parts)),
+        left=frozenset.intersection(*(part.left for part in parts)),
         staleness=merge_staleness(part.staleness for part in parts),
         progress=merge_progress([part.progress for part in parts]),
         last_save=merge_saves([part.last_save for part in parts]),

@@ -1,4 +1,4 @@
-"""Keys, rows, gradients, stamps and parcels <-> messages of the data plane, both ways, once."""
+"""Keys, rows, gradients, push ids and messages <-> messages of the data plane, both ways, once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from protos.chunking import PushPart
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.keys import Keys
-from protos.store import Changed, Missing, Parcel, Pulled, Stamp
+from protos.store import Changed, Message, Missing, Pulled, PushId
 from protos.v1 import data_plane_pb2
 from protos.wire.codec import (
     decode_counts,
@@ -25,23 +25,23 @@ _MISSING_TO_MESSAGE = {
 _MISSING_FROM_MESSAGE = {number: missing for missing, number in _MISSING_TO_MESSAGE.items()}
 
 
-def stamp_to_message(stamp: Stamp) -> data_plane_pb2.Stamp:
-    """Returns the message of a stamp."""
-    return data_plane_pb2.Stamp(
-        worker=stamp.worker,
-        incarnation=stamp.incarnation,
-        sequence=stamp.sequence,
-        step=stamp.step,
-        examples=stamp.examples,
-        batches=stamp.batches,
-        pulled=stamp.pulled,
-        position=stamp.position,
+def push_id_to_message(push_id: PushId) -> data_plane_pb2.PushId:
+    """Returns the message of a push id."""
+    return data_plane_pb2.PushId(
+        worker=push_id.worker,
+        incarnation=push_id.incarnation,
+        sequence=push_id.sequence,
+        step=push_id.step,
+        examples=push_id.examples,
+        batches=push_id.batches,
+        pulled=push_id.pulled,
+        position=push_id.position,
     )
 
 
-def stamp_from_message(message: data_plane_pb2.Stamp) -> Stamp:
-    """Returns the stamp of a message."""
-    return Stamp(
+def push_id_from_message(message: data_plane_pb2.PushId) -> PushId:
+    """Returns the push id of a message."""
+    return PushId(
         worker=message.worker,
         incarnation=message.incarnation,
         sequence=message.sequence,
@@ -195,11 +195,11 @@ def dense_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, i
 
 
 def push_grad_request(
-    stamp: Stamp, part: PushPart, at: int | None
+    push_id: PushId, part: PushPart, at: int | None
 ) -> data_plane_pb2.PushGradRequest:
     """Returns the request that carries one part of a push."""
     return data_plane_pb2.PushGradRequest(
-        stamp=stamp_to_message(stamp),
+        push_id=push_id_to_message(push_id),
         sparse=[sparse_grad_to_message(table, grad) for table, grad in part.sparse],
         dense=[dense_grad_to_message(block, grad, start) for block, start, grad in part.dense],
         at=at,
@@ -210,7 +210,7 @@ def push_grad_request(
 
 def push_grad_arguments(
     request: data_plane_pb2.PushGradRequest,
-) -> tuple[Stamp, PushPart, int | None]:
+) -> tuple[PushId, PushPart, int | None]:
     """Returns who pushes, the part of the push that the request carries, and its step."""
     part = PushPart(
         sparse=sparse_grads_of(request),
@@ -218,23 +218,23 @@ def push_grad_arguments(
         part=request.part,
         num_parts=request.num_parts,
     )
-    return stamp_from_message(request.stamp), part, _at_of(request)
+    return push_id_from_message(request.push_id), part, _at_of(request)
 
 
-def post_parcel_request(box: str, parcel: Parcel) -> data_plane_pb2.PostParcelRequest:
-    """Returns the request that hands over a parcel."""
-    return data_plane_pb2.PostParcelRequest(
-        box=box,
-        sender=parcel.sender,
-        receiver=parcel.receiver,
-        sequence=parcel.sequence,
-        content=parcel.content,
+def post_request(exchange: str, message: Message) -> data_plane_pb2.PostRequest:
+    """Returns the request that hands over a message."""
+    return data_plane_pb2.PostRequest(
+        exchange=exchange,
+        sender=message.sender,
+        receiver=message.receiver,
+        sequence=message.sequence,
+        content=message.content,
     )
 
 
-def posted_parcel(request: data_plane_pb2.PostParcelRequest) -> Parcel:
-    """Returns the parcel that is handed over."""
-    return Parcel(
+def posted_message(request: data_plane_pb2.PostRequest) -> Message:
+    """Returns the message that is handed over."""
+    return Message(
         sender=request.sender,
         receiver=request.receiver,
         sequence=request.sequence,
@@ -242,25 +242,23 @@ def posted_parcel(request: data_plane_pb2.PostParcelRequest) -> Parcel:
     )
 
 
-def parcels_to_message(parcels: Sequence[Parcel]) -> data_plane_pb2.TakeParcelsResponse:
-    """Returns the response with parcels, each with a content."""
-    return data_plane_pb2.TakeParcelsResponse(
-        parcels=[
-            data_plane_pb2.Parcel(
-                sender=parcel.sender, sequence=parcel.sequence, content=parcel.content
+def take_response(messages: Sequence[Message]) -> data_plane_pb2.TakeResponse:
+    """Returns the response with messages, each with a content."""
+    return data_plane_pb2.TakeResponse(
+        messages=[
+            data_plane_pb2.ExchangeMessage(
+                sender=message.sender, sequence=message.sequence, content=message.content
             )
-            for parcel in parcels
+            for message in messages
         ]
     )
 
 
-def parcels_from_message(
-    response: data_plane_pb2.TakeParcelsResponse, receiver: int
-) -> list[Parcel]:
-    """Returns the parcels of a response."""
+def taken_from_response(response: data_plane_pb2.TakeResponse, receiver: int) -> list[Message]:
+    """Returns the messages of a response."""
     return [
-        Parcel(sender=each.sender, receiver=receiver, sequence=each.sequence, content=each.content)
-        for each in response.parcels
+        Message(sender=each.sender, receiver=receiver, sequence=each.sequence, content=each.content)
+        for each in response.messages
     ]
 
 

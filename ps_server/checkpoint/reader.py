@@ -280,11 +280,13 @@ class Checkpoint:
             )
         files = _overlapping(self.manifest.files_of_block(block), start, stop)
         pieces = [read_dense_file(self._data, entry) for entry in files]
-        cut = slice(start - pieces[0].start, stop - pieces[0].start)
+        overlap = slice(start - pieces[0].start, stop - pieces[0].start)
         return DensePiece(
             start=start,
-            weights=np.concatenate([piece.weights for piece in pieces])[cut],
-            element_state=np.concatenate([piece.element_state for piece in pieces], axis=1)[:, cut],
+            weights=np.concatenate([piece.weights for piece in pieces])[overlap],
+            element_state=np.concatenate([piece.element_state for piece in pieces], axis=1)[
+                :, overlap
+            ],
             scalars=pieces[0].scalars,
         )
 

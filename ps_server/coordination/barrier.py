@@ -7,7 +7,7 @@ not left, so a worker that is done is never waited for.
 from protos.errors import ProtocolError
 
 
-class BarrierBook:
+class Barriers:
     """All barriers of a job. Not thread-safe."""
 
     def __init__(self, num_workers: int) -> None:
@@ -22,7 +22,7 @@ class BarrierBook:
         """
         if worker not in self._members:
             raise ProtocolError(
-                f"worker {worker} came to barrier {name!r}, but is done or not of this job "
+                f"worker {worker} came to barrier {name!r}, but has left or is not of this job "
                 f"(members: {sorted(self._members)}); after a job that failed, restart the servers that "
                 f"stayed"
             )

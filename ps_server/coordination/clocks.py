@@ -10,7 +10,7 @@ parallel parameter server", NIPS 2013.
 from protos.errors import ProtocolError
 
 
-class PaceBook:
+class Clocks:
     """The clocks of a job's workers. Not thread-safe."""
 
     def __init__(self, num_workers: int) -> None:
@@ -27,7 +27,7 @@ class PaceBook:
         """
         if worker not in self._members:
             raise ProtocolError(
-                f"worker {worker} has finished {clock} steps, but is done or not of this job "
+                f"worker {worker} has finished {clock} steps, but has left or is not of this job "
                 f"(members: {sorted(self._members)})"
             )
         if at_least > clock:

@@ -1,8 +1,8 @@
-"""How far the workers of a job have come: their steps, barriers, parcels, who has left, who waits for whom.
+"""How far the workers of a job have come: their steps, barriers, messages, who has left, who waits for whom.
 
     push --part of a step--> aggregation.py --complete--> apply      under the lock: steps are in order
     push --on arrival--> apply, version + batches                    without it: tables lock their shards
-    pull, barrier, parcel --> a future, answered by the call that makes it ready
+    pull, barrier, message --> a future, answered by the call that makes it ready
 
 What is decided stands in the sans-IO classes; here is the one lock around them, and the futures of those who
 wait. No call is answered under the lock.
@@ -21,24 +21,24 @@ from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients, sum_gradients
 from protos.store import (
     Future,
+    Message,
     Numbers,
-    Parcel,
+    PushId,
     Reduced,
     ReduceOp,
     SaveStatus,
     Staleness,
-    Stamp,
     StoreStatus,
     TableStatus,
     Version,
     WorkerProgress,
     require_numbers,
 )
-from ps_server.coordination.barrier import BarrierBook
-from ps_server.coordination.clocks import PaceBook
+from ps_server.coordination.barrier import Barriers
+from ps_server.coordination.clocks import Clocks
 from ps_server.coordination.mailbox import Mailbox
-from ps_server.coordination.progress import ProgressBook
-from ps_server.coordination.reduction import Contribution, Given, ReductionBook, reduce_numbers
+from ps_server.coordination.progress import ProgressTracker
+from ps_server.coordination.reduction import Contribution, Given, Reductions, reduce_numbers
 from ps_server.coordination.steps import StepAggregator
 from ps_server.table.changes.subscribers import NOBODY
 
@@ -53,7 +53,7 @@ class _Waiter:
     poll: Callable[[], Callable[[], Any] | None]
 
 
-class Workers:
+class Coordinator:
     """The workers of one job, as one store sees them. Thread-safe."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Workers:
         Args:
             num_workers: Workers of the job.
             wait_limit_s: How long a call waits for other workers, in seconds.
-            inbox_bytes: Limit of the parcels that wait for one worker.
+            inbox_bytes: Limit of the messages that wait for one worker.
             apply: Applies gradients that were checked, of a worker or NOBODY alone; thread-safe.
             applying: Held while gradients are applied and noted: who holds it back sees all of a push or
                 nothing. The lock is taken before it, never in its block.
@@ -81,17 +81,17 @@ class Workers:
         self._applying = applying
         self._lock = threading.Lock()
         self._steps = StepAggregator(num_workers)
-        self._step_stamps: dict[Version, list[Stamp]] = {}
-        self._progress = ProgressBook()
-        self._barriers = BarrierBook(num_workers)
+        self._step_push_ids: dict[Version, list[PushId]] = {}
+        self._progress = ProgressTracker()
+        self._barriers = Barriers(num_workers)
         self._barrier_futures: dict[tuple[str, int], WaitingFuture[Any]] = {}
-        self._reductions = ReductionBook()
-        self._pace = PaceBook(num_workers)
+        self._reductions = Reductions()
+        self._clocks = Clocks(num_workers)
         self._mailbox = Mailbox(num_workers, inbox_bytes=inbox_bytes)
         self._waiters: list[_Waiter] = []
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
-        self._done: set[int] = set()
+        self._left: set[int] = set()
 
     @property
     def version(self) -> Version:
@@ -111,7 +111,7 @@ class Workers:
                 version=self._steps.version,
                 tables=tables,
                 examples=dict(self._examples),
-                done=frozenset(self._done),
+                left=frozenset(self._left),
                 staleness=self._staleness,
                 progress=self._progress.progress(),
                 last_save=last_save,
@@ -138,51 +138,53 @@ class Workers:
 
     # Pushes
 
-    def push_on_arrival(self, gradients: Gradients, stamp: Stamp) -> Version:
+    def push_on_arrival(self, gradients: Gradients, push_id: PushId) -> Version:
         """Applies gradients at once, counts them, and returns the version.
 
         Raises:
             ProtocolError: If a synchronous step waits for parts, or the worker is not of this job.
         """
         with self._lock:
-            self._steps.begin_arrival(stamp.worker)
+            self._steps.begin_arrival(push_id.worker)
         try:
             with self._applying():
-                self._apply_and_note(gradients, stamp.worker, [stamp])
+                self._apply_and_note(gradients, push_id.worker, [push_id])
         except BaseException:
             with self._lock:
                 self._steps.end_arrival(0)
             raise
         with self._change():
-            self._count(stamp, version=self._steps.version, batches=stamp.batches)
-            return self._steps.end_arrival(stamp.batches)
+            self._count(push_id, version=self._steps.version, batches=push_id.batches)
+            return self._steps.end_arrival(push_id.batches)
 
-    def push_part(self, gradients: Gradients, stamp: Stamp, step: Version) -> Version:
+    def push_part(self, gradients: Gradients, push_id: PushId, step: Version) -> Version:
         """Takes a worker's part of a synchronous step, and returns the version.
 
         Raises:
             ProtocolError: If the worker is not at this step, or has gradients of no examples.
         """
-        if stamp.examples < 1 and (gradients.sparse or gradients.dense):
+        if push_id.examples < 1 and (gradients.sparse or gradients.dense):
             raise ProtocolError(
-                f"worker {stamp.worker} pushed gradients for step {step} that says it has "
-                f"{stamp.examples} examples: a step is divided by the examples of its stamps"
+                f"worker {push_id.worker} pushed gradients for step {step} that says it has "
+                f"{push_id.examples} examples: a step is divided by the examples of its push ids"
             )
         with self._change():
-            self._steps.add(stamp.worker, step, gradients)
-            self._step_stamps.setdefault(step, []).append(stamp)
-            self._count(stamp, version=step, batches=1)
+            self._steps.add(push_id.worker, step, gradients)
+            self._step_push_ids.setdefault(step, []).append(push_id)
+            self._count(push_id, version=step, batches=1)
         return self.version
 
-    def _apply_and_note(self, gradients: Gradients, source: int, stamps: Sequence[Stamp]) -> None:
+    def _apply_and_note(
+        self, gradients: Gradients, source: int, push_ids: Sequence[PushId]
+    ) -> None:
         self._apply(gradients, source)
-        for stamp in stamps:
-            self._progress.note(stamp)
+        for push_id in push_ids:
+            self._progress.note(push_id)
 
-    def _count(self, stamp: Stamp, *, version: Version, batches: int) -> None:
+    def _count(self, push_id: PushId, *, version: Version, batches: int) -> None:
         """Counts a push that is applied to `version`; the caller holds the lock."""
-        self._staleness = self._staleness.add(max(0, version - stamp.pulled), batches)
-        self._examples[stamp.worker] = self._examples.get(stamp.worker, 0) + stamp.examples
+        self._staleness = self._staleness.add(max(0, version - push_id.pulled), batches)
+        self._examples[push_id.worker] = self._examples.get(push_id.worker, 0) + push_id.examples
 
     # Waiting
 
@@ -223,16 +225,16 @@ class Workers:
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        return self._meet(name, worker, step, None)
+        return self._arrive(name, worker, step, None)
 
     def all_reduce(
         self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
     ) -> Future[Reduced]:
         """See `protos.store.Store`."""
         require_numbers(name, values)
-        return self._meet(name, worker, step, Contribution(values.copy(), op))
+        return self._arrive(name, worker, step, Contribution(values.copy(), op))
 
-    def _meet(
+    def _arrive(
         self, name: str, worker: int, step: Version, contribution: Contribution | None
     ) -> WaitingFuture[Any]:
         future: WaitingFuture[Any] = WaitingFuture(
@@ -243,7 +245,7 @@ class Workers:
             self._barrier_futures[name, worker] = future
             self._reductions.give(name, worker, contribution)
             self._steps.leave(worker, step)
-            self._pace.pause(worker)
+            self._clocks.pause(worker)
         return future
 
     def _barrier_timeout(self, name: str, worker: int, future: Future[Any]) -> WaitTimeoutError:
@@ -266,13 +268,13 @@ class Workers:
         """See `protos.store.Store`."""
 
         def poll() -> Callable[[], int] | None:
-            if self._pace.behind(at_least):
+            if self._clocks.behind(at_least):
                 return None
-            slowest = self._pace.slowest()
+            slowest = self._clocks.slowest()
             return lambda: at_least if slowest is None else slowest
 
         def describe() -> str:
-            clocks = self._pace.behind(at_least).items()
+            clocks = self._clocks.behind(at_least).items()
             behind = ", ".join(f"worker {worker} only {clock}" for worker, clock in clocks)
             return (
                 f"not all workers finished {at_least} steps within {self._wait_limit_s:g} s: {behind}; "
@@ -280,62 +282,63 @@ class Workers:
             )
 
         with self._change():
-            self._pace.advance(worker, clock, at_least)
+            self._clocks.advance(worker, clock, at_least)
         return self._wait(poll, describe)
 
-    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+    def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`."""
 
         def poll() -> Callable[[], None] | None:
-            if (fault := self._mailbox.fault_of_post(box, parcel)) is not None:
+            if (fault := self._mailbox.fault_of_post(exchange, message)) is not None:
                 return partial(_refuse, fault)
-            return _nothing if self._mailbox.is_accepted(box, parcel) else None
+            return _nothing if self._mailbox.is_accepted(exchange, message) else None
 
         def describe() -> str:
             return (
-                f"box {box!r}: worker {parcel.receiver} took no parcels within {self._wait_limit_s:g} s, "
-                f"so there is no room for more; see its log"
+                f"exchange {exchange!r}: worker {message.receiver} took no messages within "
+                f"{self._wait_limit_s:g} s, so there is no room for more; see its log"
             )
 
         with self._change():
-            self._mailbox.post(box, parcel)
+            self._mailbox.post(exchange, message)
         return self._wait(poll, describe)
 
-    def take_parcels(self, box: str, worker: int, *, received: int) -> Future[Sequence[Parcel]]:
+    def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `protos.store.Store`."""
 
-        def poll() -> Callable[[], Sequence[Parcel]] | None:
-            parcels = self._mailbox.take(box, worker, PART_BYTES)
-            if parcels is not None:
-                return lambda: parcels
-            fault = self._mailbox.fault_of_take(box, worker)
+        def poll() -> Callable[[], Sequence[Message]] | None:
+            messages = self._mailbox.take(exchange, worker, PART_BYTES)
+            if messages is not None:
+                return lambda: messages
+            fault = self._mailbox.fault_of_take(exchange, worker)
             return None if fault is None else partial(_refuse, fault)
 
         def describe() -> str:
             return (
-                f"box {box!r}: nothing came for worker {worker} within {self._wait_limit_s:g} s: workers "
-                f"{self._mailbox.missing(box, worker)} have not posted their last parcel; see their logs"
+                f"exchange {exchange!r}: nothing came for worker {worker} within {self._wait_limit_s:g} s: "
+                f"workers {self._mailbox.missing(exchange, worker)} have not posted their last "
+                f"message; see their logs"
             )
 
         with self._change():
-            self._mailbox.acknowledge(box, worker, received)
+            self._mailbox.acknowledge(exchange, worker, received)
         return self._wait(poll, describe)
 
-    def done(self, worker: int, *, step: Version) -> None:
+    def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
         with self._change():
             self._steps.require_member(worker)
             self._steps.leave(worker, step)
             self._barriers.leave(worker)
-            self._pace.leave(worker)
+            self._clocks.leave(worker)
             self._mailbox.leave(worker)
-            self._done.add(worker)
+            self._left.add(worker)
             self._examples.setdefault(worker, 0)
 
-    def all_done(self) -> bool:
+    def all_left(self) -> bool:
         """Whether every worker has left."""
         with self._lock:
-            return len(self._done) >= self._num_workers
+            return len(self._left) >= self._num_workers
 
     # What a change brings about
 
@@ -352,10 +355,10 @@ class Workers:
         """Applies the steps that are complete; returns how to answer those who wait no more."""
         with self._applying():  # around the step that is taken, too: it moves the version
             while (parts := self._steps.take_complete_step()) is not None:
-                stamps = self._step_stamps.pop(self._steps.version - 1)
-                examples = sum(stamp.examples for stamp in stamps)
+                push_ids = self._step_push_ids.pop(self._steps.version - 1)
+                examples = sum(push_id.examples for push_id in push_ids)
                 gradients = sum_gradients(parts) if examples else Gradients()
-                self._apply_and_note(_over_all_examples(gradients, examples), NOBODY, stamps)
+                self._apply_and_note(_over_all_examples(gradients, examples), NOBODY, push_ids)
         # In this order: who waits for slower workers goes on as soon as these are in a barrier, before it is
         # released and they count from 0 again.
         return [*self._take_ready(), *self._take_released()]
@@ -367,7 +370,7 @@ class Workers:
             answer = cache(partial(_outcome, name, given, self._steps.version))
             for worker in workers:
                 self._steps.rejoin(worker)
-                self._pace.restart(worker)
+                self._clocks.restart(worker)
                 future = self._barrier_futures.pop((name, worker))
                 answers.append(partial(future.answer_with, answer))
         return [*answers, *self._take_stuck()]

@@ -1,13 +1,13 @@
-"""Parcels between workers: what was posted and not yet taken, and who may post more.
+"""Messages between workers: what was posted and not yet taken, and who may post more.
 
-Sans-IO: parcels, takings and departures in; what can be answered out. No clock, no locks.
+Sans-IO: messages, takings and departures in; what can be answered out. No clock, no locks.
 
     post --> | taken, and known to have arrived | sent, perhaps on their way | room | over the limit |
              forgotten                            <------- held: at most the limit ------> one a sender
 
-A parcel is kept when it comes, and its post answered once the receiver's inbox holds no more than the limit
+A message is kept when it comes, and its post answered once the receiver's inbox holds no more than the limit
 up to its end. A sender waits for that answer before it posts the next, so an inbox never holds more than the
-limit and one parcel of each sender. What was sent is kept until the receiver says that it has it: a lost
+limit and one message of each sender. What was sent is kept until the receiver says that it has it: a lost
 answer is sent again.
 """
 
@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from protos.errors import ProtocolError
-from protos.store import Parcel
+from protos.store import Message
 
 INBOX_BYTES = 64 * 2**20
 """Limit of what waits for one receiver: some seconds of rows, so that nobody waits for a short pause."""
@@ -24,7 +24,7 @@ INBOX_BYTES = 64 * 2**20
 
 @dataclass(slots=True)
 class _Sender:
-    """What one sender has posted to an inbox: its next number, and where its last parcel begins and ends."""
+    """What one sender has posted to an inbox: its next number, and where its last message begins and ends."""
 
     sequence: int = 0
     start: int = 0
@@ -34,20 +34,20 @@ class _Sender:
 
 @dataclass(slots=True)
 class _Inbox:
-    """What one receiver has got in one box; `posted` and `taken` count bytes from the beginning."""
+    """What one receiver has got in one exchange; `posted` and `taken` count bytes from the beginning."""
 
     senders: dict[int, _Sender] = field(default_factory=dict)
-    parcels: deque[Parcel] = field(default_factory=deque)
+    messages: deque[Message] = field(default_factory=deque)
     received: int = 0
     posted: int = 0
     taken: int = 0
 
     @property
     def num_posted(self) -> int:
-        return self.received + len(self.parcels)
+        return self.received + len(self.messages)
 
     def has_room_for(self, sender: _Sender, limit: int) -> bool:
-        """Whether the inbox is within the limit up to the sender's last parcel, or has nothing before it.
+        """Whether the inbox is within the limit up to the sender's last message, or has nothing before it.
 
         That there is no more takes no room.
         """
@@ -56,114 +56,119 @@ class _Inbox:
 
 
 class Mailbox:
-    """All boxes of a job. Not thread-safe."""
+    """All exchanges of a job. Not thread-safe."""
 
     def __init__(self, num_workers: int, *, inbox_bytes: int = INBOX_BYTES) -> None:
-        """Has no parcels; an inbox is over its limit with more than `inbox_bytes`."""
+        """Has no messages; an inbox is over its limit with more than `inbox_bytes`."""
         self._workers = range(num_workers)
         self._inbox_bytes = inbox_bytes
         self._left: set[int] = set()
-        self._inboxes: dict[tuple[str, int], _Inbox] = {}  # of a receiver, in the order of boxes
+        self._inboxes: dict[
+            tuple[str, int], _Inbox
+        ] = {}  # of a receiver, in the order of exchanges
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all parcels that are held."""
+        """Bytes of all messages that are held."""
         return sum(inbox.posted - inbox.taken for inbox in self._inboxes.values())
 
-    def post(self, box: str, parcel: Parcel) -> None:
-        """Keeps a parcel, unless it was posted before.
+    def post(self, exchange: str, message: Message) -> None:
+        """Keeps a message, unless it was posted before.
 
         Raises:
             ProtocolError: If it is not the next from its sender, or one of the two is done or not of this
                 job.
         """
-        self._require_present(box, parcel.sender)
-        self._require_present(box, parcel.receiver)
-        inbox = self._inbox(box, parcel.receiver)
-        sender = inbox.senders.get(parcel.sender, _Sender())
-        if parcel.sequence < sender.sequence:
+        self._require_present(exchange, message.sender)
+        self._require_present(exchange, message.receiver)
+        inbox = self._inbox(exchange, message.receiver)
+        sender = inbox.senders.get(message.sender, _Sender())
+        if message.sequence < sender.sequence:
             return
-        self._require_next(box, parcel, inbox, sender)
-        size = len(parcel.content or b"")
+        self._require_next(exchange, message, inbox, sender)
+        size = len(message.content or b"")
         sender.sequence += 1
         sender.start, sender.end = inbox.posted, inbox.posted + size
         inbox.posted += size
-        if parcel.content is None:
+        if message.content is None:
             sender.has_ended = True
         else:
-            inbox.parcels.append(parcel)
-        inbox.senders[parcel.sender] = sender
-        self._inboxes[box, parcel.receiver] = inbox
+            inbox.messages.append(message)
+        inbox.senders[message.sender] = sender
+        self._inboxes[exchange, message.receiver] = inbox
 
-    def is_accepted(self, box: str, parcel: Parcel) -> bool:
-        """Whether the post of a parcel can be answered: it fits."""
-        inbox = self._inbox(box, parcel.receiver)
-        sender = inbox.senders.get(parcel.sender)
+    def is_accepted(self, exchange: str, message: Message) -> bool:
+        """Whether the post of a message can be answered: it fits."""
+        inbox = self._inbox(exchange, message.receiver)
+        sender = inbox.senders.get(message.sender)
         return sender is not None and inbox.has_room_for(sender, self._inbox_bytes)
 
-    def fault_of_post(self, box: str, parcel: Parcel) -> str | None:
-        """Returns why a parcel that was posted will never be taken; None as long as it may be."""
-        if parcel.receiver in self._left:
-            return f"worker {parcel.receiver} is done, but has not taken all its parcels of box {box!r}"
-        if parcel.sender not in self._inbox(box, parcel.receiver).senders:
+    def fault_of_post(self, exchange: str, message: Message) -> str | None:
+        """Returns why a message that was posted will never be taken; None as long as it may be."""
+        if message.receiver in self._left:
+            return f"worker {message.receiver} left without taking all messages of exchange {exchange!r}"
+        if message.sender not in self._inbox(exchange, message.receiver).senders:
             return (
-                f"worker {parcel.receiver} takes from another box, but had not all of box {box!r}"
+                f"worker {message.receiver} takes from another exchange, without all messages of "
+                f"exchange {exchange!r}"
             )
         return None
 
-    def acknowledge(self, box: str, receiver: int, received: int) -> None:
-        """Forgets the first `received` parcels of a box, and all of the boxes before it for this receiver.
+    def acknowledge(self, exchange: str, receiver: int, received: int) -> None:
+        """Forgets the first `received` messages of an exchange, and earlier exchanges of this receiver.
 
-        A sender posts to a box only after its last to the one before, so the older one has come first.
+        A sender posts to an exchange only after its last to the one before, so the older one has come first.
 
         Raises:
             ProtocolError: If there were not so many, or more are forgotten, or the receiver is done.
         """
-        self._require_present(box, receiver)
-        inbox = self._inbox(box, receiver)
+        self._require_present(exchange, receiver)
+        inbox = self._inbox(exchange, receiver)
         if not inbox.received <= received <= inbox.num_posted:
             raise ProtocolError(
-                f"worker {receiver} says that it has {received} parcels of box {box!r}, but of its "
-                f"{inbox.num_posted} parcels {inbox.received} are forgotten: was this server restarted?"
+                f"worker {receiver} says that it has {received} messages of exchange {exchange!r}, but of "
+                f"its {inbox.num_posted} messages {inbox.received} are forgotten: was this server restarted?"
             )
-        boxes = [each for each, of in self._inboxes if of == receiver]
-        for each in itertools.takewhile(lambda each: each != box, boxes):
+        exchanges = [each for each, of in self._inboxes if of == receiver]
+        for each in itertools.takewhile(lambda each: each != exchange, exchanges):
             del self._inboxes[each, receiver]
-        self._inboxes[box, receiver] = inbox
+        self._inboxes[exchange, receiver] = inbox
         while inbox.received < received:
-            inbox.taken += len(inbox.parcels.popleft().content or b"")
+            inbox.taken += len(inbox.messages.popleft().content or b"")
             inbox.received += 1
 
-    def take(self, box: str, receiver: int, max_bytes: int) -> list[Parcel] | None:
-        """Returns the parcels after those acknowledged, at least one, and more up to `max_bytes` together.
+    def take(self, exchange: str, receiver: int, max_bytes: int) -> list[Message] | None:
+        """Returns the messages after those acknowledged, at least one, and more up to `max_bytes` together.
 
         None if there are none yet; an empty list if there will be no more.
         """
-        inbox = self._inbox(box, receiver)
-        parcels: list[Parcel] = []
+        inbox = self._inbox(exchange, receiver)
+        messages: list[Message] = []
         size = 0
-        for parcel in inbox.parcels:
-            size += len(parcel.content or b"")
-            if parcels and size > max_bytes:
+        for message in inbox.messages:
+            size += len(message.content or b"")
+            if messages and size > max_bytes:
                 break
-            parcels.append(parcel)
-        return parcels or (None if self.missing(box, receiver) else [])
+            messages.append(message)
+        return messages or (None if self.missing(exchange, receiver) else [])
 
-    def missing(self, box: str, receiver: int) -> list[int]:
+    def missing(self, exchange: str, receiver: int) -> list[int]:
         """Returns the workers that have not posted their last to this receiver, ascending."""
-        inbox = self._inbox(box, receiver)
+        inbox = self._inbox(exchange, receiver)
         return [
             worker
             for worker in self._workers
             if worker not in inbox.senders or not inbox.senders[worker].has_ended
         ]
 
-    def fault_of_take(self, box: str, receiver: int) -> str | None:
+    def fault_of_take(self, exchange: str, receiver: int) -> str | None:
         """Returns why a receiver waits for what will never come; None as long as it may come."""
-        left = [worker for worker in self.missing(box, receiver) if worker in self._left]
+        left = [worker for worker in self.missing(exchange, receiver) if worker in self._left]
         if not left:
             return None
-        return f"workers {left} are done, but have not posted their last parcel of box {box!r}"
+        return (
+            f"workers {left} left without having posted their last message of exchange {exchange!r}"
+        )
 
     def leave(self, worker: int) -> None:
         """A worker is done: what waits for it is forgotten."""
@@ -172,24 +177,29 @@ class Mailbox:
             place: inbox for place, inbox in self._inboxes.items() if place[1] != worker
         }
 
-    def _inbox(self, box: str, receiver: int) -> _Inbox:
+    def _inbox(self, exchange: str, receiver: int) -> _Inbox:
         """Returns an inbox; one that is not there yet is empty."""
-        return self._inboxes.get((box, receiver)) or _Inbox()
+        return self._inboxes.get((exchange, receiver)) or _Inbox()
 
-    def _require_present(self, box: str, worker: int) -> None:
+    def _require_present(self, exchange: str, worker: int) -> None:
         if worker not in self._workers or worker in self._left:
             present = [each for each in self._workers if each not in self._left]
             raise ProtocolError(
-                f"worker {worker} has no part in box {box!r}: it is done or not of this job (there are: "
-                f"{present}); all workers must take part in an exchange"
+                f"worker {worker} has no part in exchange {exchange!r}: it left or is not of this job (there "
+                f"are: {present}); all workers must take part in an exchange"
             )
 
-    def _require_next(self, box: str, parcel: Parcel, inbox: _Inbox, sender: _Sender) -> None:
-        what = f"parcel {parcel.sequence} from worker {parcel.sender} to {parcel.receiver} of box {box!r}"
-        if parcel.sequence > sender.sequence:
+    def _require_next(
+        self, exchange: str, message: Message, inbox: _Inbox, sender: _Sender
+    ) -> None:
+        what = (
+            f"message {message.sequence} from worker {message.sender} to {message.receiver} of exchange "
+            f"{exchange!r}"
+        )
+        if message.sequence > sender.sequence:
             raise ProtocolError(
                 f"{what} came, expected {sender.sequence}: was this server restarted, or did the receiver "
-                f"go on to another box?"
+                f"go on to another exchange?"
             )
         if sender.has_ended:
             raise ProtocolError(f"{what} came after the last one")

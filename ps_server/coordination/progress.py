@@ -1,9 +1,9 @@
-"""How much of each worker's training has been applied, as its stamps say.
+"""How much of each worker's training has been applied, as its push ids say.
 
     pushes applied   0 1 2 . 4        a push may overtake another on its way through threads
-    whole up to          ^            progress is what stamp 2 says, until push 3 is applied, too
+    whole up to          ^            progress is what push id 2 says, until push 3 is applied, too
 
-What a stamp says of step and position holds once its push and all before it are applied, so a worker that
+What a push id says of step and position holds once its push and all before it are applied, so a worker that
 goes on from its progress leaves out nothing. It repeats what was applied beyond.
 """
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protos.store import Stamp, WorkerProgress
+from protos.store import PushId, WorkerProgress
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class _Incarnation:
 
     number: int
     next_sequence: int = 0
-    ahead: dict[int, Stamp] = field(default_factory=dict)
+    ahead: dict[int, PushId] = field(default_factory=dict)
 
 
-class ProgressBook:
+class ProgressTracker:
     """The progress of all workers. Thread-safe."""
 
     def __init__(self) -> None:
@@ -31,16 +31,16 @@ class ProgressBook:
         self._incarnations: dict[int, _Incarnation] = {}
         self._progress: dict[int, WorkerProgress] = {}
 
-    def note(self, stamp: Stamp) -> None:
+    def note(self, push_id: PushId) -> None:
         """A push was applied."""
         with self._lock:
-            run = self._incarnations.get(stamp.worker)
-            if run is None or run.number != stamp.incarnation:
-                run = self._incarnations[stamp.worker] = _Incarnation(stamp.incarnation)
-            run.ahead[stamp.sequence] = stamp
+            run = self._incarnations.get(push_id.worker)
+            if run is None or run.number != push_id.incarnation:
+                run = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
+            run.ahead[push_id.sequence] = push_id
             while (whole := run.ahead.pop(run.next_sequence, None)) is not None:
                 run.next_sequence += 1
-                self._progress[stamp.worker] = progress_of(whole)
+                self._progress[push_id.worker] = progress_of(whole)
 
     def restore(self, progress: Mapping[int, WorkerProgress]) -> None:
         """Begins with the progress of an earlier run, which holds until a worker's first push."""
@@ -54,11 +54,11 @@ class ProgressBook:
             return dict(self._progress)
 
 
-def progress_of(stamp: Stamp) -> WorkerProgress:
+def progress_of(push_id: PushId) -> WorkerProgress:
     """Returns the progress that a push brings."""
     return WorkerProgress(
-        incarnation=stamp.incarnation,
-        sequence=stamp.sequence,
-        step=stamp.step,
-        position=stamp.position,
+        incarnation=push_id.incarnation,
+        sequence=push_id.sequence,
+        step=push_id.step,
+        position=push_id.position,
     )

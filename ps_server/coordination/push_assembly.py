@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from protos.chunking import PushPart
 from protos.errors import ProtocolError
-from protos.store import Stamp
+from protos.store import PushId
 
 WINDOW = 32
 """A worker keeps fewer pushes than this in flight to one server."""
@@ -33,28 +33,28 @@ class PartAssembler:
             set()
         )  # incarnations, by worker, that are of the past
 
-    def add(self, stamp: Stamp, part: PushPart) -> list[PushPart] | None:
+    def add(self, push_id: PushId, part: PushPart) -> list[PushPart] | None:
         """Takes a part; returns all parts of its push, in order, if it was the last to come.
 
         Raises:
             ProtocolError: If it contradicts other parts of the push, or comes too late.
         """
         if part.part >= part.num_parts:
-            raise ProtocolError(f"{_name(stamp)} has part {part.part} of {part.num_parts}")
+            raise ProtocolError(f"{_name(push_id)} has part {part.part} of {part.num_parts}")
         if part.num_parts == 1:
             return [part]
-        inbox = self._inbox(stamp)
-        parts = inbox.pushes.setdefault(stamp.sequence, {})
+        inbox = self._inbox(push_id)
+        parts = inbox.pushes.setdefault(push_id.sequence, {})
         num_parts = next(iter(parts.values()), part).num_parts
         if part.part in parts or part.num_parts != num_parts:
             raise ProtocolError(
-                f"{_name(stamp)} has part {part.part} of {part.num_parts} beside parts "
+                f"{_name(push_id)} has part {part.part} of {part.num_parts} beside parts "
                 f"{sorted(parts)} of {num_parts}"
             )
         parts[part.part] = part
         if len(parts) < part.num_parts:
             return None
-        del inbox.pushes[stamp.sequence]
+        del inbox.pushes[push_id.sequence]
         return [parts[index] for index in range(part.num_parts)]
 
     @property
@@ -62,25 +62,25 @@ class PartAssembler:
         """Pushes of which some parts have come, but not all."""
         return sum(len(inbox.pushes) for inbox in self._inboxes.values())
 
-    def _inbox(self, stamp: Stamp) -> _Inbox:
-        """Returns the inbox of the stamp's incarnation, after dropping what is too old."""
-        inbox = self._inboxes.get(stamp.worker)
-        if inbox is None or inbox.incarnation != stamp.incarnation:
-            if (stamp.worker, stamp.incarnation) in self._replaced:
-                raise ProtocolError(f"{_name(stamp)} is from before the worker was restarted")
+    def _inbox(self, push_id: PushId) -> _Inbox:
+        """Returns the inbox of the push id's incarnation, after dropping what is too old."""
+        inbox = self._inboxes.get(push_id.worker)
+        if inbox is None or inbox.incarnation != push_id.incarnation:
+            if (push_id.worker, push_id.incarnation) in self._replaced:
+                raise ProtocolError(f"{_name(push_id)} is from before the worker was restarted")
             if inbox is not None:
-                self._replaced.add((stamp.worker, inbox.incarnation))
-            inbox = self._inboxes[stamp.worker] = _Inbox(stamp.incarnation)
-        if stamp.sequence <= inbox.newest - WINDOW:
+                self._replaced.add((push_id.worker, inbox.incarnation))
+            inbox = self._inboxes[push_id.worker] = _Inbox(push_id.incarnation)
+        if push_id.sequence <= inbox.newest - WINDOW:
             raise ProtocolError(
-                f"{_name(stamp)} comes in parts too slowly: push {inbox.newest} began already; keep "
+                f"{_name(push_id)} comes in parts too slowly: push {inbox.newest} began already; keep "
                 f"fewer than {WINDOW} pushes in flight"
             )
-        inbox.newest = max(inbox.newest, stamp.sequence)
+        inbox.newest = max(inbox.newest, push_id.sequence)
         for sequence in [old for old in inbox.pushes if old <= inbox.newest - WINDOW]:
             del inbox.pushes[sequence]
         return inbox
 
 
-def _name(stamp: Stamp) -> str:
-    return f"push {stamp.sequence} of worker {stamp.worker}"
+def _name(push_id: PushId) -> str:
+    return f"push {push_id.sequence} of worker {push_id.worker}"

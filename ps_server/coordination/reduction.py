@@ -30,7 +30,7 @@ Given = Mapping[int, Contribution | None]
 """By worker; None of one that came without numbers."""
 
 
-class ReductionBook:
+class Reductions:
     """The numbers of those who wait. Not thread-safe."""
 
     def __init__(self) -> None:

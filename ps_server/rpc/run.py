@@ -89,11 +89,11 @@ def run_server(role: ServerRole, settings: RunSettings) -> int:
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keep_freed_memory()
-    from ps_server.precompile import warm_kernels
+    from ps_server.precompile import precompile_kernels
     from ps_server.rpc.server import ServerSettings, serve
     from ps_server.store import ParameterStore
 
-    logger.info("kernels ready seconds=%.1f", warm_kernels())
+    logger.info("kernels ready seconds=%.1f", precompile_kernels())
     store = ParameterStore(
         num_workers=role.num_workers,
         server_index=role.server_index,

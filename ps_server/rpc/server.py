@@ -60,7 +60,7 @@ class Server:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         servicer = ParameterServerServicer(
-            store, activity=self._activity, on_all_done=self._on_all_done
+            store, activity=self._activity, on_all_left=self._on_all_left
         )
         parameter_server_pb2_grpc.add_ParameterServerServicer_to_server(  # type: ignore[no-untyped-call]
             servicer, self._server
@@ -110,7 +110,7 @@ class Server:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._settings.grace_s)
 
-    def _on_all_done(self) -> None:
+    def _on_all_left(self) -> None:
         if not self._settings.stay:
             self.end(ALL_DONE)
             return

@@ -17,7 +17,7 @@ import numpy as np
 from protos.chunking import VALUE_BYTES, PushPart, join_push
 from protos.errors import CtrPsError
 from protos.futures import WaitingFuture
-from protos.store import Future, Shrunk, Stamp, Version
+from protos.store import Future, PushId, Shrunk, Version
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from protos.wire import control_messages, data_messages, spec_messages
 from protos.wire.grpc_status import details_of, metadata_of, status_of
@@ -81,7 +81,7 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         store: ParameterStore,
         *,
         activity: Activity,
-        on_all_done: Callable[[], None],
+        on_all_left: Callable[[], None],
         inline_values: int = INLINE_VALUES,
     ) -> None:
         """Serves `store`.
@@ -89,12 +89,12 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         Args:
             store: Holds the parameters.
             activity: Told of every call.
-            on_all_done: Called when the last worker has left.
+            on_all_left: Called when the last worker has left.
             inline_values: Calls that touch more numbers run in a thread.
         """
         self._store = store
         self._activity = activity
-        self._on_all_done = on_all_done
+        self._on_all_left = on_all_left
         self._inline_values = inline_values
         self._parts = PartAssembler()
         self._logged: set[str] = set()
@@ -152,29 +152,29 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: data_plane_pb2.PushGradRequest, context: grpc.aio.ServicerContext
     ) -> data_plane_pb2.PushGradResponse:
         async with self._answering(context, "PushGrad"):
-            stamp, part, at = data_messages.push_grad_arguments(request)
-            self._log_once(f"worker seen worker={stamp.worker}")
-            if (parts := self._parts.add(stamp, part)) is None:
+            push_id, part, at = data_messages.push_grad_arguments(request)
+            self._log_once(f"worker seen worker={push_id.worker}")
+            if (parts := self._parts.add(push_id, part)) is None:
                 return data_plane_pb2.PushGradResponse(version=self._store.status().version)
-            push = partial(self._push, parts, stamp, at)
+            push = partial(self._push, parts, push_id, at)
             version = await self._answer(len(parts) * request.ByteSize() // VALUE_BYTES, push)
             return data_plane_pb2.PushGradResponse(version=version)
 
-    async def PostParcel(
-        self, request: data_plane_pb2.PostParcelRequest, context: grpc.aio.ServicerContext
-    ) -> data_plane_pb2.PostParcelResponse:
-        async with self._answering(context, "PostParcel"):
-            parcel = data_messages.posted_parcel(request)
-            await _settled(self._store.post_parcel(request.box, parcel))
-            return data_plane_pb2.PostParcelResponse()
+    async def Post(
+        self, request: data_plane_pb2.PostRequest, context: grpc.aio.ServicerContext
+    ) -> data_plane_pb2.PostResponse:
+        async with self._answering(context, "Post"):
+            message = data_messages.posted_message(request)
+            await _settled(self._store.post(request.exchange, message))
+            return data_plane_pb2.PostResponse()
 
-    async def TakeParcels(
-        self, request: data_plane_pb2.TakeParcelsRequest, context: grpc.aio.ServicerContext
-    ) -> data_plane_pb2.TakeParcelsResponse:
-        async with self._answering(context, "TakeParcels"):
-            where = (request.box, request.worker)
-            parcels = self._store.take_parcels(*where, received=request.received)
-            return data_messages.parcels_to_message(await _settled(parcels))
+    async def Take(
+        self, request: data_plane_pb2.TakeRequest, context: grpc.aio.ServicerContext
+    ) -> data_plane_pb2.TakeResponse:
+        async with self._answering(context, "Take"):
+            where = (request.exchange, request.worker)
+            messages = self._store.take(*where, received=request.received)
+            return data_messages.take_response(await _settled(messages))
 
     async def Barrier(
         self, request: control_plane_pb2.BarrierRequest, context: grpc.aio.ServicerContext
@@ -195,15 +195,15 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
             future = self._store.advance(request.worker, request.clock, at_least=request.at_least)
             return control_plane_pb2.AdvanceResponse(slowest=await _settled(future))
 
-    async def Done(
-        self, request: control_plane_pb2.DoneRequest, context: grpc.aio.ServicerContext
-    ) -> control_plane_pb2.DoneResponse:
-        async with self._answering(context, "Done"):
-            self._store.done(request.worker, step=request.step)
+    async def Leave(
+        self, request: control_plane_pb2.LeaveRequest, context: grpc.aio.ServicerContext
+    ) -> control_plane_pb2.LeaveResponse:
+        async with self._answering(context, "Leave"):
+            self._store.leave(request.worker, step=request.step)
             logger.info("worker done worker=%d step=%d", request.worker, request.step)
-            if self._store.all_done():
-                self._on_all_done()
-            return control_plane_pb2.DoneResponse()
+            if self._store.all_left():
+                self._on_all_left()
+            return control_plane_pb2.LeaveResponse()
 
     async def CheckFolder(
         self, request: control_plane_pb2.CheckFolderRequest, context: grpc.aio.ServicerContext
@@ -212,12 +212,12 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
             await asyncio.to_thread(self._store.check_folder, request.folder, request.token)
             return control_plane_pb2.CheckFolderResponse()
 
-    async def Cut(
-        self, request: control_plane_pb2.CutRequest, context: grpc.aio.ServicerContext
-    ) -> control_plane_pb2.CutResponse:
-        async with self._answering(context, "Cut"):
-            await asyncio.to_thread(self._store.cut, request.token, request.base)
-            return control_plane_pb2.CutResponse()
+    async def Snapshot(
+        self, request: control_plane_pb2.SnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> control_plane_pb2.SnapshotResponse:
+        async with self._answering(context, "Snapshot"):
+            await asyncio.to_thread(self._store.snapshot, request.token, request.base)
+            return control_plane_pb2.SnapshotResponse()
 
     async def Save(
         self, request: control_plane_pb2.SaveRequest, context: grpc.aio.ServicerContext
@@ -289,8 +289,10 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         is_small = num_values <= self._inline_values
         return await _settled(call() if is_small else await asyncio.to_thread(call))
 
-    def _push(self, parts: Sequence[PushPart], stamp: Stamp, at: Version | None) -> Future[Version]:
-        return self._store.push_grad(join_push(parts), stamp, at=at)
+    def _push(
+        self, parts: Sequence[PushPart], push_id: PushId, at: Version | None
+    ) -> Future[Version]:
+        return self._store.push_grad(join_push(parts), push_id, at=at)
 
     def _log_once(self, event: str) -> None:
         if event not in self._logged:

@@ -21,7 +21,7 @@ from ps_server.snapshot.phase_lock import SharedLock
 from ps_server.table.contents import DensePiece
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_snapshot import CountersCut, RemovedCut, TableCut
+from ps_server.table.table_snapshot import CountersSnapshot, RemovedSnapshot, TableSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ HOLD_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCut:
+class BlockSnapshot:
     """A copy of a dense piece: a `ps_server.table.contents.DenseSource`."""
 
     spec: DenseSpec
@@ -42,7 +42,7 @@ class BlockCut:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreCut:
+class StoreSnapshot:
     """All that a store holds, as it was at one moment.
 
     Attributes:
@@ -54,42 +54,46 @@ class StoreCut:
         is_delta: Whether the tables have only the rows that changed since the last cut that was saved.
     """
 
-    tables: Sequence[TableCut]
+    tables: Sequence[TableSnapshot]
     live: Sequence[SparseTable]
-    blocks: Sequence[BlockCut]
+    blocks: Sequence[BlockSnapshot]
     version: Version
     workers: Mapping[int, WorkerProgress]
     is_delta: bool = False
 
     @property
-    def candidates(self) -> list[TableCut]:
+    def candidates(self) -> list[TableSnapshot]:
         """Keys without a row, of the tables that count them one by one."""
-        return [each.candidates for each in self.tables if isinstance(each.candidates, TableCut)]
+        return [
+            each.candidates for each in self.tables if isinstance(each.candidates, TableSnapshot)
+        ]
 
     @property
-    def counters(self) -> list[CountersCut]:
+    def counters(self) -> list[CountersSnapshot]:
         """Counters of keys without a row, of the tables that have them."""
-        return [each.candidates for each in self.tables if isinstance(each.candidates, CountersCut)]
+        return [
+            each.candidates for each in self.tables if isinstance(each.candidates, CountersSnapshot)
+        ]
 
     @property
-    def removed(self) -> list[RemovedCut]:
+    def removed(self) -> list[RemovedSnapshot]:
         """Keys that lost their row since the base; of a cut with all rows none."""
         return [each.removed() for each in self.tables] if self.is_delta else []
 
     def end(self, *, saved: bool) -> None:
         """Lets go of what was kept; unless it was saved, what had changed before counts as changed again."""
         for table in self.live:
-            table.end_cut(saved=saved)
+            table.end_snapshot(saved=saved)
 
 
-def cut_all(
+def snapshot_all(
     tables: Sequence[SparseTable],
     blocks: Sequence[DenseTable],
     version: Version,
     workers: Mapping[int, WorkerProgress],
     *,
     is_delta: bool = False,
-) -> StoreCut:
+) -> StoreSnapshot:
     """Cuts tables and blocks, which nobody may change meanwhile.
 
     Raises:
@@ -97,19 +101,19 @@ def cut_all(
         UnknownChangesError: If it is not known what changed; likewise.
     """
     with ExitStack() as undo:
-        cuts = []
+        snapshots = []
         try:
             for table in tables:
-                cuts.append(table.begin_cut(changes_only=is_delta))
-                undo.callback(table.end_cut, saved=False)
-            pieces = [BlockCut(block.spec, block.export()) for block in blocks]
+                snapshots.append(table.begin_snapshot(changes_only=is_delta))
+                undo.callback(table.end_snapshot, saved=False)
+            pieces = [BlockSnapshot(block.spec, block.export()) for block in blocks]
         except MemoryError as exc:
             raise CheckpointError(
                 "there is no memory to keep parameters as they are while they are saved: nothing was "
                 "saved; let fewer processes share the machine, or use more servers"
             ) from exc
         undo.pop_all()
-    return StoreCut(cuts, tables, pieces, version, workers, is_delta)
+    return StoreSnapshot(snapshots, tables, pieces, version, workers, is_delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +121,17 @@ class _Held:
     """A cut that waits to be written, and since when it was taken."""
 
     token: str
-    cut: StoreCut
+    snapshot: StoreSnapshot
     taken_s: float
     pause_s: float
 
 
-class Cuts:
+class Snapshots:
     """Who may change a store, and which moment of it is being saved. Thread-safe."""
 
     def __init__(
         self,
-        freeze: Callable[[str], StoreCut],
+        freeze: Callable[[str], StoreSnapshot],
         *,
         wait_limit_s: float,
         hold_limit_s: float = HOLD_LIMIT_S,
@@ -173,14 +177,14 @@ class Cuts:
             self._drop()
             start = self._monotonic()
             with self._lock.alone(left_s):
-                cut = self._freeze(base)
+                snapshot = self._freeze(base)
             now = self._monotonic()
-            self._held = _Held(token, cut, start, now - start)
-        rows = sum(table.num_rows for table in cut.tables)
+            self._held = _Held(token, snapshot, start, now - start)
+        rows = sum(table.num_rows for table in snapshot.tables)
         logger.info("cut token=%s rows=%d pause_ms=%.1f", token, rows, 1e3 * (now - start))
 
     @contextmanager
-    def writing(self, token: str, *, is_base: bool = True) -> Iterator[StoreCut]:
+    def writing(self, token: str, *, is_base: bool = True) -> Iterator[StoreSnapshot]:
         """Lends the cut of this token; it ends with the block, as saved unless that raises.
 
         Args:
@@ -203,7 +207,7 @@ class Cuts:
             self._last = SaveStatus(pause_s=held.pause_s, duration_s=0.0, is_over=False)
             with ExitStack() as failed:
                 failed.callback(self._end, held, saved=False)
-                yield held.cut
+                yield held.snapshot
                 failed.pop_all()
             self._end(held, saved=is_base)
 
@@ -262,7 +266,7 @@ class Cuts:
                 self._turns.notify_all()
 
     def _end(self, held: _Held, *, saved: bool) -> None:
-        held.cut.end(saved=saved)
+        held.snapshot.end(saved=saved)
         duration_s = self._monotonic() - held.taken_s
         self._last = SaveStatus(pause_s=held.pause_s, duration_s=duration_s, is_over=True)
 
@@ -281,5 +285,5 @@ class Cuts:
     def _drop(self) -> None:
         if self._held is not None:
             logger.warning("cut dropped, nobody saved it token=%s", self._held.token)
-            self._held.cut.end(saved=False)
+            self._held.snapshot.end(saved=False)
             self._held = None

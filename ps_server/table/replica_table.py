@@ -25,7 +25,7 @@ class ReplicaTable(SparseTable):
         Raises:
             SpecConflictError: If the spec is impossible.
         """
-        super().__init__(spec, num_observers=1, has_base=True)
+        super().__init__(spec, num_subscribers=1, has_base=True)
 
     def take_deltas(self, share: float) -> tuple[Keys, Values]:
         """Returns how far rows came since this was last called, times `share`.

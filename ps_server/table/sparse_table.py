@@ -46,7 +46,7 @@ from ps_server.table.rows.row_kernels import (
 from ps_server.table.rows.slab import RowRegions
 from ps_server.table.rows.statistics import Clock, seconds_of, unknown_statistics, wall_clock
 from ps_server.table.spec_checks import check_table_spec
-from ps_server.table.table_snapshot import TableCut
+from ps_server.table.table_snapshot import TableSnapshot
 
 
 class SparseTable:
@@ -58,7 +58,7 @@ class SparseTable:
         *,
         server_index: int = 0,
         num_servers: int = 1,
-        num_observers: int = 0,
+        num_subscribers: int = 0,
         has_base: bool = False,
         region_bytes: int = RESERVED_REGION_BYTES,
         clock: Clock = wall_clock,
@@ -69,7 +69,7 @@ class SparseTable:
             spec: What the table is.
             server_index: The server that this process is.
             num_servers: Servers of the cluster.
-            num_observers: For how many observers to remember which rows changed.
+            num_subscribers: For how many subscribers to remember which rows changed.
             has_base: Whether each row has a base (replica_table.py).
             region_bytes: Address space to reserve for each shard.
             clock: When rows are seen.
@@ -89,7 +89,7 @@ class SparseTable:
             RowLayout(spec.dim, self.state_width, spec.statistics is not None, has_base),
             num_shards=spec.num_shards,
             shards=self.shards,
-            num_observers=num_observers,
+            num_subscribers=num_subscribers,
             region_bytes=region_bytes,
         )
         self._regions.limit_rows(self._max_rows)
@@ -106,7 +106,7 @@ class SparseTable:
         """
         with self._locked(range(self.spec.num_shards)):
             if spec.statistics != self.spec.statistics:
-                self._regions.since_cut.forget()  # rows age otherwise from here on
+                self._regions.tombstones.forget()  # rows age otherwise from here on
             self._take(spec)
             self._regions.limit_rows(self._max_rows)
 
@@ -123,10 +123,10 @@ class SparseTable:
             spec, self.shards, region_bytes=self._region_bytes, known=self._candidates
         )
 
-    def record_changes(self, num_observers: int) -> None:
-        """From now on remembers changes for so many observers, for whom every row has changed."""
+    def record_changes(self, num_subscribers: int) -> None:
+        """From now on remembers changes for so many subscribers, for whom every row has changed."""
         with self._locked(range(self.spec.num_shards)):
-            self._regions.record_changes(num_observers)
+            self._regions.record_changes(num_subscribers)
 
     @property
     def layout(self) -> RowLayout:
@@ -213,7 +213,7 @@ class SparseTable:
 
         Args:
             grad: What to apply; the caller has had `check` accept it.
-            source: The observer who sent it, for whom the rows do not count as changed.
+            source: The subscriber who sent it, for whom the rows do not count as changed.
             scores: float32[N], by which keys are admitted if that is by another table's score.
         """
         if not grad.keys.size:
@@ -305,26 +305,26 @@ class SparseTable:
         candidates, admission = self._candidates, spec.admission
         return candidates is not None and admission is not None and candidates.can_count(admission)
 
-    def take_changed(self, observer: int, max_rows: int) -> tuple[Keys, Values]:
-        """Returns rows that changed since the observer last took them: by a write, or a push of another.
+    def take_changed(self, subscriber: int, max_rows: int) -> tuple[Keys, Values]:
+        """Returns rows that changed since the subscriber last took them: by a write, or a push of another.
 
-        They no longer count as changed for this observer; what changes meanwhile comes again. Each call
+        They no longer count as changed for this subscriber; what changes meanwhile comes again. Each call
         goes on where the last one stopped.
 
         Args:
-            observer: One of the `num_observers`, from 0.
+            subscriber: One of the `num_subscribers`, from 0.
             max_rows: At most so many rows, at least 1; fewer mean that there were no more.
 
         Returns:
             Keys uint64[N] and weights float32[N, D].
 
         Raises:
-            ProtocolError: If there is no such observer, or `max_rows` is less than 1.
+            ProtocolError: If there is no such subscriber, or `max_rows` is less than 1.
         """
-        if not 0 <= observer < self._regions.changes.num_observers:
+        if not 0 <= subscriber < self._regions.changes.num_subscribers:
             raise ProtocolError(
-                f"table {self.spec.name!r} remembers changes for {self._regions.changes.num_observers} "
-                f"observers, not for observer {observer}"
+                f"table {self.spec.name!r} remembers changes for {self._regions.changes.num_subscribers} "
+                f"subscribers, not for subscriber {subscriber}"
             )
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
@@ -332,22 +332,22 @@ class SparseTable:
         size = min(max_rows, int(num_rows.sum()))
         keys, weights = np.empty(size, np.uint64), np.empty((size, self.spec.dim), np.float32)
         count = 0
-        for shard, start, stop in self._regions.changes.stretches(observer, num_rows):
+        for shard, start, stop in self._regions.changes.stretches(subscriber, num_rows):
             if count == size:
                 break
             with self._locks[shard]:
                 taken, row = take_changed_rows(
-                    self._arrays, shard, start, stop, observer, keys[count:], weights[count:]
+                    self._arrays, shard, start, stop, subscriber, keys[count:], weights[count:]
                 )
             count += taken
-            self._regions.changes.stop_at(observer, shard, row)
+            self._regions.changes.stop_at(subscriber, shard, row)
         return keys[:count], weights[:count]
 
     def shrink(self, *, max_norm: float | None = None, dry_run: bool = False) -> Shrunk:
         """Ends a pass: ages the rows' statistics, and removes rows that have expired (expiry.py).
 
         One shard after the other, so that others push and pull meanwhile. A removed key is like one that
-        was never pushed. Observers are not told: a removed row is no change. Candidates age and expire by
+        was never pushed. Subscribers are not told: a removed row is no change. Candidates age and expire by
         the same rules.
 
         Args:
@@ -368,7 +368,7 @@ class SparseTable:
                     removed += Shrunk(candidates=self._candidates.shrink(shard, rule))
             removed += shrunk
         if self.statistics_width and not dry_run:
-            self._regions.since_cut.add_pass()
+            self._regions.tombstones.add_pass()
         return removed
 
     def export_shard(self, shard: int) -> Rows:
@@ -384,13 +384,13 @@ class SparseTable:
                 statistics=slab[order, self.layout.statistics],
             )
 
-    def prepare_cut(self) -> None:
-        """Takes memory that `begin_cut` is going to need, while others go on; without is no error."""
+    def prepare_snapshot(self) -> None:
+        """Takes memory that `begin_snapshot` is going to need, while others go on; without is no error."""
         with suppress(MemoryError):  # then that says so
-            self._regions.cut.prepare(self._num_rows.copy())
+            self._regions.snapshot.prepare(self._num_rows.copy())
 
-    def begin_cut(self, *, changes_only: bool = False) -> TableCut:
-        """Returns the table as it is now, to be copied while others change it, until `end_cut`.
+    def begin_snapshot(self, *, changes_only: bool = False) -> TableSnapshot:
+        """Returns the table as it is now, to be copied while others change it, until `end_snapshot`.
 
         Rows that change before they are copied are kept beside the table meanwhile.
 
@@ -402,22 +402,22 @@ class SparseTable:
             UnknownChangesError: If it is not known what changed.
         """
         with self._locked(range(self.spec.num_shards)):
-            if self._regions.cut.is_cut:
+            if self._regions.snapshot.is_in_snapshot:
                 raise ProtocolError(
                     f"table {self.spec.name!r} is being saved: wait until that has ended"
                 )
             if changes_only:
-                self._regions.since_cut.require_known(self.spec.name)
+                self._regions.tombstones.require_known(self.spec.name)
             candidates = None
             if self._candidates is not None:
-                candidates = self._candidates.cut(self.spec, self._locks)
+                candidates = self._candidates.snapshot(self.spec, self._locks)
             try:
-                self._regions.begin_cut()
+                self._regions.begin_snapshot()
             except MemoryError:
-                self._end_cut_of_candidates(saved=False)
+                self._end_snapshot_of_candidates(saved=False)
                 raise
-            self._regions.since_cut.begin_cut()
-        return TableCut(
+            self._regions.tombstones.begin_snapshot()
+        return TableSnapshot(
             self.spec,
             self.shards,
             self._regions,
@@ -430,18 +430,18 @@ class SparseTable:
         """Lets no row count as changed since the last cut: all are as a checkpoint says."""
         with self._locked(range(self.spec.num_shards)):
             self._regions.clear_marks()
-            self._regions.since_cut.restart()
+            self._regions.tombstones.restart()
 
-    def end_cut(self, *, saved: bool) -> None:
+    def end_snapshot(self, *, saved: bool) -> None:
         """Ends the cut; unless it was saved, what had changed before it counts as changed again."""
         with self._locked(range(self.spec.num_shards)):
-            self._regions.end_cut(saved=saved)
-            self._regions.since_cut.end_cut(saved=saved)
-            self._end_cut_of_candidates(saved=saved)
+            self._regions.end_snapshot(saved=saved)
+            self._regions.tombstones.end_snapshot(saved=saved)
+            self._end_snapshot_of_candidates(saved=saved)
 
-    def _end_cut_of_candidates(self, *, saved: bool) -> None:
+    def _end_snapshot_of_candidates(self, *, saved: bool) -> None:
         if self._candidates is not None:
-            self._candidates.end_cut(saved=saved)
+            self._candidates.end_snapshot(saved=saved)
 
     @property
     def _arrays(self) -> TableArrays:

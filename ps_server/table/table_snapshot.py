@@ -17,7 +17,7 @@ from protos.gradients import Values
 from protos.runtime.jit import inlined_kernel, kernel
 from protos.spec import TableSpec
 from ps_server.table.changes.copy_on_write import ROW_WORDS
-from ps_server.table.changes.tombstones import SinceCut
+from ps_server.table.changes.tombstones import Tombstones
 from ps_server.table.contents import Rows
 from ps_server.table.memory.intrinsics import Int, prefetch
 from ps_server.table.memory.reused_memory import ReusedMemory
@@ -114,9 +114,9 @@ class ShardCopy:
         self._regions = regions
         self._lock = lock
         self._shard = shard
-        self._cut_rows = int(regions.arrays.cut.cut_rows[shard])
+        self._snapshot_rows = int(regions.arrays.snapshot.snapshot_rows[shard])
         self._numbers = numbers
-        self._num_rows = self._cut_rows if numbers is None else numbers.size
+        self._num_rows = self._snapshot_rows if numbers is None else numbers.size
         self._next = 0
         self._places: NDArray[np.int64] | None = None
         self._stretch = np.empty(
@@ -181,9 +181,9 @@ class ShardCopy:
         with self._lock:
             start, stop, where = self._stretch_bounds()
             self._keys[start:stop] = self._regions.arrays.keys[where, 0]
-            kept = self._regions.cut.kept_rows(self._shard)
+            kept = self._regions.snapshot.kept_rows(self._shard)
             if not self._num_rows:
-                self._regions.cut.advance(self._shard, self._cut_rows)
+                self._regions.snapshot.advance(self._shard, self._snapshot_rows)
         self._next = stop
         if stop < self._num_rows:
             return
@@ -195,21 +195,23 @@ class ShardCopy:
         self._next = 0
 
     def _copy_rows(self, places: NDArray[np.int64]) -> None:
-        cut = self._regions.cut
+        snapshot = self._regions.snapshot
         with self._lock:
             start, stop, where = self._stretch_bounds()
             stretch = self._stretch[: stop - start]
             stretch[:] = self._regions.arrays.slab[where]
             is_last = stop == self._num_rows
-            cut.advance(self._shard, self._cut_rows if is_last else self._first_left(stop))
-            kept = cut.kept_rows(self._shard)
+            snapshot.advance(
+                self._shard, self._snapshot_rows if is_last else self._first_left(stop)
+            )
+            kept = snapshot.kept_rows(self._shard)
         self._place(stretch, 0, places[start:stop])
         self._next = stop
         if stop < self._num_rows:
             return
         kept, positions = self._wanted(kept)
         self._place(kept.view(np.float32), 2 * ROW_WORDS, places[positions])
-        cut.release(self._shard)
+        snapshot.release(self._shard)
 
     def _first_left(self, stop: int) -> int:
         """Returns the number of the first row that is not copied yet."""
@@ -221,7 +223,7 @@ class ShardCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class CountersCut:
+class CountersSnapshot:
     """Copies of a filter's counters: a `ps_server.table.contents.CountersSource`."""
 
     spec: TableSpec
@@ -233,7 +235,7 @@ class CountersCut:
         return self.counters[shard]
 
 
-class TableCut:
+class TableSnapshot:
     """A table as it was at one moment, until that cut ends: a `ps_server.table.contents.TableSource`.
 
     Thread-safe; each shard comes out once.
@@ -252,7 +254,7 @@ class TableCut:
         shards: Sequence[int],
         regions: RowRegions,
         locks: Sequence[threading.Lock],
-        candidates: "TableCut | CountersCut | None" = None,
+        candidates: "TableSnapshot | CountersSnapshot | None" = None,
         *,
         changes_only: bool = False,
     ) -> None:
@@ -267,20 +269,20 @@ class TableCut:
         self._locks = locks
         self._guard = threading.Lock()
         self._memory: ReusedMemory | None = memory_for(
-            regions.layout, int(regions.arrays.cut.cut_rows.max())
+            regions.layout, int(regions.arrays.snapshot.snapshot_rows.max())
         )
         self._to_come = set(shards)
 
     @property
     def num_rows(self) -> int:
         """Rows at the cut."""
-        return int(self._regions.arrays.cut.cut_rows.sum())
+        return int(self._regions.arrays.snapshot.snapshot_rows.sum())
 
     def copy_shard(self, shard: int, *, stretch_rows: int = STRETCH_ROWS) -> ShardCopy:
         """Begins to copy a shard."""
         numbers = None
         if self._changes_only:
-            numbers = np.flatnonzero(self._regions.cut.changed_before(shard))
+            numbers = np.flatnonzero(self._regions.snapshot.changed_before(shard))
         memory = self._memory_of(shard)
         return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers, memory)
 
@@ -300,28 +302,28 @@ class TableCut:
             copy.step()
         return copy.rows()
 
-    def removed(self) -> "RemovedCut":
+    def removed(self) -> "RemovedSnapshot":
         """Returns which keys lost their row before the cut, and since the one before."""
-        return RemovedCut(replace(self.spec, dim=0), self.shards, self._regions.since_cut)
+        return RemovedSnapshot(replace(self.spec, dim=0), self.shards, self._regions.tombstones)
 
 
 @dataclass(frozen=True, slots=True)
-class RemovedCut:
+class RemovedSnapshot:
     """Keys that lost their row from one cut to the next: a `ps_server.table.contents.RemovedSource`."""
 
     spec: TableSpec
     shards: Sequence[int]
-    since_cut: SinceCut
+    tombstones: Tombstones
     state_width: int = 0
     statistics_width: int = 0
 
     @property
     def passes(self) -> int:
         """Passes from one cut to the next."""
-        return self.since_cut.passes
+        return self.tombstones.passes
 
     def export_shard(self, shard: int) -> Rows:
         """Returns a shard's keys, as rows without columns."""
-        keys = self.since_cut.removed_keys(shard)
+        keys = self.tombstones.removed_keys(shard)
         nothing = np.empty((keys.size, 0), np.float32)
         return Rows(keys=keys, weights=nothing, state=nothing, statistics=nothing)

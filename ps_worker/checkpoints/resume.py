@@ -87,7 +87,7 @@ def _open(place: str) -> EarlierRun:
     if RUN_ATTACHMENT not in checkpoint.attachments:
         raise CheckpointError(
             f"{checkpoint.url} does not say where a run was, so none can go on from it: "
-            f"{_anew_from(checkpoint.url)}"
+            f"{_fresh_from(checkpoint.url)}"
         )
     text = checkpoint.attachment(RUN_ATTACHMENT)
     return EarlierRun(
@@ -103,7 +103,7 @@ def _require_same_data(job: Job, run: EarlierRun, files: str) -> None:
     if run.state.files != files:
         raise job.error(
             "data.train",
-            f"the run in {run.url} went through other files, so it cannot go on: {_anew_from(run.url)}",
+            f"the run in {run.url} went through other files, so it cannot go on: {_fresh_from(run.url)}",
         )
     for key, value in order_of_data(job).items():
         was = run.state.order.get(key)
@@ -111,7 +111,7 @@ def _require_same_data(job: Job, run: EarlierRun, files: str) -> None:
             raise job.error(
                 key,
                 f"it is {value!r}, and was {was!r} in the run in {run.url}, which went through its data in "
-                f"another order, so it cannot go on: write {was!r}; or, {_anew_from(run.url)}",
+                f"another order, so it cannot go on: write {was!r}; or, {_fresh_from(run.url)}",
             )
 
 
@@ -123,7 +123,7 @@ def _require_same_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
             f"were dealt to {run.state.num_workers} workers, and now there are {num_workers}: start as many "
             f"as then, or write the name of a checkpoint between two epochs into "
             f"{job.checkpoint.dir}/LATEST; "
-            f"{_anew_from(run.url)}",
+            f"{_fresh_from(run.url)}",
         )
 
 
@@ -135,11 +135,11 @@ def _require_positions(job: Job, run: EarlierRun) -> None:
         raise job.error(
             "checkpoint.resume",
             f"the run in {run.url} does not say where in their data workers {unknown} were: what several "
-            f"readers read has no order (data.reader_num); {_anew_from(run.url)}",
+            f"readers read has no order (data.reader_num); {_fresh_from(run.url)}",
         )
 
 
-def _anew_from(url: str) -> str:
+def _fresh_from(url: str) -> str:
     return (
         f"to start anew from its model, set checkpoint.resume = false, checkpoint.load = {url!r} and another "
         f"checkpoint.dir"

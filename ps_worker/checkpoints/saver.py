@@ -48,15 +48,15 @@ class _Writing:
     def __init__(self, name: str, write: Callable[[Callable[[], None]], None]) -> None:
         """Begins; `write` calls what it is given once later changes are no part of the checkpoint."""
         self._error: BaseException | None = None
-        self._is_cut = threading.Event()
+        self._is_in_snapshot = threading.Event()
 
         def run() -> None:
             try:
-                write(self._is_cut.set)
+                write(self._is_in_snapshot.set)
             except BaseException as error:  # raised by who waits
                 self._error = error
             finally:
-                self._is_cut.set()
+                self._is_in_snapshot.set()
 
         self._thread = threading.Thread(target=run, name=f"save-{name}", daemon=True)
         self._thread.start()
@@ -65,9 +65,9 @@ class _Writing:
     def is_over(self) -> bool:
         return not self._thread.is_alive()
 
-    def wait_for_cut(self) -> None:
+    def wait_for_snapshot(self) -> None:
         """Returns when training may go on; the store's limits bound the time."""
-        self._is_cut.wait()
+        self._is_in_snapshot.wait()
 
     def end(self) -> None:
         """Waits for the end, which the store's limits bound, too; raises what went wrong."""
@@ -158,29 +158,31 @@ class Saver:
         url = f"{self._settings.dir.rstrip('/')}/{name}"
         attachments = begin()
 
-        def write(on_cut: Callable[[], None]) -> None:
-            self._save(url, attachments, on_cut)
+        def write(on_snapshot: Callable[[], None]) -> None:
+            self._save(url, attachments, on_snapshot)
             write_latest(self._settings.dir, name)
             self.latest = url
             self._keeper.saved(name)
             logger.info("saved checkpoint=%s seconds=%.2f", url, self._clock() - start)
 
         self._writing = _Writing(name, write)
-        self._writing.wait_for_cut()
+        self._writing.wait_for_snapshot()
         now = self._clock()
         self._schedule.restart(step, now)
         logger.info("saving checkpoint=%s step=%d pause_ms=%.1f", url, step, 1000 * (now - start))
 
-    def _save(self, url: str, attachments: Mapping[str, bytes], on_cut: Callable[[], None]) -> None:
+    def _save(
+        self, url: str, attachments: Mapping[str, bytes], on_snapshot: Callable[[], None]
+    ) -> None:
         """Saves a delta of the latest checkpoint if one is wanted and possible, else all rows."""
         is_full = self._settings.mode == "full" or self._until_full == 0
         base = "" if is_full or self.latest is None else self.latest
         try:
-            self._store.save(url, attachments, base=base, on_cut=on_cut)
+            self._store.save(url, attachments, base=base, on_snapshot=on_snapshot)
         except UnknownChangesError as error:  # before the cut: training waits still
             logger.warning("saves all rows checkpoint=%s: %s", url, error)
             base = ""
-            self._store.save(url, attachments, on_cut=on_cut)
+            self._store.save(url, attachments, on_snapshot=on_snapshot)
         self._until_full = (self._until_full if base else self._settings.full_every) - 1
 
     def _end(self) -> None:

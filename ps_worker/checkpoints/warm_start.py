@@ -19,12 +19,12 @@ class WarmStart:
     Attributes:
         checkpoint: Which.
         taken: Tables and dense blocks that came from it.
-        anew: Those that began with initial values.
+        fresh: Those that began with initial values.
     """
 
     checkpoint: str
     taken: list[str]
-    anew: list[str]
+    fresh: list[str]
 
 
 def warm_start_of(job: Job, model: Model) -> WarmStart | None:
@@ -50,7 +50,7 @@ def warm_start(url: str, model: Model, only: Collection[str]) -> WarmStart:
     names = names_of(model)
     taken = sorted(only) or names
     return WarmStart(
-        checkpoint=url, taken=taken, anew=[name for name in names if name not in taken]
+        checkpoint=url, taken=taken, fresh=[name for name in names if name not in taken]
     )
 
 

@@ -20,8 +20,8 @@ from protos.chunking import (
     MAX_MESSAGE_BYTES,
     PART_BYTES,
     VALUE_BYTES,
-    cut_columns,
-    cut_push,
+    split_columns,
+    split_push,
 )
 from protos.errors import (
     GradientError,
@@ -38,14 +38,14 @@ from protos.store import (
     Changed,
     Future,
     InferenceSettings,
+    Message,
     Missing,
     Numbers,
-    Parcel,
     Pulled,
+    PushId,
     Reduced,
     ReduceOp,
     Shrunk,
-    Stamp,
     StoreStatus,
     Version,
     WorkerProgress,
@@ -171,7 +171,9 @@ class ClusterClient:
                 ),
             )
             for server in self._servers
-            for positions in self._cut_pull({table: routes[table][server] for table in keys}, dims)
+            for positions in self._split_pull(
+                {table: routes[table][server] for table in keys}, dims
+            )
             # Waiting for a version means waiting until each server has it.
             if at is not None or any(where.size for where in positions.values())
         ] or [_RowsOnTheirWay({}, self._transport.pull_sparse(0, {}, missing, at))]
@@ -195,7 +197,7 @@ class ClusterClient:
         calls = [
             (server, self._transport.pull_dense(server, blocks, at))
             for server in self._servers
-            for blocks in self._cut_pieces(list(into), server)
+            for blocks in self._split_pieces(list(into), server)
         ]
 
         def combine() -> Version:
@@ -235,15 +237,17 @@ class ClusterClient:
         return Together(combine)
 
     def push_grad(
-        self, gradients: Gradients, stamp: Stamp, *, at: Version | None = None
+        self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`."""
         self._check(gradients)
         routes = {table: self._route(table, grad.keys) for table, grad in gradients.sparse.items()}
         calls = [
-            self._transport.push_grad(server, part, stamp, at)
+            self._transport.push_grad(server, part, push_id, at)
             for server in self._servers
-            for part in cut_push(self._part_of_server(gradients, routes, server), self._part_bytes)
+            for part in split_push(
+                self._part_of_server(gradients, routes, server), self._part_bytes
+            )
         ]
         return Together(lambda: min(results(calls)))
 
@@ -253,7 +257,7 @@ class ClusterClient:
     def _piece(self, block: str, server: int) -> slice:
         return piece_of_server(self._blocks[block].length, server, self._num_servers)
 
-    def _cut_pull(
+    def _split_pull(
         self, positions: Mapping[str, Positions], dims: Mapping[str, int]
     ) -> list[dict[str, Positions]]:
         """Cuts what is asked of a server into calls whose answers fit a message."""
@@ -263,16 +267,16 @@ class ClusterClient:
         ]
         return [
             {tables[column]: positions[tables[column]][rows] for column, rows in group}
-            for group in cut_columns(columns, self._part_bytes)
+            for group in split_columns(columns, self._part_bytes)
         ]
 
-    def _cut_pieces(self, blocks: Sequence[str], server: int) -> list[list[str]]:
+    def _split_pieces(self, blocks: Sequence[str], server: int) -> list[list[str]]:
         """Deals a server's pieces out to calls whose answers fit a message; a piece is not cut."""
         pieces = [self._piece(block, server) for block in blocks]
         columns = [(1, VALUE_BYTES * (piece.stop - piece.start)) for piece in pieces]
         return [
             [blocks[column] for column, _ in group]
-            for group in cut_columns(columns, self._part_bytes)
+            for group in split_columns(columns, self._part_bytes)
         ]
 
     def _part_of_server(
@@ -304,7 +308,7 @@ class ClusterClient:
             _require_examples(f"dense block {block!r}", dense.examples)
         require_finite(gradients)
 
-    # Steps, barriers and parcels
+    # Steps, barriers and messages
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
@@ -331,26 +335,26 @@ class ClusterClient:
         """See `protos.store.Store`; the first server knows how far all are."""
         return self._transport.advance(0, worker, clock, max(0, at_least))
 
-    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+    def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`; content must fit a message."""
-        size = len(parcel.content or b"")
+        size = len(message.content or b"")
         if size > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
             raise ProtocolError(
-                f"a parcel of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: cut it"
+                f"a message of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: cut it"
             )
-        return self._transport.post_parcel(self._server_of_mail(parcel.receiver), box, parcel)
+        return self._transport.post(self._server_of_exchange(message.receiver), exchange, message)
 
-    def take_parcels(self, box: str, worker: int, *, received: int) -> Future[Sequence[Parcel]]:
+    def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `protos.store.Store`."""
-        return self._transport.take_parcels(self._server_of_mail(worker), box, worker, received)
+        return self._transport.take(self._server_of_exchange(worker), exchange, worker, received)
 
-    def _server_of_mail(self, receiver: int) -> int:
-        """Returns the server of a receiver's parcels: one, so that they have one order and one end."""
+    def _server_of_exchange(self, receiver: int) -> int:
+        """Returns the server of a receiver's messages: one, so that they have one order and one end."""
         return receiver % self._num_servers
 
-    def done(self, worker: int, *, step: Version) -> None:
+    def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
-        results([self._transport.done(server, worker, step) for server in self._servers])
+        results([self._transport.leave(server, worker, step) for server in self._servers])
 
     # Checkpoints and status
 
@@ -370,11 +374,13 @@ class ClusterClient:
         attachments: Mapping[str, bytes],
         *,
         base: str = "",
-        on_cut: Callable[[], None] | None = None,
+        on_snapshot: Callable[[], None] | None = None,
     ) -> str:
         """See `protos.store.Store`; the folder must be on storage that every server sees."""
         based_on = open_base(base, url) if base else None
-        return self._save(url, attachments, self._transport.save, base=based_on, on_cut=on_cut)
+        return self._save(
+            url, attachments, self._transport.save, base=based_on, on_snapshot=on_snapshot
+        )
 
     def save_inference(
         self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
@@ -393,16 +399,18 @@ class ClusterClient:
         save_part: Callable[[int, str, str], Future[str]],
         *,
         base: Checkpoint | None = None,
-        on_cut: Callable[[], None] | None = None,
+        on_snapshot: Callable[[], None] | None = None,
         is_inference: bool = False,
     ) -> str:
         """Cuts all servers, has each of them save its part, and publishes what comes of it."""
 
         def write_parts(folder: str, token: str) -> list[Part]:
             base_token = "" if base is None else base.token
-            results([self._transport.cut(server, token, base_token) for server in self._servers])
-            if on_cut is not None:
-                on_cut()
+            results(
+                [self._transport.snapshot(server, token, base_token) for server in self._servers]
+            )
+            if on_snapshot is not None:
+                on_snapshot()
             calls = [save_part(server, folder, token) for server in self._servers]
             return [part_from_json(part) for part in results_when_all_have_ended(calls)]
 

@@ -1,6 +1,6 @@
 """Calls to servers over gRPC: the only place on the worker's side that knows it.
 
-Every call has a deadline. Calls that only read or declare, and parcels, which have numbers, are tried again
+Every call has a deadline. Calls that only read or declare, and messages, which have numbers, are tried again
 by the channel when a server is unavailable, within that deadline; a push never is, because the server could
 not tell it from a new one.
 """
@@ -20,14 +20,14 @@ from protos.store import (
     Changed,
     Future,
     InferenceSettings,
+    Message,
     Missing,
     Numbers,
-    Parcel,
     Pulled,
+    PushId,
     Reduced,
     ReduceOp,
     Shrunk,
-    Stamp,
     Version,
     WorkerProgress,
 )
@@ -48,14 +48,14 @@ T_co = TypeVar("T_co", covariant=True)
 _SERVICE = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 
 # Repeating these changes nothing on a server, not even on one that was restarted in between: it knows no
-# tables or parcels, and says so.
+# tables or messages, and says so.
 _RETRIED = (
     "CreateTable",
     "CreateDense",
     "PullSparse",
     "PullDense",
-    "PostParcel",
-    "TakeParcels",
+    "Post",
+    "Take",
     "CheckFolder",
     "GetDigest",
     "GetStatus",
@@ -183,29 +183,29 @@ class GrpcTransport:
         return self._call(server, "PullChanged", request, data_messages.changed_from_message)
 
     def push_grad(
-        self, server: int, part: PushPart, stamp: Stamp, at: Version | None
+        self, server: int, part: PushPart, push_id: PushId, at: Version | None
     ) -> Future[Version]:
         """See `Transport`."""
         return self._call(
-            server, "PushGrad", data_messages.push_grad_request(stamp, part, at), _version
+            server, "PushGrad", data_messages.push_grad_request(push_id, part, at), _version
         )
 
-    def post_parcel(self, server: int, box: str, parcel: Parcel) -> Future[None]:
+    def post(self, server: int, exchange: str, message: Message) -> Future[None]:
         """See `Transport`."""
-        request = data_messages.post_parcel_request(box, parcel)
+        request = data_messages.post_request(exchange, message)
         wait_s = self._deadlines.wait_s
-        return self._call(server, "PostParcel", request, _nothing, wait_s=wait_s)
+        return self._call(server, "Post", request, _nothing, wait_s=wait_s)
 
-    def take_parcels(
-        self, server: int, box: str, worker: int, received: int
-    ) -> Future[Sequence[Parcel]]:
+    def take(
+        self, server: int, exchange: str, worker: int, received: int
+    ) -> Future[Sequence[Message]]:
         """See `Transport`."""
-        request = data_plane_pb2.TakeParcelsRequest(box=box, worker=worker, received=received)
+        request = data_plane_pb2.TakeRequest(exchange=exchange, worker=worker, received=received)
         return self._call(
             server,
-            "TakeParcels",
+            "Take",
             request,
-            lambda response: data_messages.parcels_from_message(response, worker),
+            lambda response: data_messages.taken_from_response(response, worker),
             wait_s=self._deadlines.wait_s,
         )
 
@@ -232,20 +232,20 @@ class GrpcTransport:
             server, "Advance", request, lambda response: int(response.slowest), wait_s=wait_s
         )
 
-    def done(self, server: int, worker: int, step: Version) -> Future[None]:
+    def leave(self, server: int, worker: int, step: Version) -> Future[None]:
         """See `Transport`."""
-        request = control_plane_pb2.DoneRequest(worker=worker, step=step)
-        return self._call(server, "Done", request, _nothing)
+        request = control_plane_pb2.LeaveRequest(worker=worker, step=step)
+        return self._call(server, "Leave", request, _nothing)
 
     def check_folder(self, server: int, folder: str, token: str) -> Future[None]:
         """See `Transport`."""
         request = control_plane_pb2.CheckFolderRequest(folder=folder, token=token)
         return self._call(server, "CheckFolder", request, _nothing)
 
-    def cut(self, server: int, token: str, base: str) -> Future[None]:
+    def snapshot(self, server: int, token: str, base: str) -> Future[None]:
         """See `Transport`; it may wait for another save to end."""
-        request = control_plane_pb2.CutRequest(token=token, base=base)
-        return self._call(server, "Cut", request, _nothing, wait_s=self._deadlines.wait_s)
+        request = control_plane_pb2.SnapshotRequest(token=token, base=base)
+        return self._call(server, "Snapshot", request, _nothing, wait_s=self._deadlines.wait_s)
 
     def save(self, server: int, folder: str, token: str) -> Future[str]:
         """See `Transport`."""

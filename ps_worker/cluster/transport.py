@@ -15,14 +15,14 @@ from protos.store import (
     Changed,
     Future,
     InferenceSettings,
+    Message,
     Missing,
     Numbers,
-    Parcel,
     Pulled,
+    PushId,
     Reduced,
     ReduceOp,
     Shrunk,
-    Stamp,
     StoreStatus,
     Version,
     WorkerProgress,
@@ -74,19 +74,19 @@ class Transport(Protocol):
         ...
 
     def push_grad(
-        self, server: int, part: PushPart, stamp: Stamp, at: Version | None
+        self, server: int, part: PushPart, push_id: PushId, at: Version | None
     ) -> Future[Version]:
         """Hands over a part of a push."""
         ...
 
-    def post_parcel(self, server: int, box: str, parcel: Parcel) -> Future[None]:
-        """Hands over a parcel; answered once it fits into what may wait for its receiver."""
+    def post(self, server: int, exchange: str, message: Message) -> Future[None]:
+        """Hands over a message; answered once it fits into what may wait for its receiver."""
         ...
 
-    def take_parcels(
-        self, server: int, box: str, worker: int, received: int
-    ) -> Future[Sequence[Parcel]]:
-        """Waits for parcels to a worker that has `received` already; answers with none at the end."""
+    def take(
+        self, server: int, exchange: str, worker: int, received: int
+    ) -> Future[Sequence[Message]]:
+        """Waits for messages to a worker that has `received` already; answers with none at the end."""
         ...
 
     def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:
@@ -103,7 +103,7 @@ class Transport(Protocol):
         """Says how far a worker is, and waits until all are far enough; answers with the slowest clock."""
         ...
 
-    def done(self, server: int, worker: int, step: Version) -> Future[None]:
+    def leave(self, server: int, worker: int, step: Version) -> Future[None]:
         """Says that a worker has left."""
         ...
 
@@ -111,7 +111,7 @@ class Transport(Protocol):
         """Finds out whether the server could save into a folder."""
         ...
 
-    def cut(self, server: int, token: str, base: str) -> Future[None]:
+    def snapshot(self, server: int, token: str, base: str) -> Future[None]:
         """Freezes the server's parameters for the save of this token, and of a delta its base's token."""
         ...
 

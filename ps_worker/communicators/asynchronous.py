@@ -20,7 +20,7 @@ from ps_worker.communicators.background import Background
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
-from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 
 MAX_IN_FLIGHT = 4
 """Pushes on the way before the sender waits for the oldest to be acknowledged."""
@@ -62,7 +62,7 @@ class AsyncCommunicator:
             stall_limit_s: Longest that `push` and `flush` wait for the sender.
         """
         self._store = store
-        self.stamps = StampBook(worker)
+        self.push_ids = PushIds(worker)
         self._mirror = DenseMirror(num_params)
         self._merger = GradientMerger(
             sparse_batches=max_merge_var_num,
@@ -149,13 +149,13 @@ class AsyncCommunicator:
 
     def _send_forever(self) -> None:
         while (push := self._next_push()) is not None:
-            stamp = self.stamps.next(
+            push_id = self.push_ids.next(
                 examples=push.examples,
                 batches=push.batches,
                 pulled=push.pulled,
                 whole=push.whole,
             )
-            answer = self._store.push_grad(push.gradients(), stamp)
+            answer = self._store.push_grad(push.gradients(), push_id)
             with self._changed:
                 self._merger.give_back(push)
                 self._in_flight.append((push, answer))

@@ -22,7 +22,7 @@ def communicator_of(
     *,
     worker: int,
     num_workers: int = 1,
-    is_embedded: bool = False,
+    is_in_process: bool = False,
 ) -> Communicator:
     """Returns the communicator of the job's mode, for a store where all is declared.
 
@@ -32,7 +32,7 @@ def communicator_of(
         model: Whose parameters they are.
         worker: Index of this worker.
         num_workers: Workers of the job.
-        is_embedded: The store is in this process, and there is nothing to gain from sending in the
+        is_in_process: The store is in this process, and there is nothing to gain from sending in the
             background.
     """
     strategy, num_params = job.strategy, model.num_params
@@ -41,7 +41,7 @@ def communicator_of(
             return SyncCommunicator(store, worker=worker, num_params=num_params)
         case "half_async":
             return HalfAsyncCommunicator(store, worker=worker, num_params=num_params)
-        case "async" if is_embedded:
+        case "async" if is_in_process:
             return DirectCommunicator(store, worker=worker, num_params=num_params)
         case "bounded_staleness":
             return BoundedStalenessCommunicator(

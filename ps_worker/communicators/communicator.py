@@ -14,7 +14,7 @@ from typing import Protocol
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Pulled, Version
-from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 
 DENSE_BLOCK = "dense"
 """The one dense block of a model: all its dense parameters in one flat vector."""
@@ -27,7 +27,7 @@ class Communicator(Protocol):
         is_lockstep: The threads of a worker take each step together, and their gradients are pushed as one.
         is_overlapped: The next batch's pull may be asked for before this batch's push; after `begin`.
         version: Steps of synchronous training done; 0 in the asynchronous modes.
-        stamps: Numbers the worker's batches, in the order of its data.
+        push_ids: Numbers the worker's batches, in the order of its data.
     """
 
     @property
@@ -40,7 +40,7 @@ class Communicator(Protocol):
     def version(self) -> Version: ...  # noqa: D102
 
     @property
-    def stamps(self) -> StampBook: ...  # noqa: D102
+    def push_ids(self) -> PushIds: ...  # noqa: D102
 
     def begin(self, thread_num: int) -> None:
         """Hears with how many threads the batches that come now are trained."""
@@ -68,7 +68,7 @@ class Communicator(Protocol):
             gradients: Sums over the examples of the step.
             examples: How many those are.
             pulled: The version of the embeddings that the gradients were computed from; the oldest.
-            numbers: Of the batches of the step, from `stamps.take`.
+            numbers: Of the batches of the step, from `push_ids.take`.
 
         Raises:
             CtrPsError: What went wrong with this push, or in the background with an earlier one.

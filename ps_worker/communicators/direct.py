@@ -14,7 +14,7 @@ from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK
-from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 
 
 class DirectCommunicator:
@@ -26,7 +26,7 @@ class DirectCommunicator:
 
     def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
         self._store = store
-        self.stamps = StampBook(worker)
+        self.push_ids = PushIds(worker)
         self._num_params = num_params
         self._local = threading.local()
 
@@ -54,10 +54,10 @@ class DirectCommunicator:
         numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Has the gradients applied."""
-        stamp = self.stamps.next(
+        push_id = self.push_ids.next(
             examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
         )
-        self._store.push_grad(gradients, stamp).result()
+        self._store.push_grad(gradients, push_id).result()
 
     def flush(self) -> None:
         """Has nothing to do: each push was applied."""

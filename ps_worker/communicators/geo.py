@@ -22,7 +22,7 @@ from protos.spec import DenseSpec, TableSpec
 from protos.store import Future, Pulled, Store, Version
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.communicator import DENSE_BLOCK
-from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.communicators.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class GeoCommunicator:
         self._replica = Replica(tables, dense, num_workers=num_workers)
         self._k_steps = k_steps
         self._max_replica_bytes = max_replica_bytes
-        self.stamps = StampBook(worker)
+        self.push_ids = PushIds(worker)
         self._local = threading.local()
         self._is_alone = False
         self._server_dense = np.empty(dense.length, np.float32)
@@ -166,11 +166,11 @@ class GeoCommunicator:
             numbers, examples = self._pending, self._pending_examples
             self._pending, self._pending_examples = [], 0
             self._changed.notify_all()
-        stamp = self.stamps.next(
+        push_id = self.push_ids.next(
             examples=examples, batches=len(numbers), pulled=self._pulled, whole=numbers
         )
         self._require_room()
-        self._store.push_grad(self._replica.take_delta(), stamp).result()
+        self._store.push_grad(self._replica.take_delta(), push_id).result()
         self._receive()
 
     def _receive(self) -> None:

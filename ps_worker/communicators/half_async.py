@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
-from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.communicators.step_params import StepParams
 
 
@@ -23,7 +23,7 @@ class HalfAsyncCommunicator:
 
     def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
         self._store = store
-        self.stamps = StampBook(worker)
+        self.push_ids = PushIds(worker)
         self._params = StepParams(store, num_params)
         self.version: Version = 0
 
@@ -49,10 +49,10 @@ class HalfAsyncCommunicator:
         numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Pushes the step's gradients, and returns when they are applied."""
-        stamp = self.stamps.next(
+        push_id = self.push_ids.next(
             examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
         )
-        self._store.push_grad(gradients, stamp).result()
+        self._store.push_grad(gradients, push_id).result()
         self._params.forget()
 
     def flush(self) -> None:

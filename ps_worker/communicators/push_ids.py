@@ -1,25 +1,25 @@
-"""Stamps of one worker: its batches numbered as they are taken, its pushes as they leave.
+"""Push ids of one worker: its batches numbered as they are taken, its pushes as they leave.
 
     batches taken    1 2 3 4 5      threads may finish them in another order
     whole in pushes  * * . *        of batch 3 a gradient waits to be merged, or is being computed
-    stamp            step = 2, position = after batch 2
+    push id            step = 2, position = after batch 2
 
-So what a stamp says of step and position never leaves out a batch.
+So what a push id says of step and position never leaves out a batch.
 """
 
 import secrets
 import threading
 from collections.abc import Iterable
 
-from protos.store import Stamp, Version, WorkerProgress
+from protos.store import PushId, Version, WorkerProgress
 from ps_worker.data.blocks.position import DataPosition
 
 UNNUMBERED = 0
 """Number of a batch from which nobody goes on."""
 
 
-class StampBook:
-    """Makes the stamps of one run of one worker. Thread-safe."""
+class PushIds:
+    """Makes the push ids of one run of one worker. Thread-safe."""
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
@@ -32,7 +32,7 @@ class StampBook:
         self._position = ""
         self._lock = threading.Lock()
 
-    def go_on(self, progress: WorkerProgress) -> None:
+    def resume(self, progress: WorkerProgress) -> None:
         """Counts on from an earlier run of the worker, before the first batch of this one."""
         with self._lock:
             self._taken = self._step = progress.step
@@ -49,20 +49,20 @@ class StampBook:
             self._positions[self._taken] = position
             return self._taken
 
-    def next(self, *, examples: int, batches: int, pulled: Version, whole: Iterable[int]) -> Stamp:
-        """Returns the stamp of the next push.
+    def next(self, *, examples: int, batches: int, pulled: Version, whole: Iterable[int]) -> PushId:
+        """Returns the push id of the next push.
 
         Args:
-            examples: See `Stamp`.
-            batches: See `Stamp`.
-            pulled: See `Stamp`.
+            examples: See `PushId`.
+            batches: See `PushId`.
+            pulled: See `PushId`.
             whole: Numbers of the batches whose last gradients are in this push.
         """
         with self._lock:
             self._add_whole(whole)
             sequence = self._sequence
             self._sequence += 1
-            return Stamp(
+            return PushId(
                 worker=self._worker,
                 incarnation=self._incarnation,
                 sequence=sequence,

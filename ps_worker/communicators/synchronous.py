@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
-from ps_worker.communicators.push_ids import UNNUMBERED, StampBook
+from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.communicators.step_params import StepParams
 
 
@@ -24,7 +24,7 @@ class SyncCommunicator:
 
     def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
         self._store = store
-        self.stamps = StampBook(worker)
+        self.push_ids = PushIds(worker)
         self._params = StepParams(store, num_params)
         self.version: Version = 0
 
@@ -50,10 +50,10 @@ class SyncCommunicator:
         numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Pushes this worker's part of the step and goes on to the next."""
-        stamp = self.stamps.next(
+        push_id = self.push_ids.next(
             examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
         )
-        self._store.push_grad(gradients, stamp, at=self.version).result()
+        self._store.push_grad(gradients, push_id, at=self.version).result()
         self._params.forget()
         self.version += 1
 

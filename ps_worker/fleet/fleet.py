@@ -267,7 +267,7 @@ class Fleet:
 
     def barrier_worker(self) -> None:
         """Waits until all workers have come here; each has then learnt from what the others pushed."""
-        self.run_of("fleet.barrier_worker()").meet()
+        self.run_of("fleet.barrier_worker()").barrier()
 
     def all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
         """Returns the sum, largest or smallest of all workers' `values` float64[N]; all of them call it."""

@@ -28,7 +28,7 @@ from ps_worker.data.memory.peers import Peers
 from ps_worker.job import Job
 from ps_worker.job.sections.section import ModelSection
 from ps_worker.job.specs import declare
-from ps_worker.run.precompile import warm_model
+from ps_worker.run.precompile import precompile_model
 from ps_worker.run.run import attachments_of
 from ps_worker.training.evaluator import OnPredictions, evaluate
 from ps_worker.training.monitor import FetchHandler, Fetching
@@ -64,10 +64,10 @@ class WorkerRun:
         self._role = role
         self._task = task
         self._worker: Worker | None = None
-        self._meetings = 0
+        self._num_barriers = 0
         origin = origin_of(task.model)
         if origin is not None:  # a class of one's own may not say for which columns it is
-            warm_model(task.model, origin.schema, task.job)
+            precompile_model(task.model, origin.schema, task.job)
         self._store = _store_of(role, task.job)
         try:
             declare(self._store, task.model, task.job)
@@ -114,11 +114,11 @@ class WorkerRun:
             on_predictions=on_predictions,
         )
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Waits until every worker has come as often as this one."""
-        name = self._next_meeting()
+        name = self._next_barrier()
         if self._worker is not None:
-            self._worker.meet(name)
+            self._worker.barrier(name)
         else:
             self._store.barrier(name, self._role.worker_index, step=0).result()
 
@@ -192,9 +192,9 @@ class WorkerRun:
         """Says that this worker has nothing more to do, when the servers have all that it has learnt."""
         try:
             if self._worker is not None:
-                self._worker.done()
+                self._worker.leave()
             else:
-                self._store.done(self._role.worker_index, step=0)
+                self._store.leave(self._role.worker_index, step=0)
         finally:
             self.close()
 
@@ -213,7 +213,7 @@ class WorkerRun:
                 self._task.job,
                 index=self._role.worker_index,
                 num_workers=self._role.num_workers,
-                is_embedded=_is_embedded(self._role),
+                is_in_process=_is_in_process(self._role),
             )
         return self._worker
 
@@ -222,15 +222,15 @@ class WorkerRun:
             self._worker.flush()
 
     def _reduced(self, values: Numbers, op: ReduceOp) -> Numbers:
-        name = self._next_meeting()
+        name = self._next_barrier()
         if self._worker is not None:
             return self._worker.all_reduce(name, values, op).copy()  # writable
         answer = self._store.all_reduce(name, self._role.worker_index, values, op, step=0)
         return answer.result().values.copy()
 
-    def _next_meeting(self) -> str:
-        self._meetings += 1
-        return f"meeting-{self._meetings}"
+    def _next_barrier(self) -> str:
+        self._num_barriers += 1
+        return f"meeting-{self._num_barriers}"
 
     def _staleness(self) -> Staleness:
         return self._store.status().staleness
@@ -240,13 +240,13 @@ class WorkerRun:
             self._store.close()
 
 
-def _is_embedded(role: WorkerRole) -> bool:
+def _is_in_process(role: WorkerRole) -> bool:
     return not role.endpoints
 
 
 def _store_of(role: WorkerRole, job: Job) -> Store:
     limits = job.cluster
-    if _is_embedded(role):
+    if _is_in_process(role):
         return ParameterStore(wait_limit_s=limits.wait_timeout_s)
     return connect(
         role.endpoints,

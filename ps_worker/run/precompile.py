@@ -34,20 +34,20 @@ from ps_worker.training.meter import Progress
 from ps_worker.training.trainer import Trainer
 
 
-def warm(plan: Plan) -> None:
+def precompile(plan: Plan) -> None:
     """Compiles what a worker runs for this plan."""
-    warm_model(plan.model, plan.schema, plan.job)
+    precompile_model(plan.model, plan.schema, plan.job)
     if plan.train_files and not plan.job.data.pipe_command:
         _read_a_batch(plan)
 
 
-def warm_model(model: Model, schema: Schema, job: Job) -> None:
+def precompile_model(model: Model, schema: Schema, job: Job) -> None:
     """Compiles what a worker runs to train and evaluate a model."""
     store = ParameterStore()
     with compile_lock():
         declare(store, model, job)
         batches = _two_batches(schema)
-        communicator = communicator_of(job, store, model, worker=0, is_embedded=True)
+        communicator = communicator_of(job, store, model, worker=0, is_in_process=True)
         progress = Progress(every_s=math.inf)
         trainer = Trainer(
             model,
@@ -113,4 +113,4 @@ def _move_rows() -> None:
 
 
 if __name__ == "__main__":
-    warm(plan_of(Job()))
+    precompile(plan_of(Job()))

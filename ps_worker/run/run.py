@@ -211,7 +211,7 @@ class Session:
         *,
         worker: int = 0,
         num_workers: int = 1,
-        is_embedded: bool = True,
+        is_in_process: bool = True,
     ) -> None:
         """Deals this worker its files.
 
@@ -220,7 +220,7 @@ class Session:
             store: The parameters.
             worker: Index of this worker.
             num_workers: Workers of the job.
-            is_embedded: The store is in this process, and there is nothing to gain from sending in the
+            is_in_process: The store is in this process, and there is nothing to gain from sending in the
                 background.
         """
         self._plan = plan
@@ -228,7 +228,7 @@ class Session:
         self._store = store
         self._worker = worker
         self._num_workers = num_workers
-        self._is_embedded = is_embedded
+        self._is_in_process = is_in_process
         self._train_parts = split_parts(
             lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(plan.job)),
             plan.train_files,
@@ -262,7 +262,7 @@ class Session:
             self._job,
             index=self._worker,
             num_workers=self._num_workers,
-            is_embedded=self._is_embedded,
+            is_in_process=self._is_in_process,
             load=load,
             only=self._job.checkpoint.only,
             earlier_run=earlier_run,
@@ -272,7 +272,7 @@ class Session:
                 self._saver = self._saver_from(worker.progress.steps, earlier_run)
             seconds = self._train(worker, self._epochs_done(worker, earlier_run))
             summary = self._summary(worker, seconds)
-            worker.done()
+            worker.leave()
         return summary
 
     def _prepare_folder(self) -> None:
@@ -329,13 +329,13 @@ class Session:
             with closing(data.batches(epoch, _position_in(epoch, worker))) as batches:
                 worker.train(batches, after_step=self._after_step(worker, epoch))
             self._bad_rows = data.bad_rows
-            worker.meet(f"epoch-{epoch}")
+            worker.barrier(f"epoch-{epoch}")
             seconds += time.monotonic() - start
             worker.progress.log()
             self._shrink(epoch)
             self._save_after(epoch, worker)
             if epoch < epochs:
-                worker.meet(f"saved-{epoch}")
+                worker.barrier(f"saved-{epoch}")
         if self._saver is not None:
             self._saver.finish()
         return seconds

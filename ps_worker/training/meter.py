@@ -48,7 +48,7 @@ class Progress:
         self.examples = 0
         self._restart_window()
 
-    def go_on(self, steps: int) -> None:
+    def resume(self, steps: int) -> None:
         """Counts steps on from an earlier run's, before the first of this one."""
         with self._lock:
             self.steps = steps

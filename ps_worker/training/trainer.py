@@ -26,7 +26,7 @@ from protos.errors import DataError
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
 from protos.store import Future, Pulled, Version
 from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
-from ps_worker.communicators.push_ids import StampBook
+from ps_worker.communicators.push_ids import PushIds
 from ps_worker.data.blocks.position import Batches
 from ps_worker.lookups import BatchKeys, keys_of_batch
 from ps_worker.training.meter import Progress
@@ -188,7 +188,7 @@ class Trainer:
             self._communicator.flush()
 
     def _source(self, batches: Batches) -> "_NumberedBatches":
-        return _NumberedBatches(batches, self._communicator.stamps)
+        return _NumberedBatches(batches, self._communicator.push_ids)
 
     def _prepare(self, batch: Batch, number: int) -> _Step:
         keys = keys_of_batch(batch, self._model.tables)
@@ -292,9 +292,9 @@ def _results(runs: Sequence[futures.Future[T]]) -> list[T]:
 class _NumberedBatches:
     """Batches that several threads take, numbered in their order; any thread can end them."""
 
-    def __init__(self, batches: Batches, stamps: StampBook) -> None:
+    def __init__(self, batches: Batches, push_ids: PushIds) -> None:
         self._batches = iter(batches)
-        self._stamps = stamps
+        self._push_ids = push_ids
         self._lock = threading.Lock()
         self._is_stopped = False
 
@@ -307,9 +307,9 @@ class _NumberedBatches:
                 raise StopIteration
             batch = next(self._batches)
             if isinstance(batch, Batch):
-                return batch, self._stamps.take(None)
+                return batch, self._push_ids.take(None)
             batch, position = batch
-            return batch, self._stamps.take(position)
+            return batch, self._push_ids.take(position)
 
     def stop(self) -> None:
         """Lets the other threads find no more."""

@@ -3,7 +3,7 @@
     declare -> load -> barrier -> | train, steps, evaluate, save, meet, all_reduce, in any order | -> done
 
 What a job file (ps_worker/run/run.py) and a script (ps_worker/fleet) have in common. Worker 0 loads, others
-wait for it; all else that workers do together, they do by calling `meet` or `all_reduce`.
+wait for it; all else that workers do together, they do by calling `barrier` or `all_reduce`.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Worker:
         *,
         index: int = 0,
         num_workers: int = 1,
-        is_embedded: bool = True,
+        is_in_process: bool = True,
         load: str = "",
         only: Sequence[str] = (),
         earlier_run: EarlierRun | None = None,
@@ -66,7 +66,7 @@ class Worker:
             job: How; of its sections [train], [optimizer], [life], [strategy] and [cluster] count.
             index: Which of the workers this is.
             num_workers: Workers of the run.
-            is_embedded: The store is in this process.
+            is_in_process: The store is in this process.
             load: Checkpoint to start from; empty: from what the store holds.
             only: What to take of `load`, as `Store.load`.
             earlier_run: A run to go on with: worker 0 loads its checkpoint, instead of `load`, and all count
@@ -89,10 +89,10 @@ class Worker:
             self._load(load, only, earlier_run)
         version = self._agree(agreement)
         self._communicator = communicator_of(
-            job, store, model, worker=index, num_workers=num_workers, is_embedded=is_embedded
+            job, store, model, worker=index, num_workers=num_workers, is_in_process=is_in_process
         )
         self._communicator.rejoin(version)
-        self._go_on()
+        self._resume()
 
     def _load(self, load: str, only: Sequence[str], earlier_run: EarlierRun | None) -> None:
         if earlier_run is not None:
@@ -103,15 +103,15 @@ class Worker:
             self.store.load(load, only=only)
             start = warm_start(load, self._model, only)
             logger.info(
-                "loaded %s taken=%s anew=%s", load, ",".join(start.taken), ",".join(start.anew)
+                "loaded %s taken=%s anew=%s", load, ",".join(start.taken), ",".join(start.fresh)
             )
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Counts on from what the store has of this worker: nothing, unless worker 0 had it go on."""
         self.earlier_progress = self.store.status().progress.get(self.index)
         if self.earlier_progress is not None:
-            self._communicator.stamps.go_on(self.earlier_progress)
-            self.progress.go_on(self.earlier_progress.step)
+            self._communicator.push_ids.resume(self.earlier_progress)
+            self.progress.resume(self.earlier_progress.step)
 
     def _agree(self, agreement: str) -> Version:
         """Meets the other workers, and returns the version at which all go on."""
@@ -181,7 +181,7 @@ class Worker:
         """Returns when the store has all that this worker has learnt."""
         self._communicator.flush()
 
-    def meet(self, name: str) -> None:
+    def barrier(self, name: str) -> None:
         """Waits at the barrier `name` until every worker has come; what each has learnt is on the servers."""
         self._communicator.flush()
         answer = self.store.barrier(name, self.index, step=self._communicator.version)
@@ -209,11 +209,11 @@ class Worker:
         """Saves all that the store holds, alone; see `Store.save`."""
         return self.store.save(url, attachments)
 
-    def done(self) -> None:
+    def leave(self) -> None:
         """Says that this worker has left for good, when nothing of it is on its way any more."""
         self._communicator.flush()
         self.close()
-        self.store.done(self.index, step=self._communicator.version)
+        self.store.leave(self.index, step=self._communicator.version)
 
     def close(self) -> None:
         """Stops what runs in the background; what was not sent is lost."""

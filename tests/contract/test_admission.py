@@ -11,7 +11,7 @@ from protos.keys import Keys
 from protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
 from protos.store import Missing, Store
 from ps_server.store import ParameterStore
-from tests.support.stores import DEEP, KEYS, WIDE, OpenJob, declare, stamp
+from tests.support.stores import DEEP, KEYS, WIDE, OpenJob, declare, push_id
 
 SCORED = replace(WIDE, name="scored", num_shards=64, statistics=StatisticsSpec())
 HOT = AdmissionSpec(policy="score", threshold=3.0, table="scored")
@@ -46,7 +46,7 @@ def train(stores: list[Store], steps: int) -> None:
     """Takes synchronous steps, the parts of the workers in turn."""
     for step in range(steps):
         for worker, store in enumerate(stores):
-            push = stamp(worker, sequence=step, examples=8, pulled=step)
+            push = push_id(worker, sequence=step, examples=8, pulled=step)
             store.push_grad(gradients_of(2 * step + worker), push, at=step).result()
 
 
@@ -87,7 +87,7 @@ def test_counts_of_all_workers_add_up(open_job: OpenJob) -> None:
     grad = SparseGrad(keys, np.ones((10, 5), np.float32), 1, np.tile(np.uint32([1, 0]), (10, 1)))
 
     for worker, store in enumerate(stores):
-        store.push_grad(Gradients({"admitting": grad}), stamp(worker), at=0).result()
+        store.push_grad(Gradients({"admitting": grad}), push_id(worker), at=0).result()
 
     assert stores[0].status().tables["admitting"].rows == 10
 
@@ -103,7 +103,7 @@ def test_score_includes_the_push_that_is_admitted_by_it(store: Store) -> None:
         for name, dim in (("admitting", 5), ("scored", 1))
     }
 
-    store.push_grad(Gradients(grads), stamp()).result()
+    store.push_grad(Gradients(grads), push_id()).result()
 
     tables = store.status().tables
     assert (tables["admitting"].rows, tables["scored"].rows) == (5, 10)

@@ -5,7 +5,7 @@ import pytest
 
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.store import ReduceOp
-from tests.support.stores import pull, random_gradients, stamp
+from tests.support.stores import pull, push_id, random_gradients
 
 
 def reduced(stores, each, op=ReduceOp.SUM, name="totals"):
@@ -47,10 +47,10 @@ def test_numbers_meet_at_the_version_where_the_others_have_come(open_job):
     """Worker 0 waits from step 1 on, so worker 1 takes step 1 alone."""
     first, second = open_job(num_workers=2)
     for worker, store in enumerate((first, second)):
-        store.push_grad(random_gradients(0), stamp(worker), at=0).result()
+        store.push_grad(random_gradients(0), push_id(worker), at=0).result()
     waiting = first.all_reduce("totals", 0, np.ones(1), ReduceOp.SUM, step=1)
     pull(second, at=1)
-    second.push_grad(random_gradients(1), stamp(1, 1), at=1).result()
+    second.push_grad(random_gradients(1), push_id(1, 1), at=1).result()
     pull(second, at=2)  # worker 0 has come, or this would wait
 
     last = second.all_reduce("totals", 1, np.ones(1), ReduceOp.SUM, step=2).result()

@@ -15,7 +15,7 @@ from protos.spec import OptimizerSpec
 from protos.store import Missing, Store
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
-from tests.support.stores import DEEP, KEYS, WIDE, stamp
+from tests.support.stores import DEEP, KEYS, WIDE, push_id
 from tests.support.training import together
 
 ADDING = OptimizerSpec(name="sum")
@@ -89,11 +89,11 @@ def take_all(store: Store, worker: int, max_rows: int = MOST) -> dict[str, dict[
 
 def test_each_worker_gets_what_others_changed_since_it_asked(open_stores: OpenStores) -> None:
     first, second = open_stores()
-    first.push_grad(gradients(KEYS[:60], 0), stamp(0)).result()
-    second.push_grad(gradients(KEYS[40:90], 1), stamp(1)).result()
+    first.push_grad(gradients(KEYS[:60], 0), push_id(0)).result()
+    second.push_grad(gradients(KEYS[40:90], 1), push_id(1)).result()
 
     assert take_all(first, 0) == held(first, KEYS[40:90])
-    second.push_grad(gradients(KEYS[80:120], 2), stamp(1, 1)).result()
+    second.push_grad(gradients(KEYS[80:120], 2), push_id(1, 1)).result()
 
     assert take_all(first, 0) == held(first, KEYS[80:120])
     assert take_all(second, 1) == held(first, KEYS[:60])
@@ -101,8 +101,8 @@ def test_each_worker_gets_what_others_changed_since_it_asked(open_stores: OpenSt
 
 def test_own_push_does_not_hide_what_another_changed_before(open_stores: OpenStores) -> None:
     first, second = open_stores()
-    second.push_grad(gradients(KEYS[:60], 0), stamp(1)).result()
-    first.push_grad(gradients(KEYS[40:90], 1), stamp(0)).result()
+    second.push_grad(gradients(KEYS[:60], 0), push_id(1)).result()
+    first.push_grad(gradients(KEYS[40:90], 1), push_id(0)).result()
 
     assert take_all(first, 0) == held(first, KEYS[:60])
 
@@ -127,7 +127,7 @@ def test_rows_come_in_calls_of_at_most_so_many_a_server(
     open_stores: OpenStores, num_servers: int, max_rows: int
 ) -> None:
     store, _ = open_stores()
-    store.push_grad(gradients(KEYS, 0), stamp()).result()
+    store.push_grad(gradients(KEYS, 0), push_id()).result()
 
     changed = store.pull_changed(TABLES, 1, max_rows=max_rows).result()
 
@@ -141,7 +141,7 @@ def test_rows_come_in_calls_of_at_most_so_many_a_server(
 
 def test_answers_of_many_messages_bring_all_rows(open_stores: OpenStores) -> None:
     store, _ = open_stores(part_bytes=300)
-    store.push_grad(gradients(KEYS, 0), stamp()).result()
+    store.push_grad(gradients(KEYS, 0), push_id()).result()
 
     assert take_all(store, 1) == held(store, KEYS)
 
@@ -149,14 +149,14 @@ def test_answers_of_many_messages_bring_all_rows(open_stores: OpenStores) -> Non
 def test_pull_of_changes_says_the_version_that_it_has(open_stores: OpenStores) -> None:
     store, _ = open_stores()
 
-    store.push_grad(gradients(KEYS[:3], 0), stamp(batches=4)).result()
+    store.push_grad(gradients(KEYS[:3], 0), push_id(batches=4)).result()
 
     assert store.pull_changed(TABLES, 0, max_rows=MOST).result().version == 4
 
 
 def test_one_table_alone_may_be_asked_for(open_stores: OpenStores) -> None:
     store, _ = open_stores()
-    store.push_grad(gradients(KEYS, 0), stamp()).result()
+    store.push_grad(gradients(KEYS, 0), push_id()).result()
 
     changed = store.pull_changed(["wide"], 1, max_rows=MOST).result()
 
@@ -169,10 +169,10 @@ def test_every_row_has_changed_for_everyone_after_a_load(open_stores: OpenStores
     saved = ParameterStore()
     for spec in RECORDING:
         saved.create_table(replace(spec, records_changes=False))
-    saved.push_grad(gradients(KEYS[:70], 0), stamp()).result()
+    saved.push_grad(gradients(KEYS[:70], 0), push_id()).result()
     saved.save(str(tmp_path / "model"), {})
     first, second = open_stores()
-    first.push_grad(gradients(KEYS[70:], 1), stamp()).result()
+    first.push_grad(gradients(KEYS[70:], 1), push_id()).result()
     take_all(first, 0)
 
     first.load(str(tmp_path / "model"))
@@ -185,7 +185,7 @@ def test_model_of_recording_tables_is_loaded_where_nothing_is_recorded(
     open_stores: OpenStores, tmp_path
 ) -> None:
     store, _ = open_stores()
-    store.push_grad(gradients(KEYS, 0), stamp()).result()
+    store.push_grad(gradients(KEYS, 0), push_id()).result()
     digest = store.save(str(tmp_path / "model"), {})
     plain = ParameterStore()
     for spec in RECORDING:
@@ -201,7 +201,7 @@ def test_model_of_recording_tables_is_loaded_where_nothing_is_recorded(
 def test_wrong_pulls_of_changes_take_nothing(open_stores: OpenStores) -> None:
     store, _ = open_stores()
     store.create_table(replace(DEEP, name="silent"))
-    store.push_grad(gradients(KEYS, 0), stamp()).result()
+    store.push_grad(gradients(KEYS, 0), push_id()).result()
 
     with pytest.raises(ProtocolError, match="'silent' does not record changes"):
         store.pull_changed([*TABLES, "silent"], 0, max_rows=MOST).result()
@@ -225,7 +225,7 @@ def test_workers_that_push_and_ask_at_once_miss_nothing(open_stores: OpenStores)
         for step in range(15):
             keys = np.random.default_rng([worker, step]).choice(KEYS, 40, replace=False)
             pushed = gradients(keys, step)
-            stores[worker].push_grad(pushed, stamp(worker, step)).result()
+            stores[worker].push_grad(pushed, push_id(worker, step)).result()
             add(replicas[worker], pushed)
             merge(replicas[worker], take_all(stores[worker], worker, max_rows=25))
 

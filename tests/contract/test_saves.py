@@ -15,21 +15,21 @@ from tests.support.stores import (
     DEEP,
     KEYS,
     assert_same_parameters,
-    embedded,
+    in_process,
     pull,
+    push_id,
     random_gradients,
-    stamp,
 )
 
 
 def test_delta_is_loaded_anywhere(store, tmp_path: Path) -> None:
-    store.push_grad(random_gradients(0), stamp()).result()
+    store.push_grad(random_gradients(0), push_id()).result()
     store.save(str(tmp_path / "full"), {})
-    store.push_grad(random_gradients(1), stamp(sequence=1)).result()
+    store.push_grad(random_gradients(1), push_id(sequence=1)).result()
 
     digest = store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "full"))
 
-    loaded = embedded()
+    loaded = in_process()
     loaded.load(str(tmp_path / "delta"))
     assert digest == ""
     assert Checkpoint.open(tmp_path / "delta").manifest.kind == "delta"
@@ -49,7 +49,7 @@ def test_delta_of_what_was_not_saved_last_is_refused(store, tmp_path: Path) -> N
 
 def test_model_to_predict_with_is_saved_while_deltas_go_on(store, tmp_path: Path) -> None:
     store.save(str(tmp_path / "full"), {})
-    store.push_grad(random_gradients(0), stamp()).result()
+    store.push_grad(random_gradients(0), push_id()).result()
     rows = pull(store, Missing.ZEROS)["deep"]
 
     store.save_inference(str(tmp_path / "half"), {}, InferenceSettings(dtype="float16"))
@@ -67,7 +67,7 @@ def test_model_to_predict_with_and_one_to_train_on_do_not_replace_each_other(
 ) -> None:
     full, delta, half = (str(tmp_path / name) for name in ("full", "delta", "half"))
     digest = store.save(full, {})
-    store.push_grad(random_gradients(0), stamp()).result()
+    store.push_grad(random_gradients(0), push_id()).result()
     store.save(delta, {}, base=full)
     store.save_inference(half, {}, InferenceSettings(dtype="float16"))
 
@@ -85,11 +85,11 @@ def test_model_to_predict_with_and_one_to_train_on_do_not_replace_each_other(
     store.save(full, {})
 
 
-def test_part_of_a_model_is_loaded_and_the_rest_begins_anew(store, tmp_path: Path) -> None:
-    saved, fresh = embedded(), pull(embedded())
-    saved.push_grad(random_gradients(0), stamp()).result()
+def test_part_of_a_model_is_loaded_and_the_rest_begins_afresh(store, tmp_path: Path) -> None:
+    saved, fresh = in_process(), pull(in_process())
+    saved.push_grad(random_gradients(0), push_id()).result()
     saved.save(str(tmp_path / "model"), {})
-    store.push_grad(random_gradients(1), stamp()).result()
+    store.push_grad(random_gradients(1), push_id()).result()
 
     store.load(str(tmp_path / "model"), only=["wide"])
 
@@ -105,9 +105,9 @@ def test_part_of_a_model_is_loaded_and_the_rest_begins_anew(store, tmp_path: Pat
 
 def test_tables_that_the_job_does_not_declare_are_not_saved_again(store, tmp_path: Path) -> None:
     """A job that drops a table of the model from which it goes on can save."""
-    saved = embedded()
+    saved = in_process()
     saved.create_table(replace(DEEP, name="dropped"))
-    saved.push_grad(random_gradients(0), stamp()).result()
+    saved.push_grad(random_gradients(0), push_id()).result()
     saved.save(str(tmp_path / "model"), {})
     store.load(str(tmp_path / "model"))
 
@@ -115,7 +115,7 @@ def test_tables_that_the_job_does_not_declare_are_not_saved_again(store, tmp_pat
 
     assert Checkpoint.open(tmp_path / "next").tables.keys() == {"deep", "wide"}
     assert digest == store.digest()
-    loaded = embedded()
+    loaded = in_process()
     loaded.load(str(tmp_path / "next"))
     assert_same_parameters(store, loaded)
 
@@ -125,7 +125,7 @@ def test_part_that_is_not_there_is_refused(store, tmp_path: Path) -> None:
     saved.create_table(DEEP)
     saved.create_table(replace(DEEP, name="other"))
     saved.save(str(tmp_path / "model"), {})
-    store.push_grad(random_gradients(1), stamp()).result()
+    store.push_grad(random_gradients(1), push_id()).result()
     before = store.digest()
 
     with pytest.raises(CheckpointError, match="has no wide, only deep, other"):
@@ -139,7 +139,7 @@ def test_part_that_is_not_there_is_refused(store, tmp_path: Path) -> None:
 
 
 def test_save_that_has_no_scores_to_go_by_is_refused(store, tmp_path: Path) -> None:
-    store.push_grad(random_gradients(0), stamp()).result()
+    store.push_grad(random_gradients(0), push_id()).result()
 
     with pytest.raises(CheckpointError, match="keeps no statistics"):
         store.save_inference(str(tmp_path / "high"), {}, InferenceSettings(min_score=1.0))

@@ -10,7 +10,7 @@ from protos.errors import ProtocolError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import OptimizerSpec
 from protos.store import Missing, Shrunk, Store
-from tests.support.stores import DEEP, KEYS, embedded, pull, random_gradients, stamp
+from tests.support.stores import DEEP, KEYS, in_process, pull, push_id, random_gradients
 
 
 def norms(store: Store, table: str) -> np.ndarray:
@@ -21,7 +21,7 @@ def norms(store: Store, table: str) -> np.ndarray:
 
 def trained(store: Store) -> Store:
     """Gives 60 keys rows in both tables."""
-    store.push_grad(random_gradients(0), stamp()).result()
+    store.push_grad(random_gradients(0), push_id()).result()
     return store
 
 
@@ -51,20 +51,20 @@ def test_rows_up_to_a_norm_are_removed_from_all_tables(store: Store) -> None:
 
 
 def test_removed_key_reads_and_learns_as_one_that_was_never_there(store: Store) -> None:
-    fresh = embedded()
+    fresh = in_process()
     trained(store).shrink(max_norm=1e9)
     grad = SparseGrad(KEYS[:5], np.ones((5, 5), np.float32), 1)
 
     np.testing.assert_array_equal(pull(store)["deep"], pull(fresh)["deep"])
     for each in (store, fresh):
-        each.push_grad(Gradients({"deep": grad}), stamp(sequence=1)).result()
+        each.push_grad(Gradients({"deep": grad}), push_id(sequence=1)).result()
 
     np.testing.assert_array_equal(pull(store)["deep"], pull(fresh)["deep"])
     assert store.status().tables["deep"].rows == 5
 
 
 def test_same_rows_are_removed_anywhere(store: Store) -> None:
-    reference = trained(embedded())
+    reference = trained(in_process())
 
     assert trained(store).shrink(max_norm=0.2)["deep"].rows > 0
     reference.shrink(max_norm=0.2)

@@ -9,7 +9,7 @@ from protos.errors import GradientError, SpecConflictError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, StatisticsSpec
 from protos.store import Missing, Store
-from tests.support.stores import DEEP, KEYS, OpenJob, embedded, random_gradients, stamp
+from tests.support.stores import DEEP, KEYS, OpenJob, in_process, push_id, random_gradients
 
 COUNTED = replace(DEEP, name="counted", statistics=StatisticsSpec())
 
@@ -34,7 +34,7 @@ def test_counts_leave_rows_as_they_are(open_job: OpenJob, part_bytes: int) -> No
         grad = counted_gradients(sequence)
         plain = replace(grad, counts=None)
         gradients = Gradients({"deep2": grad, "deep3": plain})
-        store.push_grad(gradients, stamp(sequence=sequence)).result()
+        store.push_grad(gradients, push_id(sequence=sequence)).result()
 
     touched = rows_of(store, "deep3").any(axis=1)
     np.testing.assert_array_equal(rows_of(store, "deep2").any(axis=1), touched)
@@ -48,7 +48,7 @@ def test_push_without_counts_to_a_table_that_counts_changes_nothing(store: Store
 
     for bad in (replace(good, counts=None), replace(good, counts=good.counts[:-1])):
         with pytest.raises(GradientError, match="'counted' has"):
-            store.push_grad(Gradients({"counted": bad}), stamp()).result()
+            store.push_grad(Gradients({"counted": bad}), push_id()).result()
 
     assert store.digest() == before
 
@@ -59,7 +59,7 @@ def test_push_with_counts_to_a_table_that_does_not_count_changes_nothing(store: 
     before = store.digest()
 
     with pytest.raises(GradientError, match="'deep' has counts, but the table keeps no"):
-        store.push_grad(replace(gradients, sparse={"deep": deep}), stamp()).result()
+        store.push_grad(replace(gradients, sparse={"deep": deep}), push_id()).result()
 
     assert store.digest() == before
 
@@ -68,7 +68,7 @@ def test_push_without_keys_needs_no_counts(store: Store) -> None:
     store.create_table(COUNTED)
     empty = SparseGrad(np.empty(0, np.uint64), np.empty((0, 5), np.float32), 3)
 
-    store.push_grad(Gradients({"counted": empty}), stamp()).result()
+    store.push_grad(Gradients({"counted": empty}), push_id()).result()
 
     assert store.status().tables["counted"].rows == 0
 
@@ -81,8 +81,8 @@ def test_parts_of_a_step_may_be_without_keys(open_job: OpenJob) -> None:
     grad = counted_gradients(0)
     empty = SparseGrad(np.empty(0, np.uint64), np.empty((0, 5), np.float32), 3)
 
-    stores[0].push_grad(Gradients({"counted": empty}), stamp(0, examples=3), at=0).result()
-    stores[1].push_grad(Gradients({"counted": grad}), stamp(1, examples=8), at=0).result()
+    stores[0].push_grad(Gradients({"counted": empty}), push_id(0, examples=3), at=0).result()
+    stores[1].push_grad(Gradients({"counted": grad}), push_id(1, examples=8), at=0).result()
 
     pulled = stores[0].pull_sparse({"counted": KEYS}, missing=Missing.ZEROS, at=1).result()
     assert np.count_nonzero(pulled.rows["counted"].any(axis=1)) == grad.keys.size
@@ -100,13 +100,13 @@ def shown(store: Store, keys: np.ndarray, shows: object, sequence: int = 0) -> N
     counts = np.zeros((keys.size, 2), np.uint32)
     counts[:, 0] = shows
     grad = SparseGrad(keys, np.ones((keys.size, 5), np.float32), 1, counts)
-    store.push_grad(Gradients({"counted": grad}), stamp(sequence=sequence)).result()
+    store.push_grad(Gradients({"counted": grad}), push_id(sequence=sequence)).result()
 
 
 def test_rows_expire_by_the_rules_of_their_table(store: Store) -> None:
     """A show is worth 0.1, and after a pass 0.098."""
     store.create_table(replace(COUNTED, expiry=SHORT))
-    store.push_grad(random_gradients(0), stamp()).result()
+    store.push_grad(random_gradients(0), push_id()).result()
     shows = np.arange(KEYS.size) % 32
     shown(store, KEYS, shows, sequence=1)
 
@@ -142,7 +142,7 @@ def test_dry_run_says_the_same_and_changes_nothing(store: Store) -> None:
 
 def test_norm_is_a_rule_beside_those_of_tables(store: Store) -> None:
     store.create_table(replace(COUNTED, expiry=SHORT))
-    store.push_grad(random_gradients(0), stamp()).result()
+    store.push_grad(random_gradients(0), push_id()).result()
     shown(store, KEYS, 100, sequence=1)
 
     assert store.shrink(max_norm=1e9, dry_run=True)["deep"].rows == 60
@@ -160,7 +160,7 @@ def test_same_rows_expire_and_are_evicted_anywhere(open_job: OpenJob) -> None:
         COUNTED, expiry=ExpirySpec(delete_threshold=0.3, max_rows=400, evict="score"), num_shards=8
     )
     (store,) = open_job()
-    reference = embedded()
+    reference = in_process()
     keys = np.random.default_rng(4).integers(0, 2**64, 1000, dtype=np.uint64)
     for each in (store, reference):
         each.create_table(spec)

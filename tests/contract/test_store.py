@@ -23,15 +23,15 @@ from tests.support.stores import (
     TOWER,
     assert_same_parameters,
     declare,
-    embedded,
+    in_process,
     pull,
+    push_id,
     random_gradients,
-    stamp,
 )
 
 
 def test_initial_values_are_those_of_the_seed_anywhere(store):
-    assert_same_parameters(embedded(), store)
+    assert_same_parameters(in_process(), store)
     assert np.count_nonzero(pull(store)["deep"]) == KEYS.size * 5
 
 
@@ -48,7 +48,7 @@ def test_pull_never_creates_a_row(store):
 def test_missing_rows_read_zeros_where_asked(store):
     known = KEYS[:10]
     grad = SparseGrad(known, np.ones((10, 5), np.float32), 1)
-    store.push_grad(Gradients({"deep": grad}), stamp()).result()
+    store.push_grad(Gradients({"deep": grad}), push_id()).result()
 
     rows = pull(store, Missing.ZEROS)["deep"]
 
@@ -81,7 +81,7 @@ def test_pushes_move_rows_as_a_dict_would(store):
 
     for sequence in range(5):
         gradients = random_gradients(sequence)
-        store.push_grad(gradients, stamp(sequence=sequence)).result()
+        store.push_grad(gradients, push_id(sequence=sequence)).result()
         grad = gradients.sparse["wide"]
         for key, value in zip(grad.keys.tolist(), grad.values[:, 0], strict=True):
             oracle[key] -= np.float32(0.5) * (value * np.float32(1 / 8))
@@ -94,22 +94,22 @@ def test_pushes_move_rows_as_a_dict_would(store):
 
 
 def test_same_pushes_make_the_same_model_anywhere(store):
-    reference = embedded()
+    reference = in_process()
 
     for sequence in range(5):
         for each in (reference, store):
-            each.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+            each.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
 
     assert_same_parameters(reference, store)
 
 
 def test_parts_of_large_pushes_and_pulls_make_the_same_model(open_job):
     (store,) = open_job(part_bytes=100)
-    reference = embedded()
+    reference = in_process()
 
     for sequence in range(3):
         for each in (reference, store):
-            each.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+            each.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
 
     assert_same_parameters(reference, store)
     assert store.status().examples == {0: 3}
@@ -119,15 +119,15 @@ def test_empty_gradients_change_nothing(store):
     before = store.digest()
     empty = SparseGrad(np.empty(0, np.uint64), np.empty((0, 5), np.float32), 0)
 
-    store.push_grad(Gradients(), stamp()).result()
-    store.push_grad(Gradients({"deep": empty}), stamp(sequence=1)).result()
+    store.push_grad(Gradients(), push_id()).result()
+    store.push_grad(Gradients({"deep": empty}), push_id(sequence=1)).result()
 
     assert store.digest() == before
     assert store.status().tables["deep"].rows == 0
 
 
 def test_equal_spec_may_be_declared_again(store):
-    store.push_grad(random_gradients(0), stamp()).result()
+    store.push_grad(random_gradients(0), push_id()).result()
     before = store.digest()
 
     declare(store)
@@ -184,11 +184,11 @@ def bad_gradients() -> dict[str, Gradients]:
 
 @pytest.mark.parametrize("fault", list(bad_gradients()))
 def test_bad_gradient_changes_nothing(store, fault):
-    store.push_grad(random_gradients(1), stamp()).result()
+    store.push_grad(random_gradients(1), push_id()).result()
     before = store.digest()
 
     with pytest.raises(GradientError, match="deep" if "row" in fault else "tower"):
-        store.push_grad(bad_gradients()[fault], stamp(sequence=1)).result()
+        store.push_grad(bad_gradients()[fault], push_id(sequence=1)).result()
 
     assert store.digest() == before
     assert store.status().examples == {0: 1}
@@ -209,47 +209,47 @@ def test_unknown_names_are_refused(store):
     with pytest.raises(UnknownTableError, match="'nowhere'"):
         store.pull_dense({"nowhere": np.empty(2, np.float32)}).result()
     with pytest.raises(UnknownTableError, match="'nowhere'"):
-        store.push_grad(Gradients({"deep": grad, "nowhere": grad}), stamp()).result()
+        store.push_grad(Gradients({"deep": grad, "nowhere": grad}), push_id()).result()
     with pytest.raises(UnknownTableError, match="'nowhere'"):
-        store.push_grad(Gradients({"deep": grad}, {"nowhere": block}), stamp()).result()
+        store.push_grad(Gradients({"deep": grad}, {"nowhere": block}), push_id()).result()
 
     assert store.digest() == before
 
 
 def test_saved_model_is_loaded_anywhere(store, tmp_path):
     for sequence in range(2):
-        store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+        store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
 
     digest = store.save(str(tmp_path / "model"), {"job.toml": b"[model]"})
-    loaded = embedded()
+    loaded = in_process()
     loaded.load(str(tmp_path / "model"))
 
     assert digest == store.digest() == loaded.digest()
     for each in (store, loaded):
-        each.push_grad(random_gradients(2), stamp(sequence=2)).result()
+        each.push_grad(random_gradients(2), push_id(sequence=2)).result()
     assert_same_parameters(loaded, store)
 
 
 def test_checkpoint_is_of_the_moment_that_its_save_tells(store, tmp_path):
     for sequence in range(2):
-        stamped = replace(stamp(sequence=sequence), position=f"after {sequence}")
+        stamped = replace(push_id(sequence=sequence), position=f"after {sequence}")
         store.push_grad(random_gradients(sequence), stamped).result()
-    before, cuts = store.digest(), []
+    before, snapshots = store.digest(), []
 
     def push_on() -> None:
-        cuts.append(store.push_grad(random_gradients(2), stamp(sequence=2)).result())
+        snapshots.append(store.push_grad(random_gradients(2), push_id(sequence=2)).result())
 
-    digest = store.save(str(tmp_path / "model"), {}, on_cut=push_on)
+    digest = store.save(str(tmp_path / "model"), {}, on_snapshot=push_on)
 
     manifest = Checkpoint.open(tmp_path / "model").manifest
-    assert (digest, cuts) == (before, [3])
+    assert (digest, snapshots) == (before, [3])
     assert store.digest() != digest
     assert (manifest.version, manifest.workers[0].position) == (2, "after 1")
 
 
 def test_model_saved_elsewhere_is_loaded(store, tmp_path):
-    saved = embedded()
-    saved.push_grad(random_gradients(0), stamp()).result()
+    saved = in_process()
+    saved.push_grad(random_gradients(0), push_id()).result()
     saved.save(str(tmp_path / "model"), {})
 
     store.load(str(tmp_path / "model"))
@@ -258,7 +258,7 @@ def test_model_saved_elsewhere_is_loaded(store, tmp_path):
 
 
 def test_load_of_no_checkpoint_changes_nothing(store, tmp_path):
-    store.push_grad(random_gradients(0), stamp()).result()
+    store.push_grad(random_gradients(0), push_id()).result()
     before = store.digest()
 
     with pytest.raises(CheckpointError, match="nowhere"):
@@ -271,7 +271,7 @@ def test_checkpoint_without_a_declared_table_is_refused(store, tmp_path):
     other = ParameterStore()
     other.create_table(DEEP)
     other.create_dense(TOWER)
-    other.push_grad(Gradients({"deep": random_gradients(0).sparse["deep"]}), stamp()).result()
+    other.push_grad(Gradients({"deep": random_gradients(0).sparse["deep"]}), push_id()).result()
     other.save(str(tmp_path / "other"), {})
     before = store.digest()
 

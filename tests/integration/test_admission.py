@@ -21,13 +21,13 @@ ADMISSIONS = {
 
 
 def train(
-    stores: Sequence[Store], data: Sequence[Sequence[Batch]], settings: Job, *, is_embedded: bool
+    stores: Sequence[Store], data: Sequence[Sequence[Batch]], settings: Job, *, is_in_process: bool
 ) -> tuple[str, TableStatus]:
     """Trains a worker for each element of `data`; returns the model's digest, and its table's status."""
     together(
         *(
             functools.partial(
-                train_worker, store, batches, settings, worker=worker, is_embedded=is_embedded
+                train_worker, store, batches, settings, worker=worker, is_in_process=is_in_process
             )
             for worker, (store, batches) in enumerate(zip(stores, data, strict=True))
         )
@@ -41,14 +41,14 @@ def test_two_workers_train_the_same_model_on_any_number_of_servers(admission: st
     data = [random_batches(12, 16, seed=1), random_batches(12, 16, seed=2)]
     store = ParameterStore(num_workers=2, wait_limit_s=30)
 
-    digest, expected = train([store] * 2, data, settings, is_embedded=True)
+    digest, expected = train([store] * 2, data, settings, is_in_process=True)
 
     assert expected.rows > 10
     assert expected.candidates > 0 or admission == "bloom"
     for num_servers in (1, 3):
         with cluster(num_servers=num_servers, num_workers=2) as servers:
             clients = [servers.client(), servers.client()]
-            found, status = train(clients, data, settings, is_embedded=False)
+            found, status = train(clients, data, settings, is_in_process=False)
             assert found == digest
             assert (status.rows, status.candidates) == (expected.rows, expected.candidates)
 
@@ -63,7 +63,7 @@ def test_counts_are_added_up_before_they_decide() -> None:
             [ParameterStore(num_workers=num_workers, wait_limit_s=30)] * num_workers,
             [batches[worker::num_workers] for worker in range(num_workers)],
             settings,
-            is_embedded=True,
+            is_in_process=True,
         )[1]
         for num_workers in (1, 2)
     )

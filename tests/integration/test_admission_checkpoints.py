@@ -13,7 +13,7 @@ from protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
 from protos.store import Missing, Store
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
-from tests.support.stores import DEEP, KEYS, stamp
+from tests.support.stores import DEEP, KEYS, push_id
 
 EXACT = AdmissionSpec(threshold=8, default_value=0.25)
 BLOOM = AdmissionSpec(threshold=8, counter="bloom", expected_keys=300, default_value=0.25)
@@ -31,7 +31,7 @@ def push(store: Store, sequence: int) -> None:
     counts = np.stack([shows, shows // 2], axis=1).astype(np.uint32)
     values = random.normal(size=(keys.size, DEEP.dim)).astype(np.float32)
     grad = SparseGrad(keys, values, 8, counts)
-    store.push_grad(Gradients({"admitting": grad}), stamp(sequence=sequence)).result()
+    store.push_grad(Gradients({"admitting": grad}), push_id(sequence=sequence)).result()
 
 
 def trained(pushes: int, admission: AdmissionSpec | None) -> ParameterStore:
@@ -118,8 +118,8 @@ def test_job_may_admit_otherwise_than_the_model_was_saved(
 
     assert store.digest() == saved.digest()
     assert store.status().tables["admitting"].candidates == 0
-    anew = [text for text in caplog.messages if "counts of keys without a row start anew" in text]
-    assert anew == (
+    fresh = [text for text in caplog.messages if "counts of keys without a row start anew" in text]
+    assert fresh == (
         [
             "counts of keys without a row start anew, admission.counter was 'bloom' and is 'exact', "
             "admission.expected_keys was 300 and is 0 table=admitting"

@@ -36,7 +36,7 @@ def test_cluster_learns_and_counts_every_example(merges: tuple[int, int]) -> Non
 
         def work(worker: int) -> None:
             progresses[worker] = train_worker(
-                clients[worker], data[worker], settings, worker=worker, is_embedded=False
+                clients[worker], data[worker], settings, worker=worker, is_in_process=False
             )
 
         together(*(functools.partial(work, worker) for worker in range(2)))
@@ -150,14 +150,14 @@ def test_trainer_says_how_stale_its_batches_are() -> None:
     store = ParameterStore()
     settings = job("async", "train.thread_num=1", *LEARNS)
 
-    train_worker(store, random_batches(50, 8, seed=1), settings, is_embedded=False)
+    train_worker(store, random_batches(50, 8, seed=1), settings, is_in_process=False)
 
     status = store.status()
     assert status.version == status.staleness.batches == 50
     assert status.staleness.largest >= 1
 
 
-def test_embedded_threads_count_every_example() -> None:
+def test_in_process_threads_count_every_example() -> None:
     store = ParameterStore()
     settings = job("async", "train.thread_num=4", *LEARNS)
 

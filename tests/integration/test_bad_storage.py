@@ -13,7 +13,7 @@ from ps_server.checkpoint.publish import keep_last, write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
-from tests.support.stores import KEYS, declare, embedded, random_gradients, stamp
+from tests.support.stores import KEYS, declare, in_process, push_id, random_gradients
 
 Mount = Callable[[str], None]
 
@@ -45,9 +45,9 @@ def mount(disk: Path) -> Iterator[Mount]:
 
 
 def trained(num_pushes: int) -> ParameterStore:
-    store = embedded()
+    store = in_process()
     for sequence in range(num_pushes):
-        store.push_grad(random_gradients(sequence), stamp(sequence=sequence))
+        store.push_grad(random_gradients(sequence), push_id(sequence=sequence))
     return store
 
 
@@ -78,7 +78,7 @@ def test_no_space_leaves_the_old_checkpoint_and_the_training_as_they_were(
             path.name for path in (disk / "model").iterdir()
         }
     assert (large.digest(), replace(large.status(), last_save=None)) == before
-    large.push_grad(random_gradients(99), stamp(sequence=10))
+    large.push_grad(random_gradients(99), push_id(sequence=10))
     assert large.digest() != before[0]
     mount(f"size={10 * room}")
     assert large.save(str(disk / "model"), {}) == large.digest()
@@ -89,7 +89,7 @@ def test_no_space_of_a_server_is_said_by_its_endpoint(mount: Mount, disk: Path) 
     with cluster(num_servers=2) as servers:
         store = servers.client()
         declare(store)
-        store.push_grad(random_gradients(1), stamp()).result()
+        store.push_grad(random_gradients(1), push_id()).result()
         before = store.digest()
 
         with pytest.raises(

@@ -15,11 +15,11 @@ from ps_server.checkpoint.writer import shared_folder
 from ps_server.store import ParameterStore
 from ps_worker.cluster.connect import connect
 from ps_worker.training.worker import Worker
-from tests.contract.test_store import declare, random_gradients, stamp
+from tests.contract.test_store import declare, push_id, random_gradients
 from tests.support.cluster import cluster
 from tests.support.processes import environment_of, free_port, server_process
 from tests.support.s3 import BUCKET
-from tests.support.stores import embedded
+from tests.support.stores import in_process
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 
@@ -30,9 +30,9 @@ def test_altered_checkpoint_is_refused_before_any_server_has_loaded_its_part(
     with cluster(num_servers=3) as servers:
         store = servers.client()
         declare(store)
-        store.push_grad(random_gradients(1), stamp()).result()
+        store.push_grad(random_gradients(1), push_id()).result()
         store.save(str(folder), {})
-        store.push_grad(random_gradients(2), stamp(sequence=1)).result()
+        store.push_grad(random_gradients(2), push_id(sequence=1)).result()
         before = store.digest()
         altered = max(folder.glob("data-*/table.deep.*.arrow"))
         content = bytearray(altered.read_bytes())
@@ -53,12 +53,12 @@ def test_checkpoint_that_is_replaced_while_it_is_loaded_is_refused(
 
     def verify_and_replace(checkpoint: Checkpoint) -> None:
         verify(checkpoint)
-        embedded().save(folder, {})
+        in_process().save(folder, {})
 
     with cluster(num_servers=2) as servers:
         store = servers.client()
         declare(store)
-        store.push_grad(random_gradients(1), stamp()).result()
+        store.push_grad(random_gradients(1), push_id()).result()
         store.save(folder, {})
         before = store.digest()
         monkeypatch.setattr(Checkpoint, "verify", verify_and_replace)
@@ -80,11 +80,11 @@ def test_model_is_saved_while_another_worker_trains(tmp_path) -> None:
             batches = itertools.takewhile(
                 lambda _: not is_saved.is_set(), itertools.cycle(random_batches(20, 8, seed=1))
             )
-            train_worker(other, batches, settings, worker=1, num_workers=2, is_embedded=False)
+            train_worker(other, batches, settings, worker=1, num_workers=2, is_in_process=False)
 
         def save() -> None:
             with Worker(
-                client, small_model(), settings, index=0, num_workers=2, is_embedded=False
+                client, small_model(), settings, index=0, num_workers=2, is_in_process=False
             ) as worker:
                 try:
                     for number in range(5):
@@ -94,7 +94,7 @@ def test_model_is_saved_while_another_worker_trains(tmp_path) -> None:
                         assert loaded.digest() == digest
                 finally:
                     is_saved.set()
-                worker.meet("end")
+                worker.barrier("end")
 
         together(train, save)
 
@@ -104,7 +104,7 @@ def test_cluster_keeps_its_checkpoints_in_an_object_store(s3: dict[str, str]) ->
     with cluster(num_servers=3) as servers:
         store = servers.client()
         declare(store)
-        store.push_grad(random_gradients(1), stamp()).result()
+        store.push_grad(random_gradients(1), push_id()).result()
         digest = store.save(url, {"note": b"hello"})
         assert digest == store.digest()
     with cluster(num_servers=2) as servers:
@@ -146,7 +146,7 @@ def test_server_saves_and_loads_in_its_roots_only(tmp_path: Path) -> None:
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as store,
     ):  # fmt: skip
         declare(store)
-        store.push_grad(random_gradients(1), stamp()).result()
+        store.push_grad(random_gradients(1), push_id()).result()
         store.save(str(root / "model"), {})
         shutil.copytree(root / "model", outside)
         (root / "link").symlink_to(outside)

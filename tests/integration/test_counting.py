@@ -55,7 +55,7 @@ def test_rows_have_counted_each_occurrence_once(mode: str) -> None:
                     settings,
                     worker=worker,
                     num_workers=2,
-                    is_embedded=False,
+                    is_in_process=False,
                 )
                 for worker in range(2)
             )

@@ -30,7 +30,7 @@ from tests.reference.admission import ReferenceAdmission
 from tests.reference.feature_life import Life, ReferenceLives
 from tests.support.local_transport import LocalTransport
 from tests.support.statistics import candidates_of, counted_by
-from tests.support.stores import stamp
+from tests.support.stores import push_id
 
 KEYS = np.arange(24, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 LEARNING_RATE = 0.5
@@ -165,7 +165,7 @@ class Parameters(RuleBasedStateMachine):
                 for spec in TABLES
             }
         )
-        self.client.push_grad(gradients, stamp(sequence=self.sequence)).result()
+        self.client.push_grad(gradients, push_id(sequence=self.sequence)).result()
         self.sequence += 1
         self.expected.push(pushed, self.now)
 

@@ -39,7 +39,7 @@ def run(job: Job, *, num_servers: int, pushes: int | None = None) -> list[Summar
             endings = [
                 pool.submit(
                     Session(
-                        plan, store, worker=worker, num_workers=NUM_WORKERS, is_embedded=False
+                        plan, store, worker=worker, num_workers=NUM_WORKERS, is_in_process=False
                     ).run
                 )
                 for worker, store in enumerate(stores)

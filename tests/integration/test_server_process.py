@@ -40,7 +40,7 @@ def test_server_ends_when_its_workers_are_done(port, log):
     ):
         client.create_table(TABLE)
         client.barrier("end", 0, step=0).result()
-        client.done(0, step=0)
+        client.leave(0, step=0)
 
         assert server.wait() == 0
     for event in (
@@ -61,7 +61,7 @@ def test_signal_ends_a_server_that_stays(port, log, number, exit_code):
         server_process(environment_of([port], 0), log, "--stay") as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
-        client.done(0, step=0)
+        client.leave(0, step=0)
         client.create_table(TABLE)
 
         server.process.send_signal(number)
@@ -127,7 +127,7 @@ def test_saved_parameters_are_those_a_server_begins_with(port, log, tmp_path):
     ):
         client.create_table(TABLE)
         digest = client.save(folder, {})
-        client.done(0, step=0)
+        client.leave(0, step=0)
     with (
         server_process(environment_of([port], 0), log, "--load", folder) as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
@@ -135,7 +135,7 @@ def test_saved_parameters_are_those_a_server_begins_with(port, log, tmp_path):
         client.create_table(TABLE)
         assert client.digest() == digest
         client.pull_sparse({"t": keys}, missing=Missing.INITIAL).result()
-        client.done(0, step=0)
+        client.leave(0, step=0)
         assert server.wait() == 0
     assert f"loaded folder={folder}" in server.log
 
@@ -156,7 +156,7 @@ def test_worker_may_start_before_its_servers(port, log, caplog):
     def work() -> None:
         with connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client:
             found.append(client.status().version)
-            client.done(0, step=0)
+            client.leave(0, step=0)
 
     with caplog.at_level(logging.INFO):
         thread = threading.Thread(target=work)
@@ -201,4 +201,4 @@ def test_server_that_is_killed_is_named_with_the_call(port, log):
         with pytest.raises(
             TransportError, match=rf"Done to server 127.0.0.1:{port} failed: UNAVAIL"
         ):
-            client.done(0, step=0)
+            client.leave(0, step=0)

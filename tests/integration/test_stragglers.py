@@ -77,7 +77,7 @@ def run(settings: Job, most_ahead: int | None) -> Race:
                 settings,
                 worker=worker,
                 num_workers=2,
-                is_embedded=False,
+                is_in_process=False,
             )
             for worker in (FAST, SLOW)
         ]

@@ -32,14 +32,14 @@ def train_cluster(num_servers: int, data: Sequence[Sequence[Batch]], settings: J
     """Trains a worker for each element of `data` on a cluster and returns the model's digest."""
     with cluster(num_servers=num_servers, num_workers=len(data)) as servers:
         clients = [servers.client() for _ in data]
-        together(*works(clients, data, settings, is_embedded=False))
+        together(*works(clients, data, settings, is_in_process=False))
         return clients[0].digest()
 
 
-def train_embedded(data: Sequence[Sequence[Batch]], settings: Job) -> ParameterStore:
+def train_in_process(data: Sequence[Sequence[Batch]], settings: Job) -> ParameterStore:
     """Trains a worker for each element of `data` on one store in this process."""
     store = ParameterStore(num_workers=len(data), wait_limit_s=30)
-    together(*works([store] * len(data), data, settings, is_embedded=True))
+    together(*works([store] * len(data), data, settings, is_in_process=True))
     return store
 
 
@@ -48,11 +48,11 @@ def works(
     data: Sequence[Sequence[Batch]],
     settings: Job,
     *,
-    is_embedded: bool,
+    is_in_process: bool,
 ) -> list[Callable[[], object]]:
     return [
         functools.partial(
-            train_worker, store, batches, settings, worker=worker, is_embedded=is_embedded
+            train_worker, store, batches, settings, worker=worker, is_in_process=is_in_process
         )
         for worker, (store, batches) in enumerate(zip(stores, data, strict=True))
     ]
@@ -69,20 +69,20 @@ def parameters(store: Store) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("thread_num", [1, 2])
-def test_digest_is_the_same_on_any_number_of_servers_and_embedded(thread_num: int) -> None:
+def test_digest_is_the_same_on_any_number_of_servers_and_in_process(thread_num: int) -> None:
     data = [random_batches(12, 16, seed=1), random_batches(12, 16, seed=2)]
     settings = job("sync", f"train.thread_num={thread_num}", *OPTIMIZERS)
 
     digests = {train_cluster(num_servers, data, settings) for num_servers in (1, 2, 3)}
-    digests.add(train_embedded(data, settings).digest())
+    digests.add(train_in_process(data, settings).digest())
 
     assert len(digests) == 1
 
 
 def test_digest_tells_models_apart() -> None:
     settings = job("sync", *OPTIMIZERS)
-    first = train_embedded([random_batches(3, 16, seed=1)], settings)
-    second = train_embedded([random_batches(3, 16, seed=2)], settings)
+    first = train_in_process([random_batches(3, 16, seed=1)], settings)
+    second = train_in_process([random_batches(3, 16, seed=2)], settings)
 
     assert first.digest() != second.digest()
 
@@ -92,8 +92,8 @@ def test_two_workers_learn_what_one_learns_with_a_double_batch() -> None:
     double = [joined(pair) for pair in zip(*data, strict=True)]
     settings = job("sync", *SGD)
 
-    two = parameters(train_embedded(data, settings))
-    one = parameters(train_embedded([double], settings))
+    two = parameters(train_in_process(data, settings))
+    one = parameters(train_in_process([double], settings))
 
     for mine, theirs in zip(two, one, strict=True):
         scale = np.abs(theirs).max()
@@ -104,8 +104,8 @@ def test_two_threads_learn_what_two_workers_learn() -> None:
     data = [random_batches(10, 8, seed=1), random_batches(10, 8, seed=2)]
     dealt = [batch for pair in zip(*data, strict=True) for batch in pair]
 
-    workers = train_embedded(data, job("sync", *OPTIMIZERS))
-    threads = train_embedded([dealt], job("sync", "train.thread_num=2", *OPTIMIZERS))
+    workers = train_in_process(data, job("sync", *OPTIMIZERS))
+    threads = train_in_process([dealt], job("sync", "train.thread_num=2", *OPTIMIZERS))
 
     assert workers.digest() == threads.digest()
 
@@ -116,7 +116,7 @@ def test_workers_with_unequal_data_finish_with_one_digest(lengths: tuple[int, in
     settings = job("sync", *OPTIMIZERS)
 
     digests = {train_cluster(num_servers, data, settings) for num_servers in (1, 2)}
-    digests.add(train_embedded(data, settings).digest())
+    digests.add(train_in_process(data, settings).digest())
 
     assert len(digests) == 1
 
@@ -124,7 +124,7 @@ def test_workers_with_unequal_data_finish_with_one_digest(lengths: tuple[int, in
 def test_every_example_is_counted() -> None:
     data = [random_batches(5, 8, seed=1), random_batches(3, 8, seed=2)]
 
-    store = train_embedded(data, job("sync", *OPTIMIZERS))
+    store = train_in_process(data, job("sync", *OPTIMIZERS))
 
     status = store.status()
     assert status.examples == {0: 40, 1: 24}

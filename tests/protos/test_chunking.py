@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protos.chunking import PushPart, cut_columns, cut_push, join_push
+from protos.chunking import PushPart, join_push, split_columns, split_push
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 
@@ -52,12 +52,12 @@ GRADIENTS = Gradients(
 
 @pytest.mark.parametrize("limit", [1, 48, 100, 333, 1000, 10_000])
 def test_joining_undoes_cutting(limit):
-    assert_same(GRADIENTS, join_push(cut_push(GRADIENTS, limit)))
+    assert_same(GRADIENTS, join_push(split_push(GRADIENTS, limit)))
 
 
 @pytest.mark.parametrize("limit", [48, 100, 333, 1000])
 def test_no_part_exceeds_the_limit(limit):
-    parts = cut_push(GRADIENTS, limit)
+    parts = split_push(GRADIENTS, limit)
 
     assert max(map(size_of, parts)) <= limit
     assert [part.part for part in parts] == list(range(len(parts)))
@@ -65,13 +65,13 @@ def test_no_part_exceeds_the_limit(limit):
 
 
 def test_parts_are_filled():
-    parts = cut_push(GRADIENTS, 333)
+    parts = split_push(GRADIENTS, 333)
 
     assert min(map(size_of, parts[:-1])) > 333 - 48
 
 
 def test_push_that_fits_is_one_part_and_not_copied():
-    (part,) = cut_push(GRADIENTS, 10_000)
+    (part,) = split_push(GRADIENTS, 10_000)
 
     assert part.num_parts == 1
     joined = join_push([part])
@@ -80,11 +80,11 @@ def test_push_that_fits_is_one_part_and_not_copied():
 
 
 def test_push_of_nothing_is_one_empty_part():
-    assert cut_push(Gradients(), 100) == [PushPart(sparse=[], dense=[])]
+    assert split_push(Gradients(), 100) == [PushPart(sparse=[], dense=[])]
 
 
 def test_element_larger_than_the_limit_is_alone_in_its_group():
-    assert cut_columns([(1, 10), (2, 500), (1, 10)], 100) == [
+    assert split_columns([(1, 10), (2, 500), (1, 10)], 100) == [
         [(0, slice(0, 1))],
         [(1, slice(0, 1))],
         [(1, slice(1, 2))],

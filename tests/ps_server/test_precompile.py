@@ -17,10 +17,10 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import Missing, Stamp
+from protos.store import Missing, PushId
 from protos.wire import data_messages
 from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.precompile import warm_kernels
+from ps_server.precompile import precompile_kernels
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
 from tests.support.optimizers import plain_optimizer
@@ -57,22 +57,22 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4)
     counted = replace(grad, counts=np.ones((keys.size, 2), np.uint32))
     for worker in range(2):
-        stamp = Stamp(
+        push_id = PushId(
             worker=worker, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0
         )
         request = data_messages.push_grad_request(
-            stamp, PushPart([("t", grad), ("c", counted)], dense), 0
+            push_id, PushPart([("t", grad), ("c", counted)], dense), 0
         )
-        stamp, part, at = data_messages.push_grad_arguments(
+        push_id, part, at = data_messages.push_grad_arguments(
             type(request).FromString(request.SerializeToString())
         )
-        store.push_grad(join_push([part]), stamp, at=at).result()
+        store.push_grad(join_push([part]), push_id, at=at).result()
     request = data_messages.pull_sparse_request({"t": keys}, Missing.ZEROS, 1)
     wanted, missing, at = data_messages.pull_sparse_arguments(request)
     store.pull_sparse(wanted, missing=missing, at=at).result()
     store.save(folder, {})
     store.load(folder)
-    watched = SparseTable(table_spec, num_observers=2)
+    watched = SparseTable(table_spec, num_subscribers=2)
     watched.push(grad)
     watched.take_changed(1, 100)
     watched.shrink(max_norm=100.0)
@@ -98,21 +98,21 @@ def admit_keys(admission: AdmissionSpec) -> None:
     keys = np.arange(20_000, dtype=np.uint64)
     counts = np.ones((keys.size, 2), np.uint32)
     for sequence in range(2):
-        stamp = Stamp(
+        push_id = PushId(
             worker=0, incarnation=1, sequence=sequence, step=0, examples=4, batches=1, pulled=0
         )
         grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4, counts)
         sparse = [(name, grad) for name in ("first", "second")]
-        request = data_messages.push_grad_request(stamp, PushPart(sparse, []), None)
-        stamp, part, _ = data_messages.push_grad_arguments(
+        request = data_messages.push_grad_request(push_id, PushPart(sparse, []), None)
+        push_id, part, _ = data_messages.push_grad_arguments(
             type(request).FromString(request.SerializeToString())
         )
-        store.push_grad(join_push([part]), stamp).result()
+        store.push_grad(join_push([part]), push_id).result()
     assert store.status().tables["second"].rows == keys.size
 
 
 def test_job_after_the_warm_up_compiles_nothing(tmp_path):
-    warm_kernels()
+    precompile_kernels()
     before = compiled_kernels()
 
     for optimizer in OPTIMIZERS:

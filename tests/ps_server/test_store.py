@@ -19,7 +19,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.keys import Keys
 from protos.placement import route
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Staleness, Stamp, StoreStatus
+from protos.store import Missing, PushId, Staleness, StoreStatus
 from ps_server.checkpoint.files.digest import model_digest
 from ps_server.store import ParameterStore
 from tests.reference.partition import unmix64
@@ -50,8 +50,8 @@ def keys_of(*keys: int) -> Keys:
     return np.array(keys, np.uint64)
 
 
-def stamp(worker: int = 0, examples: int = 8) -> Stamp:
-    return Stamp(
+def push_id(worker: int = 0, examples: int = 8) -> PushId:
+    return PushId(
         worker=worker, incarnation=0, sequence=0, step=0, examples=examples, batches=1, pulled=0
     )
 
@@ -130,27 +130,27 @@ def test_bad_push_changes_nothing(fault: str, at: int | None) -> None:
     before = seen(store)
 
     with pytest.raises(error, match=message):
-        store.push_grad(gradients, stamp(), at=at)
+        store.push_grad(gradients, push_id(), at=at)
 
     assert seen(store) == before
-    store.push_grad(push_of(), stamp(), at=at)
+    store.push_grad(push_of(), push_id(), at=at)
     assert store.digest() == trained_once()
 
 
 def trained_once() -> str:
     store = new_store(num_workers=1)
-    store.push_grad(push_of(), stamp())
+    store.push_grad(push_of(), push_id())
     return store.digest()
 
 
 @pytest.mark.parametrize("examples", [0, -8])
 def test_part_of_a_step_without_examples_changes_nothing(examples: int) -> None:
-    """The step divides by the examples of the stamps: its gradients would be left out."""
+    """The step divides by the examples of the push ids: its gradients would be left out."""
     store = new_store(num_workers=1)
     before = seen(store)
 
     with pytest.raises(ProtocolError, match=f"step 0 that says it has {examples} examples"):
-        store.push_grad(push_of(), stamp(examples=examples), at=0)
+        store.push_grad(push_of(), push_id(examples=examples), at=0)
 
     assert seen(store) == before
 
@@ -161,7 +161,7 @@ def test_push_of_a_stranger_or_at_another_step_changes_nothing(worker: int, at: 
     before = seen(store)
 
     with pytest.raises(ProtocolError, match=f"worker {worker} "):
-        store.push_grad(push_of(), stamp(worker), at=at)
+        store.push_grad(push_of(), push_id(worker), at=at)
 
     assert seen(store) == before
 
@@ -175,7 +175,7 @@ def test_key_of_another_server_changes_nothing() -> None:
     with pytest.raises(WrongServerError, match="shard 1, which lives on server 1"):
         store.push_grad(
             Gradients({"wide": rows(1, keys_of(own)), "deep": rows(3, keys_of(own, foreign))}),
-            stamp(),
+            push_id(),
         )
 
     assert store.status().tables["wide"].rows == 0
@@ -236,7 +236,7 @@ def saved(folder: Path, **changes: object) -> str:
     for spec in ({"wide": WIDE, "deep": DEEP, "tower": TOWER} | changes).values():
         if isinstance(spec, TableSpec):
             store.create_table(spec)
-            store.push_grad(Gradients({spec.name: rows(spec.dim)}), stamp())
+            store.push_grad(Gradients({spec.name: rows(spec.dim)}), push_id())
         elif isinstance(spec, DenseSpec):
             store.create_dense(spec)
     store.save(str(folder), {})
@@ -258,7 +258,7 @@ def test_loaded_parameters_go_on_with_the_hyper_parameters_of_the_job(
         store.load(folder)
         store.create_table(spec)
         before = pulled(store)
-        store.push_grad(Gradients({"deep": rows(3, seed=1)}), stamp())
+        store.push_grad(Gradients({"deep": rows(3, seed=1)}), push_id())
         moved.append(pulled(store) - before)
 
     np.testing.assert_allclose(moved[1], 10 * moved[0], rtol=1e-4)
@@ -301,7 +301,7 @@ def test_checkpoint_that_does_not_fit_replaces_nothing(misfit: str, tmp_path: Pa
     changed, message = MISFITS[misfit]
     folder = saved(tmp_path / "model", **changed)
     store = new_store()
-    store.push_grad(push_of(wide=rows(1, seed=5)), stamp())
+    store.push_grad(push_of(wide=rows(1, seed=5)), push_id())
     before = seen(store)
 
     with pytest.raises(CheckpointError, match=f"checkpoint {folder} .*{message}"):
@@ -337,11 +337,11 @@ def test_job_claims_a_loaded_table_once(tmp_path: Path) -> None:
 def test_digests_of_servers_are_those_of_the_whole_store() -> None:
     keys = np.random.default_rng(0).integers(0, 2**64, 300, np.uint64)
     whole = new_store()
-    whole.push_grad(Gradients({"deep": rows(3, keys)}), stamp())
+    whole.push_grad(Gradients({"deep": rows(3, keys)}), push_id())
     servers = [new_store(server_index=i, num_servers=3) for i in range(3)]
     grad = rows(3, keys)
     for server, own in zip(servers, route(keys, DEEP.num_shards, 3), strict=True):
-        server.push_grad(Gradients({"deep": SparseGrad(keys[own], grad.values[own], 8)}), stamp())
+        server.push_grad(Gradients({"deep": SparseGrad(keys[own], grad.values[own], 8)}), push_id())
 
     tower = np.empty(6, np.float32)
     whole.pull_dense({"tower": tower})
@@ -355,32 +355,32 @@ def test_digests_of_servers_are_those_of_the_whole_store() -> None:
 
 def test_next_job_finds_the_parameters_and_no_workers() -> None:
     store = new_store()
-    store.push_grad(push_of(), stamp(), at=0)
-    store.push_grad(push_of(), stamp(1), at=0)
-    store.done(0, step=1)
-    store.done(1, step=1)
-    assert store.all_done()
+    store.push_grad(push_of(), push_id(), at=0)
+    store.push_grad(push_of(), push_id(1), at=0)
+    store.leave(0, step=1)
+    store.leave(1, step=1)
+    assert store.all_left()
     before = store.digest()
 
     store.reset_membership()
 
     assert store.digest() == before
-    assert not store.all_done()
+    assert not store.all_left()
     status = store.status()
-    assert (status.version, status.examples, status.done) == (0, {}, frozenset())
+    assert (status.version, status.examples, status.left) == (0, {}, frozenset())
     assert status.staleness == Staleness()
-    store.push_grad(push_of(), stamp(), at=0)
+    store.push_grad(push_of(), push_id(), at=0)
 
 
 def test_store_is_over_when_the_last_worker_has_left() -> None:
     store = new_store(num_workers=2)
 
-    store.done(1, step=0)
-    store.done(1, step=0)  # sent again
-    assert not store.all_done()
-    store.done(0, step=0)
+    store.leave(1, step=0)
+    store.leave(1, step=0)  # sent again
+    assert not store.all_left()
+    store.leave(0, step=0)
 
-    assert store.all_done()
+    assert store.all_left()
 
 
 def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
@@ -390,7 +390,7 @@ def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
     waiting = store.pull_sparse({"wide": foreign}, missing=Missing.ZEROS, at=1)
     other = store.pull_sparse({"wide": keys_of()}, missing=Missing.ZEROS, at=1)
 
-    assert store.push_grad(Gradients(), stamp(examples=0), at=0).result() == 1
+    assert store.push_grad(Gradients(), push_id(examples=0), at=0).result() == 1
 
     assert other.result().rows["wide"].shape == (0, 1)
     with pytest.raises(CtrPsError, match="lives on server 1"):
@@ -405,6 +405,6 @@ def test_push_that_could_not_be_applied_leaves_steps_as_they_were(monkeypatch) -
 
     monkeypatch.setattr(store._parameters.table("deep"), "push", no_memory)
     with pytest.raises(MemoryError):
-        store.push_grad(Gradients({"deep": rows(3)}), stamp())
+        store.push_grad(Gradients({"deep": rows(3)}), push_id())
 
-    assert store.push_grad(Gradients(), stamp(), at=0).result() == 1
+    assert store.push_grad(Gradients(), push_id(), at=0).result() == 1

@@ -5,7 +5,7 @@ import pytest
 
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.gradients import Gradients
-from protos.store import ReduceOp, Stamp
+from protos.store import PushId, ReduceOp
 from ps_server.store import ParameterStore
 
 
@@ -33,7 +33,7 @@ def test_worker_that_gave_up_is_missing_again() -> None:
 def test_number_of_a_worker_that_left_does_not_count() -> None:
     store = ParameterStore(num_workers=2)
     store.all_reduce("sum", 1, np.array([5.0]), ReduceOp.SUM, step=0)
-    store.done(1, step=0)
+    store.leave(1, step=0)
 
     reduced = store.all_reduce("sum", 0, np.array([1.0]), ReduceOp.SUM, step=0).result()
 
@@ -63,10 +63,10 @@ def test_barrier_that_failed_lets_workers_train_on() -> None:
             call.result()
 
     for worker in range(2):
-        stamp = Stamp(
+        push_id = PushId(
             worker=worker, incarnation=0, sequence=0, step=0, examples=0, batches=1, pulled=0
         )
-        store.push_grad(Gradients(), stamp, at=0)
+        store.push_grad(Gradients(), push_id, at=0)
 
     assert store.status().version == 1
 
@@ -100,7 +100,7 @@ def test_done_of_a_third_may_show_that_two_are_stuck() -> None:
     store = ParameterStore(num_workers=3, wait_limit_s=60)
     first, second = store.barrier("a", 0, step=0), store.barrier("b", 1, step=0)
 
-    store.done(2, step=0)
+    store.leave(2, step=0)
 
     for future in (first, second):
         with pytest.raises(ProtocolError, match="which never ends"):

@@ -9,7 +9,7 @@ import pytest
 from protos.errors import ProtocolError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Stamp
+from protos.store import PushId
 from ps_server.store import ParameterStore
 
 KEYS = np.arange(50, dtype=np.uint64)
@@ -17,7 +17,7 @@ PLAIN = TableSpec(
     name="t", dim=2, initializer=InitializerSpec(), optimizer=OptimizerSpec(name="sum")
 )
 RECORDING = replace(PLAIN, records_changes=True)
-STAMP = Stamp(worker=0, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0)
+STAMP = PushId(worker=0, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0)
 
 
 def trained(spec: TableSpec, num_workers: int = 2) -> ParameterStore:

@@ -24,9 +24,9 @@ from tests.support.stores import KEYS as ALL_KEYS
 from tests.support.stores import (
     assert_same_parameters,
     declare,
-    embedded,
+    in_process,
+    push_id,
     random_gradients,
-    stamp,
     train,
     trained_chain,
 )
@@ -55,12 +55,12 @@ def rows_of(checkpoint: Checkpoint, table: str) -> dict[int, tuple[list[float], 
 
 
 def test_a_chain_of_deltas_is_the_model_of_its_moment(tmp_path: Path) -> None:
-    stores = {0: embedded()}
+    stores = {0: in_process()}
     train(stores[0], 0)
     trained_chain(tmp_path, 5)
 
     for i in range(6):
-        expected, loaded = embedded(), embedded()
+        expected, loaded = in_process(), in_process()
         train(expected, *range(i + 1))
         loaded.load(str(tmp_path / str(i)))
         checkpoint = Checkpoint.open(tmp_path / str(i))
@@ -73,7 +73,7 @@ def test_a_chain_of_deltas_is_the_model_of_its_moment(tmp_path: Path) -> None:
 
 
 def test_a_chain_stands_anywhere() -> None:
-    store = embedded()
+    store = in_process()
     train(store, 0)
     store.save("memory://deltas/0", {})
     train(store, 1)
@@ -102,7 +102,7 @@ def test_a_delta_of_one_row_in_a_hundred_is_under_a_fiftieth(tmp_path: Path) -> 
     store.create_table(spec)
     for sequence, keys in enumerate((np.arange(200_000), np.arange(0, 200_000, 100))):
         grad = SparseGrad(keys.astype(np.uint64), np.ones((keys.size, 10), np.float32), 1)
-        store.push_grad(Gradients({"large": grad}), stamp(sequence=sequence)).result()
+        store.push_grad(Gradients({"large": grad}), push_id(sequence=sequence)).result()
         base = str(tmp_path / str(sequence - 1)) if sequence else ""
         store.save(str(tmp_path / str(sequence)), {}, base=base)
 
@@ -127,7 +127,7 @@ def test_compacted_is_what_a_full_checkpoint_would_be(tmp_path: Path) -> None:
 
 def test_going_on_from_a_loaded_checkpoint_saves_deltas_of_it(tmp_path: Path) -> None:
     trained_chain(tmp_path, 2)
-    stores = [embedded(server_index=i, num_servers=3) for i in range(3)]
+    stores = [in_process(server_index=i, num_servers=3) for i in range(3)]
     client = ClusterClient(LocalTransport(stores))
     client.load(str(tmp_path / "2"))
     declare(client)
@@ -156,7 +156,7 @@ def test_a_failed_save_gives_its_changes_to_the_next(tmp_path: Path) -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        store.save(str(tmp_path / "1"), {}, base=str(tmp_path / "0"), on_cut=fail)
+        store.save(str(tmp_path / "1"), {}, base=str(tmp_path / "0"), on_snapshot=fail)
     store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "0"))
 
     assert Checkpoint.open(tmp_path / "2").digest_of_files() == store.digest()
@@ -181,11 +181,11 @@ def test_deltas_are_of_their_moments_while_rows_change_come_and_go(tmp_path: Pat
 
         def push_all(store: ParameterStore, late=late, first=sequence) -> None:
             for j, gradients in enumerate(late):
-                store.push_grad(gradients, stamp(sequence=first + j)).result()
+                store.push_grad(gradients, push_id(sequence=first + j)).result()
 
         base = str(tmp_path / str(i - 1)) if i else ""
         twin.save(str(tmp_path / "twin"), {})
-        pushed.save(str(tmp_path / str(i)), {}, base=base, on_cut=lambda: push_all(pushed))
+        pushed.save(str(tmp_path / str(i)), {}, base=base, on_snapshot=lambda: push_all(pushed))
         push_all(twin)
         sequence += len(late)
 
@@ -202,7 +202,7 @@ def test_a_base_that_the_store_did_not_save_last_is_refused(tmp_path: Path) -> N
     with pytest.raises(
         CheckpointError, match=r"does not know what changed .* is none; save a full"
     ):
-        embedded().save(str(tmp_path / "2"), {}, base=str(tmp_path / "1"))
+        in_process().save(str(tmp_path / "2"), {}, base=str(tmp_path / "1"))
 
     assert not (tmp_path / "2").exists()
     store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "1"))
@@ -259,7 +259,7 @@ def test_a_damaged_base_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=str(file)):
         Checkpoint.open(tmp_path / "1").verify()
     with pytest.raises(CheckpointError, match=str(file)):
-        embedded().load(str(tmp_path / "1"))
+        in_process().load(str(tmp_path / "1"))
 
     file.unlink()
     with pytest.raises(CheckpointError, match=f"{file} is part of the checkpoint, but is missing"):
@@ -285,7 +285,7 @@ def test_more_removed_keys_than_rows_ask_for_a_full_checkpoint(tmp_path: Path) -
     keys = np.arange(5000, dtype=np.uint64)
     grad = SparseGrad(keys, np.zeros((5000, 2), np.float32), 1, np.ones((5000, 2), np.uint32))
     for sequence in range(2):
-        store.push_grad(Gradients({"counting": grad}), stamp(sequence=sequence)).result()
+        store.push_grad(Gradients({"counting": grad}), push_id(sequence=sequence)).result()
         store.shrink(max_norm=0.0)
 
     with pytest.raises(CheckpointError, match="lost more rows than it has; save a full"):
@@ -299,13 +299,13 @@ def test_rows_that_nobody_pushes_age_from_base_to_delta(tmp_path: Path) -> None:
     keys = np.arange(8, dtype=np.uint64)
     counts = np.array([[64, 32]] * 8, np.uint32)
     grad = SparseGrad(keys, np.ones((8, 2), np.float32), 1, counts)
-    store.push_grad(Gradients({"counting": grad}), stamp()).result()
+    store.push_grad(Gradients({"counting": grad}), push_id()).result()
     store.save(str(tmp_path / "0"), {})
     for i in (1, 2):
         store.shrink()
         store.shrink()
         pushed = SparseGrad(keys[:i], np.ones((i, 2), np.float32), 1, counts[:i])
-        store.push_grad(Gradients({"counting": pushed}), stamp(sequence=i)).result()
+        store.push_grad(Gradients({"counting": pushed}), push_id(sequence=i)).result()
         store.shrink(dry_run=True)
         store.save(str(tmp_path / str(i)), {}, base=str(tmp_path / str(i - 1)))
 
@@ -352,7 +352,9 @@ class DeltaMachine(RuleBasedStateMachine):
         values = np.full((column.size, 2), value, np.float32)
         counts = np.tile(np.array([[1, click]], np.uint32), (column.size, 1))
         grad = SparseGrad(column, values, 1, counts)
-        self.client.push_grad(Gradients({"counting": grad}), stamp(sequence=self.sequence)).result()
+        self.client.push_grad(
+            Gradients({"counting": grad}), push_id(sequence=self.sequence)
+        ).result()
         self.sequence += 1
         for key in keys:
             weights, (show, clicks, _) = self.rows.get(key, ([0.0, 0.0], [0.0, 0.0, 0.0]))

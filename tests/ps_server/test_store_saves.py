@@ -23,7 +23,7 @@ from protos.spec import (
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
-from tests.support.stores import embedded, pull, random_gradients, stamp
+from tests.support.stores import in_process, pull, push_id, random_gradients
 
 LIMIT_S = 20.0
 SOON_S = 0.2  # for what must not happen: too short a wait hides a fault, but never makes one
@@ -74,7 +74,7 @@ def while_pushing(store: ParameterStore) -> Iterator[None]:
                 if is_over.is_set():
                     return
                 gradients = twin_push(keys + np.uint64(sequence % 1000))
-                store.push_grad(gradients, stamp(worker, sequence)).result()
+                store.push_grad(gradients, push_id(worker, sequence)).result()
         except BaseException as error:
             errors.append(error)
 
@@ -124,32 +124,32 @@ def test_checkpoint_holds_each_push_in_all_tables_or_in_none(tmp_path: Path) -> 
     assert seen > PUSH_KEYS * TRIALS
 
 
-def test_save_is_of_the_moment_of_its_cut(tmp_path: Path) -> None:
-    store = embedded()
-    store.push_grad(random_gradients(1), stamp()).result()
+def test_save_is_of_the_moment_of_its_snapshot(tmp_path: Path) -> None:
+    store = in_process()
+    store.push_grad(random_gradients(1), push_id()).result()
     before, digest = pull(store), store.digest()
 
     def push_on() -> None:
         for sequence in range(1, 4):
-            store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+            store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
 
-    assert store.save(str(tmp_path / "c"), {}, on_cut=push_on) == digest
+    assert store.save(str(tmp_path / "c"), {}, on_snapshot=push_on) == digest
 
-    loaded = embedded()
+    loaded = in_process()
     loaded.load(str(tmp_path / "c"))
     assert loaded.digest() == digest != store.digest()
     for name, values in pull(loaded).items():
         np.testing.assert_array_equal(values, before[name])
 
 
-def test_version_is_that_of_the_cut(tmp_path: Path) -> None:
-    store = embedded()
-    store.push_grad(random_gradients(1), stamp(), at=0).result()
+def test_version_is_that_of_the_snapshot(tmp_path: Path) -> None:
+    store = in_process()
+    store.push_grad(random_gradients(1), push_id(), at=0).result()
 
     def take_a_step() -> None:
-        store.push_grad(random_gradients(2), stamp(sequence=1), at=1).result()
+        store.push_grad(random_gradients(2), push_id(sequence=1), at=1).result()
 
-    store.save(str(tmp_path / "c"), {}, on_cut=take_a_step)
+    store.save(str(tmp_path / "c"), {}, on_snapshot=take_a_step)
 
     manifest = Checkpoint.open(str(tmp_path / "c")).manifest
     assert manifest.version == 1
@@ -157,14 +157,14 @@ def test_version_is_that_of_the_cut(tmp_path: Path) -> None:
 
 
 def test_training_goes_on_after_a_save_that_failed(tmp_path: Path) -> None:
-    store, other = embedded(), embedded()
+    store, other = in_process(), in_process()
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(CheckpointError):
         store.save(str(tmp_path / "file" / "c"), {})
 
     for each in (store, other):
-        each.push_grad(random_gradients(1), stamp()).result()
+        each.push_grad(random_gradients(1), push_id()).result()
     assert store.digest() == other.digest()
     assert store.save(str(tmp_path / "c"), {}) == other.digest()
 
@@ -184,7 +184,7 @@ def test_load_comes_between_two_pushes(tmp_path: Path) -> None:
             wait(loads, SOON_S)
 
         first.push = push_and_load  # type: ignore[method-assign]
-        store.push_grad(twin_push(np.arange(10, dtype=np.uint64)), stamp()).result()
+        store.push_grad(twin_push(np.arange(10, dtype=np.uint64)), push_id()).result()
         loads[0].result(LIMIT_S)
 
     assert {name: table.rows for name, table in store.status().tables.items()} == {
@@ -195,7 +195,7 @@ def test_load_comes_between_two_pushes(tmp_path: Path) -> None:
 
 def test_load_leaves_nothing_of_a_checkpoint_that_was_loaded_before(tmp_path: Path) -> None:
     twin_store().save(str(tmp_path / "twins"), {})
-    saved = embedded()
+    saved = in_process()
     saved.create_table(replace(FIRST, dim=FIRST.dim + 1))
     saved.save(str(tmp_path / "other"), {})
     store = ParameterStore()
@@ -207,19 +207,19 @@ def test_load_leaves_nothing_of_a_checkpoint_that_was_loaded_before(tmp_path: Pa
     assert store.digest() == saved.digest()
 
 
-def test_part_is_saved_of_a_cut_alone(tmp_path: Path) -> None:
+def test_part_is_saved_of_a_snapshot_alone(tmp_path: Path) -> None:
     """As when a server was started anew between the two calls of a save."""
-    store = embedded()
-    store.cut("some token")
+    store = in_process()
+    store.snapshot("some token")
 
     with pytest.raises(ProtocolError, match=r"no cut 'another token'.*cut again"):
         store.save_part(str(tmp_path), "another token")
 
 
 def test_status_tells_what_the_last_save_cost(tmp_path: Path) -> None:
-    store = embedded()
+    store = in_process()
     assert store.status().last_save is None
-    store.push_grad(random_gradients(1), stamp()).result()
+    store.push_grad(random_gradients(1), push_id()).result()
 
     store.save(str(tmp_path / "c"), {})
 

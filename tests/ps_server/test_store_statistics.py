@@ -8,7 +8,7 @@ import pytest
 
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import Stamp
+from protos.store import PushId
 from ps_server.store import ParameterStore
 from tests.support.statistics import Counted, counted_on
 
@@ -17,7 +17,7 @@ PLAIN = TableSpec(
     name="t", dim=2, initializer=InitializerSpec(), optimizer=OptimizerSpec(name="adagrad")
 )
 COUNTING = replace(PLAIN, statistics=StatisticsSpec())
-STAMP = Stamp(worker=0, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0)
+STAMP = PushId(worker=0, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0)
 LATE = 2**31 + 7
 """In 2038: the bits of these seconds are no ordinary float32."""
 

@@ -11,7 +11,7 @@ from protos.errors import ProtocolError
 from protos.futures import WaitingFuture
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Future, Missing, Stamp, Version
+from protos.store import Future, Missing, PushId, Version
 from ps_server.store import ParameterStore
 
 DIM = 2
@@ -32,8 +32,8 @@ def new_store(num_workers: int, optimizer: str = "adagrad", rate: float = 0.1) -
     return store
 
 
-def stamp(worker: int, step: int, examples: int) -> Stamp:
-    return Stamp(
+def push_id(worker: int, step: int, examples: int) -> PushId:
+    return PushId(
         worker=worker,
         incarnation=0,
         sequence=step,
@@ -70,14 +70,14 @@ def worker_calls(store: ParameterStore, worker: int, passes: list[int]) -> Itera
             examples = 3 + worker
             yield store.push_grad(
                 gradients_of(worker, version, examples),
-                stamp(worker, version, examples),
+                push_id(worker, version, examples),
                 at=version,
             )
             version += 1
         met = store.barrier(f"pass-{number}", worker, step=version)
         yield met
         version = met.result()
-    store.done(worker, step=version)
+    store.leave(worker, step=version)
     yield None
 
 
@@ -119,7 +119,7 @@ def test_any_order_of_calls_gives_the_same_model(
     status = store.status()
     assert status == expected.status()
     assert status.version == sum(max(own) for own in zip(*passes, strict=True))
-    assert store.all_done()
+    assert store.all_left()
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
@@ -157,7 +157,7 @@ def push_batch(
     touched = np.unique(features)
     examples = clicks.size
     grad = SparseGrad(KEYS[touched], gradient[touched], examples)
-    store.push_grad(Gradients({"table": grad}), stamp(worker, step, examples), at=step)
+    store.push_grad(Gradients({"table": grad}), push_id(worker, step, examples), at=step)
 
 
 def test_step_without_examples_passes_and_changes_nothing() -> None:
@@ -165,7 +165,7 @@ def test_step_without_examples_passes_and_changes_nothing() -> None:
     before = store.digest()
 
     for worker in (0, 1):
-        store.push_grad(Gradients(), stamp(worker, 0, 0), at=0)
+        store.push_grad(Gradients(), push_id(worker, 0, 0), at=0)
 
     assert store.status().version == 1
     assert store.digest() == before
@@ -174,9 +174,9 @@ def test_step_without_examples_passes_and_changes_nothing() -> None:
 def test_step_is_divided_by_the_examples_of_workers_without_gradients_too() -> None:
     shared, alone = new_store(2, "sgd"), new_store(1, "sgd")
 
-    shared.push_grad(gradients_of(0, 0, 8), stamp(0, 0, 8), at=0)
-    shared.push_grad(Gradients(), stamp(1, 0, 24), at=0)
-    alone.push_grad(gradients_of(0, 0, 32), stamp(0, 0, 32))
+    shared.push_grad(gradients_of(0, 0, 8), push_id(0, 0, 8), at=0)
+    shared.push_grad(Gradients(), push_id(1, 0, 24), at=0)
+    alone.push_grad(gradients_of(0, 0, 32), push_id(0, 0, 32))
 
     assert shared.digest() == alone.digest()
 
@@ -185,24 +185,24 @@ def test_part_that_was_under_way_when_its_worker_left_later_steps_counts() -> No
     """A worker leaves by number: what it sent for earlier steps may come after that."""
     store, in_order = new_store(2), new_store(2)
     for each in (store, in_order):
-        each.push_grad(gradients_of(0, 0, 3), stamp(0, 0, 3), at=0)
+        each.push_grad(gradients_of(0, 0, 3), push_id(0, 0, 3), at=0)
 
-    store.done(1, step=1)
-    store.push_grad(gradients_of(1, 0, 4), stamp(1, 0, 4), at=0)
-    in_order.push_grad(gradients_of(1, 0, 4), stamp(1, 0, 4), at=0)
-    in_order.done(1, step=1)
+    store.leave(1, step=1)
+    store.push_grad(gradients_of(1, 0, 4), push_id(1, 0, 4), at=0)
+    in_order.push_grad(gradients_of(1, 0, 4), push_id(1, 0, 4), at=0)
+    in_order.leave(1, step=1)
 
     assert store.digest() == in_order.digest()
     assert store.status() == in_order.status()
     with pytest.raises(ProtocolError, match="worker 1 pushed step 1 after it had left"):
-        store.push_grad(Gradients(), stamp(1, 1, 0), at=1)
+        store.push_grad(Gradients(), push_id(1, 1, 0), at=1)
 
 
 def test_part_of_a_step_is_applied_with_the_others_only() -> None:
     store = new_store(2)
     before = store.digest()
 
-    version = store.push_grad(gradients_of(0, 0, 3), stamp(0, 0, 3), at=0).result()
+    version = store.push_grad(gradients_of(0, 0, 3), push_id(0, 0, 3), at=0).result()
 
     assert version == 0
     assert store.digest() == before
@@ -214,7 +214,7 @@ def test_pull_that_nobody_waits_for_any_more_is_dropped() -> None:
     assert isinstance(pull, WaitingFuture)
 
     pull.cancel()
-    store.push_grad(gradients_of(0, 0, 3), stamp(0, 0, 3), at=0)
+    store.push_grad(gradients_of(0, 0, 3), push_id(0, 0, 3), at=0)
 
     assert pull.cancelled()
 
@@ -226,7 +226,7 @@ def test_dense_block_is_pulled_at_its_version() -> None:
     pull = store.pull_dense({"block": later}, at=1)
     assert np.isnan(later).all()
 
-    store.push_grad(gradients_of(0, 0, 3), stamp(0, 0, 3), at=0)
+    store.push_grad(gradients_of(0, 0, 3), push_id(0, 0, 3), at=0)
 
     assert pull.result() == 1
     assert (later != start).all()

@@ -11,13 +11,13 @@ from tests.reference.optimizers import UPDATES, Memory, Vector
 
 
 class ReferenceTable:
-    """Weights and optimizer memory by key, and for each observer the keys that changed."""
+    """Weights and optimizer memory by key, and for each subscriber the keys that changed."""
 
-    def __init__(self, spec: TableSpec, num_observers: int = 0) -> None:
+    def __init__(self, spec: TableSpec, num_subscribers: int = 0) -> None:
         self.spec = spec
         self.weights: dict[int, Vector] = {}
         self.memories: dict[int, Memory] = {}
-        self.changed: list[set[int]] = [set() for _ in range(num_observers)]
+        self.changed: list[set[int]] = [set() for _ in range(num_subscribers)]
 
     def initial(self, key: int) -> Vector:
         spec = self.spec

@@ -65,13 +65,13 @@ class FakeBlock:
         return self.piece
 
     def part(self, server_index: int, num_servers: int) -> "FakeBlock":
-        cut = piece_of_server(self.spec.length, server_index, num_servers)
+        snapshot = piece_of_server(self.spec.length, server_index, num_servers)
         return FakeBlock(
             self.spec,
             DensePiece(
-                cut.start,
-                self.piece.weights[cut],
-                self.piece.element_state[:, cut],
+                snapshot.start,
+                self.piece.weights[snapshot],
+                self.piece.element_state[:, snapshot],
                 self.piece.scalars,
             ),
         )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from protos.chunking import PART_BYTES
 from ps_server.coordination.mailbox import INBOX_BYTES
-from ps_server.precompile import warm_kernels
+from ps_server.precompile import precompile_kernels
 from ps_server.rpc.server import Server, ServerSettings
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
@@ -111,4 +111,4 @@ def cluster(
 @cache
 def _compile_kernels() -> None:
     """As a server does before it serves: a call that met the compiler would not keep its deadline."""
-    warm_kernels()
+    precompile_kernels()

@@ -33,14 +33,14 @@ def serve(port: int) -> None:
 
 def work(port: int, url: str, first: int, log: str) -> None:
     from ps_worker.cluster.connect import connect
-    from tests.support.stores import declare, random_gradients, stamp
+    from tests.support.stores import declare, push_id, random_gradients
 
     with connect([f"127.0.0.1:{port}"], connect_timeout_s=30) as store:
         declare(store)
 
         def push() -> None:
             for sequence in itertools.count():
-                store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+                store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
 
         threading.Thread(target=push, daemon=True).start()
         with Path(log).open("a", buffering=1) as lines:
@@ -53,11 +53,11 @@ def main() -> None:
     import s3fs  # noqa: F401 (as most of what follows, here once instead of in each fork)
 
     import ps_worker.cluster.connect  # noqa: F401
-    from ps_server import warm
+    from ps_server import precompile
 
-    warm.warm_kernels()
+    precompile.precompile_kernels()
     # Forks have them, and need not wait until no other process on this machine compiles.
-    warm.warm_kernels = lambda: 0.0
+    precompile.precompile_kernels = lambda: 0.0
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that were killed
     for line in sys.stdin:
         task = json.loads(line)

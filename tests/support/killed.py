@@ -7,7 +7,7 @@ from typing import Any
 
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
-from protos.store import Stamp, Store
+from protos.store import PushId, Store
 from ps_worker.job import Job, override_job
 
 _POLL_S = 0.002
@@ -34,13 +34,13 @@ class KilledStore:
         found = getattr(self._store, name)
         return self._mortal(found) if callable(found) else found
 
-    def _push_grad(self, gradients: Gradients, stamp: Stamp, **named: Any) -> Any:
+    def _push_grad(self, gradients: Gradients, push_id: PushId, **named: Any) -> Any:
         with self._lock:
-            self._left -= stamp.worker == 0
+            self._left -= push_id.worker == 0
             if self._left < 0:
                 self._is_dead.set()
                 raise KilledError
-        return self._mortal(self._store.push_grad)(gradients, stamp, **named)
+        return self._mortal(self._store.push_grad)(gradients, push_id, **named)
 
     def _mortal(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def mortal(*arguments: Any, **named: Any) -> Any:

@@ -14,14 +14,14 @@ from protos.store import (
     Changed,
     Future,
     InferenceSettings,
+    Message,
     Missing,
     Numbers,
-    Parcel,
     Pulled,
+    PushId,
     Reduced,
     ReduceOp,
     Shrunk,
-    Stamp,
     Version,
     WorkerProgress,
 )
@@ -99,24 +99,24 @@ class LocalTransport:
         return self.stores[server].pull_changed(tables, worker, max_rows=max_rows)
 
     def push_grad(
-        self, server: int, part: PushPart, stamp: Stamp, at: Version | None
+        self, server: int, part: PushPart, push_id: PushId, at: Version | None
     ) -> Future[Version]:
         self.calls.append((server, "push_grad", part))
-        parts = self._assemblers[server].add(stamp, part)
+        parts = self._assemblers[server].add(push_id, part)
         store = self.stores[server]
         if parts is None:
             return Answer(lambda: store.status().version)
-        return store.push_grad(join_push(parts), stamp, at=at)
+        return store.push_grad(join_push(parts), push_id, at=at)
 
-    def post_parcel(self, server: int, box: str, parcel: Parcel) -> Future[None]:
-        self.calls.append((server, "post_parcel", parcel))
-        return self.stores[server].post_parcel(box, parcel)
+    def post(self, server: int, exchange: str, message: Message) -> Future[None]:
+        self.calls.append((server, "post", message))
+        return self.stores[server].post(exchange, message)
 
-    def take_parcels(
-        self, server: int, box: str, worker: int, received: int
-    ) -> Future[Sequence[Parcel]]:
-        self.calls.append((server, "take_parcels", (worker, received)))
-        return self.stores[server].take_parcels(box, worker, received=received)
+    def take(
+        self, server: int, exchange: str, worker: int, received: int
+    ) -> Future[Sequence[Message]]:
+        self.calls.append((server, "take", (worker, received)))
+        return self.stores[server].take(exchange, worker, received=received)
 
     def barrier(self, server: int, name: str, worker: int, step: Version) -> Future[Version]:
         return self.stores[server].barrier(name, worker, step=step)
@@ -131,15 +131,15 @@ class LocalTransport:
         self.calls.append((server, "advance", (worker, clock, at_least)))
         return self.stores[server].advance(worker, clock, at_least=at_least)
 
-    def done(self, server: int, worker: int, step: Version) -> Future[None]:
-        return Answer(lambda: self.stores[server].done(worker, step=step))
+    def leave(self, server: int, worker: int, step: Version) -> Future[None]:
+        return Answer(lambda: self.stores[server].leave(worker, step=step))
 
     def check_folder(self, server: int, folder: str, token: str) -> Future[None]:
         return Answer(lambda: self.stores[server].check_folder(folder, token))
 
-    def cut(self, server: int, token: str, base: str) -> Future[None]:
+    def snapshot(self, server: int, token: str, base: str) -> Future[None]:
         self.calls.append((server, "cut", token))
-        self.stores[server].cut(token, base)
+        self.stores[server].snapshot(token, base)
         return Answer(lambda: None)
 
     def save(self, server: int, folder: str, token: str) -> Future[str]:

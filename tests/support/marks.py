@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.changes.copy_on_write import CutRegions
+from ps_server.table.changes.copy_on_write import SnapshotRegions
 from ps_server.table.memory.hash_index import MARKS_A_WORD
 
 
-def changed_rows(cut: CutRegions, shard: int, num_rows: int) -> NDArray[np.bool_]:
+def changed_rows(snapshot: SnapshotRegions, shard: int, num_rows: int) -> NDArray[np.bool_]:
     """Returns which of the first rows of a shard changed since the last cut, bool[num_rows]."""
     rows = np.arange(num_rows)
-    words = cut.arrays.marks[shard * cut.arrays.mark_words + rows // MARKS_A_WORD]
+    words = snapshot.arrays.marks[shard * snapshot.arrays.mark_words + rows // MARKS_A_WORD]
     return (words >> (rows % MARKS_A_WORD).astype(np.uint64)) & np.uint64(1) != 0

@@ -23,13 +23,13 @@ class StoreFleet:
     num_workers: int
 
     def __post_init__(self) -> None:
-        self._meetings = count()
+        self._num_barriers = count()
 
     def peers(self) -> Peers:
         return Peers(self.store, self.worker, self.num_workers, self._all_reduce)
 
     def _all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
-        name = f"meeting-{next(self._meetings)}"
+        name = f"meeting-{next(self._num_barriers)}"
         return self.store.all_reduce(name, self.worker, values, op, step=0).result().values
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Stamp, Store
+from protos.store import Missing, PushId, Store
 from ps_server.store import ParameterStore
 
 DEEP = TableSpec(
@@ -43,14 +43,14 @@ def declare(store: Store) -> None:
     store.create_dense(TOWER)
 
 
-def embedded(**settings) -> ParameterStore:
+def in_process(**settings) -> ParameterStore:
     store = ParameterStore(**settings)
     declare(store)
     return store
 
 
-def stamp(worker=0, sequence=0, examples=1, batches=1, pulled=0) -> Stamp:
-    return Stamp(
+def push_id(worker=0, sequence=0, examples=1, batches=1, pulled=0) -> PushId:
+    return PushId(
         worker=worker,
         incarnation=7,
         sequence=sequence,
@@ -76,12 +76,12 @@ def random_gradients(seed: int, examples: int = 8) -> Gradients:
 
 def train(store: Store, *sequences: int) -> None:
     for sequence in sequences:
-        store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+        store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
 
 
 def trained_chain(folder: Path | str, length: int) -> ParameterStore:
     """Returns a store saved at 0 as a full checkpoint, then so many deltas: 1, 2, ..."""
-    store = embedded()
+    store = in_process()
     train(store, 0)
     store.save(f"{folder}/0", {"note": b"0"})
     for i in range(1, length + 1):

@@ -71,7 +71,7 @@ def train_worker(
     *,
     worker: int = 0,
     num_workers: int = 1,
-    is_embedded: bool = True,
+    is_in_process: bool = True,
 ) -> Progress:
     """Trains one worker on its batches of up to `train.batch_size`, from the first barrier to the last."""
     with Worker(
@@ -80,10 +80,10 @@ def train_worker(
         settings,
         index=worker,
         num_workers=num_workers,
-        is_embedded=is_embedded,
+        is_in_process=is_in_process,
     ) as run:
         run.train(batches)
-        run.meet("end")
+        run.barrier("end")
         return run.progress
 
 

@@ -1,7 +1,7 @@
 """Rows as they were at one moment, while others go on changing them.
 
     rows of a shard:  | copied | to be copied | made since the cut |
-                      0   copied_rows     cut_rows
+                      0   copied_rows     snapshot_rows
 
 Every row has a mark: that it changed since the last cut. A cut begins without marks, so the first change of a
 row is the one that finds none; if the row is still to be copied, that change keeps its old bytes first. Who
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from protos.runtime.jit import inlined_kernel
 from ps_server.table.memory.arena import Arena
-from ps_server.table.memory.hash_index import MARKS_A_WORD, CutArrays, TableArrays
+from ps_server.table.memory.hash_index import MARKS_A_WORD, SnapshotArrays, TableArrays
 from ps_server.table.memory.intrinsics import Int, prefetch
 
 _WORD_SHIFT = 6  # MARKS_A_WORD as a shift: a signed division costs more
@@ -25,14 +25,14 @@ ROW_WORDS = 1
 
 @inlined_kernel
 def _word_of_mark(table: TableArrays, shard: Int, row_in_shard: Int) -> np.int64:
-    """Returns which of `table.cut.marks` has the mark of a row."""
-    return np.int64(shard * table.cut.mark_words + (row_in_shard >> _WORD_SHIFT))
+    """Returns which of `table.snapshot.marks` has the mark of a row."""
+    return np.int64(shard * table.snapshot.mark_words + (row_in_shard >> _WORD_SHIFT))
 
 
 @inlined_kernel
 def ask_for_mark(table: TableArrays, shard: Int, row: Int) -> None:
     """Prefetches the mark of a row, a position in `table.slab`, some time before `keep_old_row`."""
-    prefetch(table.cut.marks, _word_of_mark(table, shard, row - shard * table.region_rows))
+    prefetch(table.snapshot.marks, _word_of_mark(table, shard, row - shard * table.region_rows))
 
 
 @inlined_kernel
@@ -41,21 +41,21 @@ def keep_old_row(table: TableArrays, shard: Int, row: Int) -> None:
     row_in_shard = row - shard * table.region_rows
     word = _word_of_mark(table, shard, row_in_shard)
     mark = np.uint64(1) << np.uint64(row_in_shard & (MARKS_A_WORD - 1))
-    if table.cut.marks[word] & mark:
+    if table.snapshot.marks[word] & mark:
         return
-    table.cut.marks[word] |= mark
-    if table.cut.copied_rows[shard] <= row_in_shard < table.cut.cut_rows[shard]:
-        place = shard * table.cut.kept_rows + table.cut.num_kept[shard]
-        table.cut.num_kept[shard] += 1
-        table.cut.kept[place, 0] = np.uint64(row_in_shard)
+    table.snapshot.marks[word] |= mark
+    if table.snapshot.copied_rows[shard] <= row_in_shard < table.snapshot.snapshot_rows[shard]:
+        place = shard * table.snapshot.kept_rows + table.snapshot.num_kept[shard]
+        table.snapshot.num_kept[shard] += 1
+        table.snapshot.kept[place, 0] = np.uint64(row_in_shard)
         for column in range(table.keys.shape[1]):
-            table.cut.kept[place, ROW_WORDS + column] = table.keys[row, column]
+            table.snapshot.kept[place, ROW_WORDS + column] = table.keys[row, column]
 
 
 @inlined_kernel
 def keep_leaving_row(table: TableArrays, shard: Int, row: Int) -> None:
     """Must be called before a row leaves its place: it is removed, or moves elsewhere in its shard."""
-    if table.cut.cut_rows[shard]:
+    if table.snapshot.snapshot_rows[shard]:
         keep_old_row(table, shard, row)
 
 
@@ -67,17 +67,17 @@ def move_mark(table: TableArrays, shard: Int, source: Int, target: Int) -> None:
     marks from before it come back to places, and the row may have had one.
     """
     first = shard * table.region_rows
-    words = shard * table.cut.mark_words
+    words = shard * table.snapshot.mark_words
     old, new = source - first, target - first
     mark = (
-        table.cut.marks[words + old // MARKS_A_WORD] >> np.uint64(old % MARKS_A_WORD)
+        table.snapshot.marks[words + old // MARKS_A_WORD] >> np.uint64(old % MARKS_A_WORD)
     ) & np.uint64(1)
     place = np.uint64(new % MARKS_A_WORD)
-    table.cut.marks[words + new // MARKS_A_WORD] &= ~(np.uint64(1) << place)
-    table.cut.marks[words + new // MARKS_A_WORD] |= mark << place
+    table.snapshot.marks[words + new // MARKS_A_WORD] &= ~(np.uint64(1) << place)
+    table.snapshot.marks[words + new // MARKS_A_WORD] |= mark << place
 
 
-class CutRegions:
+class SnapshotRegions:
     """Marks of a table's rows, and while a cut lasts the rows that it keeps. Not thread-safe.
 
     Attributes:
@@ -99,7 +99,7 @@ class CutRegions:
         self._marks_before: Arena | None = None
         self._next_marks: Arena | None = None
         self._kept: Arena | None = None
-        self._cut_rows = np.zeros(num_shards, np.int64)
+        self._snapshot_rows = np.zeros(num_shards, np.int64)
         self._copied_rows = np.zeros(num_shards, np.int64)
         self._num_kept = np.zeros(num_shards, np.int64)
         self.arrays = self._view()
@@ -132,7 +132,7 @@ class CutRegions:
         marks.reserve(_words_for(most))
         self._next_marks = None
         self._kept, self._marks_before, self._marks = kept, self._marks, marks
-        self._cut_rows[:] = num_rows
+        self._snapshot_rows[:] = num_rows
         self._copied_rows[:] = 0
         self._num_kept[:] = 0
         self.arrays = self._view()
@@ -141,11 +141,11 @@ class CutRegions:
         """Ends the cut; unless it was saved, rows that had changed before it count as changed again."""
         before = self._marks_before
         if before is not None and not saved:
-            for shard, num_rows in enumerate(self._cut_rows):
+            for shard, num_rows in enumerate(self._snapshot_rows):
                 words = _words_for(int(num_rows))
                 self._words(self._marks, shard)[:words] |= self._words(before, shard)[:words]
         self._kept = self._marks_before = None
-        self._cut_rows[:] = 0
+        self._snapshot_rows[:] = 0
         self._copied_rows[:] = 0
         self._num_kept[:] = 0
         self.arrays = self._view()
@@ -158,7 +158,7 @@ class CutRegions:
         self.arrays = self._view()
 
     @property
-    def is_cut(self) -> bool:
+    def is_in_snapshot(self) -> bool:
         """Whether a cut has begun and not ended."""
         return self._marks_before is not None
 
@@ -180,7 +180,7 @@ class CutRegions:
     def changed_before(self, shard: int) -> NDArray[np.bool_]:
         """Returns which rows of a shard at the cut had changed since the one before, bool[N]."""
         marks = self._marks if self._marks_before is None else self._marks_before
-        return _bits(self._words(marks, shard), int(self._cut_rows[shard]))
+        return _bits(self._words(marks, shard), int(self._snapshot_rows[shard]))
 
     def _words(self, marks: Arena, shard: int) -> NDArray[np.uint64]:
         first = shard * marks.region_rows
@@ -203,12 +203,12 @@ class CutRegions:
         kept.reserve(rows)
         return kept
 
-    def _view(self) -> CutArrays:
+    def _view(self) -> SnapshotArrays:
         kept = self._kept
-        return CutArrays(
+        return SnapshotArrays(
             marks=self._marks.array.reshape(-1),
             mark_words=self._marks.region_rows,
-            cut_rows=self._cut_rows,
+            snapshot_rows=self._snapshot_rows,
             copied_rows=self._copied_rows,
             kept=np.zeros((0, 0), np.uint64) if kept is None else kept.array,
             kept_rows=0 if kept is None else kept.region_rows,

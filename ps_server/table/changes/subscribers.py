@@ -1,9 +1,9 @@
-"""Which rows changed since each observer last took them: a bit for each row and observer.
+"""Which rows changed since each subscriber last took them: a bit for each row and subscriber.
 
-    row 17 of a shard:  | word 0: observers 0 to 63 | word 1: observers 64 to 127 | ...
+    row 17 of a shard:  | word 0: subscribers 0 to 63 | word 1: subscribers 64 to 127 | ...
 
-Bit w % 64 of word w // 64 stands for observer w. A change sets the bits of all observers but the one who made
-it; taking clears the bit of one. Without observers there are no words.
+Bit w % 64 of word w // 64 stands for subscriber w. A change sets the bits of all subscribers but the one
+who made it; taking clears the bit of one. Without subscribers there are no words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,36 +15,36 @@ from ps_server.table.memory.arena import Arena
 
 WORD_BITS = 64
 NOBODY = -1
-"""In the place of an observer: none of them."""
+"""In the place of a subscriber: none of them."""
 EVERY_OBSERVER = np.uint64(2**WORD_BITS - 1)
 
 
 class ChangeBits:
-    """The words of a table's rows, and where each observer goes on taking. Not thread-safe.
+    """The words of a table's rows, and where each subscriber goes on taking. Not thread-safe.
 
     Attributes:
-        num_observers: Observers, counted from 0.
+        num_subscribers: Subscribers, counted from 0.
         row_bytes: Bytes of words in a row.
     """
 
     def __init__(
-        self, num_observers: int, *, shards: Sequence[int], num_shards: int, rows: int
+        self, num_subscribers: int, *, shards: Sequence[int], num_shards: int, rows: int
     ) -> None:
         """Makes the words of a table in which nothing has changed.
 
         Args:
-            num_observers: 0 takes no memory.
+            num_subscribers: 0 takes no memory.
             shards: Shards whose rows change here.
             num_shards: Shards of the table.
             rows: Rows of a shard to reserve address space for.
         """
-        num_words = -(-num_observers // WORD_BITS)
-        self.num_observers = num_observers
+        num_words = -(-num_subscribers // WORD_BITS)
+        self.num_subscribers = num_subscribers
         self.row_bytes = 8 * num_words
         self._shards = shards
-        self._next = [(0, 0)] * num_observers
+        self._next = [(0, 0)] * num_subscribers
         self._arena: Arena | None = None
-        if num_observers:
+        if num_subscribers:
             self._arena = Arena(
                 np.uint64,
                 num_regions=num_shards,
@@ -80,15 +80,15 @@ class ChangeBits:
             self._arena.release(first + start, first + stop)
 
     def stretches(
-        self, observer: int, num_rows: NDArray[np.int64]
+        self, subscriber: int, num_rows: NDArray[np.int64]
     ) -> Iterator[tuple[int, int, int]]:
-        """Yields (shard, start, stop) of all rows, once around from where the observer stopped.
+        """Yields (shard, start, stop) of all rows, once around from where the subscriber stopped.
 
         Args:
-            observer: Who takes.
+            subscriber: Who takes.
             num_rows: int64[num_shards], the rows to go through.
         """
-        first, row = self._next[observer]
+        first, row = self._next[subscriber]
         around = [*self._shards[first:], *self._shards[: first + 1]]  # the first in two parts
         for i, shard in enumerate(around):
             yield (
@@ -97,6 +97,6 @@ class ChangeBits:
                 row if i == len(self._shards) else int(num_rows[shard]),
             )
 
-    def stop_at(self, observer: int, shard: int, row: int) -> None:
-        """Lets the observer go on at a row of a shard next time."""
-        self._next[observer] = (self._shards.index(shard), row)
+    def stop_at(self, subscriber: int, shard: int, row: int) -> None:
+        """Lets the subscriber go on at a row of a shard next time."""
+        self._next[subscriber] = (self._shards.index(shard), row)

@@ -26,7 +26,7 @@ class _Changes:
     removed: dict[int, list[Keys]] = field(default_factory=dict)
 
 
-class SinceCut:
+class Tombstones:
     """Removed keys and passes. Not thread-safe: a table locks its shards."""
 
     def __init__(self) -> None:
@@ -81,12 +81,12 @@ class SinceCut:
         """Remembers from now on: all is as a checkpoint says."""
         self._now = _Changes(is_known=True)
 
-    def begin_cut(self) -> None:
+    def begin_snapshot(self) -> None:
         """Begins anew; what was so far stays to be read until the cut ends."""
         self._before = self._now
         self.restart()
 
-    def end_cut(self, *, saved: bool) -> None:
+    def end_snapshot(self, *, saved: bool) -> None:
         """Ends the cut; unless it was saved, what was before it counts again."""
         before, self._before = self._before, None
         if before is None or saved:

@@ -30,7 +30,7 @@ from ps_server.table.memory.hash_index import TableArrays
 from ps_server.table.rows.initializers import Initializer
 from ps_server.table.rows.row_kernels import Push, write_rows
 from ps_server.table.rows.slab import RowRegions
-from ps_server.table.table_snapshot import CountersCut, TableCut
+from ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
 
 
 class Candidates(Protocol):
@@ -70,7 +70,9 @@ class Candidates(Protocol):
     def can_count(self, spec: AdmissionSpec) -> bool:
         """Whether the counts are such as this admission wants."""
 
-    def cut(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> TableCut | CountersCut:
+    def snapshot(
+        self, spec: TableSpec, locks: Sequence[threading.Lock]
+    ) -> TableSnapshot | CountersSnapshot:
         """Returns the counts as they are now, for a checkpoint; all shards must be locked.
 
         Args:
@@ -78,7 +80,7 @@ class Candidates(Protocol):
             locks: Of its shards, for who copies later.
         """
 
-    def end_cut(self, *, saved: bool) -> None:
+    def end_snapshot(self, *, saved: bool) -> None:
         """Ends the cut; all shards must be locked."""
 
 
@@ -135,14 +137,14 @@ class ExactCandidates:
         """See `Candidates`."""
         return spec.counter == "exact" and not spec.table
 
-    def cut(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> TableCut:
+    def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> TableSnapshot:
         """See `Candidates`."""
-        self.regions.begin_cut()
-        return TableCut(replace(spec, dim=0), self._shards, self.regions, locks)
+        self.regions.begin_snapshot()
+        return TableSnapshot(replace(spec, dim=0), self._shards, self.regions, locks)
 
-    def end_cut(self, *, saved: bool) -> None:
+    def end_snapshot(self, *, saved: bool) -> None:
         """See `Candidates`."""
-        self.regions.end_cut(saved=saved)
+        self.regions.end_snapshot(saved=saved)
 
     def write(self, keys: Keys, statistics: Values, start: int) -> int:
         """Writes candidates from key `start` on, as from a checkpoint; returns as `write_rows` does.
@@ -212,12 +214,12 @@ class EstimatedCandidates:
         """See `Candidates`."""
         return spec.counter == "bloom" and filter_settings(spec) == self._settings
 
-    def cut(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersCut:
+    def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersSnapshot:
         """See `Candidates`; copies all counters."""
         counters = {shard: self.filter.to_bytes(shard) for shard in self._shards}
-        return CountersCut(spec, self._shards, counters)
+        return CountersSnapshot(spec, self._shards, counters)
 
-    def end_cut(self, *, saved: bool) -> None:
+    def end_snapshot(self, *, saved: bool) -> None:
         """See `Candidates`; the copy needs nothing of the counters."""
 
 

@@ -110,11 +110,11 @@ def _least(regions: RowRegions, shard: int, spec: TableSpec, count: int) -> NDAr
     else:
         _date_rows(regions.arrays, rows.start, worth)
     limit = np.partition(worth, count - 1)[count - 1]
-    doomed = np.asarray(worth < limit, np.uint8)
+    to_remove = np.asarray(worth < limit, np.uint8)
     equals = np.flatnonzero(worth == limit)
     scrambled = regions.arrays.keys[rows, 0][equals] * _SCRAMBLE
-    doomed[equals[np.argsort(scrambled)[: count - np.count_nonzero(doomed)]]] = 1
-    return doomed
+    to_remove[equals[np.argsort(scrambled)[: count - np.count_nonzero(to_remove)]]] = 1
+    return to_remove
 
 
 @kernel

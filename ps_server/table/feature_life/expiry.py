@@ -68,15 +68,15 @@ def rule_of(spec: TableSpec, *, now: int, max_norm: float | None, is_dry_run: bo
 
 def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: Rule) -> Shrunk:
     """Ages the rows of a shard, which must be locked, and removes those that have expired."""
-    doomed = np.empty(int(regions.num_rows[shard]), np.uint8)
-    count = _age_rows(regions.arrays, shard, dim, rule, doomed)
+    to_remove = np.empty(int(regions.num_rows[shard]), np.uint8)
+    count = _age_rows(regions.arrays, shard, dim, rule, to_remove)
     shrunk = Shrunk(
         rows=count,
         size_bytes=regions.freed_bytes(shard, count),
-        left_rows=doomed.size - count,
+        left_rows=to_remove.size - count,
     )
     if not rule.is_dry_run:
-        regions.remove_rows(shard, doomed)
+        regions.remove_rows(shard, to_remove)
     return shrunk
 
 
@@ -102,7 +102,7 @@ def _norm_of(table: TableArrays, row: Int, dim: int) -> float:
 
 @kernel
 def _age_rows(
-    table: TableArrays, shard: Int, dim: int, rule: Rule, doomed: NDArray[np.uint8]
+    table: TableArrays, shard: Int, dim: int, rule: Rule, to_remove: NDArray[np.uint8]
 ) -> int:
     """Ages a shard's rows in place, unless it is a dry run, and finds out which go.
 
@@ -111,7 +111,7 @@ def _age_rows(
         shard: Whose rows.
         dim: Width of the weights.
         rule: Says how.
-        doomed: uint8[rows of the shard], overwritten: whether each goes.
+        to_remove: uint8[rows of the shard], overwritten: whether each goes.
 
     Returns:
         How many go.
@@ -130,6 +130,6 @@ def _age_rows(
             if not rule.is_dry_run:
                 slab[first + SHOW], slab[first + CLICK] = show, click
                 slab[first + UNSEEN] = unseen
-        doomed[row_in_shard] = goes
+        to_remove[row_in_shard] = goes
         count += goes
     return count

@@ -43,13 +43,13 @@ def slots_for(rows: int) -> int:
 _LINE = 16  # float32 in a cache line
 
 
-class CutArrays(NamedTuple):
+class SnapshotArrays(NamedTuple):
     """Marks of rows that changed, and the rows that a cut keeps, as kernels see them (cut.py).
 
     Attributes:
         marks: uint64[num_shards * mark_words], a bit for each row.
         mark_words: Words from one shard's marks to the next.
-        cut_rows: int64[num_shards], rows that the cut goes through; 0 without a cut.
+        snapshot_rows: int64[num_shards], rows that the cut goes through; 0 without a cut.
         copied_rows: int64[num_shards], how many of them have been copied.
         kept: uint64[num_shards * kept_rows, 1 + stride / 2], number in the shard and bytes of kept rows.
         kept_rows: Rows from one shard's kept rows to the next.
@@ -58,7 +58,7 @@ class CutArrays(NamedTuple):
 
     marks: NDArray[np.uint64]
     mark_words: int
-    cut_rows: NDArray[np.int64]
+    snapshot_rows: NDArray[np.int64]
     copied_rows: NDArray[np.int64]
     kept: NDArray[np.uint64]
     kept_rows: int
@@ -77,9 +77,9 @@ class TableArrays(NamedTuple):
         slab: float32[num_shards * region_rows, stride], rows of all shards.
         keys: uint64[num_shards * region_rows, stride / 2], the same memory; column 0 is the key.
         region_rows: Rows from one shard's region to the next.
-        change_words: uint64[num_shards * change_rows, W], W = 0 without observers (change_bits.py).
+        change_words: uint64[num_shards * change_rows, W], W = 0 without subscribers (change_bits.py).
         change_rows: Rows from one shard's words to the next.
-        cut: What a cut needs.
+        snapshot: What a cut needs.
         statistics_column: Where in a row its statistics begin; 0 without.
         base_column: Where in a row its base begins; 0 without.
         num_shards: A power of two.
@@ -95,7 +95,7 @@ class TableArrays(NamedTuple):
     region_rows: int
     change_words: NDArray[np.uint64]
     change_rows: int
-    cut: CutArrays
+    snapshot: SnapshotArrays
     statistics_column: int
     base_column: int
     num_shards: int
@@ -199,7 +199,7 @@ def has_room(table: TableArrays, shard: Int) -> bool:
     rows = table.num_rows[shard] + 1
     fits_index = rows * 100 <= table.num_slots[shard] * MAX_LOAD_PERCENT
     fits_words = rows <= table.change_rows or table.change_words.shape[1] == 0
-    fits_marks = rows <= MARKS_A_WORD * table.cut.mark_words
+    fits_marks = rows <= MARKS_A_WORD * table.snapshot.mark_words
     fits_region = rows <= min(table.region_rows, table.max_rows)
     return bool(fits_index and fits_words and fits_marks and fits_region)
 

@@ -25,7 +25,7 @@ def take_shard_deltas(
     """Takes the deltas of a shard's changed rows, and lets weights and base both be base + delta.
 
     Args:
-        table: The table, which has one observer; updated in place.
+        table: The table, which has one subscriber; updated in place.
         shard: Whose rows.
         share: What part of the way from base to weights a delta is.
         keys: uint64[N], overwritten from the front; N is at least the shard's rows.
@@ -61,7 +61,7 @@ def merge_rows(
 ) -> int:
     """Makes `values` the base of the rows of `keys[start:]`, and moves their weights as far as the base.
 
-    A row that is missing is created, with `values` as its weights. No observer hears of it.
+    A row that is missing is created, with `values` as its weights. No subscriber hears of it.
 
     Args:
         table: The table, updated in place.

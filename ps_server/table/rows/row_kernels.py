@@ -41,7 +41,7 @@ class Push(NamedTuple):
         counts: uint32[N, 2], occurrences and clicks; uint32[0, 2] for a table without statistics.
         admitted: uint8[N], whether a key without a row gets one; uint8[0]: all do.
         now: In seconds since 1970.
-        source: The observer who sent it, for whom the rows do not count as changed; or NOBODY.
+        source: The subscriber who sent it, for whom the rows do not count as changed; or NOBODY.
     """
 
     keys: Keys
@@ -132,12 +132,12 @@ def _ask_for_marks(
 
 @kernel
 def _mark_changed(words: NDArray[np.uint64], first: Int, num_words: int, source: int) -> None:
-    """Makes a row one that changed for every observer but `source`."""
+    """Makes a row one that changed for every subscriber but `source`."""
     for word in range(num_words):
-        observers = EVERY_OBSERVER
+        subscribers = EVERY_OBSERVER
         if word == source // WORD_BITS:
-            observers ^= np.uint64(1) << np.uint64(source % WORD_BITS)
-        words[first + word] |= observers
+            subscribers ^= np.uint64(1) << np.uint64(source % WORD_BITS)
+        words[first + word] |= subscribers
 
 
 @kernel
@@ -264,18 +264,18 @@ def take_changed_rows(
     shard: Int,
     start: int,
     stop: int,
-    observer: int,
+    subscriber: int,
     keys: Keys,
     weights: Values,
 ) -> tuple[int, int]:
-    """Copies rows that changed for an observer, which from then on no longer count as changed for it.
+    """Copies rows that changed for a subscriber, which from then on no longer count as changed for it.
 
     Args:
         table: The table, whose change words are updated in place.
         shard: The shard to look at.
         start: First row of the shard to look at.
         stop: After the last row; where there are no more rows, words are zero.
-        observer: Who takes.
+        subscriber: Who takes.
         keys: uint64[N], overwritten from the front.
         weights: float32[N, D], overwritten from the front.
 
@@ -283,7 +283,7 @@ def take_changed_rows(
         How many rows were copied, and the row to go on from: N is where it ends early.
     """
     count, dim = 0, weights.shape[1]
-    word, bit = observer // WORD_BITS, np.uint64(1) << np.uint64(observer % WORD_BITS)
+    word, bit = subscriber // WORD_BITS, np.uint64(1) << np.uint64(subscriber % WORD_BITS)
     for row_in_shard in range(start, stop):
         position = shard * table.change_rows + row_in_shard
         if table.change_words[position, word] & bit:
@@ -299,7 +299,7 @@ def take_changed_rows(
 
 
 @kernel
-def drop_rows(table: TableArrays, shard: Int, doomed: NDArray[np.uint8]) -> int:
+def drop_rows(table: TableArrays, shard: Int, to_remove: NDArray[np.uint8]) -> int:
     """Takes rows out of a shard's region.
 
     The others move up in their order, change words and marks with them; the index still has the old rows.
@@ -307,7 +307,7 @@ def drop_rows(table: TableArrays, shard: Int, doomed: NDArray[np.uint8]) -> int:
     Args:
         table: The table, updated in place.
         shard: Whose rows.
-        doomed: uint8[rows of the shard], which to take out.
+        to_remove: uint8[rows of the shard], which to take out.
 
     Returns:
         How many rows are left.
@@ -315,9 +315,9 @@ def drop_rows(table: TableArrays, shard: Int, doomed: NDArray[np.uint8]) -> int:
     kept = 0
     for row_in_shard in range(table.num_rows[shard]):
         row = shard * table.region_rows + row_in_shard
-        if doomed[row_in_shard] or kept < row_in_shard:
+        if to_remove[row_in_shard] or kept < row_in_shard:
             keep_leaving_row(table, shard, row)
-        if doomed[row_in_shard]:
+        if to_remove[row_in_shard]:
             continue
         if kept < row_in_shard:
             move_mark(table, shard, row, shard * table.region_rows + kept)

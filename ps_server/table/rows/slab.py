@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.changes.copy_on_write import CutRegions
+from ps_server.table.changes.copy_on_write import SnapshotRegions
 from ps_server.table.changes.subscribers import ChangeBits
-from ps_server.table.changes.tombstones import SinceCut
+from ps_server.table.changes.tombstones import Tombstones
 from ps_server.table.memory.arena import RESERVED_REGION_BYTES, Arena
 from ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
@@ -37,8 +37,8 @@ class RowRegions:
         layout: Columns of a row.
         arrays: What kernels work on; replaced when memory moves.
         changes: Which rows changed for whom.
-        cut: Which rows changed since the last cut, and rows as they were at a cut that lasts.
-        since_cut: Which keys lost their row since the last cut.
+        snapshot: Which rows changed since the last cut, and rows as they were at a cut that lasts.
+        tombstones: Which keys lost their row since the last cut.
         num_rows: int64[num_shards].
     """
 
@@ -48,7 +48,7 @@ class RowRegions:
         *,
         num_shards: int,
         shards: Sequence[int],
-        num_observers: int = 0,
+        num_subscribers: int = 0,
         region_bytes: int = RESERVED_REGION_BYTES,
     ) -> None:
         """Makes regions without rows.
@@ -57,7 +57,7 @@ class RowRegions:
             layout: Columns of a row.
             num_shards: Shards of the table.
             shards: Those that have rows here.
-            num_observers: For how many observers to remember which rows changed.
+            num_subscribers: For how many subscribers to remember which rows changed.
             region_bytes: Address space to reserve for each shard.
         """
         self.layout = layout
@@ -66,11 +66,11 @@ class RowRegions:
         self._slab = Arena(
             np.float32, num_regions=num_shards, width=layout.stride, region_bytes=region_bytes
         )
-        self.changes = self._change_bits(num_observers)
-        self.cut = CutRegions(
+        self.changes = self._change_bits(num_subscribers)
+        self.snapshot = SnapshotRegions(
             num_shards=num_shards, rows=self._slab.region_rows, row_words=layout.stride // 2
         )
-        self.since_cut = SinceCut()
+        self.tombstones = Tombstones()
         # Two regions a shard: a growing index moves from one to the other.
         self._index = Arena(
             np.uint64, num_regions=2 * num_shards, width=1, region_bytes=region_bytes // 4
@@ -107,26 +107,26 @@ class RowRegions:
         first = shard * self._slab.region_rows
         return slice(first, first + int(self.num_rows[shard]))
 
-    def record_changes(self, num_observers: int) -> None:
-        """From now on remembers changes for so many observers, for whom every row has changed."""
-        self.changes = self._change_bits(num_observers)
+    def record_changes(self, num_subscribers: int) -> None:
+        """From now on remembers changes for so many subscribers, for whom every row has changed."""
+        self.changes = self._change_bits(num_subscribers)
         self.changes.reserve(int(self.num_rows.max()))
         self.changes.mark_all(self.num_rows)
         self.arrays = self._view()
 
-    def begin_cut(self) -> None:
+    def begin_snapshot(self) -> None:
         """Begins a cut through all rows; all shards must be locked. Short of memory, leaves all as it was."""
-        self.cut.begin(self.num_rows)
+        self.snapshot.begin(self.num_rows)
         self.arrays = self._view()
 
     def clear_marks(self) -> None:
         """Lets no row count as changed since the last cut; all shards must be locked."""
-        self.cut.clear(self.num_rows)
+        self.snapshot.clear(self.num_rows)
         self.arrays = self._view()
 
-    def end_cut(self, *, saved: bool) -> None:
+    def end_snapshot(self, *, saved: bool) -> None:
         """Ends the cut; all shards must be locked."""
-        self.cut.end(saved=saved)
+        self.snapshot.end(saved=saved)
         self.arrays = self._view()
 
     def grow(self, shard: int) -> bool:
@@ -137,7 +137,7 @@ class RowRegions:
         try:
             self._slab.reserve(num_rows)
             self.changes.reserve(num_rows)
-            self.cut.reserve(num_rows)
+            self.snapshot.reserve(num_rows)
             if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
                 self._resize_index(shard, 2 * int(self._num_slots[shard]))
         finally:  # the slab may have moved before memory ran out for the index
@@ -163,18 +163,18 @@ class RowRegions:
         slots_freed = int(self._num_slots[shard]) - slots_left
         return num_removed * self.row_bytes + SLOT_BYTES * slots_freed
 
-    def remove_rows(self, shard: int, doomed: NDArray[np.uint8]) -> None:
+    def remove_rows(self, shard: int, to_remove: NDArray[np.uint8]) -> None:
         """Removes rows of a shard, which must be locked, and gives their memory back.
 
         Args:
             shard: Whose rows.
-            doomed: uint8[rows of the shard], which.
+            to_remove: uint8[rows of the shard], which.
         """
         num_rows = int(self.num_rows[shard])
-        removed = self.arrays.keys[self.rows_of(shard), 0][doomed.astype(np.bool_)]
-        kept = drop_rows(self.arrays, shard, doomed)
+        removed = self.arrays.keys[self.rows_of(shard), 0][to_remove.astype(np.bool_)]
+        kept = drop_rows(self.arrays, shard, to_remove)
         if kept < num_rows:
-            self.since_cut.add_removed(shard, removed, num_rows)
+            self.tombstones.add_removed(shard, removed, num_rows)
             self._free_rows(shard, kept, num_rows)
 
     def _free_rows(self, shard: int, start: int, stop: int) -> None:
@@ -187,9 +187,9 @@ class RowRegions:
         self._num_slots[shard] = slots_for(start)
         rebuild_index(self.arrays, shard)
 
-    def _change_bits(self, num_observers: int) -> ChangeBits:
+    def _change_bits(self, num_subscribers: int) -> ChangeBits:
         return ChangeBits(
-            num_observers,
+            num_subscribers,
             shards=self._shards,
             num_shards=self._num_shards,
             rows=self._slab.region_rows,
@@ -208,7 +208,7 @@ class RowRegions:
             region_rows=self._slab.region_rows,
             change_words=self.changes.words,
             change_rows=self.changes.region_rows,
-            cut=self.cut.arrays,
+            snapshot=self.snapshot.arrays,
             statistics_column=self.layout.statistics_column,
             base_column=self.layout.base_column,
             num_shards=self._num_shards,

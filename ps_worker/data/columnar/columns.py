@@ -175,7 +175,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-def cut_evenly(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]]:
+def split_evenly(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]]:
     """Returns at most `num_parts` ranges [start, stop), of about equal sums, that cover `sizes`."""
     ends = np.cumsum(np.maximum(sizes, 1))
     goals = ends[-1] * np.arange(1, num_parts + 1) / num_parts if len(sizes) else ends

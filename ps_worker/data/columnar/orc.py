@@ -13,7 +13,7 @@ from ps_worker.data.columnar.columns import (
     Columns,
     Decoder,
     blocks_of,
-    cut_evenly,
+    split_evenly,
 )
 from ps_worker.data.columnar.file_columns import check_types, columns_of_file
 from ps_worker.data.columnar.open_file import open_columnar
@@ -31,7 +31,8 @@ class OrcReader:
         with open_columnar(path, "ORC") as source:
             num_stripes = orc.ORCFile(source).nstripes
         return [
-            FilePart(path, start, stop) for start, stop in cut_evenly([1] * num_stripes, num_parts)
+            FilePart(path, start, stop)
+            for start, stop in split_evenly([1] * num_stripes, num_parts)
         ]
 
     def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:

@@ -17,7 +17,7 @@ from ps_worker.data.columnar.columns import (
     Columns,
     Decoder,
     blocks_of,
-    cut_evenly,
+    split_evenly,
 )
 from ps_worker.data.columnar.file_columns import FileColumns, check_types, columns_of_file
 from ps_worker.data.columnar.open_file import open_columnar
@@ -39,7 +39,7 @@ class ParquetReader:
         with open_columnar(path, "Parquet") as source:
             metadata = pq.ParquetFile(source).metadata
             sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-        ranges = cut_evenly(sizes, num_parts)
+        ranges = split_evenly(sizes, num_parts)
         return [FilePart(path, start, stop) for start, stop in ranges]
 
     def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:

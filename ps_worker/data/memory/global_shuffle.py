@@ -1,10 +1,10 @@
-"""Rows dealt at random to all workers, through a box of the store.
+"""Rows dealt at random to all workers, through an exchange of the store.
 
-    own rows --a stretch at a time--> by receiver | 0 --post--> box
-                                                  | 1 (itself) --> new rows <--take-- box
+    own rows --a stretch at a time--> by receiver | 0 --post--> exchange
+                                                  | 1 (itself) --> new rows <--take-- exchange
 
-Each worker posts and takes at the same time, so bounded boxes never block for good. What was sent is released
-at once: one worker holds about as many rows as it had or will have, never both.
+Each worker posts and takes at the same time, so bounded inboxes never block for good. What was sent is
+released at once: one worker holds about as many rows as it had or will have, never both.
 
 Who gets a row is drawn from the worker's own generator, and new rows are ordered by who sent them, so the
 outcome depends on the seed and on the order of rows, not on timing.
@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import DataError, ProtocolError
-from protos.store import Future, Parcel
+from protos.store import Future, Message
 from ps_worker.data.memory.peers import Peers
-from ps_worker.data.memory.row_parcel import pack_rows, unpack_rows
+from ps_worker.data.memory.row_message import pack_rows, unpack_rows
 from ps_worker.data.memory.rows import Index, RowsInMemory
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def shuffle_globally(
     peers: Peers,
     random: np.random.Generator,
     *,
-    parcel_bytes: int = PARCEL_BYTES,
+    message_bytes: int = PARCEL_BYTES,
 ) -> RowsInMemory:
     """Returns this worker's share of the rows of all workers, in no random order yet; all workers call it.
 
@@ -43,7 +43,7 @@ def shuffle_globally(
         rows: This worker's own, any number; they are released, and of no use afterwards.
         peers: The workers.
         random: Draws who gets which row; another one on each worker.
-        parcel_bytes: About how many bytes are sent at once.
+        message_bytes: About how many bytes are sent at once.
 
     Raises:
         ProtocolError: If a worker has left, has another schema, or rows were lost.
@@ -55,7 +55,7 @@ def shuffle_globally(
     token, num_rows = _agree(rows, peers)
     shuffled = RowsInMemory(rows.num_dense, rows.num_slots)
     with _Exchange(peers, f"shuffle-{token}", shuffled) as exchange:
-        _send_all(rows, peers, exchange, random, parcel_bytes)
+        _send_all(rows, peers, exchange, random, message_bytes)
         exchange.end()
     (num_shuffled,) = peers.total(shuffled.size)
     if num_shuffled != num_rows:
@@ -90,11 +90,11 @@ def _send_all(
     peers: Peers,
     exchange: "_Exchange",
     random: np.random.Generator,
-    parcel_bytes: int,
+    message_bytes: int,
 ) -> None:
-    """Deals rows to the workers, a stretch of about one parcel for each at a time."""
+    """Deals rows to the workers, a stretch of about one message for each at a time."""
     order = rows.in_order()
-    stretch_bytes = parcel_bytes * peers.num_workers
+    stretch_bytes = message_bytes * peers.num_workers
     stretch_rows = max(1, stretch_bytes * rows.size // max(1, rows.size_bytes))
     for start in range(0, rows.size, stretch_rows):
         stretch = order[start : start + stretch_rows]
@@ -103,7 +103,7 @@ def _send_all(
         bounds = np.searchsorted(receivers[by_receiver], np.arange(peers.num_workers + 1))
         for receiver in _others_first(peers):
             index = stretch[by_receiver[bounds[receiver] : bounds[receiver + 1]]]
-            for piece in _cut(index, rows.bytes_of(index), parcel_bytes):
+            for piece in _cut(index, rows.bytes_of(index), message_bytes):
                 exchange.send(rows, piece, receiver)
         rows.release(stretch)
 
@@ -123,10 +123,10 @@ def _cut(index: Index, sizes: NDArray[np.int64], piece_bytes: int) -> list[Index
 class _Exchange:
     """One worker's part in an exchange: what it sends, and a thread that takes what comes."""
 
-    def __init__(self, peers: Peers, box: str, rows: RowsInMemory) -> None:
+    def __init__(self, peers: Peers, exchange: str, rows: RowsInMemory) -> None:
         """Will add to `rows` what comes."""
         self._peers = peers
-        self._box = box
+        self._exchange = exchange
         self._rows = rows
         self._num_posted = [0] * peers.num_workers
         self._answers: dict[int, Future[None]] = {}
@@ -160,17 +160,17 @@ class _Exchange:
         self._require_health()
 
     def _post(self, receiver: int, content: bytes | None) -> None:
-        """Posts a parcel once the one before to the same worker was accepted."""
+        """Posts a message once the one before to the same worker was accepted."""
         self._require_health()
         if receiver in self._answers:
             self._answers.pop(receiver).result()
-        parcel = Parcel(
+        message = Message(
             sender=self._peers.worker,
             receiver=receiver,
             sequence=self._num_posted[receiver],
             content=content,
         )
-        self._answers[receiver] = self._peers.store.post_parcel(self._box, parcel)
+        self._answers[receiver] = self._peers.store.post(self._exchange, message)
         self._num_posted[receiver] += 1
 
     def _require_health(self) -> None:
@@ -181,21 +181,21 @@ class _Exchange:
         received = 0
         try:
             while not self._is_over.is_set():
-                answer = self._peers.store.take_parcels(
-                    self._box, self._peers.worker, received=received
+                answer = self._peers.store.take(
+                    self._exchange, self._peers.worker, received=received
                 )
-                if not (parcels := answer.result()):
+                if not (messages := answer.result()):
                     return
-                for parcel in parcels:
-                    self._add(parcel)
-                received += len(parcels)
+                for message in messages:
+                    self._add(message)
+                received += len(messages)
         except BaseException as error:  # raised by who sends
             self._error = error
 
-    def _add(self, parcel: Parcel) -> None:
+    def _add(self, message: Message) -> None:
         widths = {"num_dense": self._rows.num_dense, "num_slots": self._rows.num_slots}
         try:
-            rows = unpack_rows(parcel.content or b"", **widths)
+            rows = unpack_rows(message.content or b"", **widths)
         except ProtocolError as error:
-            raise ProtocolError(f"from worker {parcel.sender}: {error}") from error
-        self._rows.extend(rows, source=parcel.sender)
+            raise ProtocolError(f"from worker {message.sender}: {error}") from error
+        self._rows.extend(rows, source=message.sender)

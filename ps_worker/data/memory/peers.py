@@ -14,7 +14,7 @@ class Peers:
     """One worker's way to the others.
 
     Attributes:
-        store: Carries parcels.
+        store: Carries messages.
         worker: Which of the workers this is.
         num_workers: How many there are.
         all_reduce: Reduces float64[N] over all workers; all of them call it, in the same order.

@@ -39,7 +39,7 @@ STATUSES = st.builds(
         version=version,
         tables=tables,
         examples=dict.fromkeys(progress, 0) | examples,
-        done=frozenset(done) & examples.keys(),
+        left=frozenset(done) & examples.keys(),
         staleness=staleness,
         progress=progress,
         last_save=last_save,
@@ -70,7 +70,7 @@ def test_status_survives_the_wire(status: StoreStatus) -> None:
 
 def test_status_names_its_server() -> None:
     status = StoreStatus(
-        version=0, tables={}, examples={}, done=frozenset(), staleness=Staleness(), progress={}
+        version=0, tables={}, examples={}, left=frozenset(), staleness=Staleness(), progress={}
     )
 
     message = control_messages.status_to_message(status, 2, 3)
@@ -157,7 +157,7 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
             "deep": TableStatus(rows=5, size_bytes=6),
         },
         examples={0: 100, 1: 50},
-        done=frozenset({0, 1}),
+        left=frozenset({0, 1}),
         staleness=Staleness().add(0, 6).add(3),
         progress={0: progress(step=7), 1: progress(step=4)},
         last_save=SaveStatus(pause_s=0.5, duration_s=1.0, is_over=True),
@@ -166,7 +166,7 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         version=3,
         tables={"wide": TableStatus(rows=2, size_bytes=20)},
         examples={0: 90},
-        done=frozenset({1}),
+        left=frozenset({1}),
         staleness=Staleness().add(0, 4).add(5, 3),
         progress={0: progress(step=6)},
         last_save=SaveStatus(pause_s=0.25, duration_s=2.0, is_over=False),
@@ -181,7 +181,7 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
             "deep": TableStatus(rows=5, size_bytes=6),
         },
         examples={0: 100, 1: 50},
-        done=frozenset({1}),
+        left=frozenset({1}),
         staleness=Staleness().add(0, 10).add(3).add(5, 3),
         progress={0: progress(step=6)},
         last_save=SaveStatus(pause_s=0.5, duration_s=2.0, is_over=False),

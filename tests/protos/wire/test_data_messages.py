@@ -1,4 +1,4 @@
-"""Rows, gradients, stamps and parcels to messages and back: nothing is lost on the way."""
+"""Rows, gradients, push ids and messages to messages and back: nothing is lost on the way."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protos.chunking import PushPart
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
-from protos.store import Changed, Missing, Parcel, Pulled, Stamp
+from protos.store import Changed, Message, Missing, Pulled, PushId
 from protos.v1 import data_plane_pb2
 from protos.wire import data_messages
 
@@ -16,7 +16,7 @@ NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 STAMPS = st.builds(
-    Stamp,
+    PushId,
     worker=UINT32,
     incarnation=UINT64,
     sequence=UINT64,
@@ -28,11 +28,11 @@ STAMPS = st.builds(
 )
 
 
-@given(stamp=STAMPS)
-def test_stamp_survives_the_wire(stamp: Stamp) -> None:
-    data = data_messages.stamp_to_message(stamp).SerializeToString()
+@given(push_id=STAMPS)
+def test_push_id_survives_the_wire(push_id: PushId) -> None:
+    data = data_messages.push_id_to_message(push_id).SerializeToString()
 
-    assert data_messages.stamp_from_message(data_plane_pb2.Stamp.FromString(data)) == stamp
+    assert data_messages.push_id_from_message(data_plane_pb2.PushId.FromString(data)) == push_id
 
 
 @pytest.mark.parametrize("missing", Missing)
@@ -154,18 +154,18 @@ def test_counts_that_are_not_two_a_key_are_refused(size: int) -> None:
         data_messages.sparse_grads_of(data_plane_pb2.PushGradRequest(sparse=[column]))
 
 
-@given(stamp=STAMPS, at=st.none() | UINT64)
-def test_part_of_a_push_survives_the_wire(stamp: Stamp, at: int | None) -> None:
+@given(push_id=STAMPS, at=st.none() | UINT64)
+def test_part_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> None:
     grad = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)
     block = DenseGrad(np.array([1.0, 2.0], np.float32), 6)
     part = PushPart([("wide", grad)], [("mlp", 9, block)], part=1, num_parts=3)
 
-    data = data_messages.push_grad_request(stamp, part, at).SerializeToString()
-    found_stamp, found, found_at = data_messages.push_grad_arguments(
+    data = data_messages.push_grad_request(push_id, part, at).SerializeToString()
+    found_push_id, found, found_at = data_messages.push_grad_arguments(
         data_plane_pb2.PushGradRequest.FromString(data)
     )
 
-    assert (found_stamp, found_at, found.part, found.num_parts) == (stamp, at, 1, 3)
+    assert (found_push_id, found_at, found.part, found.num_parts) == (push_id, at, 1, 3)
     assert [(name, rows.keys.tolist(), rows.examples) for name, rows in found.sparse] == [
         ("wide", [3], 5)
     ]
@@ -181,32 +181,32 @@ def test_request_for_pieces_survives_the_wire(blocks: list[str], at: int | None)
 
 
 @given(
-    box=NAMES,
+    exchange=NAMES,
     sender=UINT32,
     receiver=UINT32,
     sequence=UINT64,
     content=st.one_of(st.none(), st.binary()),
 )
-def test_posted_parcel_survives_the_wire(
-    box: str, sender: int, receiver: int, sequence: int, content: bytes | None
+def test_posted_message_survives_the_wire(
+    exchange: str, sender: int, receiver: int, sequence: int, content: bytes | None
 ) -> None:
-    parcel = Parcel(sender=sender, receiver=receiver, sequence=sequence, content=content)
-    data = data_messages.post_parcel_request(box, parcel).SerializeToString()
+    message = Message(sender=sender, receiver=receiver, sequence=sequence, content=content)
+    data = data_messages.post_request(exchange, message).SerializeToString()
 
-    request = data_plane_pb2.PostParcelRequest.FromString(data)
+    request = data_plane_pb2.PostRequest.FromString(data)
 
-    assert request.box == box
-    assert data_messages.posted_parcel(request) == parcel
+    assert request.exchange == exchange
+    assert data_messages.posted_message(request) == message
 
 
 @given(contents=st.lists(st.binary()))
-def test_taken_parcels_survive_the_wire(contents: list[bytes]) -> None:
-    parcels = [
-        Parcel(sender=sequence % 3, receiver=7, sequence=sequence, content=content)
+def test_taken_messages_survive_the_wire(contents: list[bytes]) -> None:
+    messages = [
+        Message(sender=sequence % 3, receiver=7, sequence=sequence, content=content)
         for sequence, content in enumerate(contents)
     ]
-    data = data_messages.parcels_to_message(parcels).SerializeToString()
+    data = data_messages.take_response(messages).SerializeToString()
 
-    response = data_plane_pb2.TakeParcelsResponse.FromString(data)
+    response = data_plane_pb2.TakeResponse.FromString(data)
 
-    assert data_messages.parcels_from_message(response, receiver=7) == parcels
+    assert data_messages.taken_from_response(response, receiver=7) == messages

@@ -17,7 +17,7 @@ from ps_server.checkpoint.tools.export_inference import ExportedRows, export_inf
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport
-from tests.support.stores import DEEP, KEYS, TOWER, stamp
+from tests.support.stores import DEEP, KEYS, TOWER, push_id
 
 COUNTING = replace(DEEP, statistics=StatisticsSpec(nonclk_coeff=0.5, click_coeff=1.0))
 HALF = InferenceSettings(dtype="float16")
@@ -41,7 +41,7 @@ def trained(num_servers: int = 1, spec=COUNTING) -> Store:
     values = random.normal(size=(KEYS.size, DEEP.dim)).astype(np.float32)
     grad = SparseGrad(KEYS, values, 1, counts if spec.statistics else None)
     dense = DenseGrad(random.normal(size=TOWER.length).astype(np.float32), 1)
-    store.push_grad(Gradients({"deep": grad}, {"tower": dense}), stamp()).result()
+    store.push_grad(Gradients({"deep": grad}, {"tower": dense}), push_id()).result()
     return store
 
 
@@ -132,7 +132,7 @@ def test_rows_without_statistics_have_no_score(export: Export, tmp_path: Path) -
 def test_weights_that_float16_does_not_hold_are_refused(export: Export, tmp_path: Path) -> None:
     store = trained(spec=replace(DEEP, optimizer=OptimizerSpec(name="sum")))
     large = SparseGrad(KEYS[:1], np.full((1, DEEP.dim), 1e6, np.float32), 1)
-    store.push_grad(Gradients({"deep": large}), stamp(sequence=1)).result()
+    store.push_grad(Gradients({"deep": large}), push_id(sequence=1)).result()
 
     with pytest.raises(CheckpointError, match=r"weight of 1e\+06, which no float16 holds"):
         export(store, tmp_path / "export", HALF)
@@ -172,7 +172,7 @@ def test_deltas_go_on_past_it(tmp_path: Path) -> None:
     store = trained()
     store.save(str(tmp_path / "full"), {})
     grad = SparseGrad(KEYS[:5], np.ones((5, DEEP.dim), np.float32), 1, np.ones((5, 2), np.uint32))
-    store.push_grad(Gradients({"deep": grad}), stamp(sequence=1)).result()
+    store.push_grad(Gradients({"deep": grad}), push_id(sequence=1)).result()
 
     from_store(store, tmp_path / "export", HALF)
     store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "full"))

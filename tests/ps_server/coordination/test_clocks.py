@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
-from ps_server.coordination.clocks import PaceBook
+from ps_server.coordination.clocks import Clocks
 
 CALLS = st.lists(
     st.tuples(
@@ -17,7 +17,7 @@ CALLS = st.lists(
 @given(calls=CALLS, at_least=st.integers(0, 9))
 def test_behind_are_those_that_train_and_have_not_said_so(calls, at_least: int) -> None:
     """A worker has finished the most that it said since it last left a barrier."""
-    pace = PaceBook(3)
+    pace = Clocks(3)
     said: dict[int, list[int] | None] = {worker: [] for worker in range(3)}
     for call, worker, clock in calls:
         if call == "advance":
@@ -38,7 +38,7 @@ def test_behind_are_those_that_train_and_have_not_said_so(calls, at_least: int) 
 
 
 def test_worker_that_is_done_holds_up_nobody() -> None:
-    pace = PaceBook(2)
+    pace = Clocks(2)
     pace.advance(0, 5, 5)
     assert pace.behind(5) == {1: 0}
 
@@ -50,7 +50,7 @@ def test_worker_that_is_done_holds_up_nobody() -> None:
 
 @pytest.mark.parametrize("worker", [1, 2, -1])
 def test_who_is_done_or_unknown_is_refused_and_changes_nothing(worker: int) -> None:
-    pace = PaceBook(2)
+    pace = Clocks(2)
     pace.leave(1)
 
     with pytest.raises(ProtocolError, match=rf"worker {worker} has finished 3 steps, but .*\[0\]"):
@@ -60,7 +60,7 @@ def test_who_is_done_or_unknown_is_refused_and_changes_nothing(worker: int) -> N
 
 
 def test_worker_that_would_wait_for_itself_is_refused_and_changes_nothing() -> None:
-    pace = PaceBook(1)
+    pace = Clocks(1)
 
     with pytest.raises(ProtocolError, match="it would wait for itself"):
         pace.advance(0, 3, 4)

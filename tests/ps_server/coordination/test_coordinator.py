@@ -9,12 +9,12 @@ import pytest
 from protos.errors import WaitTimeoutError
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
-from protos.store import Stamp
-from ps_server.coordination.coordinator import Workers
+from protos.store import PushId
+from ps_server.coordination.coordinator import Coordinator
 
 
-def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Workers:
-    return Workers(
+def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Coordinator:
+    return Coordinator(
         num_workers,
         wait_limit_s=wait_limit_s,
         inbox_bytes=1000,
@@ -23,8 +23,8 @@ def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Workers:
     )
 
 
-def stamp(worker: int = 0, *, batches: int = 1, pulled: int = 0) -> Stamp:
-    return Stamp(
+def push_id(worker: int = 0, *, batches: int = 1, pulled: int = 0) -> PushId:
+    return PushId(
         worker=worker,
         incarnation=0,
         sequence=0,
@@ -40,7 +40,7 @@ def test_call_is_answered_without_the_lock() -> None:
     workers = workers_of(1)
     waiting = workers.at_version(1, lambda: workers.status({}, None).version)
 
-    workers.push_on_arrival(Gradients(), stamp())
+    workers.push_on_arrival(Gradients(), push_id())
 
     assert waiting.result() == 1
 
@@ -51,7 +51,7 @@ def test_call_that_gave_up_is_forgotten() -> None:
 
     with pytest.raises(WaitTimeoutError, match=r"version 1 .* step 0 .* workers \[0, 1\]"):
         waiting.result()
-    workers.push_on_arrival(Gradients(), stamp())
+    workers.push_on_arrival(Gradients(), push_id())
 
 
 def test_call_that_was_cancelled_is_forgotten_by_the_next_change() -> None:
@@ -61,7 +61,7 @@ def test_call_that_was_cancelled_is_forgotten_by_the_next_change() -> None:
     remembered = weakref.ref(waiting)
 
     waiting.cancel()
-    workers.push_on_arrival(Gradients(), stamp())
+    workers.push_on_arrival(Gradients(), push_id())
     del waiting
     gc.collect()
 
@@ -71,9 +71,9 @@ def test_call_that_was_cancelled_is_forgotten_by_the_next_change() -> None:
 def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
     workers = workers_of(2)
 
-    workers.push_part(Gradients(), stamp(0), 0)
+    workers.push_part(Gradients(), push_id(0), 0)
     before = workers.progress()
-    workers.push_part(Gradients(), stamp(1), 0)
+    workers.push_part(Gradients(), push_id(1), 0)
 
     assert before == {}
     assert workers.progress().keys() == {0, 1}
@@ -81,7 +81,7 @@ def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
 
 def test_push_is_progress_when_it_is_applied() -> None:
     seen: list[object] = []
-    workers = Workers(
+    workers = Coordinator(
         1,
         wait_limit_s=10.0,
         inbox_bytes=1000,
@@ -89,7 +89,7 @@ def test_push_is_progress_when_it_is_applied() -> None:
         applying=nullcontext,
     )
 
-    workers.push_on_arrival(Gradients(), stamp())
+    workers.push_on_arrival(Gradients(), push_id())
 
     assert seen == [{}]
     assert workers.status({}, None).progress == workers.progress() != {}

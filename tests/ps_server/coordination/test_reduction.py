@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
 from protos.store import ReduceOp
-from ps_server.coordination.reduction import Contribution, ReductionBook, reduce_numbers
+from ps_server.coordination.reduction import Contribution, Reductions, reduce_numbers
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 OVER_WORKERS = {ReduceOp.SUM: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}
@@ -72,16 +72,16 @@ def test_numbers_that_do_not_fit_are_named_with_who_gave_them(second, told) -> N
 
 
 def test_what_was_given_last_counts_once() -> None:
-    book = ReductionBook()
-    book.give("x", 0, contribution(1.0))
-    book.give("x", 0, contribution(2.0))
-    book.give("y", 0, contribution(3.0))
-    book.give("x", 1, contribution(4.0))
-    book.give("x", 1, None)
+    tracker = Reductions()
+    tracker.give("x", 0, contribution(1.0))
+    tracker.give("x", 0, contribution(2.0))
+    tracker.give("y", 0, contribution(3.0))
+    tracker.give("x", 1, contribution(4.0))
+    tracker.give("x", 1, None)
 
-    taken = book.take("x", [0, 1])
+    taken = tracker.take("x", [0, 1])
 
     assert taken[0] is not None
     assert taken[0].values.tolist() == [2.0]
     assert taken[1] is None
-    assert book.take("x", [0, 1]) == {0: None, 1: None}
+    assert tracker.take("x", [0, 1]) == {0: None, 1: None}

@@ -24,10 +24,10 @@ def test_any_interleaving_completes_the_same_steps(
     next_step = dict.fromkeys(range(len(num_steps)), 0)
     complete = []
     while next_step:
-        may_go_on = sorted(
+        may_resume = sorted(
             worker for worker, step in next_step.items() if step <= steps.version + 1
         )
-        worker = data.draw(st.sampled_from(may_go_on))
+        worker = data.draw(st.sampled_from(may_resume))
         step = next_step[worker]
         if step < num_steps[worker]:
             steps.add(worker, step, part(worker, step))

@@ -126,7 +126,7 @@ def pulled(block: DenseTable) -> np.ndarray:
 
 @pytest.mark.parametrize("num_servers", [2, 3, 41])
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_cut_over_servers_does_not_show(name: str, num_servers: int) -> None:
+def test_snapshot_over_servers_does_not_show(name: str, num_servers: int) -> None:
     """To the byte, in weights and in state; with more servers than elements, too."""
     spec = dense_spec(name, "default", length=37)
     whole = DenseTable(spec)

@@ -29,8 +29,8 @@ def stub_of(channel: grpc.aio.Channel) -> parameter_server_pb2_grpc.ParameterSer
     return parameter_server_pb2_grpc.ParameterServerStub(channel)
 
 
-def done(worker: int) -> control_plane_pb2.DoneRequest:
-    return control_plane_pb2.DoneRequest(worker=worker, step=0)
+def done(worker: int) -> control_plane_pb2.LeaveRequest:
+    return control_plane_pb2.LeaveRequest(worker=worker, step=0)
 
 
 def test_server_ends_when_all_workers_are_done_and_answers_the_last():
@@ -42,9 +42,9 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
             )
         )
         async with grpc.aio.insecure_channel(f"127.0.0.1:{await started}") as channel:
-            await stub_of(channel).Done(done(0), timeout=10)
+            await stub_of(channel).Leave(done(0), timeout=10)
             assert not serving.done()
-            await stub_of(channel).Done(done(1), timeout=10)
+            await stub_of(channel).Leave(done(1), timeout=10)
             assert await serving == ALL_DONE
 
     run(body())
@@ -57,8 +57,8 @@ def test_server_that_stays_is_ready_for_the_next_job():
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(2):
-                await stub_of(channel).Done(done(0), timeout=10)
-                assert store.status().done == frozenset()
+                await stub_of(channel).Leave(done(0), timeout=10)
+                assert store.status().left == frozenset()
         server.end("told to")
         assert await server.wait() == "told to"
         await server.stop()
@@ -180,7 +180,7 @@ def test_call_in_flight_is_answered_when_a_server_stops():
             stopping = asyncio.create_task(server.stop())
             await asyncio.wait([stopping], timeout=0.1)
             assert not stopping.done()
-            store.done(1, step=0)
+            store.leave(1, step=0)
             assert (await waiting).version == 0
             await stopping
 

@@ -15,7 +15,7 @@ from protos.errors import GradientError, WaitTimeoutError
 from protos.futures import Answered
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Missing, Stamp
+from protos.store import Changed, Missing, PushId
 from protos.v1 import control_plane_pb2, data_plane_pb2
 from protos.wire import data_messages, spec_messages
 from protos.wire.grpc_status import METADATA_KEY
@@ -57,18 +57,18 @@ class Service:
         self.activity = Activity(lambda: 0.0)
         self.num_times_all_done = 0
         self.servicer = ParameterServerServicer(
-            self.store, activity=self.activity, on_all_done=self._on_all_done
+            self.store, activity=self.activity, on_all_left=self._on_all_left
         )
 
-    def _on_all_done(self) -> None:
+    def _on_all_left(self) -> None:
         self.num_times_all_done += 1
 
     def push(self, worker: int = 0, at: int | None = None, **part: int) -> Coroutine[Any, Any, Any]:
         grad = SparseGrad(KEYS, np.ones((4, 2), np.float32), 1)
-        stamp = Stamp(
+        push_id = PushId(
             worker=worker, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0
         )
-        request = data_messages.push_grad_request(stamp, PushPart([("t", grad)], [], **part), at)
+        request = data_messages.push_grad_request(push_id, PushPart([("t", grad)], [], **part), at)
         return self.servicer.PushGrad(request, Context())
 
     def pull(self, at: int | None = None) -> Coroutine[Any, Any, Any]:
@@ -142,20 +142,20 @@ def test_pushes_are_taken_while_a_pull_waits_for_them():
     run(body)
 
 
-def test_parcels_are_taken_while_others_wait_for_room():
-    """Many more waiting calls than there could be threads: each sender's second parcel."""
+def test_messages_are_taken_while_others_wait_for_room():
+    """Many more waiting calls than there could be threads: each sender's second message."""
     senders = range(100)
     service = Service(num_workers=100, inbox_bytes=1)
 
     async def post(sender: int, sequence: int) -> None:
-        request = data_plane_pb2.PostParcelRequest(
-            box="box", sender=sender, receiver=0, sequence=sequence, content=b"a"
+        request = data_plane_pb2.PostRequest(
+            exchange="exchange", sender=sender, receiver=0, sequence=sequence, content=b"a"
         )
-        await service.servicer.PostParcel(request, Context())
+        await service.servicer.Post(request, Context())
 
     async def take(received: int) -> int:
-        request = data_plane_pb2.TakeParcelsRequest(box="box", worker=0, received=received)
-        return len((await service.servicer.TakeParcels(request, Context())).parcels)
+        request = data_plane_pb2.TakeRequest(exchange="exchange", worker=0, received=received)
+        return len((await service.servicer.Take(request, Context())).messages)
 
     async def body() -> None:
         waiting = [asyncio.create_task(post(sender, 0)) for sender in senders]
@@ -276,7 +276,9 @@ def test_last_worker_that_is_done_is_told():
     service = Service(num_workers=2)
 
     async def done(worker: int) -> None:
-        await service.servicer.Done(control_plane_pb2.DoneRequest(worker=worker, step=0), Context())
+        await service.servicer.Leave(
+            control_plane_pb2.LeaveRequest(worker=worker, step=0), Context()
+        )
 
     asyncio.run(done(1))
     assert service.num_times_all_done == 0
@@ -304,8 +306,8 @@ def test_lifecycle_is_logged_once(caplog):
 
 def test_push_of_nothing_is_taken():
     service = Service()
-    stamp = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=3, batches=1, pulled=0)
-    request = data_messages.push_grad_request(stamp, PushPart([], []), None)
+    push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=3, batches=1, pulled=0)
+    request = data_messages.push_grad_request(push_id, PushPart([], []), None)
 
     asyncio.run(service.servicer.PushGrad(request, Context()))
 

@@ -67,14 +67,14 @@ def test_many_share(threads: ThreadPoolExecutor, lock: SharedLock) -> None:
 
 def test_one_alone_waits_for_those_who_share(threads: ThreadPoolExecutor, lock: SharedLock) -> None:
     first, second = Holder(threads, lock.shared), Holder(threads, lock.shared)
-    cut = Holder(threads, alone(lock))
-    assert cut.waits
+    snapshot = Holder(threads, alone(lock))
+    assert snapshot.waits
     first.go()
-    assert cut.waits
+    assert snapshot.waits
 
     second.go()
 
-    cut.go()
+    snapshot.go()
 
 
 def test_those_who_come_later_wait_behind_the_one_alone(
@@ -82,16 +82,16 @@ def test_those_who_come_later_wait_behind_the_one_alone(
 ) -> None:
     """So a stream of pushes does not keep a cut away."""
     early = Holder(threads, lock.shared)
-    cut = Holder(threads, alone(lock))
-    assert cut.waits
+    snapshot = Holder(threads, alone(lock))
+    assert snapshot.waits
     late = Holder(threads, lock.shared)
     assert late.waits
 
     early.go()
 
-    assert cut.has_it.wait(LIMIT_S)
+    assert snapshot.has_it.wait(LIMIT_S)
     assert late.waits
-    cut.go()
+    snapshot.go()
     late.go()
 
 
@@ -99,20 +99,20 @@ def test_those_who_waited_to_share_go_before_the_next_one_alone(
     threads: ThreadPoolExecutor, lock: SharedLock
 ) -> None:
     """So a stream of cuts does not keep the pushes away."""
-    cut = Holder(threads, alone(lock))
-    assert cut.has_it.wait(LIMIT_S)
-    next_cut = Holder(threads, alone(lock))
+    snapshot = Holder(threads, alone(lock))
+    assert snapshot.has_it.wait(LIMIT_S)
+    next_snapshot = Holder(threads, alone(lock))
     pushes = [Holder(threads, lock.shared) for _ in range(2)]
-    assert next_cut.waits
+    assert next_snapshot.waits
     assert all(push.waits for push in pushes)
 
-    cut.go()
+    snapshot.go()
 
     assert all(push.has_it.wait(LIMIT_S) for push in pushes)
-    assert next_cut.waits
+    assert next_snapshot.waits
     for push in pushes:
         push.go()
-    next_cut.go()
+    next_snapshot.go()
 
 
 def test_one_alone_gives_up_in_time_and_holds_nobody_up(

@@ -13,7 +13,7 @@ from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, TableSpec
 from ps_server.snapshot.phase_lock import SharedLock
-from ps_server.snapshot.snapshots import Cuts, StoreCut, cut_all
+from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot, snapshot_all
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 from tests.support.marks import changed_rows
@@ -53,7 +53,7 @@ def push(table: SparseTable) -> None:
 
 
 def num_changed(table: SparseTable) -> int:
-    return int(changed_rows(table._regions.cut, 0, KEYS.size).sum())
+    return int(changed_rows(table._regions.snapshot, 0, KEYS.size).sum())
 
 
 class Store:
@@ -61,110 +61,110 @@ class Store:
 
     def __init__(self, clock: Clock | None = None, wait_limit_s: float = LIMIT_S) -> None:
         self.table = new_table()
-        self.cuts = Cuts(
-            lambda _: cut_all([self.table], [], 0, {}),
+        self.snapshots = Snapshots(
+            lambda _: snapshot_all([self.table], [], 0, {}),
             wait_limit_s=wait_limit_s,
             hold_limit_s=60.0,
             monotonic=clock or Clock(),
         )
 
 
-def weights_of(cut: StoreCut) -> float:
-    return float(cut.tables[0].export_shard(0).weights[0, 0])
+def weights_of(snapshot: StoreSnapshot) -> float:
+    return float(snapshot.tables[0].export_shard(0).weights[0, 0])
 
 
-def test_cut_stays_as_it_was() -> None:
+def test_snapshot_stays_as_it_was() -> None:
     store = Store()
     before = store.table.export_shard(0).weights[0, 0]
 
-    store.cuts.take("a")
-    with store.cuts.changing():
+    store.snapshots.take("a")
+    with store.snapshots.changing():
         push(store.table)
 
-    with store.cuts.writing("a") as cut:
-        assert weights_of(cut) == before != store.table.export_shard(0).weights[0, 0]
+    with store.snapshots.writing("a") as snapshot:
+        assert weights_of(snapshot) == before != store.table.export_shard(0).weights[0, 0]
 
 
 def test_saved_rows_have_not_changed_and_those_of_a_failed_save_have() -> None:
     store = Store()
-    store.cuts.take("a")
+    store.snapshots.take("a")
     assert num_changed(store.table) == 0
-    with pytest.raises(KeyError), store.cuts.writing("a"):
+    with pytest.raises(KeyError), store.snapshots.writing("a"):
         raise KeyError
     assert num_changed(store.table) == KEYS.size
 
-    store.cuts.take("b")
-    with store.cuts.writing("b"):
+    store.snapshots.take("b")
+    with store.snapshots.writing("b"):
         pass
 
     assert num_changed(store.table) == 0
 
 
-def test_cut_is_written_once() -> None:
+def test_snapshot_is_written_once() -> None:
     store = Store()
-    store.cuts.take("a")
-    with store.cuts.writing("a"):
+    store.snapshots.take("a")
+    with store.snapshots.writing("a"):
         pass
 
-    with pytest.raises(ProtocolError, match="no cut 'a' to be saved"), store.cuts.writing("a"):
+    with pytest.raises(ProtocolError, match="no cut 'a' to be saved"), store.snapshots.writing("a"):
         pass
 
 
-def test_cut_that_was_not_taken_here_is_refused() -> None:
+def test_snapshot_that_was_not_taken_here_is_refused() -> None:
     """As after a restart; the one that is here stays."""
     store = Store()
-    store.cuts.take("a")
+    store.snapshots.take("a")
 
-    with pytest.raises(ProtocolError, match="no cut 'b' to be saved"), store.cuts.writing("b"):
+    with pytest.raises(ProtocolError, match="no cut 'b' to be saved"), store.snapshots.writing("b"):
         pass
 
-    with store.cuts.writing("a"):
+    with store.snapshots.writing("a"):
         pass
 
 
-def test_next_cut_takes_the_place_of_one_that_was_not_written() -> None:
+def test_next_snapshot_takes_the_place_of_one_that_was_not_written() -> None:
     store = Store()
-    store.cuts.take("a")
+    store.snapshots.take("a")
     push(store.table)
 
-    store.cuts.take("b")
+    store.snapshots.take("b")
 
-    with store.cuts.writing("b") as cut:
-        assert weights_of(cut) == store.table.export_shard(0).weights[0, 0]
+    with store.snapshots.writing("b") as snapshot:
+        assert weights_of(snapshot) == store.table.export_shard(0).weights[0, 0]
 
 
-def test_push_drops_a_cut_that_nobody_came_to_write() -> None:
+def test_push_drops_a_snapshot_that_nobody_came_to_write() -> None:
     """What it keeps would grow with each push."""
     clock = Clock()
     store = Store(clock)
-    store.cuts.take("a")
+    store.snapshots.take("a")
     clock.now += 59
-    with store.cuts.changing():
-        assert store.table._regions.cut.is_cut
+    with store.snapshots.changing():
+        assert store.table._regions.snapshot.is_in_snapshot
     clock.now += 2
 
-    with store.cuts.changing():
-        assert not store.table._regions.cut.is_cut
+    with store.snapshots.changing():
+        assert not store.table._regions.snapshot.is_in_snapshot
 
     assert num_changed(store.table) == KEYS.size
 
 
-def test_pushes_that_a_cut_waited_for_do_not_count_as_time_in_which_nobody_came() -> None:
+def test_pushes_that_a_snapshot_waited_for_do_not_count_as_time_in_which_nobody_came() -> None:
     clock = Clock()
     table = new_table()
 
-    def freeze(_: str) -> StoreCut:
+    def freeze(_: str) -> StoreSnapshot:
         clock.now += 61
-        return cut_all([table], [], 0, {})
+        return snapshot_all([table], [], 0, {})
 
-    cuts = Cuts(freeze, wait_limit_s=LIMIT_S, hold_limit_s=60.0, monotonic=clock)
-    cuts.take("a")
+    snapshots = Snapshots(freeze, wait_limit_s=LIMIT_S, hold_limit_s=60.0, monotonic=clock)
+    snapshots.take("a")
 
-    with cuts.changing():
-        assert table._regions.cut.is_cut
+    with snapshots.changing():
+        assert table._regions.snapshot.is_in_snapshot
 
 
-def test_cut_waits_for_a_save_and_for_pushes_no_longer_than_the_limit_together(
+def test_snapshot_waits_for_a_save_and_for_pushes_no_longer_than_the_limit_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = []
@@ -177,9 +177,9 @@ def test_cut_waits_for_a_save_and_for_pushes_no_longer_than_the_limit_together(
     monkeypatch.setattr(SharedLock, "alone", alone)
     clock = Clock()
     store = Store(clock)
-    store.cuts.take("a")
-    store.cuts._monotonic = itertools.count(clock.now).__next__  # a second passes at each look
-    store.cuts.take("b")
+    store.snapshots.take("a")
+    store.snapshots._monotonic = itertools.count(clock.now).__next__  # a second passes at each look
+    store.snapshots.take("b")
 
     assert limits[0] == LIMIT_S
     assert 0 < limits[1] < LIMIT_S
@@ -188,64 +188,64 @@ def test_cut_waits_for_a_save_and_for_pushes_no_longer_than_the_limit_together(
 def test_long_save_is_not_dropped() -> None:
     clock = Clock()
     store = Store(clock)
-    store.cuts.take("a")
-    with store.cuts.writing("a") as cut:
+    store.snapshots.take("a")
+    with store.snapshots.writing("a") as snapshot:
         clock.now += 10_000
-        with store.cuts.changing():
+        with store.snapshots.changing():
             push(store.table)
-        weights_of(cut)
+        weights_of(snapshot)
 
 
 def test_shrink_waits_for_a_save() -> None:
     store = Store()
-    store.cuts.take("a")
+    store.snapshots.take("a")
     is_between = threading.Event()
 
     def shrink() -> None:
-        with store.cuts.between_saves("a shrink"):
+        with store.snapshots.between_saves("a shrink"):
             is_between.set()
 
     with ThreadPoolExecutor(1) as threads:
         shrinking = threads.submit(shrink)
-        with store.cuts.writing("a"):
+        with store.snapshots.writing("a"):
             assert not is_between.wait(0.02)
         shrinking.result(LIMIT_S)
 
 
-def test_shrink_waits_for_a_cut_to_be_written_but_not_for_one_that_is_overdue() -> None:
+def test_shrink_waits_for_a_snapshot_to_be_written_but_not_for_one_that_is_overdue() -> None:
     clock = Clock()
     store = Store(clock, wait_limit_s=0.0)
-    store.cuts.take("a")
+    store.snapshots.take("a")
     with (
         pytest.raises(WaitTimeoutError, match="a shrink had to wait for a save"),
-        store.cuts.between_saves("a shrink"),
+        store.snapshots.between_saves("a shrink"),
     ):
         pass
     clock.now += 61
 
-    with store.cuts.between_saves("a shrink"):
-        assert not store.table._regions.cut.is_cut
+    with store.snapshots.between_saves("a shrink"):
+        assert not store.table._regions.snapshot.is_in_snapshot
 
 
 def test_second_save_waits_for_the_first_in_vain() -> None:
     store = Store(wait_limit_s=0.0)
-    store.cuts.take("a")
+    store.snapshots.take("a")
     late = pytest.raises(WaitTimeoutError, match="a cut had to wait for a save")
 
-    with store.cuts.writing("a"), late:
-        store.cuts.take("b")
+    with store.snapshots.writing("a"), late:
+        store.snapshots.take("b")
 
 
 def test_what_a_save_cost_is_told() -> None:
     clock = Clock()
     store = Store(clock)
-    assert store.cuts.last is None
-    store.cuts.take("a")
+    assert store.snapshots.last is None
+    store.snapshots.take("a")
     clock.now += 1
-    with store.cuts.writing("a"):
-        going_on = store.cuts.last
+    with store.snapshots.writing("a"):
+        going_on = store.snapshots.last
         clock.now += 4
-    over = store.cuts.last
+    over = store.snapshots.last
 
     assert going_on is not None
     assert over is not None
@@ -255,12 +255,12 @@ def test_what_a_save_cost_is_told() -> None:
 
 def test_failed_save_is_over_too() -> None:
     store = Store()
-    store.cuts.take("a")
-    with suppress(KeyError), store.cuts.writing("a"):
+    store.snapshots.take("a")
+    with suppress(KeyError), store.snapshots.writing("a"):
         raise KeyError
 
-    assert store.cuts.last is not None
-    assert store.cuts.last.is_over
+    assert store.snapshots.last is not None
+    assert store.snapshots.last.is_over
 
 
 def test_out_of_memory_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,21 +269,21 @@ def test_out_of_memory_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*, changes_only: bool) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(tables[1], "begin_cut", fail)
+    monkeypatch.setattr(tables[1], "begin_snapshot", fail)
 
     with pytest.raises(CheckpointError, match="no memory"):
-        cut_all(tables, [DenseTable(TOWER)], 0, {})
+        snapshot_all(tables, [DenseTable(TOWER)], 0, {})
 
-    assert not tables[0]._regions.cut.is_cut
+    assert not tables[0]._regions.snapshot.is_in_snapshot
     assert num_changed(tables[0]) == KEYS.size
 
 
-def test_table_is_cut_by_one_at_a_time() -> None:
+def test_table_is_snapshot_by_one_at_a_time() -> None:
     table = new_table()
-    table.begin_cut()
+    table.begin_snapshot()
 
     with pytest.raises(ProtocolError, match="table 't' is being saved"):
-        table.begin_cut()
+        table.begin_snapshot()
 
 
 def test_table_that_is_out_keeps_no_memory_while_others_are_written() -> None:
@@ -296,13 +296,13 @@ def test_table_that_is_out_keeps_no_memory_while_others_are_written() -> None:
     )
     table, keys = SparseTable(spec), np.arange(40_000, dtype=np.uint64)  # 10 MB
     table.push(SparseGrad(keys, np.ones((keys.size, 64), np.float32), 1))
-    cut = table.begin_cut()
-    cut.export_shard(0)  # compiles
-    table.end_cut(saved=False)
-    cut = table.begin_cut()
+    snapshot = table.begin_snapshot()
+    snapshot.export_shard(0)  # compiles
+    table.end_snapshot(saved=False)
+    snapshot = table.begin_snapshot()
     before = resident_bytes()
 
-    assert sum(cut.export_shard(shard).keys.size for shard in table.shards) == keys.size
+    assert sum(snapshot.export_shard(shard).keys.size for shard in table.shards) == keys.size
 
     assert resident_bytes() - before < 2 * 2**20
-    table.end_cut(saved=True)
+    table.end_snapshot(saved=True)

@@ -146,7 +146,7 @@ def test_impossible_spec_is_refused(changes: dict[str, object], message: str) ->
         DenseTable(spec_of(**changes))
 
 
-def test_declaring_anew_keeps_weights_and_takes_the_new_rate() -> None:
+def test_declaring_afresh_keeps_weights_and_takes_the_new_rate() -> None:
     block = DenseTable(spec_of(segments=(DenseSegment(length=1, initializer=ZEROS),)))
     gradient = DenseGrad(np.ones(1, np.float32), 1)
     block.push(gradient)

@@ -160,15 +160,17 @@ def test_rows_do_not_depend_on_the_number_of_servers(num_servers: int) -> None:
 
 
 @settings(max_examples=20)
-@given(order=st.permutations(range(120)), cut=st.integers(0, 120))
-def test_rows_do_not_depend_on_the_order_in_which_keys_came(order: list[int], cut: int) -> None:
+@given(order=st.permutations(range(120)), snapshot=st.integers(0, 120))
+def test_rows_do_not_depend_on_the_order_in_which_keys_came(
+    order: list[int], snapshot: int
+) -> None:
     spec = spec_of(num_shards=2)
     keys = random_keys(120)
     expected, shuffled = SparseTable(spec), SparseTable(spec)
     expected.push(ones(keys))
 
-    shuffled.push(ones(keys[order[:cut]]))
-    shuffled.push(ones(keys[order[cut:]]))
+    shuffled.push(ones(keys[order[:snapshot]]))
+    shuffled.push(ones(keys[order[snapshot:]]))
 
     assert exported(shuffled) == exported(expected)
 
@@ -342,7 +344,7 @@ def test_server_exports_its_shards_only() -> None:
     assert list(table.shards) == [1, 4, 7]
 
 
-def test_declaring_anew_keeps_rows_and_takes_the_new_rate() -> None:
+def test_declaring_afresh_keeps_rows_and_takes_the_new_rate() -> None:
     table = SparseTable(spec_of(initializer=InitializerSpec()))
     table.push(ones(keys_of(1)))
 
@@ -394,7 +396,7 @@ def test_table_that_runs_out_of_memory_keeps_its_rows(
     """Whichever of its three arrays could not grow; and it goes on once there is memory."""
     spec = spec_of(num_shards=1, initializer=InitializerSpec())
     full = INITIAL_SLOTS * MAX_LOAD_PERCENT // 100
-    table = SparseTable(spec, num_observers=1, region_bytes=full * 16)  # full at once
+    table = SparseTable(spec, num_subscribers=1, region_bytes=full * 16)  # full at once
     keys = random_keys(2 * full)
     table.push(ones(keys[:full]))
     with monkeypatch.context() as patch:

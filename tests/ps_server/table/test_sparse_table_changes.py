@@ -1,4 +1,4 @@
-"""What an observer of a table is told: each row that changed since it last took it."""
+"""What a subscriber of a table is told: each row that changed since it last took it."""
 
 import re
 
@@ -17,7 +17,7 @@ from tests.support.address_space import map_some
 ALL = 10**9
 
 
-def new_table(num_observers: int = 1, **settings: int) -> SparseTable:
+def new_table(num_subscribers: int = 1, **settings: int) -> SparseTable:
     """Returns a table whose weights go down by what is pushed."""
     spec = TableSpec(
         name="t",
@@ -26,7 +26,7 @@ def new_table(num_observers: int = 1, **settings: int) -> SparseTable:
         optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
         num_shards=4,
     )
-    return SparseTable(spec, num_observers=num_observers, **settings)
+    return SparseTable(spec, num_subscribers=num_subscribers, **settings)
 
 
 def push(table: SparseTable, *keys: int) -> None:
@@ -37,8 +37,8 @@ def keys_of(*keys: int) -> Keys:
     return np.array(keys, np.uint64)
 
 
-def take(table: SparseTable, observer: int = 0, max_rows: int = ALL) -> dict[int, list[float]]:
-    keys, weights = table.take_changed(observer, max_rows)
+def take(table: SparseTable, subscriber: int = 0, max_rows: int = ALL) -> dict[int, list[float]]:
+    keys, weights = table.take_changed(subscriber, max_rows)
     assert weights.shape == (keys.size, 2)
     return dict(zip(keys.tolist(), weights.tolist(), strict=True))
 
@@ -91,17 +91,17 @@ def test_reading_changes_nothing() -> None:
     assert take(table) == {}
 
 
-@pytest.mark.parametrize("observer", [0, 1, 63, 64, 127, 128, 129])
-def test_each_observer_takes_for_itself(observer: int) -> None:
+@pytest.mark.parametrize("subscriber", [0, 1, 63, 64, 127, 128, 129])
+def test_each_subscriber_takes_for_itself(subscriber: int) -> None:
     """Also those whose bits stand in further words."""
-    table = new_table(num_observers=130)
+    table = new_table(num_subscribers=130)
     push(table, 1, 2)
 
-    assert take(table, observer).keys() == {1, 2}
+    assert take(table, subscriber).keys() == {1, 2}
 
-    assert take(table, observer) == {}
+    assert take(table, subscriber) == {}
     for other in range(130):
-        if other != observer:
+        if other != subscriber:
             assert take(table, other).keys() == {1, 2}
 
 
@@ -138,15 +138,17 @@ def test_server_without_shards_has_no_changes() -> None:
     assert take(table) == {}
 
 
-@pytest.mark.parametrize(("num_observers", "observer"), [(0, 0), (2, 2), (2, -1)])
-def test_observer_that_the_table_does_not_know_is_refused(
-    num_observers: int, observer: int
+@pytest.mark.parametrize(("num_subscribers", "subscriber"), [(0, 0), (2, 2), (2, -1)])
+def test_subscriber_that_the_table_does_not_know_is_refused(
+    num_subscribers: int, subscriber: int
 ) -> None:
-    table = new_table(num_observers)
+    table = new_table(num_subscribers)
 
-    message = f"'t' remembers changes for {num_observers} observers, not for observer {observer}"
+    message = (
+        f"'t' remembers changes for {num_subscribers} subscribers, not for subscriber {subscriber}"
+    )
     with pytest.raises(ProtocolError, match=re.escape(message)):
-        table.take_changed(observer, 1)
+        table.take_changed(subscriber, 1)
 
 
 @pytest.mark.parametrize("max_rows", [0, -1])
@@ -158,9 +160,11 @@ def test_taking_no_rows_is_refused(max_rows: int) -> None:
         table.take_changed(0, max_rows)
 
 
-@pytest.mark.parametrize(("num_observers", "word_bytes"), [(0, 0), (1, 8), (64, 8), (65, 16)])
-def test_status_counts_the_bytes_that_observers_take(num_observers: int, word_bytes: int) -> None:
-    table, plain = new_table(num_observers), new_table(0)
+@pytest.mark.parametrize(("num_subscribers", "word_bytes"), [(0, 0), (1, 8), (64, 8), (65, 16)])
+def test_status_counts_the_bytes_that_subscribers_take(
+    num_subscribers: int, word_bytes: int
+) -> None:
+    table, plain = new_table(num_subscribers), new_table(0)
 
     push(table, 1, 2, 3)
     push(plain, 1, 2, 3)
@@ -175,7 +179,7 @@ def test_no_change_is_lost_where_only_the_rows_grow_in_place(
     monkeypatch.setattr(
         "ps_server.table.memory.arena.mmap.mmap", map_some([True, False, True, True])
     )
-    table = new_table(num_observers=1000)
+    table = new_table(num_subscribers=1000)
     keys = range(5000)
 
     push(table, *keys)
@@ -186,17 +190,17 @@ def test_no_change_is_lost_where_only_the_rows_grow_in_place(
 
 @pytest.mark.parametrize("source", [0, 1, 63, 64, 69])
 def test_sender_of_a_push_does_not_hear_of_it(source: int) -> None:
-    table = new_table(num_observers=70)
+    table = new_table(num_subscribers=70)
     grad = SparseGrad(np.arange(5, dtype=np.uint64), np.ones((5, table.spec.dim), np.float32), 1)
 
     table.push(grad, source)
 
-    heard = [table.take_changed(observer, 10)[0].size for observer in range(70)]
-    assert heard == [0 if observer == source else 5 for observer in range(70)]
+    heard = [table.take_changed(subscriber, 10)[0].size for subscriber in range(70)]
+    assert heard == [0 if subscriber == source else 5 for subscriber in range(70)]
 
 
 def test_own_push_does_not_hide_what_others_changed_before() -> None:
-    table = new_table(num_observers=2)
+    table = new_table(num_subscribers=2)
     grad = SparseGrad(np.arange(5, dtype=np.uint64), np.ones((5, table.spec.dim), np.float32), 1)
 
     table.push(grad, 1)
@@ -207,7 +211,7 @@ def test_own_push_does_not_hide_what_others_changed_before() -> None:
 
 
 def test_table_begins_to_record_with_every_row_changed() -> None:
-    table = new_table(num_observers=0)
+    table = new_table(num_subscribers=0)
     keys = np.arange(3000, dtype=np.uint64)
     push(table, *keys.tolist())
 
@@ -219,8 +223,8 @@ def test_table_begins_to_record_with_every_row_changed() -> None:
     assert sorted(take(table, 1)) == list(range(3001))
 
 
-def test_recording_begins_anew_for_other_observers() -> None:
-    table = new_table(num_observers=1)
+def test_recording_begins_afresh_for_other_subscribers() -> None:
+    table = new_table(num_subscribers=1)
     push(table, 1, 2)
     take(table)
 
@@ -233,7 +237,7 @@ def test_recording_begins_anew_for_other_observers() -> None:
 
 
 def test_empty_table_begins_to_record() -> None:
-    table = new_table(num_observers=0)
+    table = new_table(num_subscribers=0)
 
     table.record_changes(1)
 

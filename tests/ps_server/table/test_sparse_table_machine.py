@@ -19,7 +19,7 @@ from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.contents import Rows
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_snapshot import TableCut
+from ps_server.table.table_snapshot import TableSnapshot
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
 from tests.support.address_space import map_some
@@ -53,18 +53,18 @@ class TableMachine(RuleBasedStateMachine):
     @initialize(
         mapped=st.lists(st.booleans(), min_size=4, max_size=4),
         region_bytes=st.sampled_from([1, 400, 5000, 2**30]),
-        num_observers=st.sampled_from([0, 1, 65, 1000]),
+        num_subscribers=st.sampled_from([0, 1, 65, 1000]),
     )
-    def build(self, mapped: list[bool], region_bytes: int, num_observers: int) -> None:
+    def build(self, mapped: list[bool], region_bytes: int, num_subscribers: int) -> None:
         """Of rows, words of changes, marks and index some can grow in place and some are copied."""
         with patch("ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
             self.table = SparseTable(
-                self.spec, num_observers=num_observers, region_bytes=region_bytes
+                self.spec, num_subscribers=num_subscribers, region_bytes=region_bytes
             )
-        self.reference = ReferenceTable(self.spec, num_observers)
-        self.cut: TableCut | None = None
+        self.reference = ReferenceTable(self.spec, num_subscribers)
+        self.snapshot: TableSnapshot | None = None
         self.unsaved: set[int] = set()
-        self.moved_in_cut = False
+        self.moved_in_snapshot = False
 
     @rule(keys=st.lists(KEYS, max_size=40), data=st.data(), examples=st.sampled_from([1, 2]))
     def push(self, keys: list[int], data: st.DataObject, examples: int) -> None:
@@ -104,10 +104,10 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data(), max_rows=st.sampled_from([1, 2, 7, 50, 10**9]))
     def take_changed(self, data: st.DataObject, max_rows: int) -> None:
         last = len(self.reference.changed) - 1
-        observer = data.draw(st.sampled_from(sorted({0, last // 2, last})))
-        changed = self.reference.changed[observer]
+        subscriber = data.draw(st.sampled_from(sorted({0, last // 2, last})))
+        changed = self.reference.changed[subscriber]
 
-        keys, weights = self.table.take_changed(observer, max_rows)
+        keys, weights = self.table.take_changed(subscriber, max_rows)
 
         assert keys.size == len(set(keys.tolist())) == min(max_rows, len(changed))
         assert changed.issuperset(keys.tolist())
@@ -119,41 +119,43 @@ class TableMachine(RuleBasedStateMachine):
     def evict(self, max_norm: float) -> None:
         assert self.table.shrink(max_norm=max_norm).rows == self.reference.evict(max_norm)
         self.unsaved.intersection_update(self.reference.weights)
-        self.moved_in_cut |= self.cut is not None
+        self.moved_in_snapshot |= self.snapshot is not None
 
-    @precondition(lambda self: self.cut is None)
+    @precondition(lambda self: self.snapshot is None)
     @rule(
         stretch_rows=st.sampled_from([1, 3, 2048]),
         mapped=st.lists(st.booleans(), min_size=2, max_size=2),
     )
-    def begin_cut(self, stretch_rows: int, mapped: list[bool]) -> None:
+    def begin_snapshot(self, stretch_rows: int, mapped: list[bool]) -> None:
         with patch("ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
-            self.cut = self.table.begin_cut()
-        self.copies = [self.cut.copy_shard(shard, stretch_rows=stretch_rows) for shard in (0, 1)]
-        self.at_cut = dict(self.reference.weights)
+            self.snapshot = self.table.begin_snapshot()
+        self.copies = [
+            self.snapshot.copy_shard(shard, stretch_rows=stretch_rows) for shard in (0, 1)
+        ]
+        self.at_snapshot = dict(self.reference.weights)
         self.unsaved_before, self.unsaved = self.unsaved, set()
-        self.moved_before, self.moved_in_cut = self.moved_in_cut, False
+        self.moved_before, self.moved_in_snapshot = self.moved_in_snapshot, False
 
-    @precondition(lambda self: self.cut is not None)
+    @precondition(lambda self: self.snapshot is not None)
     @rule(shard=st.sampled_from([0, 1]), steps=st.sampled_from([1, 2, 30, 1000]))
     def copy(self, shard: int, steps: int) -> None:
         for _ in range(steps):
             if not self.copies[shard].is_done:
                 self.copies[shard].step()
 
-    @precondition(lambda self: self.cut is not None)
+    @precondition(lambda self: self.snapshot is not None)
     @rule(saved=st.booleans(), is_whole=st.booleans())
-    def end_cut(self, saved: bool, is_whole: bool) -> None:
+    def end_snapshot(self, saved: bool, is_whole: bool) -> None:
         """A save may fail before all shards were copied."""
         if saved or is_whole:
-            self.compare_with_cut()
-        self.table.end_cut(saved=saved)
-        self.cut = None
+            self.compare_with_snapshot()
+        self.table.end_snapshot(saved=saved)
+        self.snapshot = None
         if not saved:
             self.unsaved |= self.unsaved_before & self.reference.weights.keys()
-            self.moved_in_cut |= self.moved_before
+            self.moved_in_snapshot |= self.moved_before
 
-    def compare_with_cut(self) -> None:
+    def compare_with_snapshot(self) -> None:
         found: dict[int, list[float]] = {}
         for copy in self.copies:
             while not copy.is_done:
@@ -161,8 +163,8 @@ class TableMachine(RuleBasedStateMachine):
             rows = copy.rows()
             assert rows.keys.tolist() == sorted(rows.keys.tolist())
             found |= dict(zip(rows.keys.tolist(), rows.weights.tolist(), strict=True))
-        assert found.keys() == self.at_cut.keys()
-        expected = [self.at_cut[key] for key in found]
+        assert found.keys() == self.at_snapshot.keys()
+        expected = [self.at_snapshot[key] for key in found]
         np.testing.assert_allclose(list(found.values()), expected, atol=1e-4)
 
     @invariant()
@@ -174,8 +176,8 @@ class TableMachine(RuleBasedStateMachine):
         marked: set[int] = set()
         for shard in self.table.shards:
             keys = regions.arrays.keys[regions.rows_of(shard), 0]
-            marked.update(keys[changed_rows(regions.cut, shard, keys.size)].tolist())
-        if self.moved_in_cut:
+            marked.update(keys[changed_rows(regions.snapshot, shard, keys.size)].tolist())
+        if self.moved_in_snapshot:
             assert marked >= self.unsaved
         else:
             assert marked == self.unsaved

@@ -20,7 +20,7 @@ def new_table():
     return SparseTable(TableSpec(
         name="t", dim=10, initializer=InitializerSpec(scale=0.01),
         optimizer=OptimizerSpec(name=sys.argv[1], params={"learning_rate": 1.0}),
-    ), num_observers=int(sys.argv[3]))
+    ), num_subscribers=int(sys.argv[3]))
 
 def fill(table, num_rows):
     values = np.zeros((min(num_rows, 100_000), 10), np.float32)
@@ -47,13 +47,13 @@ used_bytes(table, before)
 STATE_WIDTHS = {"sgd": 0, "adagrad": 10}
 
 
-def used_bytes(optimizer: str, num_rows: int, num_observers: int = 0) -> list[list[int]]:
+def used_bytes(optimizer: str, num_rows: int, num_subscribers: int = 0) -> list[list[int]]:
     """Returns the bytes that a table takes, and those that it says it takes.
 
     First of all rows, then of the eighth that is left after evicting.
     """
     output = subprocess.run(
-        [sys.executable, "-c", MEASURE, optimizer, str(num_rows), str(num_observers)],
+        [sys.executable, "-c", MEASURE, optimizer, str(num_rows), str(num_subscribers)],
         check=True,
         capture_output=True,
         text=True,
@@ -77,7 +77,7 @@ def test_row_takes_at_most_1_6_times_its_key_and_numbers(optimizer: str, num_row
 
 def test_memory_of_evicted_rows_goes_back_to_the_system() -> None:
     """But for pages with a row that is left, and for the buffers of whoever pushed."""
-    (before, _), (after, declared) = used_bytes("adagrad", 2_000_000, num_observers=100)
+    (before, _), (after, declared) = used_bytes("adagrad", 2_000_000, num_subscribers=100)
 
     assert declared < before / 7
     assert after < declared + 10 * 2**20

@@ -67,7 +67,7 @@ def test_table_is_as_if_it_had_never_had_the_rows(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_removed_key_starts_anew(name: str) -> None:
+def test_removed_key_starts_afresh(name: str) -> None:
     """With its initial weights and state."""
     table, fresh = SparseTable(spec_of(name)), SparseTable(spec_of(name))
     gradient = SparseGrad(SMALL[:9], np.ones((9, 2), np.float32), 1)
@@ -131,25 +131,25 @@ def test_server_evicts_from_its_shards_only() -> None:
     assert table.status.expired == keys.size
 
 
-@pytest.mark.parametrize("num_observers", [1, 100])
-def test_changes_that_were_not_taken_stay_with_their_rows(num_observers: int) -> None:
+@pytest.mark.parametrize("num_subscribers", [1, 100])
+def test_changes_that_were_not_taken_stay_with_their_rows(num_subscribers: int) -> None:
     """Those of rows that moved; evicted rows are no change."""
-    observer = num_observers - 1
-    table = SparseTable(spec_of(), num_observers=num_observers)
+    subscriber = num_subscribers - 1
+    table = SparseTable(spec_of(), num_subscribers=num_subscribers)
     fill(table, np.arange(6000, dtype=np.uint64))
-    table.take_changed(observer, 6000)
+    table.take_changed(subscriber, 6000)
     fill(table, np.arange(3000, 6000, dtype=np.uint64))
 
     table.shrink(max_norm=2.0)
 
-    keys, weights = table.take_changed(observer, 6000)
+    keys, weights = table.take_changed(subscriber, 6000)
     assert sorted(keys.tolist()) == LARGE[1500:].tolist()
     assert (weights == [6, 8]).all()
 
 
-def test_observer_in_the_middle_of_its_round_misses_no_change() -> None:
+def test_subscriber_in_the_middle_of_its_round_misses_no_change() -> None:
     """Even when the row that it stopped at is no longer there."""
-    table = SparseTable(spec_of(), num_observers=1)
+    table = SparseTable(spec_of(), num_subscribers=1)
     fill(table, np.arange(6000, dtype=np.uint64))
     taken = set(table.take_changed(0, 5990)[0].tolist())
 

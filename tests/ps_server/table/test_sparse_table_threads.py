@@ -22,7 +22,7 @@ OCCURRENCES = 20_000
 ALL_KEYS: Keys = np.random.default_rng(0).integers(0, 2**64, NUM_KEYS, np.uint64)
 
 
-def new_table(region_bytes: int, num_observers: int = 0) -> SparseTable:
+def new_table(region_bytes: int, num_subscribers: int = 0) -> SparseTable:
     """Returns a table that counts: each push of ones takes 1 from the weights, exactly."""
     spec = TableSpec(
         name="t",
@@ -31,7 +31,7 @@ def new_table(region_bytes: int, num_observers: int = 0) -> SparseTable:
         optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
         num_shards=8,
     )
-    return SparseTable(spec, region_bytes=region_bytes, num_observers=num_observers)
+    return SparseTable(spec, region_bytes=region_bytes, num_subscribers=num_subscribers)
 
 
 def push_random_keys(table: SparseTable, seed: int, counts: np.ndarray) -> None:
@@ -101,9 +101,9 @@ def test_exports_see_whole_rows_while_others_push() -> None:
 
 
 @pytest.mark.parametrize("region_bytes", [1000, 2**30], ids=["copied", "reserved"])
-def test_observer_that_takes_while_others_push_misses_no_change(region_bytes: int) -> None:
+def test_subscriber_that_takes_while_others_push_misses_no_change(region_bytes: int) -> None:
     """What it took last of each row is the row as it is in the end."""
-    table = new_table(region_bytes, num_observers=2)
+    table = new_table(region_bytes, num_subscribers=2)
     seen: dict[int, float] = {}
 
     def take() -> int:
@@ -129,7 +129,7 @@ def test_observer_that_takes_while_others_push_misses_no_change(region_bytes: in
 @pytest.mark.parametrize("region_bytes", [1000, 2**30], ids=["copied", "reserved"])
 def test_evicting_while_others_push_removes_small_rows_alone(region_bytes: int) -> None:
     """Rows of zeros come and go between those that are pushed."""
-    table = new_table(region_bytes, num_observers=1)
+    table = new_table(region_bytes, num_subscribers=1)
     zeros = SparseGrad(~ALL_KEYS, np.zeros((NUM_KEYS, DIM), np.float32), 1)
 
     def push_and_evict() -> None:

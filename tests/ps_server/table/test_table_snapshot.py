@@ -58,27 +58,27 @@ class OneShard:
 
     def marked(self) -> set[int]:
         keys = self.regions.arrays.keys[self.regions.rows_of(0), 0]
-        return set(keys[changed_rows(self.regions.cut, 0, keys.size)].tolist())
+        return set(keys[changed_rows(self.regions.snapshot, 0, keys.size)].tolist())
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_removed_rows_are_in_the_cut(seed: int) -> None:
+def test_removed_rows_are_in_the_snapshot(seed: int) -> None:
     random = np.random.default_rng(seed)
     shard = OneShard()
     shard.toggle(random.permutation(NUM_KEYS).astype(np.uint64), 0.0)
     for number in range(1, 6):
-        shard.regions.begin_cut()
-        at_cut = dict(shard.expected)
+        shard.regions.begin_snapshot()
+        at_snapshot = dict(shard.expected)
         copy = ShardCopy(shard.regions, threading.Lock(), 0, stretch_rows=17)
         while not copy.is_done:
             shard.toggle(random.choice(NUM_KEYS, 9, replace=False).astype(np.uint64), number)
             copy.step()
 
         rows = copy.rows()
-        shard.regions.end_cut(saved=True)
+        shard.regions.end_snapshot(saved=True)
 
-        assert rows.keys.tolist() == sorted(at_cut)
-        assert rows.weights[:, 0].tolist() == [at_cut[key] for key in sorted(at_cut)]
+        assert rows.keys.tolist() == sorted(at_snapshot)
+        assert rows.weights[:, 0].tolist() == [at_snapshot[key] for key in sorted(at_snapshot)]
 
 
 def test_rows_that_have_been_copied_are_not_kept() -> None:
@@ -86,14 +86,14 @@ def test_rows_that_have_been_copied_are_not_kept() -> None:
     shard = OneShard()
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
     shard.toggle(keys, 0.0)
-    shard.regions.begin_cut()
+    shard.regions.begin_snapshot()
     copy = ShardCopy(shard.regions, threading.Lock(), 0, stretch_rows=NUM_KEYS // 2)
     for _ in range(3):  # both stretches of the keys, and the first one of the rows
         copy.step()
 
     shard.toggle(keys[:10], 1.0)  # the last rows go into their places
 
-    kept = shard.regions.cut.kept_rows(0)[:, 0]
+    kept = shard.regions.snapshot.kept_rows(0)[:, 0]
     assert kept.tolist() == list(range(NUM_KEYS - 1, NUM_KEYS - 11, -1))
 
 
@@ -103,24 +103,24 @@ def test_mark_goes_along_with_a_row_that_moves(seed: int) -> None:
     random = np.random.default_rng(seed)
     shard = OneShard()
     shard.toggle(random.permutation(NUM_KEYS).astype(np.uint64), 0.0)
-    shard.regions.begin_cut()
-    shard.regions.end_cut(saved=True)
+    shard.regions.begin_snapshot()
+    shard.regions.end_snapshot(saved=True)
     shard.unsaved.clear()
     for _ in range(20):
         shard.toggle(random.choice(NUM_KEYS, 9, replace=False).astype(np.uint64), 1.0)
         assert shard.marked() == shard.unsaved
 
-    shard.regions.begin_cut()
+    shard.regions.begin_snapshot()
     for _ in range(5):
         shard.toggle(random.choice(NUM_KEYS, 9, replace=False).astype(np.uint64), 2.0)
-    shard.regions.end_cut(saved=False)
+    shard.regions.end_snapshot(saved=False)
 
     assert shard.marked() >= shard.unsaved
 
 
 def faults_of_marking(regions: RowRegions) -> int:
     """Returns how many pages it takes to set the first mark on each page of marks."""
-    words = regions.arrays.cut.marks
+    words = regions.arrays.snapshot.marks
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     words[: MANY_ROWS // 64 : mmap.PAGESIZE // 8] |= np.uint64(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -129,13 +129,13 @@ def faults_of_marking(regions: RowRegions) -> int:
 MANY_ROWS = 64 * 8 * mmap.PAGESIZE  # 64 pages of marks
 
 
-def test_prepared_cut_has_the_memory_of_its_marks() -> None:
+def test_prepared_snapshot_has_the_memory_of_its_marks() -> None:
     regions = RowRegions(RowLayout(dim=0, state_width=0), num_shards=1, shards=range(1))
     regions.num_rows[0] = MANY_ROWS
-    regions.cut.prepare(regions.num_rows)
-    regions.begin_cut()
+    regions.snapshot.prepare(regions.num_rows)
+    regions.begin_snapshot()
 
-    assert not regions.arrays.cut.marks[: MANY_ROWS // 64].any()
+    assert not regions.arrays.snapshot.marks[: MANY_ROWS // 64].any()
     assert faults_of_marking(regions) < 32
 
 
@@ -143,9 +143,9 @@ def test_what_changes_between_preparing_and_cutting_is_in_the_cut() -> None:
     shard = OneShard()
     keys = np.arange(NUM_KEYS, dtype=np.uint64)
     shard.toggle(keys[:10], 0.0)
-    shard.regions.cut.prepare(shard.regions.num_rows)
+    shard.regions.snapshot.prepare(shard.regions.num_rows)
     shard.toggle(keys[10:], 1.0)
-    shard.regions.begin_cut()
+    shard.regions.begin_snapshot()
     copy = ShardCopy(shard.regions, threading.Lock(), 0, stretch_rows=NUM_KEYS)
     shard.toggle(keys, 2.0)
     shard.toggle(keys, 3.0)

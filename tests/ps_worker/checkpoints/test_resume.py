@@ -44,7 +44,7 @@ def run(job: Job, *, num_workers: int = 2, pushes: int | None = None) -> list[Su
     whole = ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
     store = whole if pushes is None else KilledStore(whole, pushes)
     sessions = [
-        Session(plan, store, worker=worker, num_workers=num_workers, is_embedded=num_workers == 1)
+        Session(plan, store, worker=worker, num_workers=num_workers, is_in_process=num_workers == 1)
         for worker in range(num_workers)
     ]
     try:
@@ -94,7 +94,7 @@ def test_killed_run_ends_as_one_that_was_never_stopped(
 
 
 @pytest.mark.parametrize("pushes", range(1, 45, 4))
-def test_embedded_run_goes_on_from_wherever_it_was_killed(
+def test_in_process_run_goes_on_from_wherever_it_was_killed(
     pushes: int, clicks: Path, tmp_path: Path
 ) -> None:
     settings = ["strategy.mode=async", "checkpoint.every_steps=5"]
@@ -205,8 +205,8 @@ def test_refusal_says_how_to_start_from_the_model_alone(clicks: Path, tmp_path: 
     with pytest.raises(JobError, match=re.escape(advice)):
         run_first(job)
 
-    anew = ["checkpoint.resume=false", f"checkpoint.load={url}"]
-    assert run(job_of(clicks, tmp_path / "anew", *anew))
+    fresh = ["checkpoint.resume=false", f"checkpoint.load={url}"]
+    assert run(job_of(clicks, tmp_path / "fresh", *fresh))
 
 
 def test_run_whose_latest_is_lost_goes_on_from_the_newest(

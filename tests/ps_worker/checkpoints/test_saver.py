@@ -13,7 +13,7 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.saver import Saver, Schedule
 from ps_worker.job.sections.checkpoint import CheckpointSection
-from tests.support.stores import embedded
+from tests.support.stores import in_process
 
 LIMIT_S = 10.0
 
@@ -72,10 +72,10 @@ class SlowStore(ParameterStore):
         attachments: Mapping[str, bytes],
         *,
         base: str = "",
-        on_cut: Callable[[], None] | None = None,
+        on_snapshot: Callable[[], None] | None = None,
     ) -> str:
-        assert on_cut is not None
-        on_cut()
+        assert on_snapshot is not None
+        on_snapshot()
         assert self.write.wait(LIMIT_S)
         if self.error is not None:
             raise self.error
@@ -127,7 +127,7 @@ def kinds(folder: Path) -> dict[str, str | None]:
 
 
 def test_in_mode_delta_one_of_so_many_checkpoints_is_full(tmp_path: Path) -> None:
-    saver = saver_of(embedded(), tmp_path, mode="delta", full_every=3)
+    saver = saver_of(in_process(), tmp_path, mode="delta", full_every=3)
 
     for step in range(1, 6):
         saver.save(f"step-{step}", step, {})
@@ -140,7 +140,7 @@ def test_in_mode_delta_one_of_so_many_checkpoints_is_full(tmp_path: Path) -> Non
 def test_a_delta_that_is_not_possible_becomes_a_full_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = embedded()
+    store = in_process()
     saver = saver_of(store, tmp_path, mode="delta")
     saver.save("step-1", 1, {})
     saver.finish()
@@ -160,11 +160,13 @@ def next_steps(saver: Saver) -> None:
 
 
 @pytest.mark.parametrize(
-    "go_on",
+    "resume",
     [next_steps, lambda saver: saver.save("epoch-1", 4, {}), Saver.finish],
     ids=["next step", "next checkpoint", "end"],
 )
-def test_checkpoint_that_fails_ends_the_run(go_on: Callable[[Saver], None], tmp_path: Path) -> None:
+def test_checkpoint_that_fails_ends_the_run(
+    resume: Callable[[Saver], None], tmp_path: Path
+) -> None:
     store = SlowStore()
     store.error = CheckpointError("no space left")
     saver = saver_of(store, tmp_path, every_steps=3)
@@ -172,7 +174,7 @@ def test_checkpoint_that_fails_ends_the_run(go_on: Callable[[Saver], None], tmp_
     store.write.set()
 
     with pytest.raises(CheckpointError, match="no space left"):
-        go_on(saver)
+        resume(saver)
 
     assert saver.latest is None
 
@@ -218,7 +220,7 @@ def test_each_removed_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptu
 def test_of_checkpoints_that_were_there_only_those_of_the_run_go(
     own: list[str], tmp_path: Path
 ) -> None:
-    store = embedded()
+    store = in_process()
     for name in ("step-1", "step-2", "best"):
         store.save(str(tmp_path / name), {})
     store.save(str(tmp_path / "serving"), {}, base=str(tmp_path / "best"))

@@ -16,14 +16,14 @@ from protos.errors import (
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.placement import route
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Missing, Parcel, Pulled, ReduceOp, Stamp
+from protos.store import Changed, Message, Missing, Pulled, PushId, ReduceOp
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import Answer, LocalTransport
 
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
 KEYS = np.arange(1000, dtype=np.uint64)
-STAMP = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
+STAMP = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
 
 
 def transport_to(num_servers: int) -> LocalTransport:
@@ -150,7 +150,7 @@ def test_pace_is_kept_by_the_first_server_alone():
     assert transport.calls == [(0, "advance", (0, 5, 0))]
 
 
-def test_all_parcels_for_a_worker_go_to_one_server():
+def test_all_messages_for_a_worker_go_to_one_server():
     stores = [
         ParameterStore(num_workers=4, server_index=server, num_servers=3) for server in range(3)
     ]
@@ -158,21 +158,21 @@ def test_all_parcels_for_a_worker_go_to_one_server():
     client = ClusterClient(transport)
 
     for receiver in range(4):
-        parcel = Parcel(sender=1, receiver=receiver, sequence=0, content=b"a")
-        client.post_parcel("box", parcel).result()
-        client.take_parcels("box", receiver, received=0).result()
+        message = Message(sender=1, receiver=receiver, sequence=0, content=b"a")
+        client.post("exchange", message).result()
+        client.take("exchange", receiver, received=0).result()
 
     assert [(server, call) for server, call, _ in transport.calls] == [
-        (server, call) for server in (0, 1, 2, 0) for call in ("post_parcel", "take_parcels")
+        (server, call) for server in (0, 1, 2, 0) for call in ("post", "take")
     ]
 
 
-def test_parcel_too_large_for_a_message_is_refused_before_it_is_sent():
+def test_message_too_large_for_a_message_is_refused_before_it_is_sent():
     transport = transport_to(1)
-    parcel = Parcel(sender=0, receiver=0, sequence=0, content=bytes(MAX_MESSAGE_BYTES))
+    message = Message(sender=0, receiver=0, sequence=0, content=bytes(MAX_MESSAGE_BYTES))
 
-    with pytest.raises(ProtocolError, match="a parcel of 16777216 bytes does not fit"):
-        client_of(transport).post_parcel("box", parcel)
+    with pytest.raises(ProtocolError, match="a message of 16777216 bytes does not fit"):
+        client_of(transport).post("exchange", message)
 
     assert not transport.calls
 

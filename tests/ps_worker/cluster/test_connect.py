@@ -11,7 +11,7 @@ from ps_worker.cluster.transport import ServerStatus
 from tests.support.local_transport import Answer
 
 STATUS = StoreStatus(
-    version=0, tables={}, examples={}, done=frozenset(), staleness=Staleness(), progress={}
+    version=0, tables={}, examples={}, left=frozenset(), staleness=Staleness(), progress={}
 )
 
 

@@ -14,7 +14,7 @@ from protos.chunking import PushPart
 from protos.errors import TransportError, UnknownTableError, WrongServerError
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Parcel, Pulled, Stamp
+from protos.store import Message, Missing, Pulled, PushId
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from ps_server.rpc.health import is_serving
 from ps_server.store import ParameterStore
@@ -23,7 +23,7 @@ from tests.support.cluster import cluster
 
 # ruff: noqa: N802 - RPC methods carry their names on the wire
 
-STAMP = Stamp(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
+STAMP = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
 KEYS = np.arange(10, dtype=np.uint64)
 
 
@@ -47,17 +47,17 @@ class FailingServicer(parameter_server_pb2_grpc.ParameterServerServicer):
     def PullChanged(self, request, context):
         return self._answer("PullChanged", context, data_plane_pb2.PullChangedResponse())
 
-    def PostParcel(self, request, context):
-        return self._answer("PostParcel", context, data_plane_pb2.PostParcelResponse())
+    def Post(self, request, context):
+        return self._answer("Post", context, data_plane_pb2.PostResponse())
 
-    def TakeParcels(self, request, context):
-        return self._answer("TakeParcels", context, data_plane_pb2.TakeParcelsResponse())
+    def Take(self, request, context):
+        return self._answer("Take", context, data_plane_pb2.TakeResponse())
 
     def PushGrad(self, request, context):
         return self._answer("PushGrad", context, data_plane_pb2.PushGradResponse())
 
-    def Done(self, request, context):
-        return self._answer("Done", context, control_plane_pb2.DoneResponse())
+    def Leave(self, request, context):
+        return self._answer("Leave", context, control_plane_pb2.LeaveResponse())
 
     def Barrier(self, request, context):
         self.ending.wait(20)
@@ -102,13 +102,13 @@ def test_large_pull_is_tried_again_too():
     assert servicer.calls == {"PullSparse": 2}
 
 
-def test_parcels_which_have_numbers_are_tried_again():
-    parcel = Parcel(sender=0, receiver=1, sequence=0, content=bytes(2**20))
+def test_messages_which_have_numbers_are_tried_again():
+    message = Message(sender=0, receiver=1, sequence=0, content=bytes(2**20))
     with failing_server(1) as (servicer, endpoint), transport_to(endpoint) as transport:
-        transport.post_parcel(0, "box", parcel).result()
-        assert transport.take_parcels(0, "box", 1, 0).result() == []
+        transport.post(0, "exchange", message).result()
+        assert transport.take(0, "exchange", 1, 0).result() == []
 
-    assert servicer.calls == {"PostParcel": 2, "TakeParcels": 2}
+    assert servicer.calls == {"Post": 2, "Take": 2}
 
 
 def test_calls_that_change_something_are_never_tried_again():
@@ -117,10 +117,10 @@ def test_calls_that_change_something_are_never_tried_again():
             transport.push_grad(0, PushPart([], []), STAMP, None).result()
         with pytest.raises(TransportError, match="PullChanged to server"):
             transport.pull_changed(0, ["t"], 0, 1).result()
-        with pytest.raises(TransportError, match="Done to server"):
-            transport.done(0, 0, 0).result()
+        with pytest.raises(TransportError, match="Leave to server"):
+            transport.leave(0, 0, 0).result()
 
-    assert servicer.calls == {"PushGrad": 1, "PullChanged": 1, "Done": 1}
+    assert servicer.calls == {"PushGrad": 1, "PullChanged": 1, "Leave": 1}
 
 
 def test_call_that_is_not_answered_ends_at_its_deadline():

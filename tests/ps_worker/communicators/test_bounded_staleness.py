@@ -58,10 +58,10 @@ def run(
         settings,
         index=worker,
         num_workers=num_workers,
-        is_embedded=False,
+        is_in_process=False,
     ) as one:
         one.train(batches)
-        one.meet("end")
+        one.barrier("end")
 
 
 class PushedTogether:
@@ -71,9 +71,9 @@ class PushedTogether:
         self._store = store
         self._both = threading.Barrier(2, timeout=10)
 
-    def push_grad(self, gradients, stamp, *, at=None):
+    def push_grad(self, gradients, push_id, *, at=None):
         self._both.wait()
-        return self._store.push_grad(gradients, stamp, at=at)
+        return self._store.push_grad(gradients, push_id, at=at)
 
     def __getattr__(self, name: str):
         return getattr(self._store, name)
@@ -134,7 +134,7 @@ def test_threads_of_a_worker_never_wait_for_themselves(
     )
     store = new_store()
 
-    with Worker(store, small_model(), settings, is_embedded=False) as one:
+    with Worker(store, small_model(), settings, is_in_process=False) as one:
         one.train(DATA[0], thread_num=thread_num)
 
     assert store.status().examples == {0: 8 * 20}
@@ -143,7 +143,7 @@ def test_threads_of_a_worker_never_wait_for_themselves(
 def test_loop_that_is_left_leaves_no_step_begun() -> None:
     store = new_store()
     with Worker(
-        store, small_model(), bounded(2, "strategy.max_delay_ms=1e6"), is_embedded=False
+        store, small_model(), bounded(2, "strategy.max_delay_ms=1e6"), is_in_process=False
     ) as one:
         for _ in range(5):
             for step in one.steps(DATA[0]):
@@ -156,10 +156,10 @@ def test_loop_that_is_left_leaves_no_step_begun() -> None:
 
 def test_meeting_in_the_middle_of_a_loop_keeps_the_bound() -> None:
     store = new_store()
-    with Worker(store, small_model(), bounded(2), is_embedded=False) as one:
+    with Worker(store, small_model(), bounded(2), is_in_process=False) as one:
         for step in one.steps(DATA[0]):
             if step.step % 5 == 0:
-                one.meet(f"step {step.step}")
+                one.barrier(f"step {step.step}")
         begun, finished = one._communicator._begun, one._communicator._finished
 
     assert begun == finished
@@ -176,17 +176,17 @@ def test_worker_without_data_holds_up_nobody() -> None:
     assert store.status().examples == {0: 160}
 
 
-def test_steps_are_counted_anew_after_a_barrier() -> None:
+def test_steps_are_counted_afresh_after_a_barrier() -> None:
     """Worker 1 has far fewer batches in the first pass, and would be far behind in the second."""
     store = new_store(num_workers=2)
 
     def train(worker: int) -> None:
         with Worker(
-            store, small_model(), bounded(1), index=worker, num_workers=2, is_embedded=False
+            store, small_model(), bounded(1), index=worker, num_workers=2, is_in_process=False
         ) as one:
             for number, batches in enumerate([DATA[0][: 20 if worker == 0 else 2], DATA[1]]):
                 one.train(batches)
-                one.meet(f"pass {number}")
+                one.barrier(f"pass {number}")
 
     together(partial(train, 0), partial(train, 1))
 
@@ -197,7 +197,7 @@ def test_worker_that_stands_still_is_named() -> None:
     store = new_store(num_workers=2, wait_limit_s=0.2)
 
     def stand_still() -> None:
-        with Worker(store, small_model(), bounded(2), index=1, num_workers=2, is_embedded=False):
+        with Worker(store, small_model(), bounded(2), index=1, num_workers=2, is_in_process=False):
             pass  # closed, but not done
 
     def train() -> None:

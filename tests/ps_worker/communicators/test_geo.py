@@ -102,19 +102,19 @@ def test_one_worker_with_sgd_learns_what_local_sgd_learns(k_steps: int) -> None:
 def test_exchange_comes_after_every_k_steps_and_at_the_end() -> None:
     settings = geo_job(8)
     store = new_store(settings)
-    stamps = []
+    push_ids = []
 
-    def push_grad(gradients, stamp, *, at=None, push=store.push_grad):
-        stamps.append(stamp)
-        return push(gradients, stamp, at=at)
+    def push_grad(gradients, push_id, *, at=None, push=store.push_grad):
+        push_ids.append(push_id)
+        return push(gradients, push_id, at=at)
 
     store.push_grad = push_grad
     train(new_geo(store, settings))
 
-    assert sum(stamp.batches for stamp in stamps) == len(BATCHES)
-    assert sum(stamp.examples for stamp in stamps) == 16 * len(BATCHES)
-    assert all(8 <= stamp.batches <= 16 for stamp in stamps[:-1])
-    assert [stamp.sequence for stamp in stamps] == list(range(len(stamps)))
+    assert sum(push_id.batches for push_id in push_ids) == len(BATCHES)
+    assert sum(push_id.examples for push_id in push_ids) == 16 * len(BATCHES)
+    assert all(8 <= push_id.batches <= 16 for push_id in push_ids[:-1])
+    assert [push_id.sequence for push_id in push_ids] == list(range(len(push_ids)))
 
 
 def test_servers_have_the_mean_of_what_two_workers_learnt() -> None:
@@ -172,9 +172,9 @@ def test_training_goes_on_during_an_exchange_for_another_k_steps() -> None:
     may_answer = threading.Event()
     taken = []
 
-    def push_grad(gradients, stamp, *, at=None, push=store.push_grad):
+    def push_grad(gradients, push_id, *, at=None, push=store.push_grad):
         assert may_answer.wait(10)
-        return push(gradients, stamp, at=at)
+        return push(gradients, push_id, at=at)
 
     store.push_grad = push_grad
 
@@ -197,9 +197,9 @@ def test_training_stops_when_an_exchange_is_a_whole_round_late() -> None:
     store = new_store(settings)
     may_answer, taken = threading.Event(), []
 
-    def push_grad(gradients, stamp, *, at=None, push=store.push_grad):
+    def push_grad(gradients, push_id, *, at=None, push=store.push_grad):
         may_answer.wait(10)
-        return push(gradients, stamp, at=at)
+        return push(gradients, push_id, at=at)
 
     store.push_grad = push_grad
     communicator = new_geo(store, settings, stall_limit_s=0.2)

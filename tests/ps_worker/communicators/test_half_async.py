@@ -36,14 +36,14 @@ def train(
     ).train(batches)
 
 
-def test_one_worker_with_one_thread_learns_what_embedded_training_learns() -> None:
-    cluster, embedded = new_store(), new_store()
+def test_one_worker_with_one_thread_learns_what_in_process_training_learns() -> None:
+    cluster, in_process = new_store(), new_store()
 
     train(HalfAsyncCommunicator(cluster, worker=0, num_params=NUM_PARAMS))
-    train(DirectCommunicator(embedded, worker=0, num_params=NUM_PARAMS))
+    train(DirectCommunicator(in_process, worker=0, num_params=NUM_PARAMS))
 
-    assert cluster.digest() == embedded.digest()
-    assert cluster.status().staleness == embedded.status().staleness
+    assert cluster.digest() == in_process.digest()
+    assert cluster.status().staleness == in_process.status().staleness
     assert cluster.status().staleness.largest == 0
 
 

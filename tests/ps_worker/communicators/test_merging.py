@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from ps_worker.communicators.merging import GradientMerger
-from ps_worker.communicators.push_ids import StampBook
+from ps_worker.communicators.push_ids import PushIds
 from ps_worker.data.blocks.position import DataPosition
 
 
@@ -177,18 +177,18 @@ def test_step_of_several_batches_counts_as_so_many() -> None:
     moves=st.lists(st.sampled_from(["add", "take", "late"]), max_size=40),
     swaps=st.randoms(use_true_random=False),
 )
-def test_stamp_claims_what_has_left_and_nothing_more(
+def test_push_id_claims_what_has_left_and_nothing_more(
     sparse: int, dense: int, moves: list[str], swaps: Random
 ) -> None:
     """Threads take batches in order and push them in another; a batch is its key and its dense element."""
-    book, pending = StampBook(worker=0), merger(sparse, dense)
+    tracker, pending = PushIds(worker=0), merger(sparse, dense)
     taken: list[int] = []
     rows_left: set[int] = set()
     dense_left = np.zeros(100)
     for now, move in enumerate([*moves, *["late"] * 50]):
         if move == "add":
-            taken.append(book.take(DataPosition(skip=now)))
-            taken.append(book.take(DataPosition(skip=now)))
+            taken.append(tracker.take(DataPosition(skip=now)))
+            taken.append(tracker.take(DataPosition(skip=now)))
             number = taken.pop(swaps.randrange(len(taken)))
             block = np.eye(100, dtype=np.float32)[number]
             row = SparseGrad(np.array([number], np.uint64), np.ones((1, 2), np.float32), 1)
@@ -201,7 +201,7 @@ def test_stamp_claims_what_has_left_and_nothing_more(
         rows_left |= {int(key) for grad in push.sparse.get("t", []) for key in grad.keys}
         dense_left += sum((grad.values for grad in push.dense.values()), np.zeros(100))
 
-        stamp = book.next(examples=1, batches=push.batches, pulled=0, whole=push.whole)
+        push_id = tracker.next(examples=1, batches=push.batches, pulled=0, whole=push.whole)
 
         whole = rows_left & set(np.flatnonzero(dense_left).tolist())
-        assert stamp.step == next(n for n in itertools.count() if n + 1 not in whole)
+        assert push_id.step == next(n for n in itertools.count() if n + 1 not in whole)

@@ -308,7 +308,7 @@ def test_released_rows_are_gone() -> None:
         dataset.local_shuffle()
 
 
-def test_rows_are_loaded_anew_with_shuffles_from_the_start() -> None:
+def test_rows_are_loaded_afresh_with_shuffles_from_the_start() -> None:
     dataset = dataset_of("0-300", seed=3)
     dataset.local_shuffle()
     first = numbers(dataset)
@@ -444,7 +444,7 @@ def test_global_shuffle_without_others_is_a_local_one() -> None:
 
 def test_rows_of_a_shuffle_that_failed_must_be_loaded_again() -> None:
     store = ParameterStore(num_workers=2)
-    store.done(1, step=0)
+    store.leave(1, step=0)
     dataset = dataset_of("0-300")
 
     with pytest.raises(ProtocolError, match="1 workers shuffle"):

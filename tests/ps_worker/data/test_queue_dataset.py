@@ -54,7 +54,7 @@ def numbers(batches: Iterator[Batch] | QueueDataset) -> list[float]:
     return [number for batch in batches for number in batch.dense[:, 0].tolist()]
 
 
-def test_files_are_read_in_the_order_given_and_anew_in_each_pass(files: list[Path]) -> None:
+def test_files_are_read_in_the_order_given_and_afresh_in_each_pass(files: list[Path]) -> None:
     dataset = dataset_of([str(file) for file in files])
 
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_files_are_read_in_the_order_given_and_anew_in_each_pass(files: list[Pat
         assert dataset.rows == 6
 
 
-def test_bad_rows_count_anew_in_each_pass(files: list[Path]) -> None:
+def test_bad_rows_count_afresh_in_each_pass(files: list[Path]) -> None:
     files[0].write_text("0\tone\tx\n")
     dataset = dataset_of(files, bad_row_limit=1)
 

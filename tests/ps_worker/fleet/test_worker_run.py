@@ -44,7 +44,7 @@ def test_workers_meet_before_and_after_training(has_trained: bool, store: Parame
         run = run_of(index)
         if has_trained:
             train(run)
-        run.meet()
+        run.barrier()
         total = run.all_reduce(np.array([index, 1.0]), ReduceOp.SUM)
         sums[index] = total.tolist()
         total += 1  # a worker's own copy
@@ -56,7 +56,7 @@ def test_workers_meet_before_and_after_training(has_trained: bool, store: Parame
 
     assert {("meeting-1", 0), ("meeting-1", 1)} <= set(meetings)
     assert sums == {0: [1.0, 2.0], 1: [1.0, 2.0]}
-    assert store.status().done == {0, 1}
+    assert store.status().left == {0, 1}
     assert store.status().examples == {0: 32 * (1 + has_trained), 1: 32 * (1 + has_trained)}
 
 
@@ -85,8 +85,8 @@ def test_metrics_on_one_worker_alone_are_an_error_where_the_other_meets(
         with pytest.raises(ProtocolError):
             run_of(0).all_reduce(np.array([3.0]), ReduceOp.SUM)
 
-    def meet() -> None:
+    def barrier() -> None:
         with pytest.raises(ProtocolError):
-            run_of(1).meet()
+            run_of(1).barrier()
 
-    together(reduce, meet)
+    together(reduce, barrier)

@@ -394,7 +394,7 @@ def checkpoints_in(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.glob("*/MANIFEST.json")}
 
 
-def test_run_that_begins_anew_leaves_the_checkpoints_of_an_earlier_one(
+def test_run_that_begins_afresh_leaves_the_checkpoints_of_an_earlier_one(
     rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "model"
@@ -497,7 +497,7 @@ def test_other_layers_begin_with_the_embeddings_of_an_old_model(
     assert summary.warm_start == {
         "checkpoint": f"{tmp_path}/old",
         "taken": ["embedding"],
-        "anew": ["dense"],
+        "fresh": ["dense"],
     }
     assert f"loaded {tmp_path}/old taken=embedding anew=dense" in caplog.messages
 

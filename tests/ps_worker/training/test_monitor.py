@@ -126,12 +126,12 @@ def test_error_of_the_handler_after_the_last_batch_is_raised_too() -> None:
 
 
 def test_failed_training_neither_waits_for_the_handler_nor_calls_it_again() -> None:
-    is_called, may_go_on, calls = threading.Event(), threading.Event(), []
+    is_called, may_resume, calls = threading.Event(), threading.Event(), []
 
     def handler(fetched: Fetched) -> None:
         calls.append(threading.current_thread())
         is_called.set()
-        may_go_on.wait(LIMIT_S)
+        may_resume.wait(LIMIT_S)
 
     def train() -> None:
         with Pass().fetching(handler, period_s=0.001):
@@ -141,7 +141,7 @@ def test_failed_training_neither_waits_for_the_handler_nor_calls_it_again() -> N
     with pytest.raises(ZeroDivisionError):
         train()
     assert calls[0].is_alive()
-    may_go_on.set()
+    may_resume.set()
     calls[0].join(LIMIT_S)
 
     assert len(calls) == 1

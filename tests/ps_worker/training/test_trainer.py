@@ -123,18 +123,18 @@ def test_batches_can_be_closed_after_an_error_while_another_thread_takes_one(sto
 
 def test_push_says_how_many_batches_the_threads_took(store):
     """Three batches on two threads: a step of two, and a step of one."""
-    stamps = []
+    push_ids = []
 
-    def push_grad(gradients, stamp, *, at=None, push=store.push_grad):
-        stamps.append(stamp)
-        return push(gradients, stamp, at=at)
+    def push_grad(gradients, push_id, *, at=None, push=store.push_grad):
+        push_ids.append(push_id)
+        return push(gradients, push_id, at=at)
 
     store.push_grad = push_grad  # type: ignore[method-assign]
     worker = SyncCommunicator(store, worker=0, num_params=small_model().num_params)
 
     trainer_of(worker).train([BATCH] * 3)
 
-    assert [(stamp.batches, stamp.pulled) for stamp in stamps] == [(2, 0), (1, 1)]
+    assert [(push_id.batches, push_id.pulled) for push_id in push_ids] == [(2, 0), (1, 1)]
 
 
 def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):

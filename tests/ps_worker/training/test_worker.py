@@ -28,7 +28,7 @@ def worker_of(store: ParameterStore, index: int, settings: Job = JOB, load: str 
         settings,
         index=index,
         num_workers=store.num_workers,
-        is_embedded=False,
+        is_in_process=False,
         load=load,
     )
 
@@ -41,7 +41,7 @@ def test_what_a_worker_has_learnt_is_in_the_store_after_meeting() -> None:
             for step in worker.steps(itertools.cycle(BATCHES)):
                 if step.step == 4:  # left early: nothing was flushed
                     break
-            worker.meet("met")
+            worker.barrier("met")
             assert store.status().examples == {0: 32, 1: 32}
 
     together(lambda: run(0), lambda: run(1))
@@ -58,12 +58,12 @@ def test_workers_reduce_numbers_in_the_middle_of_training(mode: str) -> None:
             values = np.array([index + 1.0, 10.0])
             sums[index] = worker.all_reduce("sum", values, ReduceOp.SUM).tolist()
             worker.train(BATCHES)
-            worker.done()
+            worker.leave()
 
     together(lambda: run(0), lambda: run(1))
 
     assert sums == {0: [3.0, 20.0], 1: [3.0, 20.0]}
-    assert store.status().done == {0, 1}
+    assert store.status().left == {0, 1}
     assert store.status().examples == {0: 64, 1: 72}
 
 

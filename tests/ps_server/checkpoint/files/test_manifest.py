@@ -190,9 +190,9 @@ def piece(start: int, stop: int) -> DenseEntry:
     return replace(MLP, start=start, length=stop - start)
 
 
-@pytest.mark.parametrize("cuts", [[0, 10], [0, 3, 10], [0, 0, 1, 10, 10]])
-def test_pieces_that_cover_a_block_in_any_order_are_whole(cuts: list[int]) -> None:
-    pieces = [piece(start, stop) for start, stop in pairwise(cuts)]
+@pytest.mark.parametrize("snapshots", [[0, 10], [0, 3, 10], [0, 0, 1, 10, 10]])
+def test_pieces_that_cover_a_block_in_any_order_are_whole(snapshots: list[int]) -> None:
+    pieces = [piece(start, stop) for start, stop in pairwise(snapshots)]
 
     require_whole(replace(MANIFEST, entries=(*reversed(pieces), WIDE)), "x")
 

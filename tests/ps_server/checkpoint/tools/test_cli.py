@@ -11,7 +11,7 @@ from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.tools import cli
 from tests.support.checkpoints import fake_counting_model
-from tests.support.stores import embedded, random_gradients, stamp, trained_chain
+from tests.support.stores import in_process, push_id, random_gradients, trained_chain
 
 MODEL = fake_counting_model(1)
 
@@ -235,9 +235,9 @@ def test_scores_of_rows_without_statistics_are_no_option(run, tmp_path: Path) ->
 
 
 def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
-    store = embedded()
+    store = in_process()
     for sequence, base in enumerate(["", str(tmp_path / "0")]):
-        store.push_grad(random_gradients(sequence), stamp(sequence=sequence)).result()
+        store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
         store.save(str(tmp_path / str(sequence)), {}, base=base)
 
     done = run("compact", tmp_path / "1", tmp_path / "compacted")

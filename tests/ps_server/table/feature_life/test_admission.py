@@ -262,7 +262,7 @@ def test_no_key_needs_more_than_a_counter_holds() -> None:
     assert most[exact] < MAX_OCCURRENCES
 
 
-def test_tables_and_seeds_draw_anew() -> None:
+def test_tables_and_seeds_draw_afresh() -> None:
     spec = spec_of(policy="probability", threshold=0.05)
     others = [replace(spec, name="u"), replace(spec, seed=1)]
     drawn = [

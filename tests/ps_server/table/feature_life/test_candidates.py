@@ -17,7 +17,7 @@ from protos.spec import (
 )
 from ps_server.table.contents import Rows
 from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_snapshot import CountersCut, TableCut
+from ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
 from tests.reference.admission import ReferenceAdmission
 from tests.support.statistics import candidates_of, counted_by
 
@@ -49,7 +49,7 @@ def trained(spec: TableSpec, pushes: int = 8, seed: int = 1) -> SparseTable:
     return table
 
 
-def test_candidates_of_a_cut_are_those_of_its_moment() -> None:
+def test_candidates_of_a_snapshot_are_those_of_its_moment() -> None:
     """Others are counted, admitted and removed while it is copied."""
     table, reference = SparseTable(EXACT), ReferenceAdmission(EXACT)
     rng = np.random.default_rng(2)
@@ -65,15 +65,15 @@ def test_candidates_of_a_cut_are_those_of_its_moment() -> None:
         for _ in range(3):
             push()
         before = dict(reference.candidates)
-        cut = table.begin_cut()
-        assert isinstance(cut.candidates, TableCut)
-        copies = [cut.candidates.copy_shard(shard, stretch_rows=7) for shard in table.shards]
+        snapshot = table.begin_snapshot()
+        assert isinstance(snapshot.candidates, TableSnapshot)
+        copies = [snapshot.candidates.copy_shard(shard, stretch_rows=7) for shard in table.shards]
         while not all(copy.is_done for copy in copies):
             for copy in copies:
                 if not copy.is_done:
                     copy.step()
             push()
-        table.end_cut(saved=True)
+        table.end_snapshot(saved=True)
         found = {
             int(key): (float(show), float(click))
             for copy in copies
@@ -88,12 +88,12 @@ def test_candidates_of_a_cut_are_those_of_its_moment() -> None:
 
 def test_written_candidates_are_counted_on() -> None:
     table, other = trained(EXACT), SparseTable(EXACT, clock=lambda: 1000.0)
-    cut = table.begin_cut()
-    assert isinstance(cut.candidates, TableCut)
+    snapshot = table.begin_snapshot()
+    assert isinstance(snapshot.candidates, TableSnapshot)
     for shard in table.shards:
-        other.write(cut.export_shard(shard))
-        other.write_candidates(cut.candidates.export_shard(shard))
-    table.end_cut(saved=True)
+        other.write(snapshot.export_shard(shard))
+        other.write_candidates(snapshot.candidates.export_shard(shard))
+    table.end_snapshot(saved=True)
 
     assert candidates_of(other) == candidates_of(table)
     assert len(candidates_of(other)) > 50
@@ -107,14 +107,14 @@ def test_written_candidates_are_counted_on() -> None:
 def test_written_counters_are_counted_on() -> None:
     table, other = trained(BLOOM), SparseTable(BLOOM)
     table._candidates.filter.decay(1, 0.9)  # type: ignore[union-attr]
-    cut = table.begin_cut()
-    assert isinstance(cut.candidates, CountersCut)
+    snapshot = table.begin_snapshot()
+    assert isinstance(snapshot.candidates, CountersSnapshot)
     for shard in table.shards:
-        other.write(cut.export_shard(shard))
+        other.write(snapshot.export_shard(shard))
     table.push(gradient(np.random.default_rng(3)))  # a cut is of its moment
     for shard in table.shards:
-        other.write_counters(shard, cut.candidates.export_shard(shard))
-    table.end_cut(saved=True)
+        other.write_counters(shard, snapshot.candidates.export_shard(shard))
+    table.end_snapshot(saved=True)
     other.push(gradient(np.random.default_rng(3)))
 
     filters = [each._candidates.filter for each in (table, other)]  # type: ignore[union-attr]
@@ -197,7 +197,7 @@ def test_candidates_age_and_expire_as_rows_do(expiry: ExpirySpec | None) -> None
     assert (max(sizes) == sizes[-1] > 300) == (expiry is None)
 
 
-def test_forgotten_candidate_begins_anew() -> None:
+def test_forgotten_candidate_begins_afresh() -> None:
     table = SparseTable(replace(EXACT, expiry=ExpirySpec(max_unseen=1)))
     key = UNIVERSE[:1]
     grad = SparseGrad(key, np.ones((1, 3), np.float32), 1, np.array([[5, 0]], np.uint32))

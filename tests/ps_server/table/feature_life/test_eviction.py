@@ -210,7 +210,7 @@ def test_memory_stays_where_the_limit_is() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_cut_is_of_its_moment_while_rows_are_evicted(seed: int) -> None:
+def test_snapshot_is_of_its_moment_while_rows_are_evicted(seed: int) -> None:
     """Copied in stretches of 7 rows, between pushes that replace all rows several times."""
     random = np.random.default_rng(seed)
     now = [0.0]
@@ -218,15 +218,15 @@ def test_cut_is_of_its_moment_while_rows_are_evicted(seed: int) -> None:
     push(table, random.choice(10_000, 150, replace=False).astype(np.uint64))
     expected = {shard: table.export_shard(shard) for shard in table.shards}
 
-    cut = table.begin_cut()
-    copies = {shard: cut.copy_shard(shard, stretch_rows=7) for shard in table.shards}
+    snapshot = table.begin_snapshot()
+    copies = {shard: snapshot.copy_shard(shard, stretch_rows=7) for shard in table.shards}
     while not all(copy.is_done for copy in copies.values()):
         now[0] += 1
         push(table, random.choice(10_000, 20, replace=False).astype(np.uint64), shows=5)
         for copy in copies.values():
             if not copy.is_done:
                 copy.step()
-    table.end_cut(saved=True)
+    table.end_snapshot(saved=True)
 
     assert table.status.evicted > 0
     for shard, copy in copies.items():

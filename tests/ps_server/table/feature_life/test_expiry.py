@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import Missing, Stamp
+from protos.store import Missing, PushId
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
 from ps_worker.cluster.client import ClusterClient
@@ -70,7 +70,7 @@ class LifeMachine(RuleBasedStateMachine):
         keys = np.array(list(seen), np.uint64)
         counts = np.array(list(seen.values()), np.uint32).reshape(-1, 2)
         values = np.full((keys.size, 2), value, np.float32)
-        stamp = Stamp(
+        push_id = PushId(
             worker=0,
             incarnation=0,
             sequence=self.pushes,
@@ -80,7 +80,7 @@ class LifeMachine(RuleBasedStateMachine):
             pulled=0,
         )
         gradients = Gradients({"t": SparseGrad(keys, values, 1, counts)})
-        self.client.push_grad(gradients, stamp).result()
+        self.client.push_grad(gradients, push_id).result()
         self.pushes += 1
         self.lives.push(((key, *pair) for key, pair in seen.items()), int(self.now))
         self.rows.push(list(seen), values.astype(np.float64), 1)
@@ -187,7 +187,7 @@ def test_row_of_the_last_passes_stays_and_an_older_one_goes() -> None:
     assert [table.shrink().rows for _ in range(4)] == [0, 0, KEYS.size, 0]
 
 
-def test_push_begins_the_count_of_passes_anew() -> None:
+def test_push_begins_the_count_of_passes_afresh() -> None:
     table = filled(replace(SPEC, expiry=ExpirySpec(max_unseen=2)))
     some = SparseGrad(KEYS[:7], np.ones((7, 2), np.float32), 1, np.ones((7, 2), np.uint32))
 

@@ -29,7 +29,7 @@ def regions_of(num_shards: int) -> RowRegions:
         RowLayout(dim=3, state_width=0),
         num_shards=num_shards,
         shards=range(num_shards),
-        num_observers=1,
+        num_subscribers=1,
     )
 
 

@@ -25,7 +25,7 @@ from protos.errors import BadRowError, DataError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block, FilePart, Reader
 from ps_worker.data.columnar import columns as columnar
-from ps_worker.data.columnar.columns import cut_evenly
+from ps_worker.data.columnar.columns import split_evenly
 from ps_worker.data.formats import reader_of
 from tests.reference.features import key_of
 
@@ -434,7 +434,7 @@ def test_file_that_is_not_there_is_named(tmp_path: Path, suffix: str) -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=20), st.integers(1, 25))
 def test_cut_covers_all_in_ranges_that_are_not_empty(sizes: list[int], num_parts: int) -> None:
-    ranges = cut_evenly(sizes, num_parts)
+    ranges = split_evenly(sizes, num_parts)
 
     assert 1 <= len(ranges) <= num_parts
     assert [index for start, stop in ranges for index in range(start, stop)] == list(
@@ -444,5 +444,5 @@ def test_cut_covers_all_in_ranges_that_are_not_empty(sizes: list[int], num_parts
 
 
 def test_cut_is_even() -> None:
-    assert cut_evenly([1] * 8, 4) == [(0, 2), (2, 4), (4, 6), (6, 8)]
-    assert cut_evenly([10, 1, 1, 1, 1, 6], 2) == [(0, 1), (1, 6)]
+    assert split_evenly([1] * 8, 4) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert split_evenly([10, 1, 1, 1, 1, 6], 2) == [(0, 1), (1, 6)]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from protos.errors import DataError, ProtocolError, WaitTimeoutError
-from protos.store import Future, Parcel, Store
+from protos.store import Future, Message, Store
 from ps_server.store import ParameterStore
 from ps_worker.data.memory.global_shuffle import shuffle_globally
-from ps_worker.data.memory.row_parcel import pack_rows
+from ps_worker.data.memory.row_message import pack_rows
 from ps_worker.data.memory.rows import RowsInMemory
 from tests.support.cluster import cluster
 from tests.support.peers import StoreFleet, fleets_of, on_each
@@ -36,7 +36,7 @@ def shuffle(
     *,
     kind=numbered_rows,
     seed: int = 0,
-    parcel_bytes: int = 2_000,
+    message_bytes: int = 2_000,
 ) -> list[np.ndarray]:
     """Returns the numbers of each worker's rows after a shuffle."""
 
@@ -45,7 +45,7 @@ def shuffle(
         if len(shares[fleet.worker]):
             rows.extend(kind(shares[fleet.worker]), source=0)
         random = np.random.default_rng([seed, fleet.worker])
-        dealt = shuffle_globally(rows, fleet.peers(), random, parcel_bytes=parcel_bytes)
+        dealt = shuffle_globally(rows, fleet.peers(), random, message_bytes=message_bytes)
         return numbers_of(dealt.gather(dealt.in_order()))
 
     return on_each(work, fleets)
@@ -87,7 +87,7 @@ def test_rows_go_through_real_servers_which_keep_nothing() -> None:
         dealt = shuffle(fleets, shares)
 
         assert_each_row_once(shares, dealt, within=0.02)
-        assert [store._workers._mailbox.held_bytes for store in servers.stores] == [0, 0]
+        assert [store._coordinator._mailbox.held_bytes for store in servers.stores] == [0, 0]
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_million_rows_over_real_servers() -> None:
     with cluster(num_servers=2, num_workers=2) as servers:
         fleets = fleets_of([servers.client() for _ in shares])
 
-        dealt = shuffle(fleets, shares, parcel_bytes=2**20)
+        dealt = shuffle(fleets, shares, message_bytes=2**20)
 
         assert_each_row_once(shares, dealt, within=0.02)
 
@@ -107,7 +107,7 @@ def test_same_seed_deals_alike_and_another_otherwise() -> None:
     def dealt(seed: int) -> list[list[int]]:
         fleets = fleets_of(one_store(3))
         return [
-            numbers.tolist() for numbers in shuffle(fleets, shares, seed=seed, parcel_bytes=500)
+            numbers.tolist() for numbers in shuffle(fleets, shares, seed=seed, message_bytes=500)
         ]
 
     assert dealt(1) == dealt(1)
@@ -120,8 +120,8 @@ def test_workers_that_have_nothing_have_nothing_afterwards() -> None:
     assert [numbers.size for numbers in dealt] == [0, 0]
 
 
-def test_small_boxes_do_not_block() -> None:
-    """All workers fill all boxes at once."""
+def test_small_exchanges_do_not_block() -> None:
+    """All workers fill all exchanges at once."""
     shares = [range(start, start + 3_000) for start in (0, 3_000, 6_000)]
 
     dealt = shuffle(fleets_of(one_store(3, inbox_bytes=1_000, wait_limit_s=20.0)), shares)
@@ -143,16 +143,16 @@ def test_worker_alone_keeps_its_rows() -> None:
 
 
 class LossyStore:
-    """A store whose parcels of one worker arrive without their rows."""
+    """A store whose messages of one worker arrive without their rows."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.all_reduce = store.all_reduce
-        self.take_parcels = store.take_parcels
+        self.take = store.take
 
-    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
-        content = None if parcel.content is None else pack_rows(numbered_rows(range(0)))
-        return self._store.post_parcel(box, replace(parcel, content=content))
+    def post(self, exchange: str, message: Message) -> Future[None]:
+        content = None if message.content is None else pack_rows(numbered_rows(range(0)))
+        return self._store.post(exchange, replace(message, content=content))
 
 
 def test_rows_that_are_lost_are_an_error_for_all() -> None:
@@ -174,7 +174,7 @@ def test_rows_that_were_sent_take_no_memory() -> None:
 
     def work(fleet: StoreFleet) -> RowsInMemory:
         random = np.random.default_rng(fleet.worker)
-        return shuffle_globally(old[fleet.worker], fleet.peers(), random, parcel_bytes=2**16)
+        return shuffle_globally(old[fleet.worker], fleet.peers(), random, message_bytes=2**16)
 
     new = on_each(work, fleets_of(one_store(2, inbox_bytes=2**20)))
 
@@ -182,33 +182,33 @@ def test_rows_that_were_sent_take_no_memory() -> None:
 
 
 class DyingStore:
-    """A store that carries some parcels of a worker, and then loses it."""
+    """A store that carries some messages of a worker, and then loses it."""
 
-    def __init__(self, store: Store, num_parcels: int) -> None:
+    def __init__(self, store: Store, num_messages: int) -> None:
         self._store = store
-        self._num_left = num_parcels
+        self._num_left = num_messages
         self.all_reduce = store.all_reduce
-        self.take_parcels = store.take_parcels
+        self.take = store.take
 
-    def post_parcel(self, box: str, parcel: Parcel) -> Future[None]:
+    def post(self, exchange: str, message: Message) -> Future[None]:
         self._num_left -= 1
         if self._num_left < 0:
             raise ConnectionError("the worker is no more")
-        return self._store.post_parcel(box, parcel)
+        return self._store.post(exchange, message)
 
 
 def test_worker_that_dies_is_named_to_the_others() -> None:
     store, *_ = one_store(3, wait_limit_s=0.5)
-    fleets = fleets_of([store, store, DyingStore(store, num_parcels=3)])
+    fleets = fleets_of([store, store, DyingStore(store, num_messages=3)])
     shares = [range(start, start + 1_000) for start in (0, 1_000, 2_000)]
 
-    with pytest.raises(WaitTimeoutError, match=r"workers \[2\] have not posted their last parcel"):
+    with pytest.raises(WaitTimeoutError, match=r"workers \[2\] have not posted their last message"):
         shuffle(fleets, shares)
 
 
 def test_worker_that_left_before_is_an_error_for_all() -> None:
     store, *_ = one_store(3)
-    store.done(2, step=0)
+    store.leave(2, step=0)
 
     with pytest.raises(ProtocolError, match="2 workers shuffle their rows, but there were 3"):
         shuffle(fleets_of([store, store, store])[:2], [range(10), range(10, 20)])

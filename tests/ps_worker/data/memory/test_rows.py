@@ -12,7 +12,7 @@ from protos.errors import DataError
 from ps_worker.data.blocks import batching
 from ps_worker.data.blocks.batching import joined
 from ps_worker.data.memory import rows as rows_in_memory
-from ps_worker.data.memory.row_parcel import pack_rows
+from ps_worker.data.memory.row_message import pack_rows
 from ps_worker.data.memory.rows import MAX_KEYS, RowsInMemory, SlotSwap
 from tests.support.rows import (
     NUM_DENSE,

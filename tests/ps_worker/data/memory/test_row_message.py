@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
-from ps_worker.data.memory.row_parcel import pack_rows, unpack_rows
+from ps_worker.data.memory.row_message import pack_rows, unpack_rows
 from tests.support.rows import (
     NUM_DENSE,
     NUM_SLOTS,

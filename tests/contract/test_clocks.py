@@ -41,7 +41,7 @@ def test_nobody_waits_for_who_is_done(open_job: OpenJob) -> None:
     first, second = open_job(num_workers=2)
     waiting = first.advance(0, 9, at_least=7)
 
-    second.done(1, step=0)
+    second.leave(1, step=0)
 
     assert waiting.result() == 9
 
@@ -56,7 +56,7 @@ def test_nobody_waits_for_who_waits_in_a_barrier(open_job: OpenJob) -> None:
     assert first.barrier("epoch", 0, step=0).result() == meeting.result() == 0
 
 
-def test_workers_count_anew_after_a_barrier(open_job: OpenJob) -> None:
+def test_workers_count_afresh_after_a_barrier(open_job: OpenJob) -> None:
     first, second = open_job(num_workers=2)
     first.advance(0, 9, at_least=0).result()
     second.advance(1, 9, at_least=0).result()
@@ -69,9 +69,9 @@ def test_workers_count_anew_after_a_barrier(open_job: OpenJob) -> None:
 
 def test_worker_that_left_is_refused(open_job: OpenJob) -> None:
     first, _ = open_job(num_workers=2)
-    first.done(0, step=0)
+    first.leave(0, step=0)
 
-    with pytest.raises(ProtocolError, match="worker 0 has finished 3 steps, but is done"):
+    with pytest.raises(ProtocolError, match="worker 0 has finished 3 steps, but has left"):
         first.advance(0, 3, at_least=0).result()
 
 
