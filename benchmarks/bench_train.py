@@ -4,7 +4,7 @@
     python -m benchmarks.bench_train --peer          # PaddlePaddle too (CTR_PEER_DIR, set up)
     python -m benchmarks.bench_train --batch-size 512 --case geo_2x2 --case sync_2x2
 
-Cases: the ceiling (benchmarks.ceiling), two of it at once, embedded with 1 and 2 threads, and 2 servers x 2
+Cases: the ceiling (benchmarks.ceiling), two of it at once, in process with 1 and 2 threads, and 2 servers x 2
 workers in each mode as processes over loopback. Batches lie in memory before the clock starts; it stops
 when all gradients are applied. The rounds of a case alternate with the ceiling's, and medians are compared:
 machines drift.
@@ -184,8 +184,8 @@ Case = Callable[[int], dict[str, Any]]
 
 CASES: dict[str, Case] = {
     "two_ceilings": two_ceilings,
-    "embedded_1": lambda size: in_process(size, 1),
-    "embedded_2": lambda size: in_process(size, 2),
+    "in_process_1": lambda size: in_process(size, 1),
+    "in_process_2": lambda size: in_process(size, 2),
     **{f"{mode}_2x2": partial(cluster, mode) for mode in MODES},
 }
 PEER_CASES: dict[str, Case] = {f"peer_{mode}_2x2": partial(peer, mode) for mode in PEER_READERS}

@@ -1,4 +1,4 @@
-"""Runs the benchmarks and writes their tables into README.md, between markers.
+"""Runs the benchmarks and writes their tables into docs/benchmarks.md, between markers.
 
     python -m benchmarks.report                      # about 20 minutes on an idle machine
     python -m benchmarks.report --from results.jsonl # tables of lines measured before
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "docs/benchmarks.md"
 RESULTS = Path(__file__).parent / "results.jsonl"
 
 Line = dict[str, Any]
@@ -25,8 +25,8 @@ Line = dict[str, Any]
 TRAIN_CASES = {
     "ceiling": "the ceiling: bare numpy, one core, no embeddings",
     "two_ceilings": "two of it at once, on both cores",
-    "embedded_1": "embedded, 1 thread",
-    "embedded_2": "embedded, 2 threads",
+    "in_process_1": "in process, 1 thread",
+    "in_process_2": "in process, 2 threads",
     "sync_2x2": "2 servers x 2 workers, sync",
     "half_async_2x2": "2 servers x 2 workers, half_async",
     "async_2x2": "2 servers x 2 workers, async",
@@ -146,9 +146,9 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
 }
 
 
-def write_readme(lines: list[Line]) -> None:
-    """Puts each table between its markers in README.md."""
-    text = README.read_text()
+def write_page(lines: list[Line]) -> None:
+    """Puts each table between its markers in docs/benchmarks.md."""
+    text = PAGE.read_text()
     for bench, render in TABLES.items():
         chosen = [line for line in lines if line["benchmark"] == bench]
         if not chosen:
@@ -157,9 +157,9 @@ def write_readme(lines: list[Line]) -> None:
         before, _, rest = text.partition(start)
         _, found, after = rest.partition(end)
         if not found:
-            raise SystemExit(f"README.md has no markers {start} ... {end}")
+            raise SystemExit(f"docs/benchmarks.md has no markers {start} ... {end}")
         text = f"{before}{start}\n{render(chosen)}\n{end}{after}"
-    README.write_text(text)
+    PAGE.write_text(text)
 
 
 def main() -> None:
@@ -168,9 +168,9 @@ def main() -> None:
     parser.add_argument("--from", dest="source", type=Path, help="lines measured before")
     source = parser.parse_args().source
     if source is None:
-        write_readme(measure())
+        write_page(measure())
     else:
-        write_readme([json.loads(line) for line in source.read_text().splitlines()])
+        write_page([json.loads(line) for line in source.read_text().splitlines()])
 
 
 if __name__ == "__main__":
