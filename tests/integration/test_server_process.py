@@ -199,6 +199,6 @@ def test_server_that_is_killed_is_named_with_the_call(port, log):
         server.wait()
 
         with pytest.raises(
-            TransportError, match=rf"Done to server 127.0.0.1:{port} failed: UNAVAIL"
+            TransportError, match=rf"Leave to server 127.0.0.1:{port} failed: UNAVAIL"
         ):
             client.leave(0, step=0)
