@@ -1,12 +1,12 @@
-"""One table on one core: pulls, pushes, inserts, and bytes a row.
+"""Throughput and memory of one table on one core: pulls, pushes, inserts, bytes a row.
 
     python -m benchmarks.bench_table                     # 20 M rows, about 2 minutes
     python -m benchmarks.bench_table --rows 1000000
-    python -m benchmarks.bench_table --observers 2       # of a table that remembers changes
-    python -m benchmarks.bench_table --statistics        # of a table that counts shows and clicks
+    python -m benchmarks.bench_table --subscribers 2     # table that records changed rows
+    python -m benchmarks.bench_table --statistics        # table that counts shows and clicks
 
-Prints one JSON line a case: millions of keys a second, the median of five passes over keys drawn at random.
-With subscribers also how long one takes to find out what changed: nothing, or the keys of a call.
+Prints one JSON line a case: millions of keys a second, the median of five passes over random keys. With
+subscribers it also measures `take_changed` when no rows changed, and when the rows of one call did.
 """
 
 import argparse
@@ -34,13 +34,13 @@ OPTIMIZERS = ("sgd", "adagrad")
 
 
 def resident_bytes() -> int:
-    """Returns the memory of this process that is in use."""
+    """Returns the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def all_keys(rows: int) -> Keys:
-    """Returns `rows` distinct keys without an order that a cache could use."""
+    """Returns `rows` distinct keys in an order without locality."""
     return np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -56,7 +56,7 @@ def m_per_s(calls: list[Keys], call: Callable[[Keys], object]) -> float:
 
 
 def measure(optimizer: str, rows: int, subscribers: int, *, is_counting: bool) -> None:
-    """Fills a table and prints its lines."""
+    """Fills and measures a table and prints its lines."""
     table = SparseTable(
         TableSpec(
             name="bench",
@@ -140,7 +140,7 @@ def measure(optimizer: str, rows: int, subscribers: int, *, is_counting: bool) -
 
 
 def take_seconds(table: SparseTable) -> float:
-    """Returns how long it takes to take all that changed."""
+    """Returns the seconds that one `take_changed` of all changed rows takes."""
     start = time.perf_counter()
     table.take_changed(0, table.status.rows)
     return time.perf_counter() - start
@@ -150,7 +150,7 @@ def main() -> None:
     """Measures every optimizer of `OPTIMIZERS`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--observers", type=int, default=0)
+    parser.add_argument("--subscribers", type=int, default=0)
     parser.add_argument("--statistics", action="store_true")
     arguments = parser.parse_args()
     for optimizer in OPTIMIZERS:

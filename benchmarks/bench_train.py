@@ -1,13 +1,13 @@
-"""Training throughput: examples/s beside the ceiling, in one run.
+"""Training throughput in examples/s, compared with the ceiling in the same run.
 
     python -m benchmarks.bench_train                 # all cases, one JSON line each, then the ratios
     python -m benchmarks.bench_train --peer          # PaddlePaddle too (CTR_PEER_DIR, set up)
     python -m benchmarks.bench_train --batch-size 512 --case geo_2x2 --case sync_2x2
 
-Cases: the ceiling (benchmarks.ceiling), two of it at once, in process with 1 and 2 threads, and 2 servers x 2
-workers in each mode as processes over loopback. Batches lie in memory before the clock starts; it stops
-when all gradients are applied. The rounds of a case alternate with the ceiling's, and medians are compared:
-machines drift.
+Cases: the ceiling (benchmarks.ceiling), two ceilings at once, in process with 1 and 2 threads, and 2 servers
+x 2 workers in each mode, as processes over loopback. Batches are in memory before the clock starts; it stops
+when all gradients are applied. Rounds of a case alternate with rounds of the ceiling, since the speed of a
+machine drifts, and medians are compared.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from typing import Any
 from benchmarks import ceiling
 
 BATCH_SIZES = (100, 512, 4096)
-# B=512 trains long enough for ten exchanges of GEO, of which only the last hides behind nothing.
+# At B=512, GEO makes ten exchanges, of which only the last does not overlap with training.
 STEPS = {100: 1200, 512: 1000, 4096: 100}
 WARMUP_STEPS = {100: 100, 512: 100, 4096: 12}
 
-# Merge lengths of the async cluster: how many batches are averaged before a push (docs/consistency.md).
+# Async: batches merged before a sparse and a dense push (docs/consistency.md).
 MERGES = {100: (4, 40), 512: (2, 16), 4096: (1, 4)}
 
 SGD = (
@@ -42,7 +42,7 @@ SGD = (
 
 
 def settings_of(mode: str, batch_size: int) -> list[str]:
-    """Returns what a job would say to train in a mode; GEO with SGD, as in the original."""
+    """Returns the job settings of a mode; GEO trains with SGD, as Paddle does."""
     sparse_merge, dense_merge = MERGES[batch_size]
     merging = [
         f"strategy.max_merge_var_num={sparse_merge}",
@@ -63,7 +63,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of the loopback interface that are free now."""
+    """Returns free ports of the loopback interface."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -92,7 +92,7 @@ def result_of(worker: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def two_ceilings(batch_size: int) -> dict[str, Any]:
-    """Measures the ceiling in two processes at once: what two cores give that share caches and memory."""
+    """Measures the ceiling in two processes at once, on two cores that share caches and memory."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn) as pool:
         speeds = [pool.submit(ceiling.measure, batch_size, 5.0) for _ in range(2)]
@@ -106,7 +106,7 @@ def in_process(batch_size: int, threads: int) -> dict[str, Any]:
 
 
 def cluster(mode: str, batch_size: int, *, servers: int = 2, workers: int = 2) -> dict[str, Any]:
-    """Trains with servers and workers as processes; the result is worker 0's, with the sum of speeds."""
+    """Trains with server and worker processes; returns worker 0's result, with the sum of all speeds."""
     ports = free_ports(servers)
     common = {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"127.0.0.1:{port}" for port in ports),
@@ -126,7 +126,7 @@ def cluster(mode: str, batch_size: int, *, servers: int = 2, workers: int = 2) -
 
 @contextlib.contextmanager
 def servers_at(ports: list[int], common: dict[str, str]) -> Iterator[None]:
-    """Runs `ps-server` processes, which end by themselves when their workers are done."""
+    """Runs `ps-server` processes, which exit when all workers have left."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1"],
@@ -164,7 +164,7 @@ def worker_arguments(mode: str, batch_size: int) -> list[str]:
 
 
 def peer(mode: str, batch_size: int) -> dict[str, Any]:
-    """Runs PaddlePaddle in one of its modes with the fastest reader it has there, 2 servers x 2 workers."""
+    """Runs PaddlePaddle in a mode with its fastest reader for it, 2 servers x 2 workers."""
     folder = os.environ.get("CTR_PEER_DIR")
     if folder is None:
         raise SystemExit("--peer needs CTR_PEER_DIR, the folder of run_peer.py")
@@ -192,7 +192,7 @@ PEER_CASES: dict[str, Case] = {f"peer_{mode}_2x2": partial(peer, mode) for mode 
 
 
 def main() -> None:
-    """Prints a line a round, then a line of medians and ratios for each case."""
+    """Measures all cases of each batch size and prints their medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, action="append", choices=BATCH_SIZES)
     parser.add_argument("--rounds", type=int, default=3)
@@ -218,7 +218,7 @@ def main() -> None:
 def report(
     batch_size: int, speeds: dict[str, list[float]], details: dict[str, dict[str, Any]]
 ) -> None:
-    """Prints the medians of one batch size, each with its spread and its ratio to the ceiling."""
+    """Prints one line a case: median, lowest and highest speed, and ratio to the ceiling."""
     top = statistics.median(speeds["ceiling"])
     for name, values in speeds.items():
         median = statistics.median(values)

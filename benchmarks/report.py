@@ -1,9 +1,10 @@
-"""Runs the benchmarks and writes their tables into docs/benchmarks.md, between markers.
+"""Runs the benchmarks and writes their tables between the markers of docs/benchmarks.md.
 
     python -m benchmarks.report                      # about 20 minutes on an idle machine
-    python -m benchmarks.report --from results.jsonl # tables of lines measured before
+    python -m benchmarks.report --from results.jsonl # tables from an earlier run
 
-With CTR_PEER_DIR set, PaddlePaddle is measured in the same run. All lines go to benchmarks/results.jsonl.
+With CTR_PEER_DIR set, PaddlePaddle is measured in the same run. All lines are written to
+benchmarks/results.jsonl.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def measure() -> list[Line]:
 
 
 def cpu_name() -> str:
-    """Returns what the system calls its processor."""
+    """Returns the model name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -67,13 +68,13 @@ def cpu_name() -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Returns a Markdown table; numbers stand right."""
+    """Returns a Markdown table, all columns but the first right-aligned."""
     marks = ["---", *("---:" for _ in header[1:])]
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, marks, *rows])
 
 
 def train_table(lines: list[Line]) -> str:
-    """Examples/s by case and batch size, each with its share of the ceiling."""
+    """Returns a table of examples/s by case and batch size, with the share of the ceiling."""
     cells = {(line["case"], line["batch_size"]): line for line in lines}
     sizes = sorted({size for _, size in cells})
     rows = []
@@ -104,7 +105,7 @@ def train_table(lines: list[Line]) -> str:
 
 
 def table_table(lines: list[Line]) -> str:
-    """Keys/s of one table on one core."""
+    """Returns a table of keys/s of one sparse table on one core."""
     rows = [
         [
             f"{line['optimizer']}, calls of {line['keys_per_call']:,} keys",
@@ -125,7 +126,7 @@ def table_table(lines: list[Line]) -> str:
 
 
 def wire_table(lines: list[Line]) -> str:
-    """Cost of calls over loopback."""
+    """Returns a table of the cost of calls over loopback."""
     rows = [
         [
             f"{line['case']}, {line['size']:,} {'keys' if 'dense' not in line['case'] else 'floats'}",
@@ -147,7 +148,7 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
 
 
 def write_page(lines: list[Line]) -> None:
-    """Puts each table between its markers in docs/benchmarks.md."""
+    """Replaces the tables between their markers in docs/benchmarks.md."""
     text = PAGE.read_text()
     for bench, render in TABLES.items():
         chosen = [line for line in lines if line["benchmark"] == bench]
@@ -163,9 +164,9 @@ def write_page(lines: list[Line]) -> None:
 
 
 def main() -> None:
-    """Measures, or reads lines, and writes the tables."""
+    """Measures or reads lines, and writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--from", dest="source", type=Path, help="lines measured before")
+    parser.add_argument("--from", dest="source", type=Path, help="JSON lines of an earlier run")
     source = parser.parse_args().source
     if source is None:
         write_page(measure())

@@ -1,6 +1,6 @@
-"""One worker of bench_train and bench_data: trains alone or in a cluster, and prints one JSON line.
+"""One worker of bench_train and bench_data: trains in process or in a cluster, and prints one JSON line.
 
-It trains on batches that lie in memory, or on those of files as they are read.
+It trains on batches in memory, or on files while it reads them.
 """
 
 import argparse
@@ -44,8 +44,8 @@ def main() -> None:
     for name in ("batch-size", "steps", "warmup"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--files", default="", help="pattern; the workers share them out")
-    parser.add_argument("--stream", action="store_true", help="read files while training on them")
+    parser.add_argument("--files", default="", help="glob pattern; each worker reads its share")
+    parser.add_argument("--stream", action="store_true", help="read files while training")
     options = parser.parse_args()
     role = role_from_environment(os.environ)
     if isinstance(role, WorkerRole):
@@ -64,12 +64,12 @@ def run(
     *,
     is_in_process: bool = False,
 ) -> dict[str, float | None]:
-    """Warms up, meets the others, trains with the clock running; worker 0 evaluates."""
+    """Warms up, waits for the other workers, and times training; worker 0 also evaluates."""
     model = build_model("ctr_dnn", criteo_schema(), {})
     job = override_job({}, [*OPTIMIZERS, *options.set], source="bench")
     size = options.batch_size
     keep_freed_memory()  # as the commands do
-    precompile_rows, rows = data_of(options, worker, num_workers)
+    warmup_rows, rows = data_of(options, worker, num_workers)
     declare(store, model, job)
     store.barrier("declared", worker, step=0).result()
     communicator = communicator_of(
@@ -90,7 +90,7 @@ def run(
         communicator.rejoin(store.barrier(name, worker, step=communicator.version).result())
         return time.perf_counter() - start
 
-    timed("warm", precompile_rows)
+    timed("warm", warmup_rows)
     examples = progress.examples
     seconds = timed("trained", rows)
     result: dict[str, float | None] = {
@@ -108,7 +108,7 @@ def run(
 def data_of(
     options: argparse.Namespace, worker: int, num_workers: int
 ) -> tuple[Iterable[Batch], Iterable[Batch]]:
-    """Returns batches to warm up with, and those to train on; unless streamed, both are in memory."""
+    """Returns warm-up and training batches; all in memory, unless `--stream` is given."""
     num_warm = options.warmup * options.threads
     if not options.files:
         number = num_warm + options.steps * options.threads
@@ -116,8 +116,8 @@ def data_of(
         return rows[:num_warm], rows[num_warm:]
     dataset = QueueDataset(criteo_schema(), options.batch_size)
     dataset.set_filelist(split_files(matching_files(options.files), worker, num_workers))
-    precompile_rows = list(itertools.islice(dataset, num_warm))
-    return precompile_rows, dataset if options.stream else list(dataset)
+    warmup_rows = list(itertools.islice(dataset, num_warm))
+    return warmup_rows, dataset if options.stream else list(dataset)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Plants a click model in data, trains CTR-DNN on it with 2 servers and 2 workers, and holds the result
-# against the best that is possible.
+# Generates data from a known click model, trains CTR-DNN on it with 2 servers and 2 workers, and compares the
+# result with the best possible AUC.
 set -euo pipefail
 rows=${ROWS:-400000}
 
@@ -18,7 +18,7 @@ import json, pathlib, sys
 
 result = json.loads(sys.argv[1])
 best = json.loads(pathlib.Path("data/demo/planted.json").read_text())["best_auc"]
-print(f"AUC on rows kept aside   {result['auc']:.4f}")
+print(f"AUC on test rows         {result['auc']:.4f}")
 print(f"best possible AUC        {best:.4f}")
 print(f"log loss                 {result['log_loss']:.4f}")
 print(f"examples/s               {result['examples_per_s']:,.0f}")

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Fetches Criteo's click logs of the Display Advertising Challenge, 45.8 million rows, as FOLDER/train/part-* and
-# FOLDER/test/part-*, where the jobs in examples/ look for them. Needs 4.3 GB for the archive and 25 GB to unpack.
+# FOLDER/test/part-*, where the jobs in examples/ expect them. Needs 4.3 GB for the archive and 25 GB to unpack.
 #
 #   examples/get_criteo.sh                 to data/criteo
 #   examples/get_criteo.sh FOLDER
 #
-# An interrupted download goes on when it is called again. CRITEO_URL names another archive, as file:///tmp/dac.tar.gz;
-# CRITEO_SHA256 is checked if it is set, as nobody has published one.
+# Calling it again resumes an interrupted download. CRITEO_URL names another archive, such as
+# file:///tmp/dac.tar.gz. CRITEO_SHA256 is checked if set; no checksum has been published.
 #
 # Criteo offers the data for non-commercial use only: CC BY-NC-SA 4.0.
 set -euo pipefail
 
-# The archive of Paddle's tutorials: raw_data/part-* and test_data/part-*. Its size stands in their text.
+# The archive of Paddle's tutorials: raw_data/part-* and test_data/part-*. The tutorials give its size.
 tutorial=https://fleet.bj.bcebos.com/ctr_data.tar.gz
 tutorial_bytes=4041125592
-# Criteo's own: train.txt, and a test.txt without labels, which is left out.
+# Criteo's own archive: train.txt, and test.txt, which has no labels and is not used.
 criteo=https://go.criteo.net/criteo-research-kaggle-display-advertising-challenge-dataset.tar.gz
 criteo_rows=45840617
 
@@ -39,17 +39,17 @@ main() {
         [[ -e $archive ]] || download "$url" "$archive" || continue
         check "$url" "$archive"
         unpack "$url" "$archive"
-        say "rows to train on in $folder/train, to test on in $folder/test; $archive can go"
+        say "training rows are in $folder/train, test rows in $folder/test; $archive can be removed"
         return
     done
-    fail "could not download the archive. Elsewhere it is to be had at
+    fail "could not download the archive. It is also available at
     https://ailab.criteo.com/ressources/                  (Kaggle Display Advertising Challenge dataset)
     https://www.kaggle.com/c/criteo-display-ad-challenge
-put it on this machine and call: CRITEO_URL=file:///path/of/dac.tar.gz $0 $folder
-without any of it, rows with a planted truth will do: ps-data generate data/planted"
+Put it on this machine and call: CRITEO_URL=file:///path/of/dac.tar.gz $0 $folder
+Or generate data from a known model: ps-data generate data/planted"
 }
 
-# download URL ARCHIVE: fetches, or goes on with what an earlier call left; gives up on a connection that stalls.
+# download URL ARCHIVE: fetches, resuming a partial download; gives up on a connection that stalls.
 download() {
     say "downloading $1"
     curl --fail --location --continue-at - --connect-timeout 20 --speed-limit 1000 --speed-time 60 \
@@ -57,7 +57,7 @@ download() {
     mv "$2.partial" "$2"
 }
 
-# check URL ARCHIVE: what is known of the archive holds.
+# check URL ARCHIVE: the archive has the expected size and checksum, where they are known.
 check() {
     local bytes
     bytes=$(wc -c <"$2")
@@ -69,7 +69,7 @@ check() {
     fi
 }
 
-# unpack URL ARCHIVE: puts rows into train/ and test/, which appear when they are whole.
+# unpack URL ARCHIVE: moves rows to train/ and test/, which appear only when complete.
 unpack() {
     say "unpacking $2"
     rm -rf "$unpacked"
@@ -80,7 +80,7 @@ unpack() {
     train=$(find "$unpacked" -name train.txt -print -quit)
     if [[ -n $train ]]; then
         check_rows "$1" "$train"
-        say "dealing the rows out, nine to train on for one to test on"
+        say "splitting the rows 9:1 into training and test data"
         ps-data split "$train" --out "$unpacked/sets" --ratio 9:1 --seed 1 --rows-per-file 200000
         train=$unpacked/sets/train test=$unpacked/sets/validation
     else

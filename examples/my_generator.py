@@ -1,6 +1,6 @@
-r"""A parser of one's own: Criteo's rows, a label, 13 numbers and 26 values with tabs between them.
+r"""A user-defined parser of Criteo's rows: a label, 13 numbers and 26 values, tab-separated.
 
-To see what the trainer would read, and to train on it, in processes of its own or in the trainer's:
+The first line prints what the trainer would read; the others read it as a pipe command and in process.
 
     cat part-0 | python examples/my_generator.py
     QueueDataset(schema, 512, format=piped("python examples/my_generator.py", values="text"))
@@ -9,17 +9,17 @@ To see what the trainer would read, and to train on it, in processes of its own 
 
 from collections.abc import Callable, Iterator
 
-# `from ps_worker.fleet import MultiSlotStringDataGenerator` is the same class, but takes longer to load.
+# `from ps_worker.fleet import MultiSlotStringDataGenerator` is the same class, but slower to import.
 from ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
 
 Sample = list[tuple[str, list[str]]]
 
 
 class CriteoGenerator(MultiSlotStringDataGenerator):
-    """Text goes on as it is: the trainer hashes values and scales numbers as its schema says."""
+    """Passes text through unchanged: the trainer hashes values and scales numbers by its schema."""
 
     def generate_sample(self, line: str | None) -> Callable[[], Iterator[Sample]]:
-        """Returns a function that yields the one sample of a line."""
+        """Returns a function that yields the sample of a line."""
 
         def samples() -> Iterator[Sample]:
             label, *columns = (line or "").rstrip("\n").split("\t")

@@ -1,11 +1,12 @@
-"""A model of one's own, in plain numpy: numbers turn the embeddings of some slots up and down.
+"""A user-defined model in plain numpy: dense features gate the embeddings of some slots.
 
     z = bias + sum over keys of w_key + p . (dense W)                         [B]
     p = sum over the keys of the chosen slots of v_key                        [B, D]
     sigmoid(z)
 
-The weights w of all slots stand in a table of dim 1 that asks for FTRL; the embeddings v of the chosen slots
-in one of dim D, trained as the job says. `examples/my_model.toml` trains it, docs/models.md explains it.
+The weights w of all slots are in a table of dim 1 with FTRL. The embeddings v of the chosen slots are in a
+table of dim D with the job's sparse optimizer. `examples/my_model.toml` trains the model, docs/models.md
+explains it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ class MyModel(ClickModel):
     """The model of the module's docstring."""
 
     def __init__(self, schema: Schema, *, slots: Sequence[str], dim: int = 4) -> None:
-        """Takes the columns of a batch, and options of a job: the chosen slots by name, and D."""
+        """Declares tables and dense parameters; `slots` names the chosen slots, `dim` is D."""
         if not slots:
             raise ValueError("slots is empty: choose at least one")
         require_widths(dim=dim)
@@ -68,7 +69,7 @@ class MyModel(ClickModel):
         tensor_grads: Sequence[Floats],
         sparse_grads: Mapping[str, Floats],
     ) -> None:
-        """Overwrites all gradients, by the chain rule from that of z."""
+        """Overwrites all gradients, by the chain rule from `logit_grad` float32[B]."""
         gate, _ = tensors
         gate_grad, bias_grad = tensor_grads
         pooled, gated = _pool(lookups["embedding"]), batch.dense @ gate  # [B, D]
@@ -80,7 +81,7 @@ class MyModel(ClickModel):
 
 
 def _pool(lookup: Lookup) -> Floats:
-    """Returns each example's sum of rows, float32[B, D]."""
+    """Returns the sum of rows of each example, float32[B, D]."""
     batch_size = lookup.offsets[:-1].size // lookup.num_slots
     pooled = np.zeros((batch_size, lookup.rows.shape[1]), np.float32)
     np.add.at(pooled, _examples(lookup), lookup.rows[lookup.inverse])
@@ -88,12 +89,12 @@ def _pool(lookup: Lookup) -> Floats:
 
 
 def _scatter(grad: Floats, lookup: Lookup, out: Floats) -> None:
-    """Overwrites `out` float32[N, D], the gradient of rows, from that of `_pool`, float32[B, D]."""
+    """Overwrites `out` float32[N, D] with the gradient of the rows, from that of `_pool`, float32[B, D]."""
     out[:] = 0
     np.add.at(out, lookup.inverse, grad[_examples(lookup)])
 
 
 def _examples(lookup: Lookup) -> NDArray[np.int64]:
-    """Returns for each occurrence of a key the example that it stands in, int64[L]."""
+    """Returns the example of each key occurrence, int64[L]."""
     starts = lookup.offsets[:: lookup.num_slots]  # [B + 1]
     return np.repeat(np.arange(starts.size - 1), np.diff(starts))

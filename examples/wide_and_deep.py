@@ -3,7 +3,7 @@
     python examples/wide_and_deep.py --train-files 'criteo/part-[0-4].tsv.gz' --test-files 'criteo/part-[45]*'
     ps-launch --server-num 1 --worker-num 2 examples/wide_and_deep.py --train-files ... --test-files ...
 
-Each worker predicts its share of the test files; the metrics are those of all shares together.
+Each worker predicts its own test files; metrics are merged over all workers.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from ps_worker.data.files.listing import matching_files
 
 
 def parse_args() -> argparse.Namespace:
-    """Returns what the command line says."""
+    """Returns the parsed command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--train-files", default="data/criteo/train/part-*", help="a pattern")
-    parser.add_argument("--test-files", default="data/criteo/test/part-*", help="a pattern")
+    parser.add_argument("--train-files", default="data/criteo/train/part-*", help="glob pattern")
+    parser.add_argument("--test-files", default="data/criteo/test/part-*", help="glob pattern")
     parser.add_argument("--epochs", type=int, default=1, help="passes over the data")
-    parser.add_argument("--batch-size", type=int, default=32, help="examples of a step")
-    parser.add_argument("--sync", action="store_true", help="let all workers step together")
+    parser.add_argument("--batch-size", type=int, default=32, help="examples per step")
+    parser.add_argument("--sync", action="store_true", help="train synchronously")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Is the script, in every role."""
+    """Runs the script in the role of this process."""
     args = parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     fleet.init()
@@ -57,14 +57,14 @@ def main() -> None:
 
 
 def dataset_of(pattern: str, batch_size: int) -> fleet.QueueDataset:
-    """Returns this worker's share of the files."""
+    """Returns a dataset of this worker's files."""
     dataset = fleet.QueueDataset(criteo_schema(), batch_size, bad_row_limit=100)
     dataset.set_filelist(fleet.split_files(matching_files(pattern)))
     return dataset
 
 
 def train(trainer: fleet.Trainer, dataset: fleet.QueueDataset, epochs: int) -> None:
-    """Goes through the data, batch by batch: the plain loop, where a script does what it likes."""
+    """Trains with an explicit loop over steps, which a script can extend."""
     for epoch in range(1, epochs + 1):
         for step in trainer.steps(dataset):
             if step.step % 100 == 0:
@@ -73,7 +73,7 @@ def train(trainer: fleet.Trainer, dataset: fleet.QueueDataset, epochs: int) -> N
 
 
 def report(own: ClickMetrics) -> None:
-    """Prints the metrics of all workers' examples; every worker comes here, as they are exchanged."""
+    """Prints the metrics over all workers' examples; collective, so every worker has to call it."""
     figures = {
         "examples": int(fleet.metrics.sum(own.examples)),
         "auc": fleet.metrics.auc(own),

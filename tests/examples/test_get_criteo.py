@@ -1,4 +1,4 @@
-"""examples/get_criteo.sh, with archives of this machine in place of the real one."""
+"""examples/get_criteo.sh, with small local archives in place of the real one."""
 
 import hashlib
 import socket
@@ -28,7 +28,7 @@ def archive_of(path: Path, **files: list[str]) -> Path:
 
 @pytest.fixture
 def tutorial(tmp_path: Path) -> Path:
-    """An archive as the tutorials have it."""
+    """An archive with the layout of Paddle's tutorials."""
     parts = {"raw_data__part-0": TRAIN[:200], "raw_data__part-1": TRAIN[200:]}
     return archive_of(tmp_path / "ctr_data.tar.gz", **parts, **{"test_data__part-220": TEST})
 
@@ -61,7 +61,7 @@ def test_archive_of_the_tutorials_is_unpacked(tmp_path: Path, tutorial: Path) ->
     assert names == {"train", "test", "ctr_data.tar.gz"}
 
 
-def test_archive_of_criteo_is_dealt_out(tmp_path: Path) -> None:
+def test_archive_of_criteo_is_split(tmp_path: Path) -> None:
     unlabelled = [line[2:] for line in TEST]
     archive = archive_of(tmp_path / "dac.tar.gz", **{"train.txt": TRAIN, "test.txt": unlabelled})
 
@@ -73,7 +73,7 @@ def test_archive_of_criteo_is_dealt_out(tmp_path: Path) -> None:
     assert 10 < len(test) < 60
 
 
-def test_download_goes_on_where_it_was_interrupted(tmp_path: Path, tutorial: Path) -> None:
+def test_interrupted_download_is_resumed(tmp_path: Path, tutorial: Path) -> None:
     folder = tmp_path / "criteo"
     folder.mkdir()
     (folder / "ctr_data.tar.gz.partial").write_bytes(tutorial.read_bytes()[:100])
@@ -95,7 +95,7 @@ def test_second_call_has_nothing_to_do(tmp_path: Path, tutorial: Path) -> None:
     assert "are there already" in result.stdout
 
 
-def test_half_of_the_data_is_not_overwritten(tmp_path: Path, tutorial: Path) -> None:
+def test_partial_data_is_not_overwritten(tmp_path: Path, tutorial: Path) -> None:
     (tmp_path / "criteo" / "train").mkdir(parents=True)
 
     result = get(tmp_path / "criteo", tutorial)
@@ -132,7 +132,7 @@ def test_broken_archive_is_named_and_leaves_no_rows(
     ],
     ids=["another", "half", "columns", "names"],
 )
-def test_archive_of_something_else_is_refused(
+def test_archive_of_another_layout_is_refused(
     tmp_path: Path, files: dict[str, list[str]], message: str
 ) -> None:
     result = get(tmp_path / "criteo", archive_of(tmp_path / "other.tar.gz", **files))
@@ -142,7 +142,7 @@ def test_archive_of_something_else_is_refused(
     assert not (tmp_path / "criteo" / "train").exists()
 
 
-def test_digest_is_checked_where_it_is_given(tmp_path: Path, tutorial: Path) -> None:
+def test_given_checksum_is_checked(tmp_path: Path, tutorial: Path) -> None:
     digest = hashlib.sha256(tutorial.read_bytes()).hexdigest()
 
     wrong = get(tmp_path / "wrong", tutorial, CRITEO_SHA256="0" * 64)
@@ -154,7 +154,7 @@ def test_digest_is_checked_where_it_is_given(tmp_path: Path, tutorial: Path) -> 
     assert right.returncode == 0
 
 
-def test_without_a_network_it_says_where_else_to_ask(tmp_path: Path) -> None:
+def test_failed_download_names_other_sources(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, but nobody listens
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/ctr_data.tar.gz"

@@ -1,4 +1,4 @@
-"""The example jobs fit the models that they name."""
+"""Example jobs are valid for the models that they name."""
 
 from pathlib import Path
 

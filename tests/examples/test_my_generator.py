@@ -1,4 +1,4 @@
-"""The example's generator: as a pipe command and in process, its rows are those of the reader of Criteo."""
+"""The example generator, as a pipe command and in process, yields the rows of the Criteo reader."""
 
 import shlex
 import sys
@@ -25,7 +25,7 @@ COMMAND = f"PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} {R
     [generated(CriteoGenerator()), piped(COMMAND, values="text")],
     ids=["in process", "piped"],
 )
-def test_rows_are_those_of_the_reader_of_criteo(tmp_path: Path, make: MakeReader) -> None:
+def test_rows_equal_those_of_the_criteo_reader(tmp_path: Path, make: MakeReader) -> None:
     generator = np.random.default_rng(1)
     path = tmp_path / "part-0"
     with path.open("w") as file:

@@ -1,4 +1,4 @@
-"""The example of a model of one's own; tests/ctr_model/models/test_models.py checks its gradients."""
+"""The example of a user-defined model; tests/ctr_model/models/test_models.py checks its gradients."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.reference import my_model as oracle
 from tests.support.model_cases import MY_MODEL, ModelCase, assert_gradients_agree
 
 
-def test_one_slot_and_no_numbers_will_do() -> None:
+def test_one_slot_and_no_numbers_suffice() -> None:
     schema = Schema.numbered(0, 3)
     model = build_model(MY_MODEL, schema, {"slots": ["C2"], "dim": 3})
 
@@ -36,7 +36,7 @@ def test_no_slots_are_refused() -> None:
 
 
 def test_its_job_learns(tmp_path: Path) -> None:
-    """On clicks drawn from a known model, whose own AUC is 0.82."""
+    """Clicks are drawn from a known model with AUC 0.82."""
     generate(tmp_path, rows=4000, test_rows=2000, files=1, test_files=1, seed=1)
     job = load_job(
         Path("examples/my_model.toml"),
