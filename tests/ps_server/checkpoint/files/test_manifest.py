@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,25 @@ def test_manifest_survives_json() -> None:
     text = manifest_to_json(MANIFEST)
 
     assert manifest_from_json(text.encode(), "x") == MANIFEST
+
+
+def test_manifest_written_by_an_earlier_release_still_reads() -> None:
+    """The file holds the bytes that releases with format version 3 write."""
+    text = (Path(__file__).parent / "manifest.v3.json").read_bytes()
+    removed = replace(
+        WIDE, kind="removed", file="removed.wide.server-0.arrow", state_width=0, passes=2
+    )
+    delta = replace(
+        MANIFEST,
+        kind="delta",
+        base="epoch-1",
+        base_sha256="23" * 32,
+        model_digest="",
+        entries=(WIDE, CANDIDATES, COUNTERS, MLP, removed),
+    )
+
+    assert manifest_from_json(text, "x") == delta
+    assert manifest_to_json(delta).encode() == text
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", ".", ""])
