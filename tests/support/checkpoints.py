@@ -237,3 +237,9 @@ def content(checkpoint: Checkpoint) -> list[bytes]:
             piece.scalars.tobytes(),
         ]
     return parts + [checkpoint.attachment(name) for name in checkpoint.attachments]
+
+
+def whole_at(target: Path) -> str:
+    checkpoint = Checkpoint.open(target)
+    checkpoint.verify()
+    return checkpoint.model_digest
