@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.files.manifest import Manifest, manifest_from_json, manifest_to_json
-from ps_server.checkpoint.files.names import (
+from ps_server.checkpoint.files.manifest import (
     LATEST,
     MANIFEST,
     TOKEN,
+    Manifest,
     data_folder,
     is_data_folder,
+    manifest_from_json,
+    manifest_to_json,
     new_token,
 )
 from ps_server.checkpoint.storage.folders import Folder, folder_at

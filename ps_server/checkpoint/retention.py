@@ -7,8 +7,7 @@ import logging
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from ps_server.checkpoint.files.manifest import Manifest
-from ps_server.checkpoint.files.names import LATEST, MANIFEST, TOKEN, is_data_folder
+from ps_server.checkpoint.files.manifest import LATEST, MANIFEST, TOKEN, Manifest, is_data_folder
 from ps_server.checkpoint.publish import OWN_FILES, published_in
 from ps_server.checkpoint.storage.folders import Folder, folder_at
 

@@ -16,8 +16,15 @@ from ps_server.checkpoint.files.format import (
     write_removed_file,
     write_table_file,
 )
-from ps_server.checkpoint.files.manifest import Attachment, Entry, Manifest, Part
-from ps_server.checkpoint.files.names import ATTACHMENTS, TOKEN, require_name
+from ps_server.checkpoint.files.manifest import (
+    ATTACHMENTS,
+    TOKEN,
+    Attachment,
+    Entry,
+    Manifest,
+    Part,
+    require_name,
+)
 from ps_server.checkpoint.publish import discard, open_data, publish
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, folder_at

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.files.names import MANIFEST
+from ps_server.checkpoint.files.manifest import MANIFEST
 from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.retention import keep_last

@@ -6,6 +6,8 @@ attachments, and carries a checksum of itself. It is written last: a folder with
 
 import hashlib
 import json
+import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -15,10 +17,41 @@ from pydantic import Field, TypeAdapter, ValidationError
 from protos.errors import CheckpointError
 from protos.spec import DenseSpec, TableSpec
 from protos.store import InferenceDtype, WorkerProgress
-from ps_server.checkpoint.files.names import is_data_folder, require_name
 
 FORMAT_VERSION = 3
 """Of the files and of the manifest together; a reader knows one version."""
+
+MANIFEST = "MANIFEST.json"
+TOKEN = "TOKEN"
+LATEST = "LATEST"
+ATTACHMENTS = "attachments"
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_DATA = re.compile(r"data-([0-9a-f]{32})")
+
+
+def require_name(name: str) -> None:
+    """Raises CheckpointError unless `name` can be part of a file name."""
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(
+            f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', not "
+            f"beginning with '.'"
+        )
+
+
+def new_token() -> str:
+    """Returns a token that no other save has."""
+    return secrets.token_hex(16)
+
+
+def data_folder(token: str) -> str:
+    """Returns the name of the folder for the files of one save."""
+    return f"data-{token}"
+
+
+def is_data_folder(name: str) -> bool:
+    """Whether a folder holds the files of a save."""
+    return _DATA.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
 """A checkpoint as another number of servers would have saved it."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,49 +17,33 @@ from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Part, TableEn
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, folder_at
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
-from ps_server.table.contents import (
-    CountersSource,
-    DensePiece,
-    DenseSource,
-    Rows,
-    TableSource,
-)
+from ps_server.table.contents import DensePiece, DenseSource, Rows
+
+ContentT = TypeVar("ContentT")
 
 
 @dataclass(frozen=True, slots=True)
-class _SavedTable:
-    """A `TableSource` over a checkpoint."""
+class SavedTable(Generic[ContentT]):
+    """Shards of a table in a checkpoint, as a source for a writer.
 
-    checkpoint: Checkpoint
+    Attributes:
+        spec: The table's.
+        shards: Which shards.
+        read: `Checkpoint.read_shards`, `read_candidates` or `read_counters`.
+        state_width: Columns of optimizer state.
+        statistics_width: Columns of statistics.
+    """
+
     spec: TableSpec
     shards: Sequence[int]
-    state_width: int
-    statistics_width: int
+    read: Callable[[str, Sequence[int]], Iterator[tuple[int, ContentT]]]
+    state_width: int = 0
+    statistics_width: int = 0
 
-    def export_shard(self, shard: int) -> Rows:
-        [(_, rows)] = self.checkpoint.read_shards(self.spec.name, [shard])
-        return rows
-
-
-class _SavedCandidates(_SavedTable):
-    """A `TableSource` over the keys that have no row."""
-
-    def export_shard(self, shard: int) -> Rows:
-        [(_, rows)] = self.checkpoint.read_candidates(self.spec.name, [shard])
-        return rows
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedCounters:
-    """A `CountersSource` over a checkpoint."""
-
-    checkpoint: Checkpoint
-    spec: TableSpec
-    shards: Sequence[int]
-
-    def export_shard(self, shard: int) -> NDArray[np.uint8]:
-        [(_, counters)] = self.checkpoint.read_counters(self.spec.name, [shard])
-        return counters
+    def export_shard(self, shard: int) -> ContentT:
+        """Reads a shard, and compares its checksum."""
+        [(_, content)] = self.read(self.spec.name, [shard])
+        return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +132,10 @@ def _write_part(
 class SavedSources:
     """What one server would hold of a checkpoint, to be written."""
 
-    tables: Sequence[TableSource]
+    tables: Sequence[SavedTable[Rows]]
     blocks: Sequence[DenseSource]
-    candidates: Sequence[TableSource]
-    counters: Sequence[CountersSource]
+    candidates: Sequence[SavedTable[Rows]]
+    counters: Sequence[SavedTable[NDArray[np.uint8]]]
 
 
 def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSources:
@@ -160,13 +145,13 @@ def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSo
         shards = shards_of_server(spec.num_shards, server, num_servers)
         files = checkpoint.manifest.files_of_table(name)[0]
         widths = (files.state_width, files.statistics_width)
-        tables.append(_SavedTable(checkpoint, spec, shards, *widths))
+        tables.append(SavedTable(spec, shards, checkpoint.read_shards, *widths))
         if files_of_candidates := checkpoint.manifest.files_of_candidates(name):
             width = files_of_candidates[0].statistics_width
             keys_only = replace(spec, dim=0)
-            candidates.append(_SavedCandidates(checkpoint, keys_only, shards, 0, width))
+            candidates.append(SavedTable(keys_only, shards, checkpoint.read_candidates, 0, width))
         if checkpoint.manifest.files_of_counters(name):
-            counters.append(_SavedCounters(checkpoint, spec, shards))
+            counters.append(SavedTable(spec, shards, checkpoint.read_counters))
     blocks = [
         _SavedBlock(checkpoint, spec, piece_of_server(spec.length, server, num_servers))
         for spec in checkpoint.blocks.values()
