@@ -86,7 +86,7 @@ def _narrowed(table: str, weights: Values, settings: InferenceSettings) -> Value
     return narrowed
 
 
-def write_inference_part(
+def write_inference_share(
     folder: Folder,
     server_index: int,
     tables: Sequence[TableSource],

@@ -28,10 +28,10 @@ from protos.gradients import Values
 from protos.spec import TableSpec
 from protos.store import InferenceDtype
 from ps_server.checkpoint.files.digest import (
-    counters_digest,
-    piece_digest,
+    counters_checksum,
+    piece_checksum,
     shard_digest,
-    statistics_digest,
+    statistics_checksum,
 )
 from ps_server.checkpoint.files.manifest import (
     FORMAT_VERSION,
@@ -261,7 +261,7 @@ def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> 
         length=piece.weights.size,
         num_states=len(piece.element_state),
         scalars=tuple(piece.scalars.tolist()),
-        xxh3=piece_digest(piece).hex(),
+        xxh3=piece_checksum(piece).hex(),
     )
 
 
@@ -280,7 +280,7 @@ def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
         element_state=np.stack(states) if states else np.empty((0, entry.length), np.float32),
         scalars=np.array(entry.scalars, np.float32),
     )
-    if piece_digest(piece).hex() != entry.xxh3:
+    if piece_checksum(piece).hex() != entry.xxh3:
         raise CheckpointError(
             f"{folder.url}/{entry.file} was altered: it does not match its xxh3 in the manifest"
         )
@@ -353,12 +353,12 @@ def _batch_of(shard: int, rows: Rows) -> ShardBatch:
         shard=shard,
         rows=rows.keys.size,
         xxh3=shard_digest(rows).hex(),
-        statistics_xxh3=statistics_digest(rows).hex() if has_statistics else "",
+        statistics_xxh3=statistics_checksum(rows).hex() if has_statistics else "",
     )
 
 
 def _batch_of_counters(shard: int, counters: NDArray[np.uint8]) -> ShardBatch:
-    return ShardBatch(shard=shard, rows=counters.size, xxh3=counters_digest(counters).hex())
+    return ShardBatch(shard=shard, rows=counters.size, xxh3=counters_checksum(counters).hex())
 
 
 def _altered(folder: Folder, file: str, shard: int) -> CheckpointError:

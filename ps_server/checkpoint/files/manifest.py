@@ -61,8 +61,8 @@ class ShardBatch:
     Attributes:
         shard: Number of the shard that it holds.
         rows: Its length.
-        xxh3: `shard_digest`, or `counters_digest`, in hexadecimal.
-        statistics_xxh3: `statistics_digest`, in hexadecimal; empty: there are none.
+        xxh3: `shard_digest`, or `counters_checksum`, in hexadecimal.
+        statistics_xxh3: `statistics_checksum`, in hexadecimal; empty: there are none.
     """
 
     shard: int
@@ -130,7 +130,7 @@ class DenseEntry:
         length: Elements of the piece.
         num_states: Numbers of optimizer state that each element has.
         scalars: The optimizer's state of the whole piece.
-        xxh3: `piece_digest`, in hexadecimal.
+        xxh3: `piece_checksum`, in hexadecimal.
     """
 
     kind: Literal["dense"] = "dense"
@@ -148,7 +148,7 @@ Entry = Annotated[TableEntry | CountersEntry | DenseEntry, Field(discriminator="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Share:
     """What one server wrote, and of which moment it is.
 
     Attributes:
@@ -247,26 +247,26 @@ class Manifest:
         return sorted(files, key=lambda entry: (entry.start, entry.length))
 
 
-_PART = TypeAdapter(Part)
+_SHARE = TypeAdapter(Share)
 _MANIFEST = TypeAdapter(Manifest)
 
 
-def part_to_json(part: Part) -> str:
+def share_to_json(share: Share) -> str:
     """Returns a server's part as JSON, for `SaveResponse`."""
-    return _PART.dump_json(part).decode()
+    return _SHARE.dump_json(share).decode()
 
 
-def part_from_json(text: str) -> Part:
-    """Returns what `part_to_json` was given.
+def share_from_json(text: str) -> Share:
+    """Returns what `share_to_json` was given.
 
     Raises:
         CheckpointError: If it is something else, as from a server of another release.
     """
     try:
-        return _PART.validate_json(text)
+        return _SHARE.validate_json(text)
     except ValidationError as exc:
         raise CheckpointError(
-            f"a server's answer to a save is not its part of one (is it of another release?): "
+            f"a server's answer to a save is not its share of one (is it of another release?): "
             f"{_first_error(exc)}"
         ) from exc
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from protos.errors import UsageError
 from protos.gradients import Values
 from protos.store import InferenceSettings
-from ps_server.checkpoint.files.manifest import Part
-from ps_server.checkpoint.inference import write_inference_part
+from ps_server.checkpoint.files.manifest import Share
+from ps_server.checkpoint.inference import write_inference_share
 from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, folder_at
@@ -113,7 +113,7 @@ def export_inference(
         settings: What of it.
 
     Raises:
-        CheckpointError: As `write_inference_part`, or if a file was altered; what was at the target stays.
+        CheckpointError: As `write_inference_share`, or if a file was altered; what was at the target stays.
     """
     checkpoint.require_trainable()
     found: dict[tuple[str, int], int] = {}
@@ -123,14 +123,14 @@ def export_inference(
             found[table, shard] = rows.keys.size
             yield shard, rows
 
-    def write_parts(url: str, token: str) -> list[Part]:
+    def write_shares(url: str, token: str) -> list[Share]:
         sources = sources_of(checkpoint, 0, 1)
         folder = shared_folder(url, token)
         tables = [replace(table, read=counted) for table in sources.tables]
-        entries = write_inference_part(folder, 0, tables, sources.blocks, settings)
-        return [Part(entries=tuple(entries), version=checkpoint.manifest.version)]
+        entries = write_inference_share(folder, 0, tables, sources.blocks, settings)
+        return [Share(entries=tuple(entries), version=checkpoint.manifest.version)]
 
-    save_again(checkpoint, target, write_parts, is_inference=True)
+    save_again(checkpoint, target, write_shares, is_inference=True)
     manifest = read_manifest(folder_at(target))
     written = sum(map(manifest.num_rows, checkpoint.tables))
     return ExportedRows(written=written, left_out=sum(found.values()) - written)

@@ -13,10 +13,10 @@ from protos.errors import CheckpointError
 from protos.placement import piece_of_server, shards_of_server
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.chain import require_unneeded
-from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Part, TableEntry
+from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Share, TableEntry
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, folder_at
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
+from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
 from ps_server.table.contents import DensePiece, DenseSource, Rows
 
 ContentT = TypeVar("ContentT")
@@ -75,24 +75,24 @@ def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> Non
     checkpoint.require_trainable()
     manifest = checkpoint.manifest
 
-    def write_parts(url: str, token: str) -> list[Part]:
+    def write_shares(url: str, token: str) -> list[Share]:
         folder = shared_folder(url, token)
         return [
-            Part(
-                entries=tuple(_write_part(checkpoint, folder, server, num_servers)),
+            Share(
+                entries=tuple(_write_share(checkpoint, folder, server, num_servers)),
                 version=manifest.version,
                 workers=manifest.workers,
             )
             for server in range(num_servers)
         ]
 
-    save_again(checkpoint, target, write_parts)
+    save_again(checkpoint, target, write_shares)
 
 
 def save_again(
     checkpoint: Checkpoint,
     target: str | Path,
-    write_parts: Callable[[str, str], Sequence[Part]],
+    write_shares: Callable[[str, str], Sequence[Share]],
     *,
     is_inference: bool = False,
 ) -> str:
@@ -105,7 +105,7 @@ def save_again(
     require_unneeded(folder_at(target))
     return save_checkpoint(
         target,
-        write_parts=write_parts,
+        write_shares=write_shares,
         tables=checkpoint.tables,
         blocks=checkpoint.blocks,
         attachments={name: checkpoint.attachment(name) for name in checkpoint.attachments},
@@ -114,11 +114,11 @@ def save_again(
     )
 
 
-def _write_part(
+def _write_share(
     checkpoint: Checkpoint, folder: Folder, server: int, num_servers: int
 ) -> Sequence[Entry]:
     sources = sources_of(checkpoint, server, num_servers)
-    return write_part(
+    return write_share(
         folder,
         server,
         sources.tables,

@@ -18,15 +18,15 @@ from ps_server.checkpoint.files.manifest import (
     DenseEntry,
     Entry,
     Manifest,
-    Part,
     ShardBatch,
+    Share,
     TableEntry,
     manifest_from_json,
     manifest_to_json,
-    part_from_json,
-    part_to_json,
     require_whole,
     shard_digests,
+    share_from_json,
+    share_to_json,
 )
 
 WIDE = TableEntry(
@@ -67,16 +67,16 @@ WORKERS = {
 }
 
 
-def test_part_survives_json() -> None:
-    part = Part(entries=(WIDE, MLP, CANDIDATES, COUNTERS), version=9, workers=WORKERS)
+def test_share_survives_json() -> None:
+    share = Share(entries=(WIDE, MLP, CANDIDATES, COUNTERS), version=9, workers=WORKERS)
 
-    assert part_from_json(part_to_json(part)) == part
+    assert share_from_json(share_to_json(share)) == share
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '{"entries": [{"file": "x"}]}'])
-def test_other_text_is_no_part(text: str) -> None:
-    with pytest.raises(CheckpointError, match="not its part of one"):
-        part_from_json(text)
+def test_other_text_is_no_share(text: str) -> None:
+    with pytest.raises(CheckpointError, match="not its share of one"):
+        share_from_json(text)
 
 
 MANIFEST = Manifest(
