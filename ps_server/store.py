@@ -33,8 +33,8 @@ from protos.store import (
     WorkerProgress,
 )
 from ps_server.checkpoint.files.digest import model_digest
-from ps_server.checkpoint.files.manifest import Part
-from ps_server.checkpoint.inference import write_inference_part
+from ps_server.checkpoint.files.manifest import Share
+from ps_server.checkpoint.inference import write_inference_share
 from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.roots import Roots
@@ -43,7 +43,7 @@ from ps_server.checkpoint.writer import (
     open_base,
     save_checkpoint,
     shared_folder,
-    write_part,
+    write_share,
 )
 from ps_server.coordination.coordinator import Coordinator
 from ps_server.coordination.mailbox import INBOX_BYTES
@@ -246,7 +246,7 @@ class ParameterStore:
     ) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
 
-        def save_part(folder: str, token: str) -> Part:
+        def save_part(folder: str, token: str) -> Share:
             return self.save_inference_part(folder, token, settings)
 
         return self._save(url, attachments, save_part, is_inference=True)
@@ -255,7 +255,7 @@ class ParameterStore:
         self,
         url: str,
         attachments: Mapping[str, bytes],
-        save_part: Callable[[str, str], Part],
+        save_part: Callable[[str, str], Share],
         *,
         base: Checkpoint | None = None,
         on_snapshot: Callable[[], None] | None = None,
@@ -263,7 +263,7 @@ class ParameterStore:
     ) -> str:
         """Takes a cut, saves it, and publishes what comes of it."""
 
-        def write_parts(folder: str, token: str) -> list[Part]:
+        def write_shares(folder: str, token: str) -> list[Share]:
             self.snapshot(token, "" if base is None else base.token)
             if on_snapshot is not None:
                 on_snapshot()
@@ -272,7 +272,7 @@ class ParameterStore:
         tables, blocks = self._parameters.saved_specs()
         return save_checkpoint(
             url,
-            write_parts=write_parts,
+            write_shares=write_shares,
             tables=tables,
             blocks=blocks,
             attachments=attachments,
@@ -280,7 +280,7 @@ class ParameterStore:
             is_inference=is_inference,
         )
 
-    def save_inference_part(self, folder: str, token: str, settings: InferenceSettings) -> Part:
+    def save_inference_part(self, folder: str, token: str, settings: InferenceSettings) -> Share:
         """Writes what of this process's shards and pieces predictions need; otherwise as `save_part`.
 
         Raises:
@@ -289,10 +289,10 @@ class ParameterStore:
         with self._snapshots.writing(token, is_base=False) as frozen:
             self._roots.require([folder])
             shared = shared_folder(folder, token)
-            entries = write_inference_part(
+            entries = write_inference_share(
                 shared, self.server_index, frozen.tables, frozen.blocks, settings
             )
-        return Part(entries=tuple(entries), version=frozen.version)
+        return Share(entries=tuple(entries), version=frozen.version)
 
     def snapshot(self, token: str, base: str = "") -> None:
         """Freezes this process's parameters for the `save_part` with the same token.
@@ -311,7 +311,7 @@ class ParameterStore:
         self._parameters.prepare_freeze()
         self._snapshots.take(token, base)
 
-    def save_part(self, folder: str, token: str) -> Part:
+    def save_part(self, folder: str, token: str) -> Share:
         """Writes this process's shards and pieces into a folder, and returns what was written.
 
         They are as they were at the cut of the same token, which ends with this.
@@ -323,7 +323,7 @@ class ParameterStore:
         """
         with self._snapshots.writing(token) as frozen:
             self._roots.require([folder])
-            entries = write_part(
+            entries = write_share(
                 shared_folder(folder, token),
                 self.server_index,
                 frozen.tables,
@@ -333,7 +333,7 @@ class ParameterStore:
                 removed=frozen.removed,
             )
             self._parameters.base = token
-        return Part(entries=tuple(entries), version=frozen.version, workers=frozen.workers)
+        return Share(entries=tuple(entries), version=frozen.version, workers=frozen.workers)
 
     def _freeze(self, base: str) -> StoreSnapshot:
         return self._parameters.freeze(

@@ -15,8 +15,7 @@ from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.spec import TableSpec
-from ps_server.checkpoint.files.manifest import Manifest
-from ps_server.checkpoint.files.names import MANIFEST
+from ps_server.checkpoint.files.manifest import MANIFEST, Manifest
 from ps_server.checkpoint.publish import PublishedManifest, published_in, read_published
 from ps_server.checkpoint.storage.folders import Folder, folder_at
 from ps_server.table.contents import Rows

@@ -24,29 +24,21 @@ from ps_server.table.rows.statistics import scores_of
 
 
 @dataclass(frozen=True, slots=True)
-class RowsOf:
-    """What a `TableSource` has in common with the one whose rows it passes on."""
+class _WorthyRows:
+    """A `TableSource` of the rows that are worth keeping, with weights alone."""
 
     source: TableSource
+    settings: InferenceSettings
+    state_width: int = 0
+    statistics_width: int = 0
 
     @property
     def spec(self) -> TableSpec:
-        """The table's."""
         return self.source.spec
 
     @property
     def shards(self) -> Iterable[int]:
-        """Those of the source."""
         return self.source.shards
-
-
-@dataclass(frozen=True, slots=True)
-class _WorthyRows(RowsOf):
-    """A `TableSource` of the rows that are worth keeping, with weights alone."""
-
-    settings: InferenceSettings
-    state_width: int = 0
-    statistics_width: int = 0
 
     def export_shard(self, shard: int) -> Rows:
         rows = self.source.export_shard(shard)
@@ -94,7 +86,7 @@ def _narrowed(table: str, weights: Values, settings: InferenceSettings) -> Value
     return narrowed
 
 
-def write_inference_part(
+def write_inference_share(
     folder: Folder,
     server_index: int,
     tables: Sequence[TableSource],

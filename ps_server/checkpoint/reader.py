@@ -23,6 +23,8 @@ from ps_server.checkpoint.files.format import (
     read_table_file,
 )
 from ps_server.checkpoint.files.manifest import (
+    ATTACHMENTS,
+    MANIFEST,
     CountersEntry,
     DenseEntry,
     Manifest,
@@ -30,8 +32,7 @@ from ps_server.checkpoint.files.manifest import (
     require_whole,
     shard_digests,
 )
-from ps_server.checkpoint.files.names import ATTACHMENTS, MANIFEST
-from ps_server.checkpoint.files.sorted_rows import Layer
+from ps_server.checkpoint.files.mapped_rows import Layer
 from ps_server.checkpoint.publish import resolve
 from ps_server.checkpoint.storage.folders import Folder
 from ps_server.table.contents import DensePiece, Rows

@@ -9,7 +9,7 @@ import numpy as np
 from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.keys import Keys
-from ps_server.checkpoint.files.sorted_rows import read_layers
+from ps_server.checkpoint.files.mapped_rows import read_layers
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.table.memory.frozen import frozen
 

@@ -16,8 +16,15 @@ from ps_server.checkpoint.files.format import (
     write_removed_file,
     write_table_file,
 )
-from ps_server.checkpoint.files.manifest import Attachment, Entry, Manifest, Part
-from ps_server.checkpoint.files.names import ATTACHMENTS, TOKEN, require_name
+from ps_server.checkpoint.files.manifest import (
+    ATTACHMENTS,
+    TOKEN,
+    Attachment,
+    Entry,
+    Manifest,
+    Share,
+    require_name,
+)
 from ps_server.checkpoint.publish import discard, open_data, publish
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, folder_at
@@ -50,7 +57,7 @@ def check_folder(url: str, token: str, server_index: int) -> None:
     shared_folder(url, token).put(f"probe.server-{server_index}", b"")
 
 
-def write_part(
+def write_share(
     folder: Folder,
     server_index: int,
     tables: Sequence[TableSource],
@@ -107,7 +114,7 @@ def open_base(base: str | Path, target: str | Path) -> Checkpoint:
 def save_checkpoint(
     target: str | Path,
     *,
-    write_parts: Callable[[str, str], Sequence[Part]],
+    write_shares: Callable[[str, str], Sequence[Share]],
     tables: Mapping[str, TableSpec],
     blocks: Mapping[str, DenseSpec],
     attachments: Mapping[str, bytes],
@@ -120,13 +127,13 @@ def save_checkpoint(
     Args:
         target: A path or URL where there is nothing, or a checkpoint, which is replaced, but none to
             train on by one to predict with, nor the other way round.
-        write_parts: Has every server write its part into the folder whose URL it gets, after
+        write_shares: Has every server write its part into the folder whose URL it gets, after
             `shared_folder` with the token it gets; returns the parts of all of them.
         tables: Every table, by name.
         blocks: Every dense block, by name.
         attachments: Files that travel with the parameters, by name.
         base: What it is a delta of, by `open_base`; None: of nothing.
-        is_inference: Whether the parts are such as `write_inference_part` writes.
+        is_inference: Whether the parts are such as `write_inference_share` writes.
         clock: Seconds since 1970.
 
     Raises:
@@ -137,19 +144,19 @@ def save_checkpoint(
     folder, created = folder_at(target), clock()
     data, token = open_data(folder, is_inference=is_inference)
     try:
-        parts = write_parts(data.url, token)
+        shares = write_shares(data.url, token)
         manifest = Manifest(
             kind="inference" if is_inference else "full" if base is None else "delta",
             base=None if base is None else base.name,
             base_sha256="" if base is None else base.sha256,
             data_folder=data.name,
             created=created,
-            version=min((part.version for part in parts), default=0),
-            workers=merge_progress([part.workers for part in parts]),
+            version=min((share.version for share in shares), default=0),
+            workers=merge_progress([share.workers for share in shares]),
             model_digest="",  # of what the files hold, once they are all there
             tables=tuple(tables.values()),
             blocks=tuple(blocks.values()),
-            entries=tuple(entry for part in parts for entry in part.entries),
+            entries=tuple(entry for share in shares for entry in share.entries),
             attachments=_write_attachments(data, attachments),
         )
         digest = Checkpoint(folder, manifest, base=base).digest_of_own_files()

@@ -21,7 +21,7 @@ from protos.store import Future, PushId, Shrunk, Version
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from protos.wire import control_messages, data_messages, spec_messages
 from protos.wire.grpc_status import details_of, metadata_of, status_of
-from ps_server.checkpoint.files.manifest import part_to_json
+from ps_server.checkpoint.files.manifest import share_to_json
 from ps_server.coordination.push_assembly import PartAssembler
 from ps_server.rpc.activity import Activity
 from ps_server.store import ParameterStore
@@ -230,7 +230,7 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
                 save = partial(self._store.save_inference_part, *where, settings)
                 part = await asyncio.to_thread(save)
             logger.info("saved folder=%s files=%d", request.folder, len(part.entries))
-            return control_plane_pb2.SaveResponse(part=part_to_json(part))
+            return control_plane_pb2.SaveResponse(part=share_to_json(part))
 
     async def Load(
         self, request: control_plane_pb2.LoadRequest, context: grpc.aio.ServicerContext

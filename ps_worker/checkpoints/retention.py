@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Collection
 
-from ps_server.checkpoint.publish import keep_last, manifests_in
+from ps_server.checkpoint.retention import keep_last, manifests_in
 from ps_server.checkpoint.storage.folders import place_of
 from ps_worker.job import Job
 from ps_worker.job.sections.checkpoint import CheckpointSection

@@ -53,7 +53,7 @@ from protos.store import (
 )
 from protos.wire.control_messages import merge_shrunk, merge_status
 from ps_server.checkpoint.files.digest import model_digest
-from ps_server.checkpoint.files.manifest import Part, part_from_json
+from ps_server.checkpoint.files.manifest import Share, share_from_json
 from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import open_base, save_checkpoint
@@ -404,7 +404,7 @@ class ClusterClient:
     ) -> str:
         """Cuts all servers, has each of them save its part, and publishes what comes of it."""
 
-        def write_parts(folder: str, token: str) -> list[Part]:
+        def write_shares(folder: str, token: str) -> list[Share]:
             base_token = "" if base is None else base.token
             results(
                 [self._transport.snapshot(server, token, base_token) for server in self._servers]
@@ -412,11 +412,11 @@ class ClusterClient:
             if on_snapshot is not None:
                 on_snapshot()
             calls = [save_part(server, folder, token) for server in self._servers]
-            return [part_from_json(part) for part in results_when_all_have_ended(calls)]
+            return [share_from_json(part) for part in results_when_all_have_ended(calls)]
 
         return save_checkpoint(
             url,
-            write_parts=write_parts,
+            write_shares=write_shares,
             tables=dict(self._tables),
             blocks=dict(self._blocks),
             attachments=attachments,

@@ -25,7 +25,7 @@ from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from protos.store import ReduceOp, Store
-from ps_server.checkpoint.publish import remove_unfinished
+from ps_server.checkpoint.retention import remove_unfinished
 from ps_worker.checkpoints.resume import EarlierRun, earlier_run
 from ps_worker.checkpoints.retention import (
     checkpoints_of_runs,

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.files.names import MANIFEST
-from ps_server.checkpoint.publish import keep_last, write_latest
+from ps_server.checkpoint.files.manifest import MANIFEST
+from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.retention import keep_last
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
 from tests.support.stores import KEYS, declare, in_process, push_id, random_gradients

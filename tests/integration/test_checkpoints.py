@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.files.manifest import Part
+from ps_server.checkpoint.files.manifest import Share
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder
 from ps_server.checkpoint.writer import shared_folder
@@ -170,7 +170,7 @@ def test_what_a_failed_save_wrote_is_removed_when_no_server_writes_any_more(
 ) -> None:
     has_failed, has_ended = threading.Event(), threading.Event()
 
-    def fail(folder: str, token: str) -> Part:
+    def fail(folder: str, token: str) -> Share:
         has_failed.set()
         raise CheckpointError("no space")
 
@@ -179,7 +179,7 @@ def test_what_a_failed_save_wrote_is_removed_when_no_server_writes_any_more(
         declare(store)
         save_part = servers.stores[1].save_part
 
-        def save_late(folder: str, token: str) -> Part:
+        def save_late(folder: str, token: str) -> Share:
             has_failed.wait(10)
             threading.Event().wait(0.2)  # long enough for the client to hear of the other
             part = save_part(folder, token)

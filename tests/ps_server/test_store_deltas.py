@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from protos.errors import CheckpointError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from ps_server.checkpoint.publish import keep_last, write_latest
+from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.retention import keep_last
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.checkpoint.tools.reshard import compact
 from ps_server.store import ParameterStore

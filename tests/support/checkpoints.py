@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from protos.gradients import Values
 from protos.placement import piece_of_server, shards_of_server
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from ps_server.checkpoint.files.manifest import Entry, Part
+from ps_server.checkpoint.files.manifest import Entry, Share
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, LocalFolder
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
+from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
 from ps_server.table.contents import DensePiece, Rows
 
 ATTACHMENTS = {"job.toml": b"[train]\nepochs = 1\n", "empty": b""}
@@ -34,7 +34,7 @@ class FakeTable:
     def export_shard(self, shard: int) -> Rows:
         return self.rows[shard]
 
-    def part(self, server_index: int, num_servers: int) -> "FakeTable":
+    def share(self, server_index: int, num_servers: int) -> "FakeTable":
         shards = shards_of_server(self.spec.num_shards, server_index, num_servers)
         return replace(self, rows={shard: self.rows[shard] for shard in shards})
 
@@ -51,7 +51,7 @@ class FakeCounters:
     def export_shard(self, shard: int) -> NDArray[np.uint8]:
         return self.counters[shard]
 
-    def part(self, server_index: int, num_servers: int) -> "FakeCounters":
+    def share(self, server_index: int, num_servers: int) -> "FakeCounters":
         shards = shards_of_server(self.spec.num_shards, server_index, num_servers)
         return replace(self, counters={shard: self.counters[shard] for shard in shards})
 
@@ -64,7 +64,7 @@ class FakeBlock:
     def export(self) -> DensePiece:
         return self.piece
 
-    def part(self, server_index: int, num_servers: int) -> "FakeBlock":
+    def share(self, server_index: int, num_servers: int) -> "FakeBlock":
         snapshot = piece_of_server(self.spec.length, server_index, num_servers)
         return FakeBlock(
             self.spec,
@@ -91,30 +91,30 @@ class FakeModel:
     def write(
         self, folder: Folder | Path, server_index: int = 0, num_servers: int = 1
     ) -> list[Entry]:
-        return write_part(
+        return write_share(
             LocalFolder(folder) if isinstance(folder, Path) else folder,
             server_index,
-            [table.part(server_index, num_servers) for table in self.tables.values()],
-            [block.part(server_index, num_servers) for block in self.blocks.values()],
+            [table.share(server_index, num_servers) for table in self.tables.values()],
+            [block.share(server_index, num_servers) for block in self.blocks.values()],
             candidates=[
-                table.part(server_index, num_servers) for table in self.candidates.values()
+                table.share(server_index, num_servers) for table in self.candidates.values()
             ],
-            counters=[table.part(server_index, num_servers) for table in self.counters.values()],
+            counters=[table.share(server_index, num_servers) for table in self.counters.values()],
         )
 
     def save(
         self, target: str | Path, num_servers: int = 1, clock: Callable[[], float] = time.time
     ) -> str:
-        def write_parts(url: str, token: str) -> list[Part]:
+        def write_shares(url: str, token: str) -> list[Share]:
             folder = shared_folder(url, token)
             return [
-                Part(entries=tuple(self.write(folder, server_index, num_servers)))
+                Share(entries=tuple(self.write(folder, server_index, num_servers)))
                 for server_index in range(num_servers)
             ]
 
         return save_checkpoint(
             target,
-            write_parts=write_parts,
+            write_shares=write_shares,
             tables={name: table.spec for name, table in self.tables.items()},
             blocks={name: block.spec for name, block in self.blocks.items()},
             attachments=ATTACHMENTS,
@@ -237,3 +237,9 @@ def content(checkpoint: Checkpoint) -> list[bytes]:
             piece.scalars.tobytes(),
         ]
     return parts + [checkpoint.attachment(name) for name in checkpoint.attachments]
+
+
+def whole_at(target: Path) -> str:
+    checkpoint = Checkpoint.open(target)
+    checkpoint.verify()
+    return checkpoint.model_digest

@@ -25,7 +25,7 @@ from protos.store import (
     Version,
     WorkerProgress,
 )
-from ps_server.checkpoint.files.manifest import part_to_json
+from ps_server.checkpoint.files.manifest import share_to_json
 from ps_server.coordination.push_assembly import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.cluster.transport import ServerStatus
@@ -144,14 +144,14 @@ class LocalTransport:
 
     def save(self, server: int, folder: str, token: str) -> Future[str]:
         self.calls.append((server, "save", token))
-        return Answer(lambda: part_to_json(self.stores[server].save_part(folder, token)))
+        return Answer(lambda: share_to_json(self.stores[server].save_part(folder, token)))
 
     def save_inference(
         self, server: int, folder: str, token: str, settings: InferenceSettings
     ) -> Future[str]:
         self.calls.append((server, "save_inference", settings))
         store = self.stores[server]
-        return Answer(lambda: part_to_json(store.save_inference_part(folder, token, settings)))
+        return Answer(lambda: share_to_json(store.save_inference_part(folder, token, settings)))
 
     def load(self, server: int, folder: str, token: str, only: Collection[str]) -> Future[None]:
         return Answer(lambda: self.stores[server].load(folder, only=only, token=token))

@@ -28,17 +28,17 @@ def shard_digest(rows: Rows) -> bytes:
     return _xxh3(rows.keys, rows.weights, rows.state)
 
 
-def statistics_digest(rows: Rows) -> bytes:
+def statistics_checksum(rows: Rows) -> bytes:
     """Returns the XXH3-128 over the statistics, which are no part of the model."""
     return _xxh3(rows.statistics)
 
 
-def counters_digest(counters: NDArray[np.uint8]) -> bytes:
+def counters_checksum(counters: NDArray[np.uint8]) -> bytes:
     """Returns the XXH3-128 over a shard's counters of keys without a row."""
     return _xxh3(counters)
 
 
-def piece_digest(piece: DensePiece) -> bytes:
+def piece_checksum(piece: DensePiece) -> bytes:
     """Returns the XXH3-128 over weights and element state; the manifest holds the rest."""
     return _xxh3(piece.weights, piece.element_state)
 

@@ -6,6 +6,8 @@ attachments, and carries a checksum of itself. It is written last: a folder with
 
 import hashlib
 import json
+import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -15,10 +17,41 @@ from pydantic import Field, TypeAdapter, ValidationError
 from protos.errors import CheckpointError
 from protos.spec import DenseSpec, TableSpec
 from protos.store import InferenceDtype, WorkerProgress
-from ps_server.checkpoint.files.names import is_data_folder, require_name
 
 FORMAT_VERSION = 3
 """Of the files and of the manifest together; a reader knows one version."""
+
+MANIFEST = "MANIFEST.json"
+TOKEN = "TOKEN"
+LATEST = "LATEST"
+ATTACHMENTS = "attachments"
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_DATA = re.compile(r"data-([0-9a-f]{32})")
+
+
+def require_name(name: str) -> None:
+    """Raises CheckpointError unless `name` can be part of a file name."""
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(
+            f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', not "
+            f"beginning with '.'"
+        )
+
+
+def new_token() -> str:
+    """Returns a token that no other save has."""
+    return secrets.token_hex(16)
+
+
+def data_folder(token: str) -> str:
+    """Returns the name of the folder for the files of one save."""
+    return f"data-{token}"
+
+
+def is_data_folder(name: str) -> bool:
+    """Whether a folder holds the files of a save."""
+    return _DATA.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +61,8 @@ class ShardBatch:
     Attributes:
         shard: Number of the shard that it holds.
         rows: Its length.
-        xxh3: `shard_digest`, or `counters_digest`, in hexadecimal.
-        statistics_xxh3: `statistics_digest`, in hexadecimal; empty: there are none.
+        xxh3: `shard_digest`, or `counters_checksum`, in hexadecimal.
+        statistics_xxh3: `statistics_checksum`, in hexadecimal; empty: there are none.
     """
 
     shard: int
@@ -97,7 +130,7 @@ class DenseEntry:
         length: Elements of the piece.
         num_states: Numbers of optimizer state that each element has.
         scalars: The optimizer's state of the whole piece.
-        xxh3: `piece_digest`, in hexadecimal.
+        xxh3: `piece_checksum`, in hexadecimal.
     """
 
     kind: Literal["dense"] = "dense"
@@ -115,7 +148,7 @@ Entry = Annotated[TableEntry | CountersEntry | DenseEntry, Field(discriminator="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Share:
     """What one server wrote, and of which moment it is.
 
     Attributes:
@@ -214,26 +247,26 @@ class Manifest:
         return sorted(files, key=lambda entry: (entry.start, entry.length))
 
 
-_PART = TypeAdapter(Part)
+_SHARE = TypeAdapter(Share)
 _MANIFEST = TypeAdapter(Manifest)
 
 
-def part_to_json(part: Part) -> str:
+def share_to_json(share: Share) -> str:
     """Returns a server's part as JSON, for `SaveResponse`."""
-    return _PART.dump_json(part).decode()
+    return _SHARE.dump_json(share).decode()
 
 
-def part_from_json(text: str) -> Part:
-    """Returns what `part_to_json` was given.
+def share_from_json(text: str) -> Share:
+    """Returns what `share_to_json` was given.
 
     Raises:
         CheckpointError: If it is something else, as from a server of another release.
     """
     try:
-        return _PART.validate_json(text)
+        return _SHARE.validate_json(text)
     except ValidationError as exc:
         raise CheckpointError(
-            f"a server's answer to a save is not its part of one (is it of another release?): "
+            f"a server's answer to a save is not its share of one (is it of another release?): "
             f"{_first_error(exc)}"
         ) from exc
 

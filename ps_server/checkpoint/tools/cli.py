@@ -25,8 +25,7 @@ from protos.errors import CheckpointError, CtrPsError, UsageError
 from protos.store import InferenceDtype, InferenceSettings
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
-from ps_server.checkpoint.tools.export import ExportFormat, export_table
-from ps_server.checkpoint.tools.export_inference import export_inference
+from ps_server.checkpoint.tools.export import ExportFormat, export_inference, export_table
 from ps_server.checkpoint.tools.inspection import (
     QUANTILES,
     BlockReport,

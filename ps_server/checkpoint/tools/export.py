@@ -1,6 +1,8 @@
 """Checkpoints for other programs: a file a table, as Parquet or as text."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -9,8 +11,14 @@ import pyarrow.parquet as pq
 
 from protos.errors import UsageError
 from protos.gradients import Values
+from protos.store import InferenceSettings
+from ps_server.checkpoint.files.manifest import Share
+from ps_server.checkpoint.inference import write_inference_share
+from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import Folder
+from ps_server.checkpoint.storage.folders import Folder, folder_at
+from ps_server.checkpoint.tools.reshard import save_again, sources_of
+from ps_server.checkpoint.writer import shared_folder
 from ps_server.table.contents import Rows
 
 ExportFormat = Literal["parquet", "text"]
@@ -84,3 +92,45 @@ def _texts(column: pa.Array) -> Sequence[str]:
 def _chain(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
     yield first
     yield from rest
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedRows:
+    """How many rows of all tables were written, and how many left out for their score."""
+
+    written: int
+    left_out: int
+
+
+def export_inference(
+    checkpoint: Checkpoint, target: str | Path, settings: InferenceSettings
+) -> ExportedRows:
+    """Saves a checkpoint as one to predict with, and returns how many rows are in it.
+
+    Args:
+        checkpoint: What to save; every checksum is compared.
+        target: Where to.
+        settings: What of it.
+
+    Raises:
+        CheckpointError: As `write_inference_share`, or if a file was altered; what was at the target stays.
+    """
+    checkpoint.require_trainable()
+    found: dict[tuple[str, int], int] = {}
+
+    def counted(table: str, shards: Sequence[int]) -> Iterator[tuple[int, Rows]]:
+        for shard, rows in checkpoint.read_shards(table, shards):
+            found[table, shard] = rows.keys.size
+            yield shard, rows
+
+    def write_shares(url: str, token: str) -> list[Share]:
+        sources = sources_of(checkpoint, 0, 1)
+        folder = shared_folder(url, token)
+        tables = [replace(table, read=counted) for table in sources.tables]
+        entries = write_inference_share(folder, 0, tables, sources.blocks, settings)
+        return [Share(entries=tuple(entries), version=checkpoint.manifest.version)]
+
+    save_again(checkpoint, target, write_shares, is_inference=True)
+    manifest = read_manifest(folder_at(target))
+    written = sum(map(manifest.num_rows, checkpoint.tables))
+    return ExportedRows(written=written, left_out=sum(found.values()) - written)

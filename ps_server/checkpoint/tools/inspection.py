@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.spec import StatisticsSpec
-from ps_server.checkpoint.files.manifest import CountersEntry, TableEntry
-from ps_server.checkpoint.files.names import MANIFEST
+from ps_server.checkpoint.files.manifest import MANIFEST, CountersEntry, TableEntry
 from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at

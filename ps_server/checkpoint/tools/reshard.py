@@ -1,9 +1,10 @@
 """A checkpoint as another number of servers would have saved it."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,53 +13,37 @@ from protos.errors import CheckpointError
 from protos.placement import piece_of_server, shards_of_server
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.chain import require_unneeded
-from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Part, TableEntry
+from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Share, TableEntry
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, folder_at
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_part
-from ps_server.table.contents import (
-    CountersSource,
-    DensePiece,
-    DenseSource,
-    Rows,
-    TableSource,
-)
+from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
+from ps_server.table.contents import DensePiece, DenseSource, Rows
+
+ContentT = TypeVar("ContentT")
 
 
 @dataclass(frozen=True, slots=True)
-class _SavedTable:
-    """A `TableSource` over a checkpoint."""
+class SavedTable(Generic[ContentT]):
+    """Shards of a table in a checkpoint, as a source for a writer.
 
-    checkpoint: Checkpoint
+    Attributes:
+        spec: The table's.
+        shards: Which shards.
+        read: `Checkpoint.read_shards`, `read_candidates` or `read_counters`.
+        state_width: Columns of optimizer state.
+        statistics_width: Columns of statistics.
+    """
+
     spec: TableSpec
     shards: Sequence[int]
-    state_width: int
-    statistics_width: int
+    read: Callable[[str, Sequence[int]], Iterator[tuple[int, ContentT]]]
+    state_width: int = 0
+    statistics_width: int = 0
 
-    def export_shard(self, shard: int) -> Rows:
-        [(_, rows)] = self.checkpoint.read_shards(self.spec.name, [shard])
-        return rows
-
-
-class _SavedCandidates(_SavedTable):
-    """A `TableSource` over the keys that have no row."""
-
-    def export_shard(self, shard: int) -> Rows:
-        [(_, rows)] = self.checkpoint.read_candidates(self.spec.name, [shard])
-        return rows
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedCounters:
-    """A `CountersSource` over a checkpoint."""
-
-    checkpoint: Checkpoint
-    spec: TableSpec
-    shards: Sequence[int]
-
-    def export_shard(self, shard: int) -> NDArray[np.uint8]:
-        [(_, counters)] = self.checkpoint.read_counters(self.spec.name, [shard])
-        return counters
+    def export_shard(self, shard: int) -> ContentT:
+        """Reads a shard, and compares its checksum."""
+        [(_, content)] = self.read(self.spec.name, [shard])
+        return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +75,24 @@ def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> Non
     checkpoint.require_trainable()
     manifest = checkpoint.manifest
 
-    def write_parts(url: str, token: str) -> list[Part]:
+    def write_shares(url: str, token: str) -> list[Share]:
         folder = shared_folder(url, token)
         return [
-            Part(
-                entries=tuple(_write_part(checkpoint, folder, server, num_servers)),
+            Share(
+                entries=tuple(_write_share(checkpoint, folder, server, num_servers)),
                 version=manifest.version,
                 workers=manifest.workers,
             )
             for server in range(num_servers)
         ]
 
-    save_again(checkpoint, target, write_parts)
+    save_again(checkpoint, target, write_shares)
 
 
 def save_again(
     checkpoint: Checkpoint,
     target: str | Path,
-    write_parts: Callable[[str, str], Sequence[Part]],
+    write_shares: Callable[[str, str], Sequence[Share]],
     *,
     is_inference: bool = False,
 ) -> str:
@@ -120,7 +105,7 @@ def save_again(
     require_unneeded(folder_at(target))
     return save_checkpoint(
         target,
-        write_parts=write_parts,
+        write_shares=write_shares,
         tables=checkpoint.tables,
         blocks=checkpoint.blocks,
         attachments={name: checkpoint.attachment(name) for name in checkpoint.attachments},
@@ -129,11 +114,11 @@ def save_again(
     )
 
 
-def _write_part(
+def _write_share(
     checkpoint: Checkpoint, folder: Folder, server: int, num_servers: int
 ) -> Sequence[Entry]:
     sources = sources_of(checkpoint, server, num_servers)
-    return write_part(
+    return write_share(
         folder,
         server,
         sources.tables,
@@ -147,10 +132,10 @@ def _write_part(
 class SavedSources:
     """What one server would hold of a checkpoint, to be written."""
 
-    tables: Sequence[TableSource]
+    tables: Sequence[SavedTable[Rows]]
     blocks: Sequence[DenseSource]
-    candidates: Sequence[TableSource]
-    counters: Sequence[CountersSource]
+    candidates: Sequence[SavedTable[Rows]]
+    counters: Sequence[SavedTable[NDArray[np.uint8]]]
 
 
 def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSources:
@@ -160,13 +145,13 @@ def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSo
         shards = shards_of_server(spec.num_shards, server, num_servers)
         files = checkpoint.manifest.files_of_table(name)[0]
         widths = (files.state_width, files.statistics_width)
-        tables.append(_SavedTable(checkpoint, spec, shards, *widths))
+        tables.append(SavedTable(spec, shards, checkpoint.read_shards, *widths))
         if files_of_candidates := checkpoint.manifest.files_of_candidates(name):
             width = files_of_candidates[0].statistics_width
             keys_only = replace(spec, dim=0)
-            candidates.append(_SavedCandidates(checkpoint, keys_only, shards, 0, width))
+            candidates.append(SavedTable(keys_only, shards, checkpoint.read_candidates, 0, width))
         if checkpoint.manifest.files_of_counters(name):
-            counters.append(_SavedCounters(checkpoint, spec, shards))
+            counters.append(SavedTable(spec, shards, checkpoint.read_counters))
     blocks = [
         _SavedBlock(checkpoint, spec, piece_of_server(spec.length, server, num_servers))
         for spec in checkpoint.blocks.values()

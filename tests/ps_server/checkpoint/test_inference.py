@@ -13,7 +13,7 @@ from protos.spec import OptimizerSpec, StatisticsSpec
 from protos.store import InferenceSettings, Missing, Store
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
-from ps_server.checkpoint.tools.export_inference import ExportedRows, export_inference
+from ps_server.checkpoint.tools.export import ExportedRows, export_inference
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport

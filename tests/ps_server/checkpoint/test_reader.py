@@ -13,7 +13,7 @@ from protos.errors import CheckpointError
 from protos.placement import piece_of_server, shards_of_server
 from ps_server.checkpoint.files.digest import model_digest, shard_digest
 from ps_server.checkpoint.files.format import read_table_file, write_dense_file, write_table_file
-from ps_server.checkpoint.files.manifest import Part, manifest_from_json, manifest_to_json
+from ps_server.checkpoint.files.manifest import Share, manifest_from_json, manifest_to_json
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder
@@ -113,21 +113,21 @@ def test_scalars_are_those_of_the_piece_that_the_part_begins_in(tmp_path: Path) 
     """Servers that applied pushes as they came may differ in them; each gets its own back."""
     block = fake_block("mlp", length=9)
 
-    def write_parts(url: str, token: str) -> list[Part]:
+    def write_shares(url: str, token: str) -> list[Share]:
         folder = shared_folder(url, token)
-        parts = [block.part(server_index, 3) for server_index in range(3)]
+        shares = [block.share(server_index, 3) for server_index in range(3)]
         own = [np.full(2, server_index, np.float32) for server_index in range(3)]
         written = [
             write_dense_file(
-                folder, index, FakeBlock(block.spec, replace(part.piece, scalars=own[index]))
+                folder, index, FakeBlock(block.spec, replace(share.piece, scalars=own[index]))
             )
-            for index, part in enumerate(parts)
+            for index, share in enumerate(shares)
         ]
-        return [Part(entries=(entry,)) for entry in written]
+        return [Share(entries=(entry,)) for entry in written]
 
     save_checkpoint(
         tmp_path / "saved",
-        write_parts=write_parts,
+        write_shares=write_shares,
         tables={},
         blocks={"mlp": block.spec},
         attachments={},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.files.names import LATEST
+from ps_server.checkpoint.files.manifest import LATEST
 from ps_server.checkpoint.roots import Roots
 from tests.support.checkpoints import fake_counting_model
 

@@ -8,7 +8,7 @@ import pytest
 
 from protos.errors import CheckpointError
 from protos.store import WorkerProgress
-from ps_server.checkpoint.files.manifest import Part, part_from_json, part_to_json
+from ps_server.checkpoint.files.manifest import Share, share_from_json, share_to_json
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
@@ -18,14 +18,14 @@ from tests.support.checkpoints import FakeModel, fake_model
 MODEL = fake_model(1)
 
 
-def part_of(model: FakeModel, url: str, server_index: int = 0, num_servers: int = 1) -> Part:
+def share_of(model: FakeModel, url: str, server_index: int = 0, num_servers: int = 1) -> Share:
     entries = model.write(Path(url), server_index, num_servers)
-    return Part(entries=tuple(entries))
+    return Share(entries=tuple(entries))
 
 
 def save_with(target: Path, model: FakeModel = MODEL, **changes: object) -> str:
     arguments = {
-        "write_parts": lambda url, _: [part_of(model, url)],
+        "write_shares": lambda url, _: [share_of(model, url)],
         "tables": {name: table.spec for name, table in model.tables.items()},
         "blocks": {name: block.spec for name, block in model.blocks.items()},
         "attachments": {},
@@ -51,11 +51,11 @@ def test_server_that_sees_no_folder_or_another_one_says_so(tmp_path: Path) -> No
 def test_server_that_comes_late_does_not_write_into_what_was_published(tmp_path: Path) -> None:
     asked = []
 
-    def write_parts(url: str, token: str) -> list[Part]:
+    def write_shares(url: str, token: str) -> list[Share]:
         asked.append((url, token))
-        return [part_of(MODEL, url)]
+        return [share_of(MODEL, url)]
 
-    save_with(tmp_path / "saved", write_parts=write_parts)
+    save_with(tmp_path / "saved", write_shares=write_shares)
 
     with pytest.raises(CheckpointError, match="or the save was given up"):
         shared_folder(*asked[0])
@@ -75,10 +75,10 @@ def test_part_can_be_written_again(tmp_path: Path) -> None:
 
 
 def test_parts_may_travel_as_json(tmp_path: Path) -> None:
-    def write_parts(url: str, _: str) -> list[Part]:
-        return [part_from_json(part_to_json(part_of(MODEL, url)))]
+    def write_shares(url: str, _: str) -> list[Share]:
+        return [share_from_json(share_to_json(share_of(MODEL, url)))]
 
-    digest = save_with(tmp_path / "saved", write_parts=write_parts)
+    digest = save_with(tmp_path / "saved", write_shares=write_shares)
 
     assert digest == Checkpoint.open(tmp_path / "saved").model_digest
 
@@ -87,14 +87,14 @@ def test_manifest_says_what_every_server_has(tmp_path: Path) -> None:
     def progress(step: int) -> WorkerProgress:
         return WorkerProgress(incarnation=3, sequence=step + 1, step=step, position=f"at {step}")
 
-    def write_parts(url: str, _: str) -> list[Part]:
-        first, second = (part_of(MODEL, url, server, 2) for server in (0, 1))
+    def write_shares(url: str, _: str) -> list[Share]:
+        first, second = (share_of(MODEL, url, server, 2) for server in (0, 1))
         return [
             replace(first, version=7, workers={0: progress(4), 1: progress(3)}),
             replace(second, version=6, workers={0: progress(2), 1: progress(4), 2: progress(1)}),
         ]
 
-    save_with(tmp_path / "saved", write_parts=write_parts, clock=lambda: 1.5e9)
+    save_with(tmp_path / "saved", write_shares=write_shares, clock=lambda: 1.5e9)
 
     manifest = Checkpoint.open(tmp_path / "saved").manifest
     assert (manifest.version, manifest.created) == (6, 1.5e9)
@@ -115,32 +115,32 @@ def test_manifest_is_readable(tmp_path: Path) -> None:
 def test_error_of_a_server_leaves_the_old_one_and_no_staging(tmp_path: Path) -> None:
     old = MODEL.save(tmp_path / "saved")
 
-    def write_parts(url: str, token: str) -> list[Part]:
-        part_of(MODEL, url)
+    def write_shares(url: str, token: str) -> list[Share]:
+        share_of(MODEL, url)
         raise CheckpointError("server 1: disk full")
 
     with pytest.raises(CheckpointError, match="server 1: disk full"):
-        save_with(tmp_path / "saved", write_parts=write_parts)
+        save_with(tmp_path / "saved", write_shares=write_shares)
 
     assert len(list((tmp_path / "saved").iterdir())) == 2
     assert old == Checkpoint.open(tmp_path / "saved").model_digest
 
 
-def write_without_last(url: str, _: str) -> list[Part]:
-    return [part_of(MODEL, url, 0, 3), part_of(MODEL, url, 1, 3)]
+def write_without_last(url: str, _: str) -> list[Share]:
+    return [share_of(MODEL, url, 0, 3), share_of(MODEL, url, 1, 3)]
 
 
-def write_first_twice(url: str, _: str) -> list[Part]:
-    return [part_of(MODEL, url, 0, 2), part_of(MODEL, url, 0, 2)]
+def write_first_twice(url: str, _: str) -> list[Share]:
+    return [share_of(MODEL, url, 0, 2), share_of(MODEL, url, 0, 2)]
 
 
-def write_elsewhere(url: str, _: str) -> list[Part]:
+def write_elsewhere(url: str, _: str) -> list[Share]:
     (Path(url) / "elsewhere").mkdir()
-    return [part_of(MODEL, f"{url}/elsewhere")]
+    return [share_of(MODEL, f"{url}/elsewhere")]
 
 
 @pytest.mark.parametrize(
-    ("write_parts", "message"),
+    ("write_shares", "message"),
     [
         (
             write_without_last,
@@ -154,10 +154,10 @@ def write_elsewhere(url: str, _: str) -> list[Part]:
     ],
 )
 def test_what_is_not_whole_is_not_published(
-    tmp_path: Path, write_parts: object, message: str
+    tmp_path: Path, write_shares: object, message: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
-        save_with(tmp_path / "saved", write_parts=write_parts)
+        save_with(tmp_path / "saved", write_shares=write_shares)
 
     assert not list(tmp_path.iterdir())
 
@@ -171,9 +171,9 @@ def test_attachment_whose_name_is_no_file_name_is_refused(tmp_path: Path, name: 
 
 
 def test_attachments_that_cannot_be_written_are_said(tmp_path: Path) -> None:
-    def write_parts(url: str, token: str) -> list[Part]:
+    def write_shares(url: str, token: str) -> list[Share]:
         (Path(url) / "attachments").touch()
-        return [part_of(MODEL, url)]
+        return [share_of(MODEL, url)]
 
     with pytest.raises(CheckpointError, match=r"cannot make .*attachments: "):
-        save_with(tmp_path / "saved", write_parts=write_parts, attachments={"job": b""})
+        save_with(tmp_path / "saved", write_shares=write_shares, attachments={"job": b""})

@@ -14,7 +14,7 @@ from protos.store import InferenceSettings
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
-from ps_server.checkpoint.writer import write_part
+from ps_server.checkpoint.writer import write_share
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job
@@ -321,9 +321,9 @@ def test_pass_ends_when_the_checkpoint_before_is_written(
 
     def write_slowly(*arguments: Any, **named: Any) -> Any:
         threading.Event().wait(0.2)
-        return write_part(*arguments, **named)
+        return write_share(*arguments, **named)
 
-    monkeypatch.setattr("ps_server.store.write_part", write_slowly)
+    monkeypatch.setattr("ps_server.store.write_share", write_slowly)
     settings = ["checkpoint.every_steps=1", "life.statistics=true", "strategy.mode=async"]
     plan = plan_of(job_of(clicks, tmp_path, *settings))
 

@@ -8,7 +8,7 @@ import pytest
 from protos.errors import BadRowError, UsageError
 from protos.store import InferenceSettings
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.tools.export_inference import export_inference
+from ps_server.checkpoint.tools.export import export_inference
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import override_job

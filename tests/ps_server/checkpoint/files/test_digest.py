@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ps_server.checkpoint.files.digest import (
     EMPTY_SHARD_DIGEST,
     model_digest,
-    piece_digest,
+    piece_checksum,
     shard_digest,
-    statistics_digest,
+    statistics_checksum,
 )
 from ps_server.table.contents import DensePiece, Rows
 
@@ -53,7 +53,7 @@ def test_shard_digest_does_not_depend_on_memory_layout() -> None:
     )
 
     assert shard_digest(rows) == shard_digest(strided)
-    assert statistics_digest(rows) == statistics_digest(strided)
+    assert statistics_checksum(rows) == statistics_checksum(strided)
 
 
 def test_statistics_are_hashed_by_themselves() -> None:
@@ -61,7 +61,7 @@ def test_statistics_are_hashed_by_themselves() -> None:
     other = replace(rows, statistics=rows.statistics + 1)
 
     assert shard_digest(rows) == shard_digest(other)
-    assert xxhash.xxh3_128_digest(other.statistics.tobytes()) == statistics_digest(other)
+    assert xxhash.xxh3_128_digest(other.statistics.tobytes()) == statistics_checksum(other)
 
 
 def test_shard_without_rows_hashes_nothing() -> None:
@@ -76,7 +76,7 @@ def test_piece_digest_hashes_weights_then_states() -> None:
         scalars=np.array([0.9], np.float32),
     )
 
-    assert xxhash.xxh3_128_digest(struct.pack("<6f", 1, 2, 3, 4, 5, 6)) == piece_digest(piece)
+    assert xxhash.xxh3_128_digest(struct.pack("<6f", 1, 2, 3, 4, 5, 6)) == piece_checksum(piece)
 
 
 def test_model_digest_hashes_the_documented_bytes() -> None:

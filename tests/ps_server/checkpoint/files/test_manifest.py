@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -17,15 +18,15 @@ from ps_server.checkpoint.files.manifest import (
     DenseEntry,
     Entry,
     Manifest,
-    Part,
     ShardBatch,
+    Share,
     TableEntry,
     manifest_from_json,
     manifest_to_json,
-    part_from_json,
-    part_to_json,
     require_whole,
     shard_digests,
+    share_from_json,
+    share_to_json,
 )
 
 WIDE = TableEntry(
@@ -66,16 +67,16 @@ WORKERS = {
 }
 
 
-def test_part_survives_json() -> None:
-    part = Part(entries=(WIDE, MLP, CANDIDATES, COUNTERS), version=9, workers=WORKERS)
+def test_share_survives_json() -> None:
+    share = Share(entries=(WIDE, MLP, CANDIDATES, COUNTERS), version=9, workers=WORKERS)
 
-    assert part_from_json(part_to_json(part)) == part
+    assert share_from_json(share_to_json(share)) == share
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '{"entries": [{"file": "x"}]}'])
-def test_other_text_is_no_part(text: str) -> None:
-    with pytest.raises(CheckpointError, match="not its part of one"):
-        part_from_json(text)
+def test_other_text_is_no_share(text: str) -> None:
+    with pytest.raises(CheckpointError, match="not its share of one"):
+        share_from_json(text)
 
 
 MANIFEST = Manifest(
@@ -113,6 +114,25 @@ def test_manifest_survives_json() -> None:
     text = manifest_to_json(MANIFEST)
 
     assert manifest_from_json(text.encode(), "x") == MANIFEST
+
+
+def test_manifest_written_by_an_earlier_release_still_reads() -> None:
+    """The file holds the bytes that releases with format version 3 write."""
+    text = (Path(__file__).parent / "manifest.v3.json").read_bytes()
+    removed = replace(
+        WIDE, kind="removed", file="removed.wide.server-0.arrow", state_width=0, passes=2
+    )
+    delta = replace(
+        MANIFEST,
+        kind="delta",
+        base="epoch-1",
+        base_sha256="23" * 32,
+        model_digest="",
+        entries=(WIDE, CANDIDATES, COUNTERS, MLP, removed),
+    )
+
+    assert manifest_from_json(text, "x") == delta
+    assert manifest_to_json(delta).encode() == text
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", ".", ""])

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from protos.errors import CheckpointError
-from ps_server.checkpoint.publish import keep_last, remove_unfinished, resolve, write_latest
+from ps_server.checkpoint.publish import resolve, write_latest
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.retention import keep_last, remove_unfinished
 from ps_server.checkpoint.storage.folders import Folder, LocalFolder, folder_at
 from ps_server.checkpoint.storage.remote import RenamingFolder
 from tests.support.checkpoints import content, fake_counting_model

@@ -21,7 +21,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return Checkpoint.open(tmp_path / "saved")
 
 
-def sorted_rows(name: str) -> dict[int, tuple[np.ndarray, ...]]:
+def mapped_rows(name: str) -> dict[int, tuple[np.ndarray, ...]]:
     return {
         int(key): (rows.weights[i], rows.state[i], rows.statistics[i])
         for rows in MODEL.tables[name].rows.values()
@@ -41,7 +41,7 @@ def test_parquet_has_every_row_bit_for_bit(
     assert file == "exact.parquet"
     names = ["show", "click", "unseen", "last_seen"]
     assert table.column_names == ["key", "weights", *["state"] * with_state, *names]
-    expected = sorted_rows("exact")
+    expected = mapped_rows("exact")
     assert sorted(table["key"].to_pylist()) == sorted(expected)
     columns = {name: table[name].to_numpy() for name in names}
     assert columns["last_seen"].dtype == np.uint32

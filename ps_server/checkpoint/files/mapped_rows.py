@@ -86,7 +86,7 @@ def _copy(
             out[i] = content[start : start + row_bytes]
 
 
-class SortedRows:
+class MappedRows:
     """Rows of some shards of a table in the bytes of one file. Read-only, so any thread may read."""
 
     def __init__(
@@ -138,8 +138,8 @@ class SortedRows:
 class Layer:
     """One checkpoint's rows of a table, and keys of which older checkpoints have rows that are no more."""
 
-    rows: Sequence[SortedRows]
-    removed: Sequence[SortedRows]
+    rows: Sequence[MappedRows]
+    removed: Sequence[MappedRows]
 
 
 def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> None:
