@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ctr_model.schema import Schema
 from protos.errors import UsageError
-from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format, require_format
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class FileDataset:
             format: Of the files, as docs/data.md lists them, or what makes a reader of one's own; None: the
                 end of a file's name tells.
             bad_row_limit: Malformed rows that a pass over the files skips before it stops.
-            reader_num: Threads that read, a file or part each.
+            reader_num: Threads that read, a file or split each.
             seed: Of the order of files or rows.
 
         Raises:
@@ -67,14 +67,14 @@ class FileDataset:
         self._bad_row_limit = bad_row_limit
         self._reader_num = reader_num
         self._seed = seed
-        self._parts: list[FilePart] | None = None
+        self._splits: list[FileSplit] | None = None
 
-    def set_filelist(self, files: Sequence[str | Path | FilePart]) -> None:
+    def set_filelist(self, files: Sequence[str | Path | FileSplit]) -> None:
         """Sets what to read, in this order: of a worker, its share as `fleet.split_files` returns it."""
         if isinstance(files, str):
             raise UsageError(f"files is {files!r}, expected a list of paths")
-        self._parts = [
-            file if isinstance(file, FilePart) else FilePart(str(file)) for file in files
+        self._splits = [
+            file if isinstance(file, FileSplit) else FileSplit(str(file)) for file in files
         ]
 
     def set_pipe_command(
@@ -102,7 +102,7 @@ class FileDataset:
 
         self._format = generated(generator)
 
-    def _files(self) -> list[FilePart]:
-        if self._parts is None:
+    def _files(self) -> list[FileSplit]:
+        if self._splits is None:
             raise UsageError("the dataset has no files: call dataset.set_filelist(files) first")
-        return self._parts
+        return self._splits

@@ -17,12 +17,12 @@ from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition, digest_of_files
-from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.file_dataset import FileDataset
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format
 from ps_worker.data.memory.global_shuffle import shuffle_globally
 from ps_worker.data.memory.loading import load_rows
-from ps_worker.data.memory.peers import Fleet
+from ps_worker.data.memory.peers import HasPeers
 from ps_worker.data.memory.rows import Index, RowsInMemory, SlotSwap
 
 # What random numbers are drawn for, so that no two kinds of draws are the same.
@@ -62,7 +62,7 @@ class InMemoryDataset(FileDataset):
             format: Of the files, as docs/data.md lists them, or what makes a reader of one's own; None: the
                 end of a file's name tells.
             bad_row_limit: Malformed rows that a loading skips before it stops.
-            reader_num: Threads that read, a file or part each; the order of rows does not depend on it.
+            reader_num: Threads that read, a file or split each; the order of rows does not depend on it.
             seed: Of all shuffles, the same on all workers.
 
         Raises:
@@ -109,12 +109,14 @@ class InMemoryDataset(FileDataset):
         Raises:
             UsageError: If no files were set, or they are being loaded.
         """
-        parts = self._files()
+        splits = self._files()
         self._require_no_preloading("another loading")
         self._set_rows(None)
         self._reset_counts()
         bad_rows = BadRows(self._bad_row_limit)
-        self._preloading = _Preloading(parts, self.schema, self._format, bad_rows, self._reader_num)
+        self._preloading = _Preloading(
+            splits, self.schema, self._format, bad_rows, self._reader_num
+        )
 
     def wait_preload_done(self) -> None:
         """Waits until all is read.
@@ -155,7 +157,7 @@ class InMemoryDataset(FileDataset):
         self._order = rows.in_order()
         self._random(_LOCAL, self._num_shuffles).shuffle(self._order)
 
-    def global_shuffle(self, fleet: Fleet | None = None, thread_num: int | None = None) -> None:
+    def global_shuffle(self, fleet: HasPeers | None = None, thread_num: int | None = None) -> None:
         """Deals the rows of all workers at random to all workers, and shuffles them there; all call it.
 
         Each worker has about as many rows then, whatever it had before; one without files, or with an empty
@@ -229,7 +231,7 @@ class InMemoryDataset(FileDataset):
             DataError: If `start` is beyond the last row.
         """
         rows = self._loaded("a pass over the dataset")
-        files = digest_of_files(self._parts or [], is_shuffled=False)
+        files = digest_of_files(self._splits or [], is_shuffled=False)
         first = DataPosition(epoch=self._num_shuffles, seed=self._seed, offset=0, files=files)
         start = start or first
         if start.files != files:
@@ -264,11 +266,11 @@ class InMemoryDataset(FileDataset):
 
     # Sizes
 
-    def get_memory_data_size(self, fleet: Fleet | None = None) -> int:
+    def get_memory_data_size(self, fleet: HasPeers | None = None) -> int:
         """Returns how many rows are in memory here; given a fleet, on all workers, which all must ask."""
         return _size(0 if self._rows is None else self._rows.size, fleet)
 
-    def get_shuffle_data_size(self, fleet: Fleet | None = None) -> int:
+    def get_shuffle_data_size(self, fleet: HasPeers | None = None) -> int:
         """Returns how many rows the last global shuffle left here; given a fleet, on all workers.
 
         0 if there was none since they were loaded.
@@ -295,7 +297,7 @@ class _Preloading:
 
     def __init__(
         self,
-        parts: Sequence[FilePart],
+        splits: Sequence[FileSplit],
         schema: Schema,
         format: Format | None,
         bad_rows: BadRows,
@@ -309,7 +311,7 @@ class _Preloading:
         def load() -> None:
             try:
                 self._rows = load_rows(
-                    parts, schema, format=format, bad_rows=bad_rows, reader_num=reader_num
+                    splits, schema, format=format, bad_rows=bad_rows, reader_num=reader_num
                 )
             except BaseException as error:  # raised by who waits
                 self._error = error
@@ -325,5 +327,5 @@ class _Preloading:
         return self._rows
 
 
-def _size(rows: int, fleet: Fleet | None) -> int:
+def _size(rows: int, fleet: HasPeers | None) -> int:
     return rows if fleet is None else fleet.peers().total(rows)[0]

@@ -1,7 +1,7 @@
 """A dataset that is never whole in memory: files are read while they are trained on.
 
-one reader: in order    parts --Reader--> blocks --batching--> batches, with positions
-several: in any order   parts --> reader threads, a part each --> bounded queue --> batches
+one reader: in order    splits --Reader--> blocks --batching--> batches, with positions
+several: in any order   splits --> reader threads, a split each --> bounded queue --> batches
 """
 
 from collections.abc import Generator, Iterator
@@ -44,7 +44,7 @@ class QueueDataset(FileDataset):
             thread_num: Training threads, at least 1.
             format: As `FileDataset` has it.
             bad_row_limit: Malformed rows that an iteration skips before it stops.
-            reader_num: Threads that read, a file or part each; 1: who iterates reads, and batches run on
+            reader_num: Threads that read, a file or split each; 1: who iterates reads, and batches run on
                 across files in the order of these. With more the order is free.
             shuffle_files: Whether each epoch has an order of files of its own.
             seed: Of these orders.
@@ -135,11 +135,11 @@ class QueueDataset(FileDataset):
         return DataPosition(epoch=self._epoch + 1, seed=self._seed, files=files)
 
     def _begin(self, start: DataPosition) -> "_Pass":
-        parts = self._files()
+        splits = self._files()
         if self._shuffle_files:
-            parts = shuffled(parts, self._seed, start.epoch)
+            splits = shuffled(splits, self._seed, start.epoch)
         bad_rows = BadRows(self._bad_row_limit)
-        reading = Reading(parts, self.schema, self._format, bad_rows, start=start)
+        reading = Reading(splits, self.schema, self._format, bad_rows, start=start)
         self._epoch = start.epoch
         self._pass = _Pass(reading, self.batch_size, start)
         return self._pass
@@ -161,7 +161,7 @@ class _Pass:
         self.rows = 0
 
     def batches(self) -> Iterator[tuple[Batch, DataPosition]]:
-        """Yields batches in the order of the parts, from the start position on."""
+        """Yields batches in the order of the splits, from the start position on."""
         for batch, position in self._batches():
             self.rows += batch.size
             yield batch, position
@@ -169,7 +169,7 @@ class _Pass:
 
     def merged_batches(self, reader_num: int) -> Generator[Batch, None, None]:
         """Yields batches of several readers as they come."""
-        readers = [self._batches() for _ in range(min(reader_num, self._reading.num_parts))]
+        readers = [self._batches() for _ in range(min(reader_num, self._reading.num_splits))]
         for batch, _ in merged(readers, capacity=_QUEUED_BATCHES * reader_num):
             self.rows += batch.size
             yield batch

@@ -1,4 +1,4 @@
-"""One pass over parts of files: parts in, blocks out, for one reader or several that share the parts."""
+"""One pass over splits of files: splits in, blocks out, for one reader or several that share the splits."""
 
 import logging
 from collections import deque
@@ -9,7 +9,8 @@ from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.batching import OneKindOfRows
 from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format, reader_of
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Reading:
 
     def __init__(
         self,
-        parts: Sequence[FilePart],
+        splits: Sequence[FileSplit],
         schema: Schema,
         format: Format | None,
         bad_rows: BadRows,
@@ -36,32 +37,32 @@ class Reading:
         """Opens nothing yet.
 
         Args:
-            parts: What to read, in this order.
+            splits: What to read, in this order.
             schema: Of the rows.
             format: Of the files; None: their names tell.
             bad_rows: Counts malformed rows.
-            start: Where to begin; its block is the first one. None: at the first part.
+            start: Where to begin; its block is the first one. None: at the first split.
 
         Raises:
-            DataError: If `start` is beyond the end of the parts.
+            DataError: If `start` is beyond the end of the splits.
         """
         self._start = start or DataPosition()
-        if self._start.part > len(parts):
+        if self._start.split > len(splits):
             raise DataError(
-                f"{start} is beyond the end of {len(parts)} files: they are not those it is of"
+                f"{start} is beyond the end of {len(splits)} files: they are not those it is of"
             )
-        self._parts = parts
+        self._splits = splits
         self._schema = schema
         self._format = format
         self.bad_rows = bad_rows
-        self._to_read = deque(list(enumerate(parts))[self._start.part :])
+        self._to_read = deque(list(enumerate(splits))[self._start.split :])
         self._done: list[int] = []
         self._kind = OneKindOfRows()
 
     @property
-    def num_parts(self) -> int:
+    def num_splits(self) -> int:
         """Parts in all."""
-        return len(self._parts)
+        return len(self._splits)
 
     @property
     def num_done(self) -> int:
@@ -69,21 +70,21 @@ class Reading:
         return len(self._done)
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
-        """Yields the blocks of parts that no other reader has taken, each with the index of its part."""
+        """Yields the blocks of splits that no other reader has taken, each with the index of its split."""
         while True:
             try:
-                index, part = self._to_read.popleft()
+                index, split = self._to_read.popleft()
             except IndexError:
                 return
-            offset = self._start.offset if index == self._start.part else None
+            offset = self._start.offset if index == self._start.split else None
             is_empty = offset is None
-            reader = reader_of(part.path, self._schema, self.bad_rows, self._format)
-            for block in reader.blocks(part, offset):
-                self._kind.require(part.path, block.rows)
+            reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
+            for block in reader.blocks(split, offset):
+                self._kind.require(split.path, block.rows)
                 yield index, block
                 is_empty = False
-            if is_empty and _is_whole(part):
-                logger.warning("a file has no rows: file=%s", part.path)
+            if is_empty and _is_whole(split):
+                logger.warning("a file has no rows: file=%s", split.path)
             self._done.append(index)
 
     def end(self, rows: int) -> None:
@@ -93,16 +94,16 @@ class Reading:
             DataError: If whole files had no row at all.
         """
         self.bad_rows.report(rows)
-        is_all = (self._start.part, self._start.offset, self._start.skip) == (0, None, 0)
-        # A part of a file may be shorter than a line.
-        if is_all and not rows and self._parts and all(map(_is_whole, self._parts)):
-            names = ", ".join(part.path for part in self._parts[:_SHOWN_FILES])
-            more = ", ..." if len(self._parts) > _SHOWN_FILES else ""
+        is_all = (self._start.split, self._start.offset, self._start.skip) == (0, None, 0)
+        # A split of a file may be shorter than a line.
+        if is_all and not rows and self._splits and all(map(_is_whole, self._splits)):
+            names = ", ".join(split.path for split in self._splits[:_SHOWN_FILES])
+            more = ", ..." if len(self._splits) > _SHOWN_FILES else ""
             raise DataError(
-                f"no rows in {len(self._parts)} files: {names}{more} "
+                f"no rows in {len(self._splits)} files: {names}{more} "
                 f"({self.bad_rows.total} malformed rows)"
             )
 
 
-def _is_whole(part: FilePart) -> bool:
-    return part == FilePart(part.path)
+def _is_whole(split: FileSplit) -> bool:
+    return split == FileSplit(split.path)

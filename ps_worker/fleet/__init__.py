@@ -46,6 +46,7 @@ __all__ = [
     "barrier_worker",
     "data_position",
     "distributed_optimizer",
+    "file_splits",
     "init",
     "init_server",
     "init_worker",
@@ -64,7 +65,6 @@ __all__ = [
     "server_num",
     "shrink",
     "split_files",
-    "split_parts",
     "stop_worker",
     "util",
     "worker_index",
@@ -89,7 +89,7 @@ server_index = FLEET.server_index
 server_num = FLEET.server_num
 shrink = FLEET.shrink
 split_files = FLEET.split_files
-split_parts = FLEET.split_parts
+file_splits = FLEET.file_splits
 stop_worker = FLEET.stop_worker
 worker_index = FLEET.worker_index
 worker_num = FLEET.worker_num

@@ -16,8 +16,7 @@ from protos.role import ServerRole, WorkerRole
 from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, Shrunk
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import FilePart
-from ps_worker.data.files.file_split import split_files, split_parts
+from ps_worker.data.files.file_split import FileSplit, file_splits, split_files
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
@@ -133,9 +132,9 @@ class Fleet:
         role = self._worker_role("fleet.split_files()")
         return split_files([str(file) for file in files], role.worker_index, role.num_workers)
 
-    def split_parts(
+    def file_splits(
         self, files: Sequence[str | Path], schema: Schema, *, format: Format | None = None
-    ) -> list[FilePart]:
+    ) -> list[FileSplit]:
         """Returns what of `files` this worker reads; with more workers than files, files are cut.
 
         Args:
@@ -146,8 +145,8 @@ class Fleet:
         Raises:
             DataError: If one is not there, or cannot be read.
         """
-        role = self._worker_role("fleet.split_parts()")
-        return split_parts(
+        role = self._worker_role("fleet.file_splits()")
+        return file_splits(
             lambda path: reader_of(path, schema, BadRows(), format),
             [str(file) for file in files],
             role.worker_index,

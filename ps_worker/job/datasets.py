@@ -18,10 +18,11 @@ from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import FilePart, Reader
+from ps_worker.data.blocks.reader import Reader
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format, require_format
 from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.memory.peers import Fleet
+from ps_worker.data.memory.peers import HasPeers
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.text.multislot import MultiSlotReader
 from ps_worker.data.user_code.pipe import piped
@@ -66,7 +67,7 @@ def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> Queu
 class TrainingData:
     """What one worker trains on."""
 
-    def __init__(self, job: Job, schema: Schema, parts: Sequence[FilePart]) -> None:
+    def __init__(self, job: Job, schema: Schema, parts: Sequence[FileSplit]) -> None:
         """Reads nothing yet."""
         self._shuffle = job.data.shuffle
         self._is_loaded = False
@@ -90,7 +91,7 @@ class TrainingData:
         """Malformed rows that a pass over the files skips."""
         return self._dataset.bad_rows
 
-    def prepare(self, fleet: Fleet, epoch: int) -> None:
+    def prepare(self, fleet: HasPeers, epoch: int) -> None:
         """Gets rows that are to be in memory ready for an epoch, before it; all workers call it.
 
         They are loaded once. A run that begins in a later epoch shuffles as often as one that came to it.

@@ -40,8 +40,7 @@ from ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_sta
 from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import FilePart
-from ps_worker.data.files.file_split import shown, split_parts
+from ps_worker.data.files.file_split import FileSplit, file_splits, shown
 from ps_worker.data.files.listing import matching_files
 from ps_worker.data.formats import reader_of
 from ps_worker.job import Job
@@ -229,7 +228,7 @@ class Session:
         self._worker = worker
         self._num_workers = num_workers
         self._is_in_process = is_in_process
-        self._train_parts = split_parts(
+        self._train_splits = file_splits(
             lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(plan.job)),
             plan.train_files,
             worker,
@@ -247,7 +246,7 @@ class Session:
 
     def run(self) -> Summary:
         """Trains, saves and evaluates; returns what came out of it."""
-        logger.info("worker %d trains on %s", self._worker, _named(self._train_parts))
+        logger.info("worker %d trains on %s", self._worker, _named(self._train_splits))
         if self.is_first and self._job.checkpoint.dir:
             self._prepare_folder()
         load = self._job.checkpoint.load
@@ -318,7 +317,7 @@ class Session:
 
     def _train(self, worker: Worker, epochs_done: int) -> float:
         """Goes through the rest of `epochs` passes; returns the seconds that all workers took for it."""
-        data = TrainingData(self._job, self._plan.schema, self._train_parts)
+        data = TrainingData(self._job, self._plan.schema, self._train_splits)
         epochs = self._job.train.epochs
         if epochs_done >= epochs:
             logger.info("nothing is left to train: epochs=%d", epochs_done)
@@ -445,5 +444,5 @@ def figures(metrics: ClickMetrics) -> dict[str, Any]:
     }
 
 
-def _named(parts: Sequence[FilePart]) -> str:
+def _named(parts: Sequence[FileSplit]) -> str:
     return f"{len(parts)} files: {', '.join(map(shown, parts))}" if parts else "no files"

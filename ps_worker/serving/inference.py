@@ -19,8 +19,8 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_worker.checkpoints.attachments import job_of_checkpoint
 from ps_worker.checkpoints.saved_schema import schema_of_checkpoint
+from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files
-from ps_worker.data.files.whole_file import whole_file
 from ps_worker.job.datasets import streamed
 from ps_worker.run.run import figures, model_of
 from ps_worker.training.evaluator import evaluate
@@ -110,7 +110,7 @@ def _predictions_to(
         raise UsageError(
             f"--output: cannot write {str(output)!r}: give the path of a file in a folder that is there"
         )
-    with whole_file(output) as file:
+    with atomic_file(output) as file:
 
         def write(predictions: NDArray[np.float32]) -> None:
             np.savetxt(file, predictions, fmt="%.7f")

@@ -10,7 +10,7 @@ import pytest
 from ctr_model.schema import criteo_schema
 from examples.my_generator import CriteoGenerator
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import MakeReader
 from ps_worker.data.text.criteo import CriteoReader
 from ps_worker.data.user_code.generator_reader import generated
@@ -33,7 +33,7 @@ def test_rows_equal_those_of_the_criteo_reader(tmp_path: Path, make: MakeReader)
             numbers = [str(n) if n > 0 else "" for n in generator.integers(-9, 99, 13)]
             values = [f"{n:08x}" if n > 9 else "" for n in generator.integers(0, 99, 26)]
             print(generator.integers(0, 2), *numbers, *values, sep="\t", file=file)
-    schema, part = criteo_schema(), FilePart(str(path))
+    schema, part = criteo_schema(), FileSplit(str(path))
 
     (block,) = make(schema, BadRows(0)).blocks(part)
 

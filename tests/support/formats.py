@@ -19,8 +19,8 @@ from pyarrow import orc
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from ps_worker.data.blocks.batching import joined
-from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.files.content import CODECS
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
@@ -253,7 +253,7 @@ def write(
 def dataset_of(
     kind: type[AnyDataset],
     name: str,
-    files: Sequence[Path | FilePart],
+    files: Sequence[Path | FileSplit],
     batch_size: int = 4,
     schema: Schema = SCHEMA,
     **options: Any,

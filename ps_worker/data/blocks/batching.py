@@ -24,25 +24,25 @@ MAX_BATCH_KEYS = 2**31 - 1
 def batches(
     blocks: Iterable[tuple[int, Block]], batch_size: int, start: DataPosition
 ) -> Iterator[tuple[Batch, DataPosition]]:
-    """Yields the rows of blocks in batches, which run on across blocks and parts.
+    """Yields the rows of blocks in batches, which run on across blocks and splits.
 
     Args:
-        blocks: Each with the index of its part; the first is that at which `start` points.
+        blocks: Each with the index of its split; the first is that at which `start` points.
         batch_size: B.
-        start: Where the rows begin: `start.skip` rows of the first part's blocks are left out.
+        start: Where the rows begin: `start.skip` rows of the first split's blocks are left out.
 
     Yields:
         Batches of B rows, the last one of what is left, and the position after each.
 
     Raises:
-        DataError: If the part of `start` has fewer rows than were given of it.
+        DataError: If the split of `start` has fewer rows than were given of it.
     """
     skip = start.skip
     pieces: list[Batch] = []
     held = 0
     position = start
-    for part, block in blocks:
-        if skip and part != start.part:
+    for split, block in blocks:
+        if skip and split != start.split:
             break
         size = block.rows.size
         row = min(skip, size)
@@ -52,13 +52,13 @@ def batches(
             pieces.append(rows_between(block.rows, row, stop))
             held += stop - row
             row = stop
-            position = replace(start, part=part, offset=block.offset, skip=stop)
+            position = replace(start, split=split, offset=block.offset, skip=stop)
             if held == batch_size:
                 yield joined(pieces), position
                 pieces, held = [], 0
     if skip:
         raise DataError(
-            f"{start} is beyond the end of its part by {skip} rows: these are not the files that it is of"
+            f"{start} is beyond the end of its split by {skip} rows: these are not the files that it is of"
         )
     if pieces:
         yield joined(pieces), position

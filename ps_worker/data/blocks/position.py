@@ -8,7 +8,7 @@ from typing import Self
 
 from ctr_model.batch import Batch
 from protos.errors import DataError
-from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import FileSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,16 +17,16 @@ class DataPosition:
 
     Attributes:
         epoch: Number of the pass, from 1.
-        seed: Of the order of the parts in it.
-        part: Index of the part in the order of the pass.
-        offset: A block's in this part, as `Reader.blocks` takes it; None: the start of the part.
+        seed: Of the order of the splits in it.
+        split: Index of the split in the order of the pass.
+        offset: A block's in this split, as `Reader.blocks` takes it; None: the start of the split.
         skip: Rows from there on that were given already.
         files: Digest of the files that it is a position in.
     """
 
     epoch: int = 1
     seed: int = 0
-    part: int = 0
+    split: int = 0
     offset: int | None = None
     skip: int = 0
     files: str = ""
@@ -47,6 +47,9 @@ class DataPosition:
         except ValueError as error:
             raise DataError(f"data position {text!r} is not JSON: {error}") from error
         names = [field.name for field in fields(cls)]
+        if isinstance(values, dict) and "part" in values:
+            # A checkpoint from before splits had this name.
+            values["split"] = values.pop("part")
         if not isinstance(values, dict) or sorted(values) != sorted(names):
             raise DataError(f"data position {text!r}: expected an object with {', '.join(names)}")
         for name, value in values.items():
@@ -64,7 +67,7 @@ Batches = Iterable[Batch | tuple[Batch, DataPosition]]
 """What is trained on: batches, each with the position after it if its source knows."""
 
 
-def digest_of_files(parts: Sequence[FilePart], is_shuffled: bool) -> str:
-    """Returns 16 hex digits that differ where parts, their order or whether they are shuffled differ."""
-    text = json.dumps([is_shuffled, *([part.path, part.start, part.stop] for part in parts)])
+def digest_of_files(splits: Sequence[FileSplit], is_shuffled: bool) -> str:
+    """Returns 16 hex digits that differ where splits, their order or whether they are shuffled differ."""
+    text = json.dumps([is_shuffled, *([split.path, split.start, split.stop] for split in splits)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""What a reader of files is: parts of files in, blocks of rows out.
+"""What a reader of files is: splits of files in, blocks of rows out.
 
-part --Reader.blocks--> Block | Block | ...     in the order of the file
+split --Reader.blocks--> Block | Block | ...     in the order of the file
 """
 
 from collections.abc import Iterator
@@ -8,24 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ctr_model.batch import Batch
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """What is read of a file, in units of its format.
-
-    Text counts bytes, and a line belongs to the part in which it begins; Parquet counts row groups, ORC
-    stripes. Compressed text cannot be cut.
-
-    Attributes:
-        path: Local path or URL.
-        start: First unit.
-        stop: After the last unit; None: to the end of the file.
-    """
-
-    path: str
-    start: int = 0
-    stop: int | None = None
+from ps_worker.data.files.file_split import FileSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +26,22 @@ class Block:
 
 
 class Reader(Protocol):
-    """Reads the files of one format. Several threads may use it at once, each for another part."""
+    """Reads the files of one format. Several threads may use it at once, each for another split."""
 
-    def parts(self, path: str, num_parts: int) -> list[FilePart]:
-        """Cuts a file into at most `num_parts` parts of about the same size, in order, without overlap.
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        """Cuts a file into at most `num_splits` splits of about the same size, in order, without overlap.
 
         Raises:
             DataError: Names the file that cannot be read.
         """
         ...
 
-    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a part in order.
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a split in order.
 
         Args:
-            part: What to read.
-            offset: A block's, to begin with that block's rows; None: from the start of the part.
+            split: What to read.
+            offset: A block's, to begin with that block's rows; None: from the start of the split.
 
         Raises:
             DataError: Names the file that cannot be read, is damaged or does not fit the schema.

@@ -1,4 +1,4 @@
-"""Reads ORC, stripe by stripe. A part is a range of stripes, an offset the number of a row, from 0."""
+"""Reads ORC, stripe by stripe. A split is a range of stripes, an offset the number of a row, from 0."""
 
 from collections.abc import Iterator
 
@@ -8,15 +8,15 @@ from pyarrow import orc
 
 from ctr_model.schema import Schema
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart
-from ps_worker.data.columnar.columns import (
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.columnar.column_matching import check_types, match_columns
+from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.columnar.record_batches import (
     Columns,
     Decoder,
     blocks_of,
-    split_evenly,
 )
-from ps_worker.data.columnar.file_columns import check_types, columns_of_file
-from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.files.file_split import FileSplit, split_evenly
 
 
 class OrcReader:
@@ -26,45 +26,45 @@ class OrcReader:
         self._schema = schema
         self._bad_rows = bad_rows
 
-    def parts(self, path: str, num_parts: int) -> list[FilePart]:
-        """Cuts a file between stripes, as many in each part; see `Reader.parts`."""
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        """Cuts a file between stripes, as many in each split; see `Reader.splits`."""
         with open_columnar(path, "ORC") as source:
             num_stripes = orc.ORCFile(source).nstripes
         return [
-            FilePart(path, start, stop)
-            for start, stop in split_evenly([1] * num_stripes, num_parts)
+            FileSplit(path, start, stop)
+            for start, stop in split_evenly([1] * num_stripes, num_splits)
         ]
 
-    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a part in order; see `Reader.blocks`."""
-        for columns in self.columns(part, offset):
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a split in order; see `Reader.blocks`."""
+        for columns in self.columns(split, offset):
             yield from blocks_of(columns, self._schema)
 
-    def columns(self, part: FilePart, offset: int | None = None) -> Iterator[Columns]:
-        """Yields the rows of a part in order as columns; arguments and errors are those of `blocks`."""
-        with open_columnar(part.path, "ORC") as source:
+    def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
+        """Yields the rows of a split in order as columns; arguments and errors are those of `blocks`."""
+        with open_columnar(split.path, "ORC") as source:
             file = orc.ORCFile(source)
-            columns = columns_of_file(part.path, file.schema, self._schema)
-            check_types(part.path, file.schema, self._schema, columns)
-            decoder = Decoder(part.path, self._schema, columns, self._bad_rows, _place)
-            for row, batch in _rows(file, part, offset or 0, columns.names):
+            columns = match_columns(split.path, file.schema, self._schema)
+            check_types(split.path, file.schema, self._schema, columns)
+            decoder = Decoder(split.path, self._schema, columns, self._bad_rows, _place)
+            for row, batch in _rows(file, split, offset or 0, columns.names):
                 for start in range(0, len(batch), columns.read_rows):
                     piece = batch.slice(start, columns.read_rows)
                     yield decoder.decode(piece, np.arange(row + start, row + start + len(piece)))
 
 
 def _rows(
-    file: orc.ORCFile, part: FilePart, offset: int, names: list[str]
+    file: orc.ORCFile, split: FileSplit, offset: int, names: list[str]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields the rows of a part from `offset` on, stripe by stripe, and the number of their first row."""
-    last = file.nstripes if part.stop is None else min(part.stop, file.nstripes)
+    """Yields the rows of a split from `offset` on, stripe by stripe, and the number of their first row."""
+    last = file.nstripes if split.stop is None else min(split.stop, file.nstripes)
     stop = 0
     for stripe in range(last):
         # Arrow tells how many rows a stripe has only by reading a column of it.
-        is_known_early = stripe < part.start or stop < offset
+        is_known_early = stripe < split.start or stop < offset
         if is_known_early:
             num_rows = len(file.read_stripe(stripe, columns=names[:1]))
-            if stripe < part.start or stop + num_rows <= offset:
+            if stripe < split.start or stop + num_rows <= offset:
                 stop += num_rows
                 continue
         batch = file.read_stripe(stripe, columns=names)

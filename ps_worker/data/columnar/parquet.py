@@ -1,6 +1,6 @@
 """Reads Parquet: row group by row group, texts as dictionaries where the file has them.
 
-A part is a range of row groups, an offset the number of a row in the file, from 0.
+A split is a range of row groups, an offset the number of a row in the file, from 0.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart
-from ps_worker.data.columnar.arrow_columns import is_text_type
-from ps_worker.data.columnar.columns import (
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.columnar.column_matching import FileColumns, check_types, match_columns
+from ps_worker.data.columnar.column_values import is_text_type
+from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.columnar.record_batches import (
     Columns,
     Decoder,
     blocks_of,
-    split_evenly,
 )
-from ps_worker.data.columnar.file_columns import FileColumns, check_types, columns_of_file
-from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.files.file_split import FileSplit, split_evenly
 
 # A text column of fewer bytes a value repeats its values so often that it is read up to 5 times faster as a
 # dictionary; one that does not repeat them is up to 4 times slower.
@@ -34,26 +34,26 @@ class ParquetReader:
         self._schema = schema
         self._bad_rows = bad_rows
 
-    def parts(self, path: str, num_parts: int) -> list[FilePart]:
-        """Cuts a file between row groups; see `Reader.parts`."""
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        """Cuts a file between row groups; see `Reader.splits`."""
         with open_columnar(path, "Parquet") as source:
             metadata = pq.ParquetFile(source).metadata
             sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-        ranges = split_evenly(sizes, num_parts)
-        return [FilePart(path, start, stop) for start, stop in ranges]
+        ranges = split_evenly(sizes, num_splits)
+        return [FileSplit(path, start, stop) for start, stop in ranges]
 
-    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a part in order; see `Reader.blocks`."""
-        for columns in self.columns(part, offset):
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a split in order; see `Reader.blocks`."""
+        for columns in self.columns(split, offset):
             yield from blocks_of(columns, self._schema)
 
-    def columns(self, part: FilePart, offset: int | None = None) -> Iterator[Columns]:
-        """Yields the rows of a part in order as columns; arguments and errors are those of `blocks`."""
-        with open_columnar(part.path, "Parquet") as source:
+    def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
+        """Yields the rows of a split in order as columns; arguments and errors are those of `blocks`."""
+        with open_columnar(split.path, "Parquet") as source:
             plain = pq.ParquetFile(source)
             fields = plain.schema_arrow
-            columns = columns_of_file(part.path, fields, self._schema)
-            check_types(part.path, fields, self._schema, columns)
+            columns = match_columns(split.path, fields, self._schema)
+            check_types(split.path, fields, self._schema, columns)
             file = pq.ParquetFile(
                 source,
                 metadata=plain.metadata,
@@ -61,19 +61,19 @@ class ParquetReader:
                 pre_buffer=False,  # else all row groups are read ahead
                 page_checksum_verification=True,
             )
-            decoder = Decoder(part.path, self._schema, columns, self._bad_rows, _place)
-            yield from _decoded(file, part, offset or 0, columns, decoder)
+            decoder = Decoder(split.path, self._schema, columns, self._bad_rows, _place)
+            yield from _decoded(file, split, offset or 0, columns, decoder)
 
 
 def _decoded(
-    file: pq.ParquetFile, part: FilePart, offset: int, columns: FileColumns, decoder: Decoder
+    file: pq.ParquetFile, split: FileSplit, offset: int, columns: FileColumns, decoder: Decoder
 ) -> Iterator[Columns]:
     num_groups = file.metadata.num_row_groups
-    last = num_groups if part.stop is None else min(part.stop, num_groups)
+    last = num_groups if split.stop is None else min(split.stop, num_groups)
     stop = 0
     for group in range(last):
         row, stop = stop, stop + file.metadata.row_group(group).num_rows
-        if group < part.start or stop <= offset:
+        if group < split.start or stop <= offset:
             continue
         for batch in file.iter_batches(
             columns.read_rows, row_groups=[group], columns=columns.names, use_threads=False
@@ -85,7 +85,7 @@ def _decoded(
                 yield decoder.decode(batch.slice(skipped), rows)
         if row != stop:
             raise DataError(
-                f"{part.path}: row group {group} ends at row {row}, its metadata says {stop}: the file is "
+                f"{split.path}: row group {group} ends at row {row}, its metadata says {stop}: the file is "
                 f"damaged, copy or write it again"
             )
 

@@ -1,1 +1,1 @@
-"""Files by name: which there are, their content, who reads which part."""
+"""Files by name: which there are, their content, who reads which split."""

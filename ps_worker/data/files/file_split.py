@@ -1,15 +1,46 @@
-"""Which worker reads what: whole files, or parts of files where there are more workers than files.
+"""Splits of files, and which worker reads which of them.
 
-All workers come to the same answer without talking, whatever the order of their lists.
+A worker reads whole files, or splits of files if there are fewer files than workers. All workers compute the
+same assignment without communicating, whatever the order of their lists.
 """
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
 
 from protos.errors import UsageError
-from ps_worker.data.blocks.reader import FilePart, Reader
 from ps_worker.data.files.listing import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class FileSplit:
+    """A range of a file, in units of its format.
+
+    The unit of text is a byte: a split holds the lines that begin in its range. Parquet is split by row
+    groups, ORC by stripes. Compressed text cannot be split.
+
+    Attributes:
+        path: Local path or URL.
+        start: First unit.
+        stop: End, exclusive; None: the end of the file.
+    """
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+
+class FileSplitter(Protocol):
+    """The part of a `Reader` that splits files."""
+
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        """Returns at most `num_splits` splits of a file; see `Reader.splits`."""
+        ...
 
 
 def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str]:
@@ -31,17 +62,17 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
         DataError: Names a file that is not there.
     """
     _refuse_duplicates(files)
-    weights = {FilePart(path): float(size_of(path)) for path in files}
-    return [part.path for part in _dealt(weights, worker, num_workers)]
+    weights = {FileSplit(path): float(size_of(path)) for path in files}
+    return [split.path for split in _dealt(weights, worker, num_workers)]
 
 
-def split_parts(
-    reader_of: Callable[[str], Reader], files: Sequence[str], worker: int, num_workers: int
-) -> list[FilePart]:
+def file_splits(
+    reader_of: Callable[[str], FileSplitter], files: Sequence[str], worker: int, num_workers: int
+) -> list[FileSplit]:
     """Returns what one worker reads; every row goes to exactly one worker.
 
     These are whole files as long as there is one for each worker, empty ones not counted. Else every file
-    that can be cut is cut into as many parts as there are workers, and parts are dealt as files are.
+    that can be cut is cut into as many splits as there are workers, and splits are dealt as files are.
 
     Args:
         reader_of: Returns the reader of a file.
@@ -60,28 +91,38 @@ def split_parts(
     _refuse_duplicates(files)
     sizes = {path: size_of(path) for path in files}
     num_full = sum(size > 0 for size in sizes.values())
-    num_parts = 1 if num_full >= num_workers else num_workers
-    weights: dict[FilePart, float] = {}
+    num_splits = 1 if num_full >= num_workers else num_workers
+    weights: dict[FileSplit, float] = {}
     for path, size in sizes.items():
-        parts = [FilePart(path)] if num_parts == 1 else reader_of(path).parts(path, num_parts)
-        weights |= dict.fromkeys(parts, size / len(parts))
+        splits = [FileSplit(path)] if num_splits == 1 else reader_of(path).splits(path, num_splits)
+        weights |= dict.fromkeys(splits, size / len(splits))
     return _dealt(weights, worker, num_workers)
 
 
-def shuffled(parts: Sequence[FilePart], seed: int, epoch: int) -> list[FilePart]:
-    """Returns the parts in an order that (seed, epoch) and their number decide, on every machine alike."""
+def split_evenly(sizes: Sequence[int], num_splits: int) -> list[tuple[int, int]]:
+    """Returns at most `num_splits` ranges [start, stop), of about equal sums, that cover `sizes`."""
+    ends = np.cumsum(np.maximum(sizes, 1))
+    goals = ends[-1] * np.arange(1, num_splits + 1) / num_splits if len(sizes) else ends
+    # A range ends where the sum is nearest to its goal.
+    stops = np.searchsorted(ends - np.maximum(sizes, 1) / 2, goals, side="left")
+    cuts = [0, *dict.fromkeys(int(stop) for stop in stops if stop > 0)]
+    return list(itertools.pairwise(cuts)) or [(0, 0)]
+
+
+def shuffled(splits: Sequence[FileSplit], seed: int, epoch: int) -> list[FileSplit]:
+    """Returns the splits in an order that (seed, epoch) and their number decide, on every machine alike."""
 
     def rank(index: int) -> bytes:
         return hashlib.sha256(f"{seed}/{epoch}/{index}".encode()).digest()
 
-    return [parts[index] for index in sorted(range(len(parts)), key=rank)]
+    return [splits[index] for index in sorted(range(len(splits)), key=rank)]
 
 
-def shown(part: FilePart) -> str:
-    """Returns a part as a text: "path" if it is the whole file, else "path[start:stop]"."""
-    if part == FilePart(part.path):
-        return part.path
-    return f"{part.path}[{part.start}:{'' if part.stop is None else part.stop}]"
+def shown(split: FileSplit) -> str:
+    """Returns a split as a text: "path" if it is the whole file, else "path[start:stop]"."""
+    if split == FileSplit(split.path):
+        return split.path
+    return f"{split.path}[{split.start}:{'' if split.stop is None else split.stop}]"
 
 
 def _refuse_duplicates(files: Sequence[str]) -> None:
@@ -90,16 +131,16 @@ def _refuse_duplicates(files: Sequence[str]) -> None:
         raise UsageError(f"{path!r} is listed {count} times: a file is dealt to one worker, once")
 
 
-def _dealt(weights: dict[FilePart, float], worker: int, num_workers: int) -> list[FilePart]:
-    """Returns one worker's parts: each part, heaviest first, goes to the worker with the least so far."""
+def _dealt(weights: dict[FileSplit, float], worker: int, num_workers: int) -> list[FileSplit]:
+    """Returns one worker's splits: each split, heaviest first, goes to the worker with the least so far."""
     if not 0 <= worker < num_workers:
         raise ValueError(f"worker_index is {worker!r}, expected one of {num_workers} workers")
     loads = [0.0] * num_workers
-    own: list[FilePart] = []
-    for part in sorted(weights, key=lambda part: (-weights[part], part.path, part.start)):
+    own: list[FileSplit] = []
+    for split in sorted(weights, key=lambda split: (-weights[split], split.path, split.start)):
         lightest = loads.index(min(loads))
-        # An empty part counts as a byte: opening it costs something, too.
-        loads[lightest] += max(weights[part], 1.0)
+        # An empty split counts as a byte: opening it costs something, too.
+        loads[lightest] += max(weights[split], 1.0)
         if lightest == worker:
-            own.append(part)
-    return sorted(own, key=lambda part: (part.path, part.start))
+            own.append(split)
+    return sorted(own, key=lambda split: (split.path, split.start))

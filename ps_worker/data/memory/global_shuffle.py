@@ -121,7 +121,7 @@ def _cut(index: Index, sizes: NDArray[np.int64], piece_bytes: int) -> list[Index
 
 
 class _Exchange:
-    """One worker's part in an exchange: what it sends, and a thread that takes what comes."""
+    """One worker's side of an exchange: what it sends, and a thread that takes what comes."""
 
     def __init__(self, peers: Peers, exchange: str, rows: RowsInMemory) -> None:
         """Will add to `rows` what comes."""

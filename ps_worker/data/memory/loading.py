@@ -1,4 +1,4 @@
-"""Files into memory: reader threads, a part of a file each, and a line of progress every few seconds."""
+"""Files into memory: reader threads, a split of a file each, and a line of progress every few seconds."""
 
 import logging
 import time
@@ -8,8 +8,8 @@ from contextlib import closing
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.blocks.reader_threads import merged
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format
 from ps_worker.data.memory.rows import RowsInMemory
 from ps_worker.data.reading import Reading
@@ -22,7 +22,7 @@ _QUEUED_BLOCKS = 2  # that wait to be stored, for each reader
 
 
 def load_rows(
-    parts: Sequence[FilePart],
+    splits: Sequence[FileSplit],
     schema: Schema,
     *,
     format: Format | None,
@@ -30,10 +30,10 @@ def load_rows(
     reader_num: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> RowsInMemory:
-    """Returns the rows of all parts; their number in `parts` is their source.
+    """Returns the rows of all splits; their number in `splits` is their source.
 
     Args:
-        parts: What to read; none gives no rows.
+        splits: What to read; none gives no rows.
         schema: Of the rows.
         format: Of the files; None: their names tell.
         bad_rows: Counts malformed rows.
@@ -46,15 +46,15 @@ def load_rows(
         BadRowError: Names file, place and fault of the malformed row beyond the limit.
     """
     rows = RowsInMemory(schema.num_dense, len(schema.slots))
-    reading = Reading(parts, schema, format, bad_rows)
+    reading = Reading(splits, schema, format, bad_rows)
     progress = _Progress(reading, rows, clock)
-    readers = [reading.blocks() for _ in range(min(reader_num, len(parts)))]
+    readers = [reading.blocks() for _ in range(min(reader_num, len(splits)))]
     with closing(merged(readers, capacity=_QUEUED_BLOCKS * reader_num)) as blocks:
         for source, block in blocks:
             try:
                 rows.extend(block.rows, source)
             except DataError as error:
-                raise DataError(f"{parts[source].path}: {error}") from error
+                raise DataError(f"{splits[source].path}: {error}") from error
             progress.show_if_due()
     reading.end(rows.size)
     progress.show("loaded into memory")
@@ -83,7 +83,7 @@ class _Progress:
             "%s: files=%d/%d rows=%d MB=%d rows/s=%d",
             what,
             self._reading.num_done,
-            self._reading.num_parts,
+            self._reading.num_splits,
             self._rows.size,
             self._rows.size_bytes // 10**6,
             self._rows.size / seconds if seconds else 0,

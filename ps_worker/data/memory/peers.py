@@ -30,7 +30,7 @@ class Peers:
         return [int(each) for each in self.all_reduce(np.array(counts, np.float64), ReduceOp.SUM)]
 
 
-class Fleet(Protocol):
+class HasPeers(Protocol):
     """Whatever knows its peers: the module `ps_worker.fleet` for one."""
 
     def peers(self) -> Peers:

@@ -6,7 +6,7 @@
     starts  int64[N]                | only once a slot had not one key:
     counts  uint16[N, S]            | where the keys of a row begin, and how many each slot has
 
-Rows come from numbered sources, parts of files or workers, at the same time. Where each row lies depends on
+Rows come from numbered sources, splits of files or workers, at the same time. Where each row lies depends on
 timing; in the order of sources, and of each in its own, it does not.
 """
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.criteo_scanner import COLUMN, LINE, START, STOP, scan_rows
-from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_parts
+from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
 from ps_worker.data.text.text_reader import shown
 
 _MAX_MALFORMED = 64  # that one call of the scanner reports
@@ -36,19 +37,19 @@ class CriteoReader:
         self._schema = schema
         self._bad_rows = bad_rows
 
-    def parts(self, path: str, num_parts: int) -> list[FilePart]:
-        """Cuts a file by bytes, a compressed one not at all; see `Reader.parts`."""
-        return line_parts(path, num_parts)
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        """Cuts a file by bytes, a compressed one not at all; see `Reader.splits`."""
+        return line_splits(path, num_splits)
 
-    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a part; offsets are bytes of the content. See `Reader.blocks`."""
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a split; offsets are bytes of the content. See `Reader.blocks`."""
         scan: _Scan | None = None
-        for text, position in line_blocks(part, offset):
+        for text, position in line_blocks(split, offset):
             if scan is None:
-                is_start = position == 0 and part.stop is None
-                has_label = self._has_label(text if is_start else _first_block(part.path))
-                lines = LineNumbers(part.path, position)
-                scan = _Scan(self._schema, self._bad_rows, part.path, has_label, lines)
+                is_start = position == 0 and split.stop is None
+                has_label = self._has_label(text if is_start else _first_block(split.path))
+                lines = LineNumbers(split.path, position)
+                scan = _Scan(self._schema, self._bad_rows, split.path, has_label, lines)
             rows = scan.rows_of(text, position)
             if rows.size:
                 yield Block(rows, position)
@@ -64,13 +65,13 @@ class CriteoReader:
 
 
 def _first_block(path: str) -> NDArray[np.uint8]:
-    """Returns where every part of a file looks, so that all agree."""
-    with closing(line_blocks(FilePart(path))) as blocks:
+    """Returns where every split of a file looks, so that all agree."""
+    with closing(line_blocks(FileSplit(path))) as blocks:
         return next(blocks)[0]
 
 
 class _Scan:
-    """One pass over a part of a file. For one thread."""
+    """One pass over a split of a file. For one thread."""
 
     def __init__(
         self, schema: Schema, bad_rows: BadRows, path: str, has_label: bool, lines: LineNumbers

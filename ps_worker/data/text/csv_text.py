@@ -22,11 +22,12 @@ from pyarrow import csv as arrow_csv
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart
-from ps_worker.data.columnar.columns import Columns, Decoder, blocks_of, shown
-from ps_worker.data.columnar.file_columns import FileColumns, columns_of_file
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.columnar.column_matching import FileColumns, match_columns
+from ps_worker.data.columnar.record_batches import Columns, Decoder, blocks_of, shown
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.csv_scanner import FIELDS, GOOD, NO_QUOTE, QUOTE, scan_lines
-from ps_worker.data.text.line_blocks import BLOCK_BYTES, line_blocks, line_parts, lines_before
+from ps_worker.data.text.line_blocks import BLOCK_BYTES, line_blocks, line_splits, lines_before
 
 _NEWLINE = ord("\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -69,22 +70,22 @@ class CsvReader:
         self._look = look
         self._header = header
 
-    def parts(self, path: str, num_parts: int) -> list[FilePart]:
-        """Cuts a file by bytes, a compressed one not at all; see `Reader.parts`."""
-        return line_parts(path, num_parts)
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        """Cuts a file by bytes, a compressed one not at all; see `Reader.splits`."""
+        return line_splits(path, num_splits)
 
-    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a part in order; see `Reader.blocks`."""
-        for columns in self.columns(part, offset):
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a split in order; see `Reader.blocks`."""
+        for columns in self.columns(split, offset):
             yield from blocks_of(columns, self._schema)
 
-    def columns(self, part: FilePart, offset: int | None = None) -> Iterator[Columns]:
-        """Yields the rows of a part in order as columns; arguments and errors are those of `blocks`."""
+    def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
+        """Yields the rows of a split in order as columns; arguments and errors are those of `blocks`."""
         text: _Text | None = None
-        for block, position in line_blocks(part, offset):
+        for block, position in line_blocks(split, offset):
             if text is None:
-                names, length = self._names(part.path)
-                text = _Text(part.path, names, self._look, self._schema, self._bad_rows)
+                names, length = self._names(split.path)
+                text = _Text(split.path, names, self._look, self._schema, self._bad_rows)
             if position == 0 and length:
                 block, position = block[length:], length  # noqa: PLW2901
             if len(block) and (columns := text.columns(block, position)) is not None:
@@ -94,7 +95,7 @@ class CsvReader:
         """Returns the names of a file's columns, and how long the line is that has them."""
         if self._header is not None:
             return list(self._header), 0
-        with closing(line_blocks(FilePart(path))) as blocks:
+        with closing(line_blocks(FileSplit(path))) as blocks:
             block, _ = next(blocks)
             line = block.tobytes().partition(b"\n")[0]
         try:
@@ -106,7 +107,7 @@ class CsvReader:
 
 
 class _Text:
-    """One pass over a part of a file. For one thread."""
+    """One pass over a split of a file. For one thread."""
 
     def __init__(
         self, path: str, names: list[str], look: Separated, schema: Schema, bad_rows: BadRows
@@ -116,7 +117,7 @@ class _Text:
         self._look = look
         self._bad_rows = bad_rows
         fields = pa.schema([(name, pa.binary()) for name in names])
-        columns = columns_of_file(path, fields, schema)
+        columns = match_columns(path, fields, schema)
         self._decoder = Decoder(path, schema, columns, bad_rows, self._place)
         self._options = _options(names, columns, look)
 

@@ -1,9 +1,9 @@
 r"""Text files as blocks of whole lines, from any line on, at a bounded amount of memory.
 
-A part of a file is the lines that begin in it, so parts that lie side by side hold every line once:
+A split of a file is the lines that begin in it, so splits that lie side by side hold every line once:
 
     bytes   aaaa\nbbbbbbb\ncc\ndddd\n
-    parts   |------|-----|----------|      aaaa bbbbbbb | - | cc dddd
+    splits   |------|-----|----------|      aaaa bbbbbbb | - | cc dddd
 """
 
 from collections.abc import Generator, Iterator
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import DataError
-from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.files.content import Stream, is_compressed, open_content
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.files.listing import size_of
 
 BLOCK_BYTES = 1 << 20
@@ -21,30 +21,31 @@ BLOCK_BYTES = 1 << 20
 _NEWLINE = np.uint8(ord("\n"))
 
 
-def line_parts(path: str, num_parts: int) -> list[FilePart]:
-    """Cuts a text file into at most `num_parts` parts of the same number of bytes; compressed text into one.
+def line_splits(path: str, num_splits: int) -> list[FileSplit]:
+    """Cuts a text file into at most `num_splits` splits of equal numbers of bytes; compressed text into one.
 
     Raises:
         DataError: Names the file that cannot be read.
     """
     size = size_of(path)
-    num_parts = 1 if is_compressed(path) else max(1, min(num_parts, size))
-    starts = [size * number // num_parts for number in range(num_parts)]
+    num_splits = 1 if is_compressed(path) else max(1, min(num_splits, size))
+    starts = [size * number // num_splits for number in range(num_splits)]
     return [
-        FilePart(path, start, stop) for start, stop in zip(starts, [*starts[1:], None], strict=True)
+        FileSplit(path, start, stop)
+        for start, stop in zip(starts, [*starts[1:], None], strict=True)
     ]
 
 
 def line_blocks(
-    part: FilePart, offset: int | None = None, block_bytes: int = BLOCK_BYTES
+    split: FileSplit, offset: int | None = None, block_bytes: int = BLOCK_BYTES
 ) -> Generator[tuple[NDArray[np.uint8], int], None, None]:
-    r"""Yields the lines of a part as blocks, each block ending with b"\n".
+    r"""Yields the lines of a split as blocks, each block ending with b"\n".
 
     A last line without an end gets one.
 
     Args:
-        part: Of a text file, in bytes of its content.
-        offset: Where a line of the part begins, to begin there; None: with the part's first line.
+        split: Of a text file, in bytes of its content.
+        offset: Where a line of the split begins, to begin there; None: with the split's first line.
         block_bytes: The most that is read at once, and the longest line allowed, with its end.
 
     Yields:
@@ -53,16 +54,16 @@ def line_blocks(
     Raises:
         DataError: Names the file, if it cannot be read, is damaged or has a line too long.
     """
-    # The byte before the part tells whether a line begins with the part.
-    begin = max(part.start - 1, 0) if offset is None else offset
-    with open_content(part.path, begin) as stream:
-        for block, position in _blocks(stream, begin, part.path, block_bytes):
-            if offset is None and position < part.start:
+    # The byte before the split tells whether a line begins with the split.
+    begin = max(split.start - 1, 0) if offset is None else offset
+    with open_content(split.path, begin) as stream:
+        for block, position in _blocks(stream, begin, split.path, block_bytes):
+            if offset is None and position < split.start:
                 head = _line_stop(block, 0)
                 block, position = block[head:], position + head  # noqa: PLW2901
-            if part.stop is not None and position + len(block) >= part.stop:
-                if position < part.stop:
-                    yield block[: _line_stop(block, part.stop - 1 - position)], position
+            if split.stop is not None and position + len(block) >= split.stop:
+                if position < split.stop:
+                    yield block[: _line_stop(block, split.stop - 1 - position)], position
                 return
             if len(block):
                 yield block, position
@@ -76,7 +77,7 @@ def lines_before(path: str, offset: int) -> int:
     """
     if offset == 0:
         return 0
-    before = line_blocks(FilePart(path, 0, offset))
+    before = line_blocks(FileSplit(path, 0, offset))
     return sum(int(np.count_nonzero(block == _NEWLINE)) for block, _ in before)
 
 

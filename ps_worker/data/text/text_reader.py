@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart
-from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_parts
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
 
 _MAX_SHOWN_BYTES = 60
 
@@ -51,22 +52,22 @@ class TextReader:
         self._scanner = scanner
         self._bad_rows = bad_rows
 
-    def parts(self, path: str, num_parts: int) -> list[FilePart]:
-        """Cuts a file by bytes, a compressed one not at all; see `Reader.parts`."""
-        return line_parts(path, num_parts)
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        """Cuts a file by bytes, a compressed one not at all; see `Reader.splits`."""
+        return line_splits(path, num_splits)
 
-    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a part; offsets are bytes of the content. See `Reader.blocks`."""
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a split; offsets are bytes of the content. See `Reader.blocks`."""
         lines: LineNumbers | None = None
-        for block, position in line_blocks(part, offset):
-            lines = lines or LineNumbers(part.path, position)
+        for block, position in line_blocks(split, offset):
+            lines = lines or LineNumbers(split.path, position)
             rows, bad_lines = self._scanner.scan(block)
             for bad in bad_lines:
                 # The number of a line may cost a pass over what is before it, its offset costs nothing.
                 place = f"byte {position + bad.start}"
                 if self._bad_rows.is_shown:
                     place = str(lines.number(bad.index))
-                self._bad_rows.add(part.path, place, bad.fault)
+                self._bad_rows.add(split.path, place, bad.fault)
             lines.passed += rows.size + len(bad_lines)
             if rows.size:
                 yield Block(rows, position)

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from ctr_model.schema import Schema, SchemaError, Transform
 from protos.errors import CtrPsError, DataError, UsageError
+from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files
-from ps_worker.data.files.whole_file import whole_file
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.tools.generate import MIN_TEST_ROWS, generate
 from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT
@@ -162,7 +162,7 @@ def profile_command(
         return
     content = schema_of(profile, transform, missing_indicators=missing_indicators).to_toml()
     try:
-        with whole_file(out) as file:
+        with atomic_file(out) as file:
             file.write(content.encode())
     except OSError as error:
         raise DataError(f"cannot write {str(out)!r}: {error.strerror}") from error
@@ -219,7 +219,7 @@ def convert_command(
     format_name: FormatName = "",
     bad_row_limit: BadRowLimit = 0,
 ) -> None:
-    """Write click logs as Parquet, which is smaller, read faster, and read in parts.
+    """Write click logs as Parquet, which is smaller, read faster, and read in splits.
 
     Columns have the names of the schema; numbers are not scaled, so that another schema may do so.
     """

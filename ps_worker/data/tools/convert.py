@@ -1,4 +1,4 @@
-"""Turns click logs into Parquet, which is read faster and in parts.
+"""Turns click logs into Parquet, which is read faster and in splits.
 
 As text, a file has the label, the numbers and the values of the slots, and any schema that names these
 columns reads it. As keys, the values are hashed already: the file can be read under one order of slots and
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import FilePart
-from ps_worker.data.columnar.arrow_columns import KeyColumn, KeyLists, is_list_type
-from ps_worker.data.columnar.columns import Columns, shown
-from ps_worker.data.columnar.file_columns import HASH_VERSION_KEY, LABEL_NAMES, SLOTS_KEY
+from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY, LABEL_NAMES, SLOTS_KEY
+from ps_worker.data.columnar.column_values import KeyColumn, KeyLists, is_list_type
 from ps_worker.data.columnar.orc import OrcReader
 from ps_worker.data.columnar.parquet import ParquetReader
-from ps_worker.data.files.whole_file import whole_file
+from ps_worker.data.columnar.record_batches import Columns, shown
+from ps_worker.data.files.atomic_file import atomic_file
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import format_of
 from ps_worker.data.text.csv_text import CsvReader, Separated
 from ps_worker.data.text.line_blocks import line_blocks
@@ -105,7 +105,7 @@ def _write_files(
         path = folder / f"part-{number:05d}.parquet"
         num_rows = 0
         with (
-            whole_file(path) as file,
+            atomic_file(path) as file,
             pq.ParquetWriter(
                 file,
                 first.schema,
@@ -176,13 +176,13 @@ def _columns(
         raise UsageError(
             f"{path}: cannot convert the format {format_in!r}, only {', '.join(FORMATS_IN)}"
         )
-    return reader.columns(FilePart(path))
+    return reader.columns(FileSplit(path))
 
 
 def _criteo_header(path: str, schema: Schema) -> list[str]:
     """Returns the names of the columns; the first row of a right length says whether there is a label."""
     names = [*(column.name for column in schema.dense), *schema.slots]
-    with closing(line_blocks(FilePart(path))) as blocks:
+    with closing(line_blocks(FileSplit(path))) as blocks:
         block, _ = next(blocks, (np.empty(0, np.uint8), 0))
         for line in block.tobytes().split(b"\n"):
             if line.count(b"\t") + 1 == len(names):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import DataError, UsageError
-from ps_worker.data.files.whole_file import whole_file
+from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.tools.criteo_text import criteo_text
 from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT, PlantedModel
 
@@ -92,9 +92,9 @@ def generate(
             best_auc=_auc(clicks, probabilities),
             best_log_loss=_log_loss(clicks, probabilities),
         )
-        with whole_file(folder / "schema.toml") as file:
+        with atomic_file(folder / "schema.toml") as file:
             file.write(model.schema.to_toml().encode())
-        with whole_file(report_path) as file:
+        with atomic_file(report_path) as file:
             file.write(json.dumps(asdict(report), indent=2).encode() + b"\n")
     except OSError as error:
         raise DataError(f"cannot write to {str(folder)!r}: {error}") from error
@@ -112,7 +112,7 @@ def _write_files(
     for index in range(num_files):
         rng = np.random.default_rng([*seed, index])
         left = num_rows * (index + 1) // num_files - num_rows * index // num_files
-        with whole_file(folder / f"part-{index:03d}.tsv") as file:
+        with atomic_file(folder / f"part-{index:03d}.tsv") as file:
             while left:
                 rows = model.draw(rng, min(left, _CHUNK_ROWS))
                 left -= len(rows.clicks)

@@ -101,7 +101,7 @@ class NumberStats:
             float64[n], numbers of the data.
         """
         if self._sampled > MAX_SAMPLE:
-            self._snapshot_sample()
+            self._trim_sample()
         values = self._sample[: self._sampled, column]
         present = values[~np.isnan(values)]
         if len(present) == 0:  # in so many rows that none of the others was drawn
@@ -122,13 +122,13 @@ class NumberStats:
         self.rows += len(values)
         is_drawn = hashes <= self._largest
         if self._sampled + is_drawn.sum() > len(self._hashes):
-            self._snapshot_sample()
+            self._trim_sample()
         stop = self._sampled + int(is_drawn.sum())
         self._sample[self._sampled : stop] = values[is_drawn]
         self._hashes[self._sampled : stop] = hashes[is_drawn]
         self._sampled = stop
 
-    def _snapshot_sample(self) -> None:
+    def _trim_sample(self) -> None:
         """Leaves the rows with the smallest hashes."""
         order = np.argpartition(self._hashes[: self._sampled], MAX_SAMPLE - 1)[:MAX_SAMPLE]
         self._sample[:MAX_SAMPLE] = self._sample[order]

@@ -17,7 +17,7 @@ from ctr_model.slots import select_slots
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.batching import OneKindOfRows
-from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format, format_of, reader_of
 from ps_worker.data.tools.number_stats import NumberStats
 from ps_worker.data.tools.value_counts import ValueCounts
@@ -126,7 +126,7 @@ def profile_files(
     for path in files:
         reader = reader_of(path, columns.schema, bad_rows, format)
         rows_before = columns.stats.rows
-        for block in reader.blocks(FilePart(path)):
+        for block in reader.blocks(FileSplit(path)):
             kind.require(path, block.rows)
             columns.add(block.rows)
         if columns.stats.rows == rows_before:

@@ -1,4 +1,4 @@
-"""Deals the rows of text files to sets, as the tutorials' nine parts to train on and one to validate by.
+"""Deals the rows of text files to sets, as the tutorials' nine splits to train on and one to validate by.
 
     FOLDER/train/part-00000.tsv ...    FOLDER/validation/part-00000.tsv ...    FOLDER/test/...
 
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ctr_model.jit import kernel
 from protos.errors import DataError, UsageError
-from ps_worker.data.blocks.reader import FilePart
-from ps_worker.data.files.whole_file import hidden_path, open_to_write
+from ps_worker.data.files.atomic_file import open_to_write, temporary_path
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import format_of
 from ps_worker.data.text.line_blocks import line_blocks
 from ps_worker.data.tools.row_hash import row_hash
@@ -111,7 +111,7 @@ def parse_ratio(text: str) -> tuple[int, ...]:
         UsageError: If it has another form.
     """
     try:
-        return tuple(int(part) for part in text.split(":"))
+        return tuple(int(number) for number in text.split(":"))
     except ValueError as error:
         raise UsageError(f"ratio is {text!r}, expected whole numbers as in 9:1") from error
 
@@ -152,7 +152,7 @@ def _refuse_foreign_files(folder: Path) -> None:
     for path in sorted(folder.glob("part-*")):
         if not _OWN_NAME.fullmatch(path.name):
             raise UsageError(
-                f"{str(path)!r} would be taken for a part of the set {folder.name!r}: choose another folder"
+                f"{str(path)!r} would be taken for a file of the set {folder.name!r}: choose another folder"
             )
 
 
@@ -169,7 +169,7 @@ def _deal(
     out = np.empty((len(writers), 0), np.uint8)
     for path in files:
         is_empty = True
-        for block, _ in line_blocks(FilePart(path)):
+        for block, _ in line_blocks(FileSplit(path)):
             is_empty = False
             if out.shape[1] < len(block):
                 out = np.empty((len(writers), len(block)), np.uint8)
@@ -243,7 +243,7 @@ class _SetWriter:
     def __exit__(self, *_: object) -> None:
         self._close()
         for path in self._paths:
-            hidden_path(path).unlink(missing_ok=True)
+            temporary_path(path).unlink(missing_ok=True)
 
     def write(self, content: NDArray[np.uint8], num_rows: int) -> None:
         """Appends rows."""
@@ -266,13 +266,13 @@ class _SetWriter:
         for stale in self.folder.glob("part-*"):
             stale.unlink()
         for path in self._paths:
-            hidden_path(path).replace(path)
+            temporary_path(path).replace(path)
         return tuple(self._paths)
 
     def _next_file(self) -> BinaryIO:
         self._close()
         self._paths.append(self.folder / f"part-{len(self._paths):05d}{self._suffix}")
-        return open_to_write(hidden_path(self._paths[-1]))
+        return open_to_write(temporary_path(self._paths[-1]))
 
     def _close(self) -> None:
         if self._file is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from ctr_model.features import key_of
-from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.line_blocks import line_blocks
 
 _MAX_LINES = 20_000
@@ -45,7 +45,7 @@ def value_texts(
 def _first_lines(files: Sequence[str]) -> Iterator[bytes]:
     num_lines = 0
     for path in files:
-        for block, _ in line_blocks(FilePart(path)):
+        for block, _ in line_blocks(FileSplit(path)):
             for line in block.tobytes().split(b"\n")[:-1]:
                 yield line
                 num_lines += 1

@@ -17,10 +17,11 @@ from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart, Reader
+from ps_worker.data.blocks.reader import Block, Reader
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import MakeReader
 from ps_worker.data.text.column_order import ColumnOrder, Kind
-from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_parts
+from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
 from ps_worker.data.user_code.data_generator import (
     Cells,
     DataGenerator,
@@ -59,26 +60,26 @@ class GeneratorReader:
         self._generator = generator
         self._schema = schema
 
-    def parts(self, path: str, num_parts: int) -> list[FilePart]:
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
         """Cuts a file by bytes; not at all if it is compressed, or if samples depend on those before."""
-        return line_parts(path, 1 if has_batches(self._generator) else num_parts)
+        return line_splits(path, 1 if has_batches(self._generator) else num_splits)
 
-    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a part; offsets are bytes of the content. See `Reader.blocks`.
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a split; offsets are bytes of the content. See `Reader.blocks`.
 
         A block ends where no sample waits for a batch, so that reading can begin after it.
         """
         lines: LineNumbers | None = None
         rows = _Rows(self._generator, self._schema)
         begin: int | None = None
-        for block, position in line_blocks(part, offset):
-            lines = lines or LineNumbers(part.path, position)
+        for block, position in line_blocks(split, offset):
+            lines = lines or LineNumbers(split.path, position)
             for line, line_offset in _lines(block, position):
                 begin = line_offset if begin is None else begin
                 try:
                     rows.add_line(line)
                 except DataError as error:
-                    raise _placed(error, part.path, lines.number(0)) from error
+                    raise _placed(error, split.path, lines.number(0)) from error
                 lines.passed += 1
                 if rows.size >= _BLOCK_ROWS and rows.is_between_batches:
                     yield Block(rows.taken(), begin)
@@ -88,7 +89,7 @@ class GeneratorReader:
         try:
             rows.add_rest()
         except DataError as error:
-            raise _placed(error, part.path, lines.number(-1)) from error
+            raise _placed(error, split.path, lines.number(-1)) from error
         if rows.size:
             yield Block(rows.taken(), begin)
 
@@ -105,7 +106,7 @@ def _lines(block: NDArray[np.uint8], position: int) -> Iterator[tuple[bytes, int
 
 
 class _Rows:
-    """The rows of one pass of a generator over a part."""
+    """The rows of one pass of a generator over a split."""
 
     def __init__(self, generator: DataGenerator, schema: Schema) -> None:
         self._run = GeneratorRun(generator)

@@ -2,7 +2,7 @@
 
     file content --> stdin | command | stdout --> MultiSlotScanner --> rows
 
-The output of one run over a file is one part. Offsets are lines of the output: to begin at one, the command
+The output of one run over a file is one split. Offsets are lines of the output: to begin at one, the command
 is run again and so many lines are passed over, so it has to print the same for the same file.
 """
 
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ctr_model.schema import Schema
 from protos.errors import UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart, Reader
+from ps_worker.data.blocks.reader import Block, Reader
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import MakeReader
 from ps_worker.data.text.multislot import MultiSlotScanner, Values
 from ps_worker.data.text.text_reader import shown
@@ -80,21 +81,21 @@ class PipeReader:
         self._scanner = scanner
         self._stall_limit_s = stall_limit_s
 
-    def parts(self, path: str, num_parts: int) -> list[FilePart]:
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
         """Returns the whole file: only the command knows where it could be cut."""
-        return [FilePart(path)]
+        return [FileSplit(path)]
 
-    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
         """Yields the rows that the command prints for a file; offsets are lines of its output.
 
         Raises:
-            UsageError: If the part is not a whole file.
+            UsageError: If the split is not a whole file.
             DataError: Names the file and the command, its exit code, its last words, and the line at fault.
         """
-        if part != FilePart(part.path):
-            raise UsageError(f"{part} is not a whole file, and a command reads no other")
+        if split != FileSplit(split.path):
+            raise UsageError(f"{split} is not a whole file, and a command reads no other")
         line = 0
-        with PipeProcess(self._command, part.path, self._stall_limit_s) as process:
+        with PipeProcess(self._command, split.path, self._stall_limit_s) as process:
             for text in _line_blocks(process):
                 block, begin = _without_first(text, (offset or 0) - line), max(line, offset or 0)
                 line += int(np.count_nonzero(text == _NEWLINE))

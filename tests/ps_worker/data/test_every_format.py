@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from ctr_model.batch import Batch
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import FilePart
-from ps_worker.data.columnar import columns, file_columns
+from ps_worker.data.columnar import column_matching, record_batches
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import reader_of
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
@@ -148,9 +148,11 @@ def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has each reader cut files of some rows into several blocks."""
     monkeypatch.setattr(line_blocks.line_blocks, "__defaults__", (None, 96))
-    monkeypatch.setattr(file_columns, "READ_ROWS", 4)
-    monkeypatch.setattr(columns, "BLOCK_ROWS", 2)
-    monkeypatch.setattr(columns, "_single_offsets", columns._single_offsets.__wrapped__)
+    monkeypatch.setattr(column_matching, "READ_ROWS", 4)
+    monkeypatch.setattr(record_batches, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(
+        record_batches, "_single_offsets", record_batches._single_offsets.__wrapped__
+    )
     monkeypatch.setattr(generator_reader, "_BLOCK_ROWS", 2)
     monkeypatch.setattr(pipe, "_BLOCK_BYTES", 64)
 
@@ -173,17 +175,17 @@ def rows_of_files(contents: list[str]) -> list[list[Row]]:
 contents = st.lists(st.text("gggb", max_size=12), min_size=1, max_size=3)
 
 
-def files_of(name: str, contents: list[str], folder: Path, num_parts: int) -> list[FilePart]:
+def files_of(name: str, contents: list[str], folder: Path, num_splits: int) -> list[FileSplit]:
     """Writes files, in which there is at least one good row, and cuts them."""
     contents = [contents[0] + "g", *contents[1:]]
     if not FILE_FORMATS[name].skips_bad_rows:
         contents = [content.replace("b", "") for content in contents]
-    parts = []
+    splits = []
     for index, rows in enumerate(rows_of_files(contents)):
         path = str(write(folder, name, rows, str(index)))
         reader = reader_of(path, SCHEMA, BadRows(), FILE_FORMATS[name].reader)
-        parts += reader.parts(path, num_parts if name != "pipe" else 1)
-    return parts
+        splits += reader.splits(path, num_splits if name != "pipe" else 1)
+    return splits
 
 
 Pass = list[tuple[tuple[bytes, ...], DataPosition]]
@@ -212,10 +214,10 @@ def test_streaming_goes_on_from_every_position_with_exactly_the_rest(name: str) 
     @settings(max_examples=8 if name == "pipe" else 20)
     @given(contents, st.integers(1, 5), st.integers(1, 3), st.booleans(), st.integers(1, 2))
     def check(
-        contents: list[str], batch_size: int, num_parts: int, shuffle_files: bool, epoch: int
+        contents: list[str], batch_size: int, num_splits: int, shuffle_files: bool, epoch: int
     ) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            parts = files_of(name, contents, Path(folder), num_parts)
+            splits = files_of(name, contents, Path(folder), num_splits)
 
             def new() -> QueueDataset:
                 options: dict[str, Any] = {
@@ -223,7 +225,7 @@ def test_streaming_goes_on_from_every_position_with_exactly_the_rest(name: str) 
                     "shuffle_files": shuffle_files,
                     "seed": 3,
                 }
-                return dataset_of(QueueDataset, name, parts, batch_size, **options)
+                return dataset_of(QueueDataset, name, splits, batch_size, **options)
 
             dataset = new()
             for _ in range(epoch):
@@ -248,13 +250,13 @@ def test_streaming_goes_on_from_every_position_with_exactly_the_rest(name: str) 
 def test_memory_goes_on_from_every_position_with_exactly_the_rest(name: str) -> None:
     @settings(max_examples=5 if name == "pipe" else 10)
     @given(contents, st.integers(1, 5), st.integers(1, 3), st.integers(0, 2))
-    def check(contents: list[str], batch_size: int, num_parts: int, num_shuffles: int) -> None:
+    def check(contents: list[str], batch_size: int, num_splits: int, num_shuffles: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            parts = files_of(name, contents, Path(folder), num_parts)
+            splits = files_of(name, contents, Path(folder), num_splits)
 
             def new() -> InMemoryDataset:
                 dataset = dataset_of(
-                    InMemoryDataset, name, parts, batch_size, bad_row_limit=99, seed=3
+                    InMemoryDataset, name, splits, batch_size, bad_row_limit=99, seed=3
                 )
                 dataset.load_into_memory()
                 for _ in range(num_shuffles):

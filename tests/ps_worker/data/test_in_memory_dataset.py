@@ -20,7 +20,8 @@ from ps_server.store import ParameterStore
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.batching import joined
 from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory import loading
 from ps_worker.data.memory.rows import MAX_KEYS
@@ -46,13 +47,13 @@ class RangeReader:
         self._kind = kind
         self._gate = gate
 
-    def parts(self, path: str, num_parts: int) -> list[FilePart]:
-        return [FilePart(path)]
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        return [FileSplit(path)]
 
-    def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
         if self._gate is not None:
             assert self._gate.wait(10)
-        start, stop = map(int, part.path.split("-"))
+        start, stop = map(int, split.path.split("-"))
         for first in range(start, stop, 7):
             yield Block(self._kind(range(first, min(first + 7, stop))), first)
 
@@ -355,7 +356,7 @@ def test_loading_says_how_far_it_is(caplog) -> None:
     clock = itertools.count(0.0, loading.PROGRESS_EVERY_S / 2).__next__
     with caplog.at_level(logging.INFO):
         loading.load_rows(
-            [FilePart("0-14"), FilePart("20-27")],
+            [FileSplit("0-14"), FileSplit("20-27")],
             SCHEMA,
             format=lambda *_: RangeReader(),
             bad_rows=BadRows(),

@@ -16,7 +16,8 @@ from ctr_model.schema import Schema
 from protos.errors import BadRowError, DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.text import line_blocks
 from ps_worker.data.text.criteo import CriteoReader
@@ -86,8 +87,8 @@ def test_bad_rows_are_reported_at_the_end(
     )
 
 
-def test_parts_of_files_are_read(many: list[Path]) -> None:
-    cut = [FilePart(str(many[11]), 0, 20), FilePart(str(many[11]), 20), many[0]]
+def test_splits_of_files_are_read(many: list[Path]) -> None:
+    cut = [FileSplit(str(many[11]), 0, 20), FileSplit(str(many[11]), 20), many[0]]
 
     assert numbers(dataset_of(cut)) == [12] * 12 + [1]
 
@@ -96,9 +97,9 @@ def test_readers_read_at_the_same_time(many: list[Path]) -> None:
     meeting = threading.Barrier(3, timeout=10.0)
 
     class Meeting(CriteoReader):
-        def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+        def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
             meeting.wait()
-            return super().blocks(part, offset)
+            return super().blocks(split, offset)
 
     assert len(numbers(dataset_of(many, reader_num=3, format=Meeting))) == 78
 
@@ -172,12 +173,12 @@ def test_no_rows_in_any_file_is_an_error(files: list[Path], reader_num: int) -> 
         list(dataset)
 
 
-def test_worker_without_files_or_with_a_part_without_rows_has_no_rows(
+def test_worker_without_files_or_with_a_split_without_rows_has_no_rows(
     files: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert list(dataset_of([])) == []
-        assert list(dataset_of([FilePart(str(files[0]), 1, 2)])) == []
+        assert list(dataset_of([FileSplit(str(files[0]), 1, 2)])) == []
 
     assert caplog.messages == []
 
@@ -225,8 +226,8 @@ def test_unknown_format_is_refused_at_once() -> None:
 
 def test_reader_of_ones_own_reads(files: list[Path]) -> None:
     class Twice(CriteoReader):
-        def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
-            for block in super().blocks(part, offset):
+        def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+            for block in super().blocks(split, offset):
                 yield from (block, block)
 
     assert numbers(dataset_of(files, format=Twice)) == [1] * 6 + [2] * 6
@@ -261,7 +262,7 @@ def plain(batch: Batch) -> tuple[object, ...]:
     content=contents,
     suffix=st.sampled_from([".tsv", ".gz"]),
     batch_size=st.integers(1, 7),
-    num_parts=st.integers(1, 4),
+    num_splits=st.integers(1, 4),
     shuffle_files=st.booleans(),
     epochs=st.integers(1, 3),
     data=st.data(),
@@ -271,20 +272,22 @@ def test_resume_from_any_position_gives_exactly_the_remaining_batches(
     content: list[list[tuple[str, str]]],
     suffix: str,
     batch_size: int,
-    num_parts: int,
+    num_splits: int,
     shuffle_files: bool,
     epochs: int,
     data: st.DataObject,
 ) -> None:
     content[0].append((GOOD, ""))
     paths = write(tmp_path, content, suffix)
-    parts = [
-        part for path in paths for part in CriteoReader(SCHEMA, BadRows()).parts(path, num_parts)
+    splits = [
+        split
+        for path in paths
+        for split in CriteoReader(SCHEMA, BadRows()).splits(path, num_splits)
     ]
 
     def new() -> QueueDataset:
         return dataset_of(
-            parts, batch_size, bad_row_limit=1000, shuffle_files=shuffle_files, seed=5
+            splits, batch_size, bad_row_limit=1000, shuffle_files=shuffle_files, seed=5
         )
 
     with pytest.MonkeyPatch.context() as patch:
@@ -319,8 +322,8 @@ def test_position_of_other_files_or_another_seed_is_refused(files: list[Path]) -
     _, start = next(dataset.positioned())
 
     with pytest.raises(DataError, match="beyond the end of 2 files"):
-        next(dataset.positioned(replace(start, part=3)))
-    with pytest.raises(DataError, match="beyond the end of its part by 6 rows"):
+        next(dataset.positioned(replace(start, split=3)))
+    with pytest.raises(DataError, match="beyond the end of its split by 6 rows"):
         next(dataset.positioned(replace(start, offset=0, skip=9)))
     with pytest.raises(UsageError, match="of seed 3, and the dataset's seed is 0"):
         dataset.positioned(replace(start, seed=3))

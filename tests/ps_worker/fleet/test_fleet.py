@@ -7,7 +7,7 @@ import pytest
 
 from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
-from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.fleet import serving
 from ps_worker.fleet.fleet import Fleet
 from ps_worker.fleet.roles import Role, UserDefinedRoleMaker
@@ -96,9 +96,9 @@ def test_file_is_cut_for_more_workers_than_files(worker: Fleet, tmp_path) -> Non
     path.write_bytes(b"x" * 10)
     schema = Schema.numbered(1, 1)
 
-    assert worker.split_parts([path], schema) == [FilePart(str(path), 3, 6)]
+    assert worker.file_splits([path], schema) == [FileSplit(str(path), 3, 6)]
     with pytest.raises(UsageError, match="unknown format 'critio'"):
-        worker.split_parts([path], schema, format="critio")
+        worker.file_splits([path], schema, format="critio")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ START = DataPosition()
 
 # A row is the numbers of keys in its slots; what it holds follows from its number.
 row_counts = st.tuples(st.integers(0, 3), st.integers(0, 3))
-part_counts = st.lists(st.lists(row_counts, min_size=1, max_size=7), max_size=4)
+split_counts = st.lists(st.lists(row_counts, min_size=1, max_size=7), max_size=4)
 
 
 def rows_of(counts: Sequence[tuple[int, int]], first: int = 0, has_labels: bool = True) -> Batch:
@@ -52,45 +52,45 @@ def plain(rows: Batch) -> list[tuple[float, float, list[list[int]]]]:
     return list(zip(labels.tolist(), rows.dense[:, 0].tolist(), slots, strict=True))
 
 
-def blocks_of(parts: list[list[list[tuple[int, int]]]], start: DataPosition) -> Iterator:
-    """Yields the blocks of parts from that at which `start` points; a block's offset is its first row."""
+def blocks_of(splits: list[list[list[tuple[int, int]]]], start: DataPosition) -> Iterator:
+    """Yields the blocks of splits from that at which `start` points; a block's offset is its first row."""
     first = 0
-    for part, blocks in enumerate(parts):
+    for split, blocks in enumerate(splits):
         offset = 0
         for counts in blocks:
-            is_before = part == start.part and start.offset is not None and offset < start.offset
-            if part >= start.part and not is_before:
-                yield part, Block(rows_of(counts, first), offset)
+            is_before = split == start.split and start.offset is not None and offset < start.offset
+            if split >= start.split and not is_before:
+                yield split, Block(rows_of(counts, first), offset)
             first += len(counts)
             offset += len(counts)
 
 
-@given(parts=st.lists(part_counts, max_size=3), batch_size=st.integers(1, 9))
+@given(splits=st.lists(split_counts, max_size=3), batch_size=st.integers(1, 9))
 def test_batches_hold_each_row_once_and_go_on_from_any_position(
-    parts: list[list[list[tuple[int, int]]]], batch_size: int
+    splits: list[list[list[tuple[int, int]]]], batch_size: int
 ) -> None:
-    found = list(batches(blocks_of(parts, START), batch_size, START))
+    found = list(batches(blocks_of(splits, START), batch_size, START))
 
-    counts = [row for blocks in parts for block in blocks for row in block]
+    counts = [row for blocks in splits for block in blocks for row in block]
     assert [row for batch, _ in found for row in plain(batch)] == (
         plain(rows_of(counts)) if counts else []
     )
     assert all(batch.size == batch_size for batch, _ in found[:-1])
     assert all(0 < batch.size <= batch_size for batch, _ in found)
     for number, (_, position) in enumerate(found, start=1):
-        again = batches(blocks_of(parts, position), batch_size, position)
+        again = batches(blocks_of(splits, position), batch_size, position)
         assert [(plain(batch), after) for batch, after in again] == [
             (plain(batch), after) for batch, after in found[number:]
         ]
 
 
-def test_position_names_epoch_seed_part_block_and_rows() -> None:
+def test_position_names_epoch_seed_split_block_and_rows() -> None:
     start = DataPosition(epoch=3, seed=4)
-    parts = [[[(1, 1)] * 2], [[(1, 1)] * 2, [(1, 1)] * 3]]
+    splits = [[[(1, 1)] * 2], [[(1, 1)] * 2, [(1, 1)] * 3]]
 
-    (*_, (_, position)) = batches(blocks_of(parts, start), 3, start)
+    (*_, (_, position)) = batches(blocks_of(splits, start), 3, start)
 
-    assert position == DataPosition(epoch=3, seed=4, part=1, offset=2, skip=3)
+    assert position == DataPosition(epoch=3, seed=4, split=1, offset=2, skip=3)
 
 
 def test_batch_inside_a_block_is_a_view() -> None:
@@ -117,14 +117,14 @@ def test_whole_block_is_its_own_batch() -> None:
     assert batch is rows
 
 
-@pytest.mark.parametrize("parts", [[[[(1, 1)] * 3]], [[[(1, 1)] * 3], [[(1, 1)] * 9]]])
-def test_position_beyond_the_end_of_its_part_is_refused(
-    parts: list[list[list[tuple[int, int]]]],
+@pytest.mark.parametrize("splits", [[[[(1, 1)] * 3]], [[[(1, 1)] * 3], [[(1, 1)] * 9]]])
+def test_position_beyond_the_end_of_its_split_is_refused(
+    splits: list[list[list[tuple[int, int]]]],
 ) -> None:
-    start = DataPosition(part=0, offset=0, skip=5)
+    start = DataPosition(split=0, offset=0, skip=5)
 
-    with pytest.raises(DataError, match="beyond the end of its part by 2 rows"):
-        list(batches(blocks_of(parts, start), 2, start))
+    with pytest.raises(DataError, match="beyond the end of its split by 2 rows"):
+        list(batches(blocks_of(splits, start), 2, start))
 
 
 def test_more_keys_than_offsets_count_are_refused(monkeypatch) -> None:

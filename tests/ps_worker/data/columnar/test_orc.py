@@ -9,8 +9,8 @@ from pyarrow import orc
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.columnar.orc import OrcReader
+from ps_worker.data.files.file_split import FileSplit
 
 SCHEMA = Schema(dense=(), slots=("user",))
 
@@ -23,13 +23,13 @@ def write(path: Path, num_rows: int, rows_per_stripe: int) -> str:
     return str(path)
 
 
-def test_part_is_a_range_of_stripes(tmp_path: Path) -> None:
+def test_split_is_a_range_of_stripes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.orc", 50, 10)
     reader = OrcReader(SCHEMA, BadRows())
 
-    assert reader.parts(path, 2) == [FilePart(path, 0, 2), FilePart(path, 2, 5)]
-    assert [block.offset for block in reader.blocks(FilePart(path, 3, 5))] == [30, 40]
-    assert [block.offset for block in reader.blocks(FilePart(path, 3, 5), 45)] == [45]
+    assert reader.splits(path, 2) == [FileSplit(path, 0, 2), FileSplit(path, 2, 5)]
+    assert [block.offset for block in reader.blocks(FileSplit(path, 3, 5))] == [30, 40]
+    assert [block.offset for block in reader.blocks(FileSplit(path, 3, 5), 45)] == [45]
 
 
 @pytest.mark.parametrize("kept", [0, 3, 200, -1])
@@ -38,4 +38,4 @@ def test_truncated_file_is_refused(tmp_path: Path, kept: int) -> None:
     path.write_bytes(path.read_bytes()[:kept])
 
     with pytest.raises(DataError, match=r"a\.orc: no sound ORC file.*copy or write it again"):
-        list(OrcReader(SCHEMA, BadRows()).blocks(FilePart(str(path))))
+        list(OrcReader(SCHEMA, BadRows()).blocks(FileSplit(str(path))))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import FilePart
 from ps_worker.data.columnar.parquet import ParquetReader
+from ps_worker.data.files.file_split import FileSplit
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(), slots=("user", "item"))
@@ -24,7 +24,7 @@ KEYS_OF_FILE = {"ctr_ps.hash_version": "1", "ctr_ps.slots": json.dumps(["user", 
 def read_keys(path: Path, schema: Schema = SCHEMA) -> list[list[int]]:
     reader = ParquetReader(schema, BadRows())
     rows: list[list[int]] = []
-    for block in reader.blocks(FilePart(str(path))):
+    for block in reader.blocks(FileSplit(str(path))):
         rows += block.rows.keys.reshape(-1, len(schema.slots)).tolist()
     return rows
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import FilePart, Reader
-from ps_worker.data.files.file_split import shown, shuffled, split_files, split_parts
+from ps_worker.data.blocks.reader import Reader
+from ps_worker.data.files.file_split import FileSplit, file_splits, shown, shuffled, split_files
 from ps_worker.data.text.criteo import CriteoReader
 
 READER = CriteoReader(Schema.numbered(1, 1), BadRows())
@@ -32,9 +32,9 @@ def write(folder: Path, sizes: dict[str, int]) -> list[str]:
     return [str(folder / name) for name in sizes]
 
 
-def num_bytes(part: FilePart) -> int:
-    size = Path(part.path).stat().st_size
-    return (size if part.stop is None else part.stop) - part.start
+def num_bytes(split: FileSplit) -> int:
+    size = Path(split.path).stat().st_size
+    return (size if split.stop is None else split.stop) - split.start
 
 
 @each_example
@@ -84,13 +84,13 @@ def test_worker_outside_the_job_is_refused(worker: int, num_workers: int) -> Non
     with pytest.raises(ValueError, match=f"worker_index is {worker}"):
         split_files([], worker, num_workers)
     with pytest.raises(ValueError, match=f"worker_index is {worker}"):
-        split_parts(reader_of, [], worker, num_workers)
+        file_splits(reader_of, [], worker, num_workers)
 
 
 def test_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
     files = write(tmp_path, {"a": 10, "b": 10})
 
-    for split in (split_files, functools.partial(split_parts, reader_of)):
+    for split in (split_files, functools.partial(file_splits, reader_of)):
         with pytest.raises(UsageError, match="b' is listed 2 times"):
             split([*files, files[1]], 0, 2)
 
@@ -98,17 +98,17 @@ def test_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
 def test_file_that_vanished_is_named(tmp_path: Path) -> None:
     for num_workers in (1, 2):
         with pytest.raises(DataError, match=r"cannot read .*absent"):
-            split_parts(reader_of, [str(tmp_path / "absent")], 0, num_workers)
+            file_splits(reader_of, [str(tmp_path / "absent")], 0, num_workers)
     with pytest.raises(DataError, match=r"cannot read .*absent"):
         split_files([str(tmp_path / "absent")], 0, 1)
 
 
-def test_with_a_file_for_each_worker_parts_are_whole_files(tmp_path: Path) -> None:
+def test_with_a_file_for_each_worker_splits_are_whole_files(tmp_path: Path) -> None:
     files = write(tmp_path, {"a": 10, "b": 30, "c": 20})
 
-    parts = [split_parts(reader_of, files, worker, 2) for worker in range(2)]
+    splits = [file_splits(reader_of, files, worker, 2) for worker in range(2)]
 
-    assert [[shown(part) for part in own] for own in parts] == [
+    assert [[shown(split) for split in own] for own in splits] == [
         split_files(files, 0, 2),
         split_files(files, 1, 2),
     ]
@@ -117,9 +117,9 @@ def test_with_a_file_for_each_worker_parts_are_whole_files(tmp_path: Path) -> No
 def test_empty_file_is_none_for_a_worker(tmp_path: Path) -> None:
     full, empty = write(tmp_path, {"full": 100, "empty": 0})
 
-    dealt = [split_parts(reader_of, [full, empty], worker, 2) for worker in range(2)]
+    dealt = [file_splits(reader_of, [full, empty], worker, 2) for worker in range(2)]
 
-    assert dealt == [[FilePart(empty), FilePart(full, 0, 50)], [FilePart(full, 50)]]
+    assert dealt == [[FileSplit(empty), FileSplit(full, 0, 50)], [FileSplit(full, 50)]]
 
 
 @each_example
@@ -129,22 +129,22 @@ def test_with_fewer_files_than_workers_every_byte_goes_to_one_of_them(
 ) -> None:
     files = write(tmp_path, {f"{n}.tsv": size for n, size in enumerate(sizes)})
 
-    dealt = [split_parts(reader_of, files, worker, num_workers) for worker in range(num_workers)]
+    dealt = [file_splits(reader_of, files, worker, num_workers) for worker in range(num_workers)]
 
-    parts = sorted((part for own in dealt for part in own), key=lambda p: (p.path, p.start))
+    splits = sorted((split for own in dealt for split in own), key=lambda p: (p.path, p.start))
     for path in files:
-        own = [part for part in parts if part.path == path]
+        own = [split for split in splits if split.path == path]
         assert own[0].start == 0
         assert own[-1].stop is None
-        assert [part.stop for part in own[:-1]] == [part.start for part in own[1:]]
+        assert [split.stop for split in own[:-1]] == [split.start for split in own[1:]]
     loads = [sum(map(num_bytes, own)) for own in dealt]
-    assert max(loads) - min(loads) <= max(map(num_bytes, parts), default=0) + len(parts)
+    assert max(loads) - min(loads) <= max(map(num_bytes, splits), default=0) + len(splits)
 
 
 def test_equal_files_are_shared_out_evenly_over_one_worker_more(tmp_path: Path) -> None:
     files = write(tmp_path, {"a": 400, "b": 400, "c": 400})
 
-    loads = [sum(map(num_bytes, split_parts(reader_of, files, w, 4))) for w in range(4)]
+    loads = [sum(map(num_bytes, file_splits(reader_of, files, w, 4))) for w in range(4)]
 
     assert loads == [300, 300, 300, 300]
 
@@ -152,27 +152,27 @@ def test_equal_files_are_shared_out_evenly_over_one_worker_more(tmp_path: Path) 
 def test_file_that_cannot_be_cut_goes_to_one_worker(tmp_path: Path) -> None:
     (path,) = write(tmp_path, {"a.gz": 400})
 
-    assert split_parts(reader_of, [path], 0, 2) == [FilePart(path)]
-    assert split_parts(reader_of, [path], 1, 2) == []
+    assert file_splits(reader_of, [path], 0, 2) == [FileSplit(path)]
+    assert file_splits(reader_of, [path], 1, 2) == []
 
 
 def test_order_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:
-    parts = [FilePart(str(number)) for number in range(20)]
+    splits = [FileSplit(str(number)) for number in range(20)]
 
-    orders = [shuffled(parts, seed, epoch) for seed in (1, 2) for epoch in (1, 2)]
+    orders = [shuffled(splits, seed, epoch) for seed in (1, 2) for epoch in (1, 2)]
 
-    assert shuffled(parts, 1, 1) == orders[0]
-    assert all(sorted(order, key=parts.index) == parts for order in orders)
-    assert len({tuple(order) for order in [parts, *orders]}) == 5
+    assert shuffled(splits, 1, 1) == orders[0]
+    assert all(sorted(order, key=splits.index) == splits for order in orders)
+    assert len({tuple(order) for order in [splits, *orders]}) == 5
 
 
 def test_order_is_the_same_in_every_release() -> None:
-    parts = [FilePart(str(number)) for number in range(6)]
+    splits = [FileSplit(str(number)) for number in range(6)]
 
-    assert "".join(part.path for part in shuffled(parts, 7, 1)) == "340152"
+    assert "".join(split.path for split in shuffled(splits, 7, 1)) == "340152"
 
 
-def test_part_is_shown_with_its_range() -> None:
-    assert shown(FilePart("a")) == "a"
-    assert shown(FilePart("a", 0, 9)) == "a[0:9]"
-    assert shown(FilePart("a", 9)) == "a[9:]"
+def test_split_is_shown_with_its_range() -> None:
+    assert shown(FileSplit("a")) == "a"
+    assert shown(FileSplit("a", 0, 9)) == "a[0:9]"
+    assert shown(FileSplit("a", 9)) == "a[9:]"

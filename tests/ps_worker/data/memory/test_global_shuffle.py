@@ -167,6 +167,7 @@ def test_rows_that_are_lost_are_an_error_for_all() -> None:
 
 def test_rows_that_were_sent_take_no_memory() -> None:
     """A million rows of 36 bytes in one process; those before the shuffle are still referred to."""
+    shuffle(fleets_of(one_store(2)), [range(1_000), range(1_000, 2_000)])  # loads and compiles
     old = [RowsInMemory(NUM_DENSE, NUM_SLOTS) for _ in range(2)]
     for rows in old:
         rows.extend(numbered_rows(range(500_000)), source=0)

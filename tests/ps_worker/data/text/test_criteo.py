@@ -1,4 +1,4 @@
-"""The Criteo reader: blocks of rows, rows without labels, malformed rows, parts, real rows."""
+"""The Criteo reader: blocks of rows, rows without labels, malformed rows, splits, real rows."""
 
 import gzip
 import logging
@@ -15,7 +15,8 @@ from ctr_model.schema import DenseColumn, Schema, criteo_schema
 from protos.errors import BadRowError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.batching import joined
-from ps_worker.data.blocks.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.criteo import CriteoReader
 from ps_worker.data.text.line_blocks import BLOCK_BYTES
 from tests.reference import criteo as reference
@@ -36,9 +37,9 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def blocks_of(part: str | FilePart, bad_rows: BadRows | None = None) -> list[Block]:
-    part = FilePart(part) if isinstance(part, str) else part
-    return list(CriteoReader(SCHEMA, bad_rows or BadRows()).blocks(part))
+def blocks_of(split: str | FileSplit, bad_rows: BadRows | None = None) -> list[Block]:
+    split = FileSplit(split) if isinstance(split, str) else split
+    return list(CriteoReader(SCHEMA, bad_rows or BadRows()).blocks(split))
 
 
 def read(path: str, bad_row_limit: int = 0) -> Batch:
@@ -106,20 +107,20 @@ def test_block_can_be_read_again_from_its_offset(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(60_000)))
     _, second, *_ = blocks_of(path)
 
-    again = next(CriteoReader(SCHEMA, BadRows()).blocks(FilePart(path), second.offset))
+    again = next(CriteoReader(SCHEMA, BadRows()).blocks(FileSplit(path), second.offset))
 
     assert again.offset == second.offset
     assert ages(again.rows)[:5] == ages(second.rows)[:5]
 
 
-def test_parts_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
+def test_splits_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(100)))
     reader = CriteoReader(SCHEMA, BadRows())
 
-    parts = reader.parts(path, 7)
-    found = [age for part in parts for block in reader.blocks(part) for age in ages(block.rows)]
+    splits = reader.splits(path, 7)
+    found = [age for split in splits for block in reader.blocks(split) for age in ages(block.rows)]
 
-    assert len(parts) == 7
+    assert len(splits) == 7
     assert found == list(range(100))
 
 
@@ -174,14 +175,14 @@ def test_one_row_that_lost_its_label_does_not_cost_the_others(tmp_path: Path) ->
     assert rows.size == 3
 
 
-def test_part_with_rows_of_the_other_kind_alone_has_none(tmp_path: Path) -> None:
+def test_split_with_rows_of_the_other_kind_alone_has_none(tmp_path: Path) -> None:
     other = "7\talice\tbook\n"
     path = write(tmp_path / "a.tsv", other + row(1) * 3)
 
-    assert list(CriteoReader(SCHEMA, BadRows(1)).blocks(FilePart(path, 0, len(other)))) == []
+    assert list(CriteoReader(SCHEMA, BadRows(1)).blocks(FileSplit(path, 0, len(other)))) == []
 
 
-@pytest.mark.parametrize("how", ["part", "offset"])
+@pytest.mark.parametrize("how", ["split", "offset"])
 def test_head_of_the_file_decides_about_labels_wherever_reading_begins(
     tmp_path: Path, how: str
 ) -> None:
@@ -190,9 +191,9 @@ def test_head_of_the_file_decides_about_labels_wherever_reading_begins(
     reader = CriteoReader(SCHEMA, BadRows(2))
 
     (block,) = (
-        reader.blocks(FilePart(path, len(head)))
-        if how == "part"
-        else reader.blocks(FilePart(path), len(head))
+        reader.blocks(FileSplit(path, len(head)))
+        if how == "split"
+        else reader.blocks(FileSplit(path), len(head))
     )
 
     assert block.rows.labels is not None
@@ -262,14 +263,14 @@ def test_line_of_a_row_behind_many_malformed_ones_is_exact(tmp_path: Path) -> No
         blocks_of(path, bad_rows)
 
 
-def test_line_is_exact_in_a_part_and_in_a_later_block(tmp_path: Path) -> None:
+def test_line_is_exact_in_a_split_and_in_a_later_block(tmp_path: Path) -> None:
     rows = "".join(row(n) for n in range(120_000))
     path = write(tmp_path / "a.tsv", rows + "x\n")
     middle = len(rows) - BLOCK_BYTES - 100
 
-    for part in (FilePart(path), FilePart(path, middle)):
+    for split in (FileSplit(path), FileSplit(path, middle)):
         with pytest.raises(BadRowError, match=r"a\.tsv:120001: "):
-            blocks_of(part)
+            blocks_of(split)
 
 
 def test_real_rows_equal_rows_parsed_by_python() -> None:
@@ -279,7 +280,7 @@ def test_real_rows_equal_rows_parsed_by_python() -> None:
     path = min(Path(folder or "").glob("*.tsv.gz"))
     schema = criteo_schema()
 
-    rows = next(CriteoReader(schema, BadRows()).blocks(FilePart(str(path)))).rows
+    rows = next(CriteoReader(schema, BadRows()).blocks(FileSplit(str(path)))).rows
 
     with gzip.open(path) as file:
         parsed = [reference.parse_row(next(file).rstrip(b"\n"), schema) for _ in range(300)]

@@ -11,7 +11,8 @@ import pytest
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.csv_text import CsvReader, Separated
 from tests.reference.features import key_of
 
@@ -28,7 +29,7 @@ def write(path: Path, text: bytes) -> str:
 
 
 def read(path: str, bad_rows: BadRows | None = None, offset: int | None = None) -> list[Block]:
-    return list(CsvReader(SCHEMA, bad_rows or BadRows()).blocks(FilePart(path), offset))
+    return list(CsvReader(SCHEMA, bad_rows or BadRows()).blocks(FileSplit(path), offset))
 
 
 def users(text: bytes, tmp_path: Path) -> list[int]:
@@ -109,7 +110,7 @@ def test_number_of_a_line_counts_from_the_start_of_the_file(tmp_path: Path) -> N
     reader = CsvReader(SCHEMA, BadRows(1))
 
     with pytest.raises(BadRowError, match=r"a\.csv:103: column 'age'"):
-        list(reader.blocks(FilePart(path, 300)))
+        list(reader.blocks(FileSplit(path, 300)))
 
 
 def test_only_malformed_lines_give_no_block(tmp_path: Path) -> None:
@@ -129,14 +130,14 @@ def test_offset_is_the_byte_of_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_compressed_file_is_one_part_with_offsets_of_its_content(
+def test_compressed_file_is_one_split_with_offsets_of_its_content(
     tmp_path: Path, suffix: str
 ) -> None:
     text = b"age,user\n" + b"".join(b"%d,u%d\n" % (row, row) for row in range(20_000))
     plain, path = write(tmp_path / "a.csv", text), write(tmp_path / f"a.csv.{suffix}", text)
     reader = CsvReader(SCHEMA, BadRows())
 
-    assert reader.parts(path, 4) == [FilePart(path)]
+    assert reader.splits(path, 4) == [FileSplit(path)]
     blocks, expected = read(path), read(plain)
     assert len(blocks) > 1
     assert [block.offset for block in blocks] == [block.offset for block in expected]
@@ -167,7 +168,7 @@ def test_header_may_be_given_and_the_separator_be_another(tmp_path: Path) -> Non
     path = write(tmp_path / "a.txt", b'"a\t1\nb"\t2\n')
     reader = CsvReader(SCHEMA, BadRows(), look=Separated("\t", None), header=["user", "age"])
 
-    (block,) = reader.blocks(FilePart(path))
+    (block,) = reader.blocks(FileSplit(path))
 
     assert block.rows.keys.tolist() == keys_of(b'"a', b'b"')
     assert np.array_equal(block.rows.dense[:, 0], [1, 2])
@@ -178,6 +179,6 @@ def test_file_of_one_column_may_have_empty_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", b"user\na\n\nb\n")
     reader = CsvReader(Schema(dense=(), slots=("user",)), BadRows())
 
-    (block,) = reader.blocks(FilePart(path))
+    (block,) = reader.blocks(FileSplit(path))
 
     assert block.rows.keys.tolist() == keys_of(b"a", b"", b"b")

@@ -16,7 +16,7 @@ from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.multislot import MultiSlotReader, MultiSlotScanner, Values
 from tests.reference import multislot as reference
 
@@ -225,7 +225,7 @@ def test_reader_tells_file_and_line_of_a_malformed_row(tmp_path: Path) -> None:
     path.write_text("2 1 2 1 7 0 1 1\n" * 3 + "2 1 2 1 7 5 8 1 1\n")
 
     with pytest.raises(BadRowError, match=r"part-0:4: the count of 'words' .* is 5, but the line"):
-        list(MultiSlotReader(SCHEMA, BadRows(0)).blocks(FilePart(str(path))))
+        list(MultiSlotReader(SCHEMA, BadRows(0)).blocks(FileSplit(str(path))))
 
 
 def test_lines_are_counted_on_over_blocks_and_malformed_lines(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_lines_are_counted_on_over_blocks_and_malformed_lines(tmp_path: Path) ->
     path.write_text("".join(rows))
 
     with pytest.raises(BadRowError, match=r"part-0:140001: the count of 'dense_input'"):
-        list(MultiSlotReader(SCHEMA, BadRows(1)).blocks(FilePart(str(path))))
+        list(MultiSlotReader(SCHEMA, BadRows(1)).blocks(FileSplit(str(path))))
 
 
 def test_malformed_rows_up_to_the_limit_are_skipped(tmp_path: Path) -> None:
@@ -243,20 +243,20 @@ def test_malformed_rows_up_to_the_limit_are_skipped(tmp_path: Path) -> None:
     path.write_text("x\n" * 9 + "2 1 2 1 7 0 1 1\n")
     bad_rows = BadRows(9)
 
-    (block,) = MultiSlotReader(SCHEMA, bad_rows).blocks(FilePart(str(path)))
+    (block,) = MultiSlotReader(SCHEMA, bad_rows).blocks(FileSplit(str(path)))
 
     assert (block.rows.size, bad_rows.total) == (1, 9)
 
 
-def test_parts_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
+def test_splits_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
     path = tmp_path / "part-0"
     path.write_text("".join(f"2 1 2 1 {n} 0 1 1\n" for n in range(1000)))
     reader = MultiSlotReader(SCHEMA, BadRows(0))
 
-    parts = reader.parts(str(path), 7)
-    keys = [key for part in parts for block in reader.blocks(part) for key in block.rows.keys]
+    splits = reader.splits(str(path), 7)
+    keys = [key for split in splits for block in reader.blocks(split) for key in block.rows.keys]
 
-    assert len(parts) == 7
+    assert len(splits) == 7
     assert keys == list(range(1000))
 
 
@@ -264,10 +264,10 @@ def test_reading_goes_on_from_the_offset_of_any_block(tmp_path: Path) -> None:
     path = tmp_path / "part-0"
     path.write_text("".join(f"2 1 2 1 {n} 0 1 1\n" for n in range(150_000)))
     reader = MultiSlotReader(SCHEMA, BadRows(0))
-    part = FilePart(str(path))
-    blocks = list(reader.blocks(part))
+    split = FileSplit(str(path))
+    blocks = list(reader.blocks(split))
 
-    again = next(reader.blocks(part, blocks[-1].offset))
+    again = next(reader.blocks(split, blocks[-1].offset))
 
     assert len(blocks) > 1
     assert again.rows.keys.tolist() == blocks[-1].rows.keys.tolist()
@@ -279,12 +279,12 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
     reader = MultiSlotReader(SCHEMA, BadRows(0))
     sums: list[int] = []
 
-    def read(part: FilePart) -> None:
-        sums.append(sum(int(block.rows.keys.sum()) for block in reader.blocks(part)))
+    def read(split: FileSplit) -> None:
+        sums.append(sum(int(block.rows.keys.sum()) for block in reader.blocks(split)))
 
     threads = [
-        threading.Thread(target=functools.partial(read, part))
-        for part in reader.parts(str(path), 4)
+        threading.Thread(target=functools.partial(read, split))
+        for split in reader.splits(str(path), 4)
     ]
     for thread in threads:
         thread.start()

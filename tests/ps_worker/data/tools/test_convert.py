@@ -11,7 +11,7 @@ import pytest
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, CtrPsError, DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import FilePart
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import reader_of
 from ps_worker.data.tools.convert import Converted, convert
 
@@ -30,7 +30,7 @@ def write(path: Path, lines: list[str] = LINES) -> str:
 def rows(files: list[Path] | list[str], schema: Schema = SCHEMA) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     for path in map(str, files):
-        for block in reader_of(path, schema, BadRows()).blocks(FilePart(path)):
+        for block in reader_of(path, schema, BadRows()).blocks(FileSplit(path)):
             batch = block.rows
             labels = [None] * batch.size if batch.labels is None else batch.labels.tolist()
             keys = batch.keys.reshape(batch.size, -1).tolist()
@@ -164,7 +164,7 @@ def test_lists_stay_lists(tmp_path: Path, keys: bool) -> None:
     (path,) = convert([str(source)], tmp_path / "out", SCHEMA, keys=keys).files
 
     def keys_of(file: Path) -> tuple[list[int], list[int]]:
-        (block,) = reader_of(str(file), SCHEMA, BadRows()).blocks(FilePart(str(file)))
+        (block,) = reader_of(str(file), SCHEMA, BadRows()).blocks(FileSplit(str(file)))
         return block.rows.keys.tolist(), block.rows.offsets.tolist()
 
     assert keys_of(path) == keys_of(source)

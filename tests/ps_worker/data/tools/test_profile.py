@@ -13,7 +13,8 @@ from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema, Transform
 from protos.errors import BadRowError, DataError
-from ps_worker.data.blocks.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.tools.generate import generate
 from ps_worker.data.tools.profile import Profile, profile_files, schema_of
 from ps_worker.data.tools.profile_table import profile_table
@@ -91,10 +92,10 @@ def test_slots_of_any_format_may_hold_any_number_of_values() -> None:
     )
 
     class ReaderOfOnesOwn:
-        def parts(self, path: str, num_parts: int) -> list[FilePart]:
-            return [FilePart(path)]
+        def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+            return [FileSplit(path)]
 
-        def blocks(self, part: FilePart, offset: int | None = None) -> Iterator[Block]:
+        def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
             yield Block(rows, 0)
 
     profile = profile_files(

@@ -16,7 +16,8 @@ from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.multislot import MultiSlotScanner
 from ps_worker.data.user_code.data_generator import (
     DataGenerator,
@@ -103,7 +104,7 @@ def test_numbers_are_keys_and_are_scaled(tmp_path: Path) -> None:
     path = tmp_path / "part-0"
     path.write_text("1 5 7 11 12\n0 - 8\n")
 
-    (block,) = GeneratorReader(Numbers(), SCHEMA).blocks(FilePart(str(path)))
+    (block,) = GeneratorReader(Numbers(), SCHEMA).blocks(FileSplit(str(path)))
 
     assert rows_of(block.rows) == [(1.0, [2.0], [[7], [11, 12]]), (0.0, [-9.0], [[8], []])]
 
@@ -112,7 +113,7 @@ def test_texts_are_hashed(tmp_path: Path) -> None:
     path = tmp_path / "part-0"
     path.write_text("1 5 7 a b\n0 - 8\n")
 
-    (block,) = GeneratorReader(Texts(), SCHEMA).blocks(FilePart(str(path)))
+    (block,) = GeneratorReader(Texts(), SCHEMA).blocks(FileSplit(str(path)))
 
     assert rows_of(block.rows) == [
         (1.0, [2.0], [[key_of(1, "7")], [key_of(2, "a"), key_of(2, "b")]]),
@@ -128,7 +129,7 @@ def test_all_numbers_may_come_together_and_the_label_be_left_out(tmp_path: Path)
     path = tmp_path / "part-0"
     path.write_text("\n")
 
-    (block,) = generated(Grouped())(SCHEMA, BadRows(0)).blocks(FilePart(str(path)))
+    (block,) = generated(Grouped())(SCHEMA, BadRows(0)).blocks(FileSplit(str(path)))
 
     assert block.rows.labels is None
     assert (block.rows.dense.tolist(), block.rows.keys.tolist()) == ([[2.0]], [1, 2])
@@ -159,7 +160,7 @@ def test_rows_are_those_that_are_read_from_the_text(
     path = tmp_path / "part-0"
     path.write_bytes(content)
 
-    rows = joined(GeneratorReader(generator, SCHEMA).blocks(FilePart(str(path))))
+    rows = joined(GeneratorReader(generator, SCHEMA).blocks(FileSplit(str(path))))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         text = text_of(generator, content, monkeypatch)
@@ -176,32 +177,32 @@ def test_reading_goes_on_from_the_offset_of_any_block(
     path.write_text("".join(f"{n % 4} {n} {n} 1 2\n" for n in range(3000)))
     generator = make()
     generator.set_batch(5)  # most lines end inside a batch
-    reader, part = GeneratorReader(generator, SCHEMA), FilePart(str(path))
-    blocks = list(reader.blocks(part))
+    reader, split = GeneratorReader(generator, SCHEMA), FileSplit(str(path))
+    blocks = list(reader.blocks(split))
     assert len(blocks) > 2
 
     for number, block in enumerate(blocks):
-        assert joined(reader.blocks(part, block.offset)) == joined(iter(blocks[number:]))
+        assert joined(reader.blocks(split, block.offset)) == joined(iter(blocks[number:]))
 
 
-def test_parts_hold_each_sample_once(tmp_path: Path) -> None:
+def test_splits_hold_each_sample_once(tmp_path: Path) -> None:
     path = tmp_path / "part-0"
     path.write_text("".join(f"1 {n} {n}\n" for n in range(100)))
     reader = GeneratorReader(Numbers(), SCHEMA)
 
-    parts = reader.parts(str(path), 4)
+    splits = reader.splits(str(path), 4)
 
-    assert len(parts) == 4
-    assert [slots[0][0] for part in parts for _, _, slots in joined(reader.blocks(part))] == list(
-        range(100)
-    )
+    assert len(splits) == 4
+    assert [
+        slots[0][0] for split in splits for _, _, slots in joined(reader.blocks(split))
+    ] == list(range(100))
 
 
 def test_file_whose_samples_depend_on_each_other_is_not_cut(tmp_path: Path) -> None:
     path = tmp_path / "part-0"
     path.write_text("1 1 1\n" * 100)
 
-    assert len(GeneratorReader(Paired(), SCHEMA).parts(str(path), 4)) == 1
+    assert len(GeneratorReader(Paired(), SCHEMA).splits(str(path), 4)) == 1
 
 
 @pytest.mark.parametrize(
@@ -221,10 +222,10 @@ def test_what_is_wrong_is_told_with_file_and_line(
 ) -> None:
     path = tmp_path / "part-0"
     path.write_text(f"1 1 1\n1 1 1\n{line}\n")
-    part = GeneratorReader(make(), SCHEMA).parts(str(path), 2)[1]
+    split = GeneratorReader(make(), SCHEMA).splits(str(path), 2)[1]
 
     with pytest.raises(DataError) as caught:
-        list(GeneratorReader(make(), SCHEMA).blocks(part))
+        list(GeneratorReader(make(), SCHEMA).blocks(split))
 
     assert str(caught.value).startswith(f"{path}:3: ")
     assert message in str(caught.value)
@@ -239,7 +240,7 @@ def test_last_batch_that_fails_is_told_with_the_last_line(tmp_path: Path) -> Non
     path.write_text("1 1 1\n1 1 1\n")
 
     with pytest.raises(DataError, match="part-0:2: generate_batch raised KeyError: 'age'"):
-        list(GeneratorReader(Broken(), SCHEMA).blocks(FilePart(str(path))))
+        list(GeneratorReader(Broken(), SCHEMA).blocks(FileSplit(str(path))))
 
 
 def test_wrong_number_of_values_is_told(tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_wrong_number_of_values_is_told(tmp_path: Path) -> None:
     ]:
         path.write_text(f"{text}\n")
         with pytest.raises(DataError, match=f"part-0:1: {message}"):
-            list(GeneratorReader(Wrong(), SCHEMA).blocks(FilePart(str(path))))
+            list(GeneratorReader(Wrong(), SCHEMA).blocks(FileSplit(str(path))))
 
 
 def test_columns_that_the_schema_does_not_have_are_told(tmp_path: Path) -> None:
@@ -265,4 +266,4 @@ def test_columns_that_the_schema_does_not_have_are_told(tmp_path: Path) -> None:
     schema = Schema(dense=SCHEMA.dense, slots=("user", "word"))
 
     with pytest.raises(UsageError, match="'words', which is nothing known; did you mean 'word'"):
-        list(GeneratorReader(Numbers(), schema).blocks(FilePart(str(path))))
+        list(GeneratorReader(Numbers(), schema).blocks(FileSplit(str(path))))

@@ -15,7 +15,8 @@ import pytest
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.multislot import MultiSlotScanner
 from ps_worker.data.user_code.pipe import PipeReader, piped
 
@@ -34,18 +35,18 @@ def lines(first: int, stop: int) -> str:
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> FilePart:
+def split(tmp_path: Path) -> FileSplit:
     path = tmp_path / "part-0"
     path.write_text(lines(0, 3))
-    return FilePart(str(path))
+    return FileSplit(str(path))
 
 
 @pytest.fixture
-def long_part(tmp_path: Path) -> FilePart:
+def long_split(tmp_path: Path) -> FileSplit:
     """More than fits into a pipe."""
     path = tmp_path / "part-1"
     path.write_text(lines(0, 50_000))
-    return FilePart(str(path))
+    return FileSplit(str(path))
 
 
 def reader(command: str, stall_limit_s: float = 60.0) -> PipeReader:
@@ -71,8 +72,8 @@ def ends(pid: int) -> bool:
     return not is_running(pid)
 
 
-def test_what_a_command_prints_is_read(long_part: FilePart) -> None:
-    blocks = list(reader("cat").blocks(long_part))
+def test_what_a_command_prints_is_read(long_split: FileSplit) -> None:
+    blocks = list(reader("cat").blocks(long_split))
 
     assert len(blocks) > 1
     assert keys(iter(blocks)) == list(range(50_000))
@@ -85,43 +86,43 @@ def test_compressed_files_are_fed_decompressed(tmp_path: Path) -> None:
     path = tmp_path / "part-0.gz"
     path.write_bytes(gzip.compress(lines(0, 5).encode()))
 
-    assert keys(reader("cat").blocks(FilePart(str(path)))) == list(range(5))
+    assert keys(reader("cat").blocks(FileSplit(str(path)))) == list(range(5))
 
 
-def test_pipelines_run_in_a_shell(part: FilePart) -> None:
-    assert keys(reader("cat | tac | sed 's/^1 [0-9]* /1 0 /'").blocks(part)) == [2, 1, 0]
+def test_pipelines_run_in_a_shell(split: FileSplit) -> None:
+    assert keys(reader("cat | tac | sed 's/^1 [0-9]* /1 0 /'").blocks(split)) == [2, 1, 0]
 
 
-def test_command_may_print_nothing(part: FilePart) -> None:
-    assert keys(reader("cat > /dev/null").blocks(part)) == []
+def test_command_may_print_nothing(split: FileSplit) -> None:
+    assert keys(reader("cat > /dev/null").blocks(split)) == []
 
 
-def test_last_line_needs_no_end(part: FilePart) -> None:
-    assert keys(reader("cat > /dev/null; printf '1 1 1 7 1 0'").blocks(part)) == [7]
+def test_last_line_needs_no_end(split: FileSplit) -> None:
+    assert keys(reader("cat > /dev/null; printf '1 1 1 7 1 0'").blocks(split)) == [7]
 
 
-def test_reading_goes_on_from_the_offset_of_any_block(long_part: FilePart) -> None:
-    for block in reader("cat").blocks(long_part):
-        again = keys(reader("cat").blocks(long_part, block.offset))
+def test_reading_goes_on_from_the_offset_of_any_block(long_split: FileSplit) -> None:
+    for block in reader("cat").blocks(long_split):
+        again = keys(reader("cat").blocks(long_split, block.offset))
         assert again == list(range(block.offset, 50_000))
 
 
-def test_offset_may_be_the_end(part: FilePart) -> None:
-    assert keys(reader("cat").blocks(part, 3)) == []
+def test_offset_may_be_the_end(split: FileSplit) -> None:
+    assert keys(reader("cat").blocks(split, 3)) == []
 
 
-def test_a_file_is_one_part(long_part: FilePart) -> None:
-    assert reader("cat").parts(long_part.path, 8) == [long_part]
+def test_a_file_is_one_split(long_split: FileSplit) -> None:
+    assert reader("cat").splits(long_split.path, 8) == [long_split]
 
     with pytest.raises(UsageError, match="is not a whole file"):
-        next(reader("cat").blocks(FilePart(long_part.path, 10)))
+        next(reader("cat").blocks(FileSplit(long_split.path, 10)))
 
 
-def test_threads_run_a_command_each(long_part: FilePart) -> None:
+def test_threads_run_a_command_each(long_split: FileSplit) -> None:
     shared = reader("cat")
     sums: list[int] = []
     threads = [
-        threading.Thread(target=lambda: sums.append(sum(keys(shared.blocks(long_part)))))
+        threading.Thread(target=lambda: sums.append(sum(keys(shared.blocks(long_split)))))
         for _ in range(3)
     ]
 
@@ -133,18 +134,18 @@ def test_threads_run_a_command_each(long_part: FilePart) -> None:
     assert sums == [50_000 * 49_999 // 2] * 3
 
 
-def failure(command: str, part: FilePart, stall_limit_s: float = 60.0) -> str:
+def failure(command: str, split: FileSplit, stall_limit_s: float = 60.0) -> str:
     with pytest.raises(DataError) as caught:
-        list(reader(command, stall_limit_s).blocks(part))
+        list(reader(command, stall_limit_s).blocks(split))
     assert not isinstance(caught.value, BadRowError)
     return str(caught.value)
 
 
-def test_command_that_fails_is_told_with_its_exit_code_and_last_words(part: FilePart) -> None:
-    message = failure("cat; for i in $(seq 30); do echo word $i >&2; done; exit 3", part)
+def test_command_that_fails_is_told_with_its_exit_code_and_last_words(split: FileSplit) -> None:
+    message = failure("cat; for i in $(seq 30); do echo word $i >&2; done; exit 3", split)
 
     head, *tail = message.split("\n")
-    assert head.startswith(f"{part.path}: the command 'cat; for i in ")
+    assert head.startswith(f"{split.path}: the command 'cat; for i in ")
     assert head.endswith("failed; it ended with exit code 3; its stderr ends with:")
     assert tail == [f"  word {i}" for i in range(11, 31)]
 
@@ -160,33 +161,33 @@ def test_command_that_fails_is_told_with_its_exit_code_and_last_words(part: File
         ("printf '1 1 1'; exit 1", "failed; it ended with exit code 1"),
     ],
 )
-def test_command_that_dies_is_told(part: FilePart, command: str, message: str) -> None:
-    assert message in failure(command, part)
+def test_command_that_dies_is_told(split: FileSplit, command: str, message: str) -> None:
+    assert message in failure(command, split)
 
 
-@pytest.mark.parametrize("size", ["part", "long_part"])
+@pytest.mark.parametrize("size", ["split", "long_split"])
 def test_command_that_leaves_input_unread_is_told(
     size: str, request: pytest.FixtureRequest
 ) -> None:
-    part = request.getfixturevalue(size)
+    split = request.getfixturevalue(size)
 
-    assert "did not read all of its input; it ended with exit code 0" in failure("head -n 0", part)
+    assert "did not read all of its input; it ended with exit code 0" in failure("head -n 0", split)
 
 
-def test_command_that_does_nothing_is_told(long_part: FilePart) -> None:
+def test_command_that_does_nothing_is_told(long_split: FileSplit) -> None:
     assert "did nothing for 0.2 s; it was still running and was killed" in failure(
-        "sleep 60", long_part, 0.2
+        "sleep 60", long_split, 0.2
     )
 
 
-def test_command_that_closes_its_output_has_to_end(part: FilePart) -> None:
-    message = failure("cat >/dev/null; exec >&-; sleep 60", part, 0.2)
+def test_command_that_closes_its_output_has_to_end(split: FileSplit) -> None:
+    message = failure("cat >/dev/null; exec >&-; sleep 60", split, 0.2)
 
     assert "closed its output, but did not end for 0.2 s" in message
 
 
-def test_bad_line_is_told_with_its_number_text_and_fault(long_part: FilePart) -> None:
-    message = failure("echo warned >&2; sed '40000s/.*/1 5 3 8/'", long_part)
+def test_bad_line_is_told_with_its_number_text_and_fault(long_split: FileSplit) -> None:
+    message = failure("echo warned >&2; sed '40000s/.*/1 5 3 8/'", long_split)
 
     assert (
         "printed a bad line 40000, '1 5 3 8': the count of 'user' (column 2 of 3) is 3" in message
@@ -195,17 +196,17 @@ def test_bad_line_is_told_with_its_number_text_and_fault(long_part: FilePart) ->
 
 
 def test_bad_line_keeps_its_number_when_lines_before_it_are_passed_over(
-    long_part: FilePart,
+    long_split: FileSplit,
 ) -> None:
     command = reader("sed '40000s/.*/1 5 3 8/'")
 
     with pytest.raises(DataError, match="bad line 40000, '1 5 3 8'"):
-        list(command.blocks(long_part, 39_990))
+        list(command.blocks(long_split, 39_990))
 
 
-def test_line_without_end_is_told(part: FilePart) -> None:
+def test_line_without_end_is_told(split: FileSplit) -> None:
     assert "printed a line longer than 1048576 bytes" in failure(
-        "cat; tr '\\0' x < /dev/zero", part
+        "cat; tr '\\0' x < /dev/zero", split
     )
 
 
@@ -213,19 +214,19 @@ def test_damaged_file_is_told_before_what_the_command_says_of_it(tmp_path: Path)
     path = tmp_path / "part-0.gz"
     path.write_bytes(gzip.compress(lines(0, 5000).encode())[:-20])
 
-    assert "part-0.gz: the file is cut off" in failure("cat; exit 1", FilePart(str(path)))
+    assert "part-0.gz: the file is cut off" in failure("cat; exit 1", FileSplit(str(path)))
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
-    assert "absent" in failure("cat", FilePart(str(tmp_path / "absent")))
+    assert "absent" in failure("cat", FileSplit(str(tmp_path / "absent")))
 
 
 def test_leaving_early_kills_all_that_the_command_started(
-    long_part: FilePart, tmp_path: Path
+    long_split: FileSplit, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"
     command = f"sleep 600 & echo $$ $! > {shlex.quote(str(pids))}; cat; sleep 600"
-    blocks = reader(command).blocks(long_part)
+    blocks = reader(command).blocks(long_split)
 
     next(blocks)
     running = [is_running(int(pid)) for pid in pids.read_text().split()]
@@ -235,19 +236,21 @@ def test_leaving_early_kills_all_that_the_command_started(
     assert all(ends(int(pid)) for pid in pids.read_text().split())
 
 
-def test_what_a_command_leaves_behind_is_killed(part: FilePart, tmp_path: Path) -> None:
+def test_what_a_command_leaves_behind_is_killed(split: FileSplit, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
 
-    rows = keys(reader(f"sleep 600 >&- 2>&- & echo $! > {shlex.quote(str(pid))}; cat").blocks(part))
+    rows = keys(
+        reader(f"sleep 600 >&- 2>&- & echo $! > {shlex.quote(str(pid))}; cat").blocks(split)
+    )
 
     assert rows == [0, 1, 2]
     assert ends(int(pid.read_text()))
 
 
-def test_format_of_a_command_takes_its_columns(part: FilePart) -> None:
+def test_format_of_a_command_takes_its_columns(split: FileSplit) -> None:
     make = piped("awk '{print 1, $6, 2, $4, $4, 1, $2}'", columns=["label", "user", "age"])
 
-    blocks = make(SCHEMA, BadRows(0)).blocks(part)
+    blocks = make(SCHEMA, BadRows(0)).blocks(split)
 
     assert keys(blocks) == [0, 0, 1, 1, 2, 2]
 
@@ -264,8 +267,8 @@ def test_impossible_settings_are_refused(arguments: tuple[str, float], message: 
         reader(*arguments)
 
 
-def test_python_command_is_fed_and_read_at_once(long_part: FilePart) -> None:
+def test_python_command_is_fed_and_read_at_once(long_split: FileSplit) -> None:
     code = "import sys; [sys.stdout.write(line) for line in sys.stdin]"
     command = shlex.join([sys.executable, "-c", code])
 
-    assert len(keys(reader(command).blocks(long_part))) == 50_000
+    assert len(keys(reader(command).blocks(long_split))) == 50_000

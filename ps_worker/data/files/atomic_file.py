@@ -10,9 +10,9 @@ import pyarrow as pa
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Lends a file to write to; it gets its name at the end, and is gone if that is not reached."""
-    hidden = hidden_path(path)
+    hidden = temporary_path(path)
     try:
         with open_to_write(hidden) as file:
             yield file
@@ -21,7 +21,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         hidden.unlink(missing_ok=True)
 
 
-def hidden_path(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Returns where a file is written until it is whole: next to it, with the same end of the name."""
     return path.with_name(f".{path.name}")
 

@@ -1,11 +1,10 @@
 """Record batches of Arrow to blocks of rows: what all formats with named columns share.
 
-schema, columns of a file --columns_of_file--> FileColumns
+schema, columns of a file --match_columns--> FileColumns
 record batch --decode--> Columns --blocks_of--> Block | Block ...
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,14 +18,14 @@ from ctr_model.schema import Schema
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.batching import offsets_of
 from ps_worker.data.blocks.reader import Block
-from ps_worker.data.columnar.arrow_columns import (
+from ps_worker.data.columnar.column_matching import FileColumns
+from ps_worker.data.columnar.column_values import (
     KeyColumn,
     KeyLists,
     numbers,
     ready_keys,
     slot_keys,
 )
-from ps_worker.data.columnar.file_columns import FileColumns
 
 # The keys of a block are written column by column: all of them should stay in the cache.
 BLOCK_ROWS = 4096
@@ -70,7 +69,7 @@ class Columns:
 
 
 class Decoder:
-    """Turns the record batches of one part of a file into columns of good rows."""
+    """Turns the record batches of one split of a file into columns of good rows."""
 
     def __init__(
         self,
@@ -173,16 +172,6 @@ def shown(value: object) -> str:
         return "missing"
     text = repr(value.decode(errors="backslashreplace") if isinstance(value, bytes) else value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
-def split_evenly(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]]:
-    """Returns at most `num_parts` ranges [start, stop), of about equal sums, that cover `sizes`."""
-    ends = np.cumsum(np.maximum(sizes, 1))
-    goals = ends[-1] * np.arange(1, num_parts + 1) / num_parts if len(sizes) else ends
-    # A range ends where the sum is nearest to its goal.
-    stops = np.searchsorted(ends - np.maximum(sizes, 1) / 2, goals, side="left")
-    cuts = [0, *dict.fromkeys(int(stop) for stop in stops if stop > 0)]
-    return list(itertools.pairwise(cuts)) or [(0, 0)]
 
 
 def _rows_where(is_true: NDArray[np.bool_]) -> list[int]:

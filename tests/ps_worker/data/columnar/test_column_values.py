@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ps_worker.data.columnar.arrow_columns import (
+from ps_worker.data.columnar.column_values import (
     KeyLists,
     is_number_type,
     is_slot_type,

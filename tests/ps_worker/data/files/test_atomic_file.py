@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from ps_worker.data.files.whole_file import whole_file
+from ps_worker.data.files.atomic_file import atomic_file
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.tsv.zst"])
 def test_file_appears_at_the_end(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(b"content")
         assert not path.exists()
 
@@ -23,7 +23,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path.write_bytes(b"old")
 
     def write() -> None:
-        with whole_file(path) as file:
+        with atomic_file(path) as file:
             file.write(b"new")
             raise KeyError
 
@@ -35,7 +35,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 
 def test_gzip_file_tells_neither_its_time_nor_its_name(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(b"content")
 
     header = path.read_bytes()[:10]

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.columnar.arrow_columns import is_list_type, is_number_type, is_slot_type
+from ps_worker.data.columnar.column_values import is_list_type, is_number_type, is_slot_type
 
 # A schema does not name the label: it is the first of these that the file has and the schema does not use.
 LABEL_NAMES = ("label", "click", "clicked", "target")
@@ -44,7 +44,7 @@ class FileColumns:
         return READ_ROWS_OF_LISTS if self.has_lists else READ_ROWS
 
 
-def columns_of_file(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
+def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
     """Finds the columns of `schema` in a file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What holds for all formats with named columns: the same rows from each, labels, faults, parts, offsets."""
+"""What holds for all formats with named columns: the same rows from each, labels, faults, splits, offsets."""
 
 import csv
 import io
@@ -23,9 +23,9 @@ from ctr_model.batch import Batch
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, FilePart, Reader
-from ps_worker.data.columnar import columns as columnar
-from ps_worker.data.columnar.columns import split_evenly
+from ps_worker.data.blocks.reader import Block, Reader
+from ps_worker.data.columnar import record_batches
+from ps_worker.data.files.file_split import FileSplit, split_evenly
 from ps_worker.data.formats import reader_of
 from tests.reference.features import key_of
 
@@ -77,7 +77,7 @@ def reader(path: str, bad_row_limit: int = 0, schema: Schema = SCHEMA) -> Reader
 
 
 def read(path: str, offset: int | None = None, schema: Schema = SCHEMA) -> list[Block]:
-    return list(reader(path, 100, schema).blocks(FilePart(path), offset))
+    return list(reader(path, 100, schema).blocks(FileSplit(path), offset))
 
 
 def rows_of(blocks: Sequence[Block]) -> list[tuple[object, ...]]:
@@ -193,7 +193,7 @@ def test_same_values_give_the_same_rows_from_every_format(
 def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", pa.table(ROWS))
     script = (
-        "import sys; from tests.ps_worker.data.columnar import test_columns as t; "
+        "import sys; from tests.ps_worker.data.columnar import test_record_batches as t; "
         "print([k for b in t.read(sys.argv[1]) for k in b.rows.keys.tolist()])"
     )
 
@@ -280,7 +280,7 @@ def test_malformed_row_is_left_out_and_named(
     with pytest.raises(
         BadRowError, match=rf"a\.{suffix}:{place}: {fault}; this is malformed row 1"
     ):
-        list(reader(path).blocks(FilePart(path)))
+        list(reader(path).blocks(FileSplit(path)))
     good = pa.table(ROWS).take([0, 2, 3])
     expected = rows_of(read(write(tmp_path / f"b.{suffix}", good)))
     assert rows_of(read(path)) == expected
@@ -323,7 +323,7 @@ def test_column_of_a_wrong_type_is_refused(
 def test_lists_are_any_number_of_keys(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columnar, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(record_batches, "BLOCK_ROWS", 2)
     table = pa.table(ROWS)
     items: list[list[str | None] | None] = [["a", "b"], [], None, ["c", None, "d"]]
     table = table.set_column(table.column_names.index("item"), "item", pa.array(items))
@@ -340,24 +340,24 @@ def test_lists_are_any_number_of_keys(
 def test_file_without_rows_gives_no_blocks(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"a.{suffix}", numbered(1)[:0])
 
-    parts = reader(path).parts(path, 3)
+    splits = reader(path).splits(path, 3)
 
     assert read(path) == []
-    assert [list(reader(path).blocks(part)) for part in parts] == [[] for _ in parts]
+    assert [list(reader(path).blocks(split)) for split in splits] == [[] for _ in splits]
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("rows_per_unit", [1, 7, 1000])
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 50, 200])
-def test_parts_hold_every_row_once(
-    tmp_path: Path, suffix: str, rows_per_unit: int, num_parts: int
+@pytest.mark.parametrize("num_splits", [1, 2, 3, 50, 200])
+def test_splits_hold_every_row_once(
+    tmp_path: Path, suffix: str, rows_per_unit: int, num_splits: int
 ) -> None:
     path = write(tmp_path / f"a.{suffix}", numbered(50), rows_per_unit)
 
-    parts = reader(path).parts(path, num_parts)
+    splits = reader(path).splits(path, num_splits)
 
-    assert 1 <= len(parts) <= num_parts
-    found = [row for part in parts for row in rows_of(list(reader(path).blocks(part)))]
+    assert 1 <= len(splits) <= num_splits
+    found = [row for split in splits for row in rows_of(list(reader(path).blocks(split)))]
     assert found == rows_of(read(path))
     assert len(found) == 50
 
@@ -367,25 +367,25 @@ def test_parts_hold_every_row_once(
 def test_reading_begins_again_at_any_block(
     tmp_path: Path, suffix: str, rows_per_unit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columnar, "BLOCK_ROWS", 3)
-    columnar._single_offsets.cache_clear()
+    monkeypatch.setattr(record_batches, "BLOCK_ROWS", 3)
+    record_batches._single_offsets.cache_clear()
     table = numbered(30)
     labels = pa.array([5 if row in (0, 10, 11, 29) else row % 2 for row in range(30)])
     path = write(tmp_path / f"a.{suffix}", table.set_column(0, "label", labels), rows_per_unit)
     blocks = read(path)
     all_rows = rows_of(blocks)
 
-    for part in reader(path).parts(path, 4):
-        part_blocks = list(reader(path, 100).blocks(part))
-        for index, block in enumerate(part_blocks):
-            rest = list(reader(path, 100).blocks(part, block.offset))
-            assert rows_of(rest) == rows_of(part_blocks[index:])
+    for split in reader(path).splits(path, 4):
+        split_blocks = list(reader(path, 100).blocks(split))
+        for index, block in enumerate(split_blocks):
+            rest = list(reader(path, 100).blocks(split, block.offset))
+            assert rows_of(rest) == rows_of(split_blocks[index:])
     given = 0
     for block in blocks:
         assert rows_of(read(path, block.offset)) == all_rows[given:]
         given += block.rows.size
     assert given == 26
-    columnar._single_offsets.cache_clear()
+    record_batches._single_offsets.cache_clear()
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "orc"])
@@ -405,7 +405,7 @@ def test_blocks_are_bounded(tmp_path: Path, suffix: str) -> None:
 
     sizes = [block.rows.size for block in read(path)]
 
-    assert max(sizes) <= columnar.BLOCK_ROWS
+    assert max(sizes) <= record_batches.BLOCK_ROWS
     assert sum(sizes) == 10_000
 
 
@@ -416,9 +416,9 @@ def test_url_is_read_as_a_local_file(tmp_path: Path, suffix: str) -> None:
     with fsspec.open(url, "wb") as file:
         file.write(Path(path).read_bytes())
 
-    parts = reader(url).parts(url, 2)
+    splits = reader(url).splits(url, 2)
 
-    assert len(parts) == 2
+    assert len(splits) == 2
     assert rows_of(read(url)) == rows_of(read(path))
 
 
@@ -429,14 +429,14 @@ def test_file_that_is_not_there_is_named(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(DataError, match=rf"cannot read .*none\.{suffix}"):
         read(path)
     with pytest.raises(DataError, match=rf"cannot read .*none\.{suffix}"):
-        reader(path).parts(path, 2)
+        reader(path).splits(path, 2)
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=20), st.integers(1, 25))
-def test_cut_covers_all_in_ranges_that_are_not_empty(sizes: list[int], num_parts: int) -> None:
-    ranges = split_evenly(sizes, num_parts)
+def test_cut_covers_all_in_ranges_that_are_not_empty(sizes: list[int], num_splits: int) -> None:
+    ranges = split_evenly(sizes, num_splits)
 
-    assert 1 <= len(ranges) <= num_parts
+    assert 1 <= len(ranges) <= num_splits
     assert [index for start, stop in ranges for index in range(start, stop)] == list(
         range(len(sizes))
     )
