@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_table                     # 20 M rows, about 2 minutes
     python -m benchmarks.bench_table --rows 1000000
-    python -m benchmarks.bench_table --observers 2       # of a table that remembers changes
+    python -m benchmarks.bench_table --subscribers 2       # of a table that remembers changes
     python -m benchmarks.bench_table --statistics        # of a table that counts shows and clicks
 
 Prints one JSON line a case: millions of keys a second, the median of five passes over keys drawn at random.
@@ -150,7 +150,7 @@ def main() -> None:
     """Measures every optimizer of `OPTIMIZERS`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--observers", type=int, default=0)
+    parser.add_argument("--subscribers", type=int, default=0)
     parser.add_argument("--statistics", action="store_true")
     arguments = parser.parse_args()
     for optimizer in OPTIMIZERS:
