@@ -339,7 +339,7 @@ class Parameters:
             table.write(rows)
         is_as_saved = (saved.statistics is None) == (spec.statistics is None)
         if is_as_saved and not table.status.evicted:
-            table.settle()
+            table.mark_clean()
         _load_candidates(checkpoint, saved, table)
         return table
 

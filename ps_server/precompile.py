@@ -15,6 +15,7 @@ import numpy as np
 
 from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
 from protos.runtime.compile_lock import compile_lock
+from protos.runtime.jit import read_only
 from protos.spec import (
     AdmissionSpec,
     DenseSegment,
@@ -28,7 +29,6 @@ from protos.spec import (
 from protos.store import Missing, PushId
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
-from ps_server.table.memory.frozen import frozen
 from ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)
@@ -68,10 +68,10 @@ def _exercise(optimizer: str) -> None:
     dense: dict[str, DenseGrad] = {}
     if OPTIMIZERS[optimizer].is_elementwise:
         store.create_dense(_dense_spec(optimizer))
-        dense["block"] = DenseGrad(frozen(np.ones(_DIM, np.float32)), 1)
-    keys = frozen(np.arange(_NUM_KEYS, dtype=np.uint64))
-    grad = SparseGrad(keys, frozen(np.ones((_NUM_KEYS, _DIM), np.float32)), 1)
-    counted = replace(grad, counts=frozen(np.ones((_NUM_KEYS, 2), np.uint32)))
+        dense["block"] = DenseGrad(read_only(np.ones(_DIM, np.float32)), 1)
+    keys = read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
+    grad = SparseGrad(keys, read_only(np.ones((_NUM_KEYS, _DIM), np.float32)), 1)
+    counted = replace(grad, counts=read_only(np.ones((_NUM_KEYS, 2), np.uint32)))
     sparse = {"table": grad, "counting": counted}
     for worker in range(2):  # two parts of a step, so that they are added
         push_id = PushId(
@@ -95,9 +95,9 @@ def _admit(admission: AdmissionSpec) -> None:
     optimizer = next(iter(OPTIMIZERS))  # none has a part in it
     spec = replace(_table_spec(optimizer), statistics=StatisticsSpec(), admission=admission)
     table = SparseTable(spec)
-    keys = frozen(np.arange(_NUM_KEYS, dtype=np.uint64))
-    values = frozen(np.ones((_NUM_KEYS, _DIM), np.float32))
-    counts = frozen(np.ones((_NUM_KEYS, NUM_COUNTS), np.uint32))
+    keys = read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
+    values = read_only(np.ones((_NUM_KEYS, _DIM), np.float32))
+    counts = read_only(np.ones((_NUM_KEYS, NUM_COUNTS), np.uint32))
     for _ in range(2):
         table.push(SparseGrad(keys, values, 1, counts), scores=table.scores(keys))
 

@@ -1,12 +1,15 @@
-"""How kernels are compiled, said once."""
+"""How kernels are compiled, and the arrays that they take."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
 
 import numba
+import numpy as np
+from numpy.typing import NDArray
 
 P = ParamSpec("P")
 R = TypeVar("R")
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -26,3 +29,10 @@ def inlined_kernel(function: Callable[P, R]) -> Callable[P, R]:
     """
     compiled = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)(function)
     return cast("Callable[P, R]", compiled)
+
+
+def read_only(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
+    """Returns a read-only view, as arrays off the wire are: so kernels are compiled for one type only."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view

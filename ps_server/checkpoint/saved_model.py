@@ -9,9 +9,9 @@ import numpy as np
 from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.keys import Keys
+from protos.runtime.jit import read_only
 from ps_server.checkpoint.files.mapped_rows import read_layers
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.table.memory.frozen import frozen
 
 
 class SavedModel:
@@ -26,7 +26,7 @@ class SavedModel:
         self.checkpoint = checkpoint
         self._rows = {name: checkpoint.map_rows(name) for name in checkpoint.tables}
         self._dense = {
-            name: frozen(checkpoint.read_dense(name, slice(0, block.length)).weights)
+            name: read_only(checkpoint.read_dense(name, slice(0, block.length)).weights)
             for name, block in checkpoint.blocks.items()
         }
 

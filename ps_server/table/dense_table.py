@@ -10,14 +10,13 @@ import numpy as np
 from protos.errors import GradientError, SpecConflictError
 from protos.gradients import DenseGrad, Values
 from protos.placement import piece_of_server
-from protos.runtime.jit import kernel
+from protos.runtime.jit import kernel, read_only
 from protos.spec import DenseSpec, InitializerSpec
 from ps_server.optimizers.registry import hyper_of, initial_state, optimizer_of
 from ps_server.optimizers.row_update import update_row
 from ps_server.table.contents import DensePiece
-from ps_server.table.memory.frozen import frozen
-from ps_server.table.names import check_name
 from ps_server.table.rows.initializers import build_initializer, initialize_elements
+from ps_server.table.spec_checks import check_name
 
 
 @kernel
@@ -96,7 +95,7 @@ class DenseTable:
 
     def push(self, grad: DenseGrad) -> None:
         """Applies the mean gradient; the caller has had `check` accept it."""
-        values = frozen(grad.values)
+        values = read_only(grad.values)
         with self._lock:
             _apply(self._hyper, self._weights, self._state, values, np.float32(1.0 / grad.examples))
 

@@ -17,6 +17,7 @@ from protos.errors import GradientError, ProtocolError, SpecConflictError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.keys import Keys
 from protos.placement import count_by_shard, shard_of, shards_of_server
+from protos.runtime.jit import read_only
 from protos.spec import StatisticsSpec, TableSpec
 from protos.store import Missing, Shrunk, TableStatus
 from ps_server.optimizers.registry import hyper_of, initial_state
@@ -31,11 +32,10 @@ from ps_server.table.feature_life.candidates import (
 from ps_server.table.feature_life.eviction import evict_rows, max_rows_of_shard
 from ps_server.table.feature_life.expiry import rule_of, shrink_shard
 from ps_server.table.memory.arena import RESERVED_REGION_BYTES
-from ps_server.table.memory.frozen import frozen
 from ps_server.table.memory.hash_index import TableArrays
-from ps_server.table.memory.row_layout import RowLayout
+from ps_server.table.memory.layout import RowLayout
 from ps_server.table.rows.initializers import build_initializer
-from ps_server.table.rows.row_kernels import (
+from ps_server.table.rows.kernels import (
     Push,
     apply_rows,
     gather_rows,
@@ -43,7 +43,7 @@ from ps_server.table.rows.row_kernels import (
     take_changed_rows,
     write_rows,
 )
-from ps_server.table.rows.slab import RowRegions
+from ps_server.table.rows.regions import RowRegions
 from ps_server.table.rows.statistics import Clock, seconds_of, unknown_statistics, wall_clock
 from ps_server.table.spec_checks import check_table_spec
 from ps_server.table.table_snapshot import TableSnapshot
@@ -188,7 +188,9 @@ class SparseTable:
         reads_initial = self.spec.admission is None and missing is Missing.INITIAL
         default = np.float32(self.spec.default_value)
         with self._locked_for(keys):
-            gather_rows(self._arrays, self._initializer, frozen(keys), reads_initial, default, out)
+            gather_rows(
+                self._arrays, self._initializer, read_only(keys), reads_initial, default, out
+            )
         return out
 
     def scores(self, keys: Keys) -> Values:
@@ -203,7 +205,7 @@ class SparseTable:
                 self._arrays,
                 np.float32(statistics.nonclk_coeff),
                 np.float32(statistics.click_coeff),
-                frozen(keys),
+                read_only(keys),
                 out,
             )
         return out
@@ -218,12 +220,12 @@ class SparseTable:
         """
         if not grad.keys.size:
             return
-        keys = frozen(grad.keys)
+        keys = read_only(grad.keys)
         push = Push(
             keys=keys,
-            grads=frozen(grad.values),
+            grads=read_only(grad.values),
             scale=np.float32(1.0 / grad.examples),
-            counts=_NO_COUNTS if grad.counts is None else frozen(grad.counts),
+            counts=_NO_COUNTS if grad.counts is None else read_only(grad.counts),
             admitted=self._admitted(keys.size, scores),
             now=seconds_of(self._clock),
             source=source,
@@ -235,8 +237,8 @@ class SparseTable:
         if self.spec.admission is None:
             return _ALL_ADMITTED
         if self._candidates is not None or scores is None:
-            return frozen(np.zeros(num_keys, np.uint8))
-        return frozen((scores >= np.float32(self.spec.admission.threshold)).view(np.uint8))
+            return read_only(np.zeros(num_keys, np.uint8))
+        return read_only((scores >= np.float32(self.spec.admission.threshold)).view(np.uint8))
 
     def _apply(self, push: Push, start: int) -> int:
         """Applies a push from key `start` as far as there is room; returns as `apply_rows` does."""
@@ -258,12 +260,12 @@ class SparseTable:
         Statistics are left out if this table keeps none, and made up if it does and they are missing.
         """
         self._expect_rows(rows.keys)
-        keys, weights, state = frozen(rows.keys), frozen(rows.weights), frozen(rows.state)
+        keys, weights, state = read_only(rows.keys), read_only(rows.weights), read_only(rows.state)
         statistics = rows.statistics
         if statistics.shape[1] != self.statistics_width:
             now = seconds_of(self._clock)
             statistics = unknown_statistics(keys.size, self.statistics_width, now)
-        statistics = frozen(statistics)
+        statistics = read_only(statistics)
         self._with_room(
             keys,
             lambda start: write_rows(self._arrays, keys, weights, state, statistics, start),
@@ -285,7 +287,7 @@ class SparseTable:
         candidates = self._candidates
         if not isinstance(candidates, ExactCandidates):
             raise SpecConflictError(f"table {self.spec.name!r} counts no keys one by one")
-        keys, statistics = frozen(rows.keys), frozen(rows.statistics)
+        keys, statistics = read_only(rows.keys), read_only(rows.statistics)
         self._with_room(keys, lambda start: candidates.write(keys, statistics, start))
 
     def write_counters(self, shard: int, saved: NDArray[np.uint8]) -> None:
@@ -321,9 +323,9 @@ class SparseTable:
         Raises:
             ProtocolError: If there is no such subscriber, or `max_rows` is less than 1.
         """
-        if not 0 <= subscriber < self._regions.changes.num_subscribers:
+        if not 0 <= subscriber < self._regions.subscribers.num_subscribers:
             raise ProtocolError(
-                f"table {self.spec.name!r} remembers changes for {self._regions.changes.num_subscribers} "
+                f"table {self.spec.name!r} remembers changes for {self._regions.subscribers.num_subscribers} "
                 f"subscribers, not for subscriber {subscriber}"
             )
         if max_rows < 1:
@@ -332,7 +334,7 @@ class SparseTable:
         size = min(max_rows, int(num_rows.sum()))
         keys, weights = np.empty(size, np.uint64), np.empty((size, self.spec.dim), np.float32)
         count = 0
-        for shard, start, stop in self._regions.changes.stretches(subscriber, num_rows):
+        for shard, start, stop in self._regions.subscribers.stretches(subscriber, num_rows):
             if count == size:
                 break
             with self._locks[shard]:
@@ -340,7 +342,7 @@ class SparseTable:
                     self._arrays, shard, start, stop, subscriber, keys[count:], weights[count:]
                 )
             count += taken
-            self._regions.changes.stop_at(subscriber, shard, row)
+            self._regions.subscribers.stop_at(subscriber, shard, row)
         return keys[:count], weights[:count]
 
     def shrink(self, *, max_norm: float | None = None, dry_run: bool = False) -> Shrunk:
@@ -426,10 +428,10 @@ class SparseTable:
             changes_only=changes_only,
         )
 
-    def settle(self) -> None:
+    def mark_clean(self) -> None:
         """Lets no row count as changed since the last cut: all are as a checkpoint says."""
         with self._locked(range(self.spec.num_shards)):
-            self._regions.clear_marks()
+            self._regions.clear_dirty()
             self._regions.tombstones.restart()
 
     def end_snapshot(self, *, saved: bool) -> None:
@@ -472,7 +474,7 @@ class SparseTable:
 
     def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
         return count_by_shard(
-            frozen(keys), self.spec.num_shards, self._server_index, self._num_servers
+            read_only(keys), self.spec.num_shards, self._server_index, self._num_servers
         )
 
     @contextmanager
@@ -492,5 +494,5 @@ class SparseTable:
                 lock.release()
 
 
-_NO_COUNTS = frozen(np.empty((0, NUM_COUNTS), np.uint32))
-_ALL_ADMITTED = frozen(np.empty(0, np.uint8))
+_NO_COUNTS = read_only(np.empty((0, NUM_COUNTS), np.uint32))
+_ALL_ADMITTED = read_only(np.empty(0, np.uint8))

@@ -1,15 +1,26 @@
 """Whether a table can be what its spec says."""
 
 import math
+import re
 
 from protos.errors import SpecConflictError
 from protos.spec import ExpirySpec, StatisticsSpec, TableSpec
 from ps_server.table.feature_life.admission import check_admission
-from ps_server.table.names import check_name
 
 MAX_DIM = 4096
 MAX_SHARDS = 4096
 EVICTIONS = ("lru", "score")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def check_name(name: str) -> None:
+    """Raises SpecConflictError unless a table or dense block may have this name: it is part of file names."""
+    if not _NAME.fullmatch(name):
+        raise SpecConflictError(
+            f"{name!r} is no name for a table or dense block: up to 100 letters, digits, '_', '-' "
+            f"and '.', expected"
+        )
 
 
 def check_table_spec(spec: TableSpec) -> None:

@@ -19,10 +19,10 @@ from protos.spec import TableSpec
 from ps_server.table.changes.copy_on_write import ROW_WORDS
 from ps_server.table.changes.tombstones import Tombstones
 from ps_server.table.contents import Rows
+from ps_server.table.memory.buffer_pool import BufferPool
 from ps_server.table.memory.intrinsics import Int, prefetch
-from ps_server.table.memory.reused_memory import ReusedMemory
-from ps_server.table.memory.row_layout import KEY_COLUMNS, RowLayout
-from ps_server.table.rows.slab import RowRegions
+from ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
+from ps_server.table.rows.regions import RowRegions
 
 STRETCH_ROWS = 4096
 """Rows copied under one lock, in 15 us. 360 KB of dim 10 with Adagrad, in the cache until they are placed."""
@@ -83,10 +83,10 @@ def place_rows(
         _copy_columns(rows, i, statistics_column, statistics, places[i])
 
 
-def memory_for(layout: RowLayout, rows: int) -> ReusedMemory:
+def memory_for(layout: RowLayout, rows: int) -> BufferPool:
     """Returns memory for copies of as many rows."""
     columns = KEY_COLUMNS + layout.dim + layout.state_width + layout.statistics_width
-    return ReusedMemory(4 * columns * rows)
+    return BufferPool(4 * columns * rows)
 
 
 class ShardCopy:
@@ -99,7 +99,7 @@ class ShardCopy:
         shard: int,
         stretch_rows: int,
         numbers: NDArray[np.int64] | None = None,
-        memory: ReusedMemory | None = None,
+        memory: BufferPool | None = None,
     ) -> None:
         """Copies from regions that are cut, whose shard `lock` guards.
 
@@ -268,7 +268,7 @@ class TableSnapshot:
         self._regions = regions
         self._locks = locks
         self._guard = threading.Lock()
-        self._memory: ReusedMemory | None = memory_for(
+        self._memory: BufferPool | None = memory_for(
             regions.layout, int(regions.arrays.snapshot.snapshot_rows.max())
         )
         self._to_come = set(shards)
@@ -282,11 +282,11 @@ class TableSnapshot:
         """Begins to copy a shard."""
         numbers = None
         if self._changes_only:
-            numbers = np.flatnonzero(self._regions.snapshot.changed_before(shard))
+            numbers = np.flatnonzero(self._regions.snapshot.dirty_at_snapshot(shard))
         memory = self._memory_of(shard)
         return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers, memory)
 
-    def _memory_of(self, shard: int) -> ReusedMemory | None:
+    def _memory_of(self, shard: int) -> BufferPool | None:
         """Returns where to copy a shard to; with the last one all goes back to the system."""
         with self._guard:
             memory = self._memory

@@ -18,8 +18,8 @@ from protos.errors import CtrPsError
 from protos.gradients import SparseGrad, sum_sparse
 from protos.placement import route
 from protos.runtime.compile_lock import compile_lock
+from protos.runtime.jit import read_only
 from ps_server.store import ParameterStore
-from ps_server.table.memory.frozen import frozen
 from ps_worker.cluster.client import scatter_rows
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.rows import RowsInMemory
@@ -108,7 +108,7 @@ def _move_rows() -> None:
     sum_sparse([grad, grad])
     out = np.empty((4, 2), np.float32)
     for positions in route(keys, 64, 2):
-        values = frozen(np.ones((positions.size, 2), np.float32))
+        values = read_only(np.ones((positions.size, 2), np.float32))
         scatter_rows(values, positions, out)
 
 

@@ -124,5 +124,5 @@ def test_job_after_the_warm_up_compiles_nothing(tmp_path):
     ):
         admit_keys(admission)
 
-    assert before["ps_server.table.rows.row_kernels.apply_rows"] >= len(OPTIMIZERS)
+    assert before["ps_server.table.rows.kernels.apply_rows"] >= len(OPTIMIZERS)
     assert compiled_kernels() == before

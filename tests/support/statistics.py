@@ -7,7 +7,7 @@ import numpy as np
 
 from ps_server.store import ParameterStore
 from ps_server.table.feature_life.candidates import ExactCandidates
-from ps_server.table.rows.slab import RowRegions
+from ps_server.table.rows.regions import RowRegions
 from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN
 from ps_server.table.sparse_table import SparseTable
 

@@ -1,12 +1,12 @@
-"""Rows as they were at one moment, while others go on changing them.
+"""Dirty bits, and copy-on-write of rows while a snapshot is copied.
 
-    rows of a shard:  | copied | to be copied | made since the cut |
+    rows of a shard:  | copied | to be copied | inserted since the snapshot |
                       0   copied_rows     snapshot_rows
 
-Every row has a mark: that it changed since the last cut. A cut begins without marks, so the first change of a
-row is the one that finds none; if the row is still to be copied, that change keeps its old bytes first. Who
-copies takes what stands in the table and puts the kept rows over it. A place keeps the bytes of the row that
-stood there at the cut, wherever that row has gone since.
+A row's dirty bit says that it changed since the last snapshot. A snapshot begins with clean rows, so the
+first change of a row finds its bit clear; if the row is still to be copied, that change first keeps the old
+version. The copy reads rows from the table, then overwrites them with the kept ones. A kept row belongs to
+the position that it had at the snapshot, wherever the row is now.
 """
 
 import numpy as np
@@ -14,36 +14,39 @@ from numpy.typing import NDArray
 
 from protos.runtime.jit import inlined_kernel
 from ps_server.table.memory.arena import Arena
-from ps_server.table.memory.hash_index import MARKS_A_WORD, SnapshotArrays, TableArrays
+from ps_server.table.memory.hash_index import BITS_PER_WORD, SnapshotArrays, TableArrays
 from ps_server.table.memory.intrinsics import Int, prefetch
 
-_WORD_SHIFT = 6  # MARKS_A_WORD as a shift: a signed division costs more
+_WORD_SHIFT = 6  # BITS_PER_WORD as a shift: a signed division costs more
 
 ROW_WORDS = 1
-"""Words of a kept row before its bytes: the number of the row in its shard."""
+"""Words of a kept row before its bytes: the row's position in its shard."""
 
 
 @inlined_kernel
-def _word_of_mark(table: TableArrays, shard: Int, row_in_shard: Int) -> np.int64:
-    """Returns which of `table.snapshot.marks` has the mark of a row."""
-    return np.int64(shard * table.snapshot.mark_words + (row_in_shard >> _WORD_SHIFT))
+def _word_of_row(table: TableArrays, shard: Int, row_in_shard: Int) -> np.int64:
+    """Returns the word of `table.snapshot.dirty` that has a row's bit."""
+    return np.int64(shard * table.snapshot.dirty_words + (row_in_shard >> _WORD_SHIFT))
 
 
 @inlined_kernel
-def ask_for_mark(table: TableArrays, shard: Int, row: Int) -> None:
-    """Prefetches the mark of a row, a position in `table.slab`, some time before `keep_old_row`."""
-    prefetch(table.snapshot.marks, _word_of_mark(table, shard, row - shard * table.region_rows))
+def prefetch_dirty_bit(table: TableArrays, shard: Int, row: Int) -> None:
+    """Prefetches the dirty bit of a row, a position in `table.slab`, for a later `mark_dirty`."""
+    prefetch(table.snapshot.dirty, _word_of_row(table, shard, row - shard * table.region_rows))
 
 
 @inlined_kernel
-def keep_old_row(table: TableArrays, shard: Int, row: Int) -> None:
-    """Must be called before a row, a position in `table.slab`, is changed; for a new row after it is made."""
+def mark_dirty(table: TableArrays, shard: Int, row: Int) -> None:
+    """Marks a row dirty, a position in `table.slab`; during a snapshot first keeps its old version.
+
+    Call it before the row is changed, and after a new row is inserted.
+    """
     row_in_shard = row - shard * table.region_rows
-    word = _word_of_mark(table, shard, row_in_shard)
-    mark = np.uint64(1) << np.uint64(row_in_shard & (MARKS_A_WORD - 1))
-    if table.snapshot.marks[word] & mark:
+    word = _word_of_row(table, shard, row_in_shard)
+    bit = np.uint64(1) << np.uint64(row_in_shard & (BITS_PER_WORD - 1))
+    if table.snapshot.dirty[word] & bit:
         return
-    table.snapshot.marks[word] |= mark
+    table.snapshot.dirty[word] |= bit
     if table.snapshot.copied_rows[shard] <= row_in_shard < table.snapshot.snapshot_rows[shard]:
         place = shard * table.snapshot.kept_rows + table.snapshot.num_kept[shard]
         table.snapshot.num_kept[shard] += 1
@@ -53,39 +56,39 @@ def keep_old_row(table: TableArrays, shard: Int, row: Int) -> None:
 
 
 @inlined_kernel
-def keep_leaving_row(table: TableArrays, shard: Int, row: Int) -> None:
-    """Must be called before a row leaves its place: it is removed, or moves elsewhere in its shard."""
+def mark_dirty_before_move(table: TableArrays, shard: Int, row: Int) -> None:
+    """Keeps the old version of a row, if there is a snapshot, before the row is removed or moved."""
     if table.snapshot.snapshot_rows[shard]:
-        keep_old_row(table, shard, row)
+        mark_dirty(table, shard, row)
 
 
 @inlined_kernel
-def move_mark(table: TableArrays, shard: Int, source: Int, target: Int) -> None:
-    """Lets a row's mark go along with it, from place to place of its shard.
+def move_dirty_bit(table: TableArrays, shard: Int, source: Int, target: Int) -> None:
+    """Moves a row's dirty bit with the row, from `source` to `target` of its shard.
 
-    Both places have been left before, so while a cut lasts both are marked, and stay so: should it fail, the
-    marks from before it come back to places, and the row may have had one.
+    During a snapshot both positions are dirty by now (`mark_dirty_before_move`) and stay so. If the snapshot
+    fails, the bits from before it are restored by position, and the row may have been dirty.
     """
     first = shard * table.region_rows
-    words = shard * table.snapshot.mark_words
+    words = shard * table.snapshot.dirty_words
     old, new = source - first, target - first
-    mark = (
-        table.snapshot.marks[words + old // MARKS_A_WORD] >> np.uint64(old % MARKS_A_WORD)
+    bit = (
+        table.snapshot.dirty[words + old // BITS_PER_WORD] >> np.uint64(old % BITS_PER_WORD)
     ) & np.uint64(1)
-    place = np.uint64(new % MARKS_A_WORD)
-    table.snapshot.marks[words + new // MARKS_A_WORD] &= ~(np.uint64(1) << place)
-    table.snapshot.marks[words + new // MARKS_A_WORD] |= mark << place
+    place = np.uint64(new % BITS_PER_WORD)
+    table.snapshot.dirty[words + new // BITS_PER_WORD] &= ~(np.uint64(1) << place)
+    table.snapshot.dirty[words + new // BITS_PER_WORD] |= bit << place
 
 
-class SnapshotRegions:
-    """Marks of a table's rows, and while a cut lasts the rows that it keeps. Not thread-safe.
+class CopyOnWrite:
+    """Dirty bits of a table's rows and, during a snapshot, old versions of rows. Not thread-safe.
 
     Attributes:
-        arrays: What kernels work on; replaced when memory moves.
+        arrays: Passed to kernels; replaced when memory moves.
     """
 
     def __init__(self, *, num_shards: int, rows: int, row_words: int) -> None:
-        """Makes marks for regions without rows.
+        """Makes dirty bits for regions without rows.
 
         Args:
             num_shards: Shards of the table.
@@ -95,9 +98,9 @@ class SnapshotRegions:
         self._num_shards = num_shards
         self._row_words = row_words
         self._region_words = _words_for(rows)
-        self._marks = self._new_marks()
-        self._marks_before: Arena | None = None
-        self._next_marks: Arena | None = None
+        self._dirty = self._new_dirty_bits()
+        self._dirty_before: Arena | None = None
+        self._next_dirty: Arena | None = None
         self._kept: Arena | None = None
         self._snapshot_rows = np.zeros(num_shards, np.int64)
         self._copied_rows = np.zeros(num_shards, np.int64)
@@ -105,89 +108,89 @@ class SnapshotRegions:
         self.arrays = self._view()
 
     def reserve(self, rows: int) -> None:
-        """Makes room for the marks of `rows` rows in every shard; short of memory, leaves all as it was."""
-        self._marks.reserve(_words_for(rows))
+        """Makes room for the bits of `rows` rows in every shard; if memory is short, changes nothing."""
+        self._dirty.reserve(_words_for(rows))
         self.arrays = self._view()
 
     def prepare(self, num_rows: NDArray[np.int64]) -> None:
-        """Takes memory for the marks of the next cut, so that the first pushes after it need not.
+        """Allocates the dirty bits of the next snapshot, so that the first pushes after it need not.
 
-        With that to do, the first one after a cut of 10 M rows took 5 to 14 ms. Thread-safe.
+        Without, the first push after a snapshot of 10 M rows took 5 to 14 ms. Thread-safe.
         """
-        marks = self._new_marks()
-        marks.reserve(_words_for(int(num_rows.max())))
+        dirty = self._new_dirty_bits()
+        dirty.reserve(_words_for(int(num_rows.max())))
         for shard, rows in enumerate(num_rows):
-            self._words(marks, shard)[: _words_for(int(rows))] = 0
-        self._next_marks = marks
+            self._words(dirty, shard)[: _words_for(int(rows))] = 0
+        self._next_dirty = dirty
 
     def begin(self, num_rows: NDArray[np.int64]) -> None:
-        """Begins a cut through the first `num_rows` int64[num_shards] rows of each shard.
+        """Begins a snapshot of the first `num_rows` int64[num_shards] rows of each shard.
 
         Takes address space for a copy of all of them, and memory for those that change before they are
-        copied. The time does not depend on the number of rows; short of memory, leaves all as it was.
+        copied. The time does not depend on the number of rows. If memory is short, changes nothing.
         """
         most = int(num_rows.max())
         kept = self._new_kept(most)
-        marks = self._next_marks or self._new_marks()
-        marks.reserve(_words_for(most))
-        self._next_marks = None
-        self._kept, self._marks_before, self._marks = kept, self._marks, marks
+        dirty = self._next_dirty or self._new_dirty_bits()
+        dirty.reserve(_words_for(most))
+        self._next_dirty = None
+        self._kept, self._dirty_before, self._dirty = kept, self._dirty, dirty
         self._snapshot_rows[:] = num_rows
         self._copied_rows[:] = 0
         self._num_kept[:] = 0
         self.arrays = self._view()
 
     def end(self, *, saved: bool) -> None:
-        """Ends the cut; unless it was saved, rows that had changed before it count as changed again."""
-        before = self._marks_before
+        """Ends the snapshot; unless it was saved, rows that were dirty before it are dirty again."""
+        before = self._dirty_before
         if before is not None and not saved:
             for shard, num_rows in enumerate(self._snapshot_rows):
                 words = _words_for(int(num_rows))
-                self._words(self._marks, shard)[:words] |= self._words(before, shard)[:words]
-        self._kept = self._marks_before = None
+                self._words(self._dirty, shard)[:words] |= self._words(before, shard)[:words]
+        self._kept = self._dirty_before = None
         self._snapshot_rows[:] = 0
         self._copied_rows[:] = 0
         self._num_kept[:] = 0
         self.arrays = self._view()
 
-    def clear(self, num_rows: NDArray[np.int64]) -> None:
-        """Takes the marks from all of int64[num_shards] rows; there is no cut."""
-        marks = self._new_marks()
-        marks.reserve(_words_for(int(num_rows.max())))
-        self._marks = marks
+    def clear_dirty(self, num_rows: NDArray[np.int64]) -> None:
+        """Marks all rows clean, int64[num_shards] of them; must not be called during a snapshot."""
+        dirty = self._new_dirty_bits()
+        dirty.reserve(_words_for(int(num_rows.max())))
+        self._dirty = dirty
         self.arrays = self._view()
 
     @property
     def is_in_snapshot(self) -> bool:
-        """Whether a cut has begun and not ended."""
-        return self._marks_before is not None
+        """Whether a snapshot has begun and not ended."""
+        return self._dirty_before is not None
 
     def kept_rows(self, shard: int) -> NDArray[np.uint64]:
-        """Returns the rows of a shard kept so far, uint64[N, ROW_WORDS + row_words]: number, bytes."""
+        """Returns the old rows of a shard kept so far, uint64[N, ROW_WORDS + row_words]: position, bytes."""
         first = shard * self.arrays.kept_rows
         return self.arrays.kept[first : first + int(self._num_kept[shard])]
 
     def advance(self, shard: int, copied_rows: int) -> None:
-        """Says that the first rows of a shard have been copied: no more of them are kept."""
+        """Records that the first rows of a shard have been copied, so that no more of them are kept."""
         self._copied_rows[shard] = copied_rows
 
     def release(self, shard: int) -> None:
-        """Gives back the memory of a shard's kept rows; all its rows have been copied."""
+        """Releases the memory of a shard's kept rows; all its rows have been copied."""
         if self._kept is not None:
             first = shard * self._kept.region_rows
             self._kept.release(first, first + int(self._num_kept[shard]))
 
-    def changed_before(self, shard: int) -> NDArray[np.bool_]:
-        """Returns which rows of a shard at the cut had changed since the one before, bool[N]."""
-        marks = self._marks if self._marks_before is None else self._marks_before
-        return _bits(self._words(marks, shard), int(self._snapshot_rows[shard]))
+    def dirty_at_snapshot(self, shard: int) -> NDArray[np.bool_]:
+        """Returns which rows of a shard changed between the last snapshot and this one, bool[N]."""
+        dirty = self._dirty if self._dirty_before is None else self._dirty_before
+        return _bits(self._words(dirty, shard), int(self._snapshot_rows[shard]))
 
-    def _words(self, marks: Arena, shard: int) -> NDArray[np.uint64]:
-        first = shard * marks.region_rows
-        words: NDArray[np.uint64] = marks.array[first : first + marks.region_rows, 0]
+    def _words(self, dirty: Arena, shard: int) -> NDArray[np.uint64]:
+        first = shard * dirty.region_rows
+        words: NDArray[np.uint64] = dirty.array[first : first + dirty.region_rows, 0]
         return words
 
-    def _new_marks(self) -> Arena:
+    def _new_dirty_bits(self) -> Arena:
         return Arena(
             np.uint64, num_regions=self._num_shards, width=1, region_bytes=8 * self._region_words
         )
@@ -206,8 +209,8 @@ class SnapshotRegions:
     def _view(self) -> SnapshotArrays:
         kept = self._kept
         return SnapshotArrays(
-            marks=self._marks.array.reshape(-1),
-            mark_words=self._marks.region_rows,
+            dirty=self._dirty.array.reshape(-1),
+            dirty_words=self._dirty.region_rows,
             snapshot_rows=self._snapshot_rows,
             copied_rows=self._copied_rows,
             kept=np.zeros((0, 0), np.uint64) if kept is None else kept.array,
@@ -217,7 +220,7 @@ class SnapshotRegions:
 
 
 def _words_for(rows: int) -> int:
-    return -(-rows // MARKS_A_WORD)
+    return -(-rows // BITS_PER_WORD)
 
 
 def _bits(words: NDArray[np.uint64], number: int) -> NDArray[np.bool_]:

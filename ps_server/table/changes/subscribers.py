@@ -16,10 +16,10 @@ from ps_server.table.memory.arena import Arena
 WORD_BITS = 64
 NOBODY = -1
 """In the place of a subscriber: none of them."""
-EVERY_OBSERVER = np.uint64(2**WORD_BITS - 1)
+EVERY_SUBSCRIBER = np.uint64(2**WORD_BITS - 1)
 
 
-class ChangeBits:
+class Subscribers:
     """The words of a table's rows, and where each subscriber goes on taking. Not thread-safe.
 
     Attributes:
@@ -71,7 +71,7 @@ class ChangeBits:
         """Makes the first `num_rows` int64[num_shards] rows of each shard ones that changed for everyone."""
         for shard in self._shards:
             first = shard * self.region_rows
-            self.words[first : first + int(num_rows[shard])] = EVERY_OBSERVER
+            self.words[first : first + int(num_rows[shard])] = EVERY_SUBSCRIBER
 
     def release(self, shard: int, start: int, stop: int) -> None:
         """Zeroes the words of some rows, and gives their memory back where that is possible."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from protos.gradients import Values
 from protos.runtime.jit import kernel
-from ps_server.table.changes.copy_on_write import keep_old_row
+from ps_server.table.changes.copy_on_write import mark_dirty
 from ps_server.table.feature_life.admission import Rule, is_admitted
 from ps_server.table.feature_life.bloom_filter import FilterArrays, estimate, raise_to
 from ps_server.table.memory.hash_index import (
@@ -22,10 +22,10 @@ from ps_server.table.memory.hash_index import (
     shard_of_hash,
 )
 from ps_server.table.memory.intrinsics import Int, prefetch
-from ps_server.table.memory.row_layout import STATISTICS_WIDTH
+from ps_server.table.memory.layout import STATISTICS_WIDTH
 from ps_server.table.rows.initializers import Initializer
-from ps_server.table.rows.row_kernels import Push, make_row
-from ps_server.table.rows.row_removal import remove_row
+from ps_server.table.rows.kernels import Push, make_row
+from ps_server.table.rows.removal import remove_row
 from ps_server.table.rows.statistics import CLICK, SHOW, count_push
 
 
@@ -79,7 +79,7 @@ def _count_exactly(
             return False
         candidate = insert_row(candidates, shard, hashed, key)
         first = candidate * width + candidates.statistics_column
-    keep_old_row(candidates, shard, candidate)
+    mark_dirty(candidates, shard, candidate)
     count_push(counted, counted.view(np.uint32), first, occurrences, clicks, push.now)
     return True
 

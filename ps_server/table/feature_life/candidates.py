@@ -17,6 +17,7 @@ import numpy as np
 
 from protos.gradients import Values
 from protos.keys import Keys
+from protos.runtime.jit import read_only
 from protos.spec import AdmissionSpec, TableSpec
 from ps_server.table.feature_life.admission import filter_settings, rule_of
 from ps_server.table.feature_life.bloom_filter import CountingBloomFilter
@@ -25,11 +26,10 @@ from ps_server.table.feature_life.eviction import CANDIDATE, evict_rows, max_can
 from ps_server.table.feature_life.expiry import Rule as Shrinking
 from ps_server.table.feature_life.expiry import shrink_shard
 from ps_server.table.memory.arena import RESERVED_REGION_BYTES
-from ps_server.table.memory.frozen import frozen
 from ps_server.table.memory.hash_index import TableArrays
 from ps_server.table.rows.initializers import Initializer
-from ps_server.table.rows.row_kernels import Push, write_rows
-from ps_server.table.rows.slab import RowRegions
+from ps_server.table.rows.kernels import Push, write_rows
+from ps_server.table.rows.regions import RowRegions
 from ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
 
 
@@ -154,7 +154,7 @@ class ExactCandidates:
             statistics: float32[N, 4].
             start: First key.
         """
-        nothing = frozen(np.empty((keys.size, 0), np.float32))
+        nothing = read_only(np.empty((keys.size, 0), np.float32))
         return write_rows(self.regions.arrays, keys, nothing, nothing, statistics, start)
 
 

@@ -14,8 +14,8 @@ from protos.spec import StatisticsSpec, TableSpec
 from ps_server.optimizers.registry import initial_state
 from ps_server.table.feature_life.admission import counter_bytes_of_shard
 from ps_server.table.memory.hash_index import INITIAL_SLOTS, MAX_LOAD_PERCENT, TableArrays
-from ps_server.table.memory.row_layout import RowLayout
-from ps_server.table.rows.slab import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
+from ps_server.table.memory.layout import RowLayout
+from ps_server.table.rows.regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
 from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, score_of
 
 EVICTED_SHARE = 16

@@ -22,8 +22,8 @@ from protos.spec import StatisticsSpec, TableSpec
 from protos.store import Shrunk
 from ps_server.table.memory.hash_index import TableArrays
 from ps_server.table.memory.intrinsics import Int
-from ps_server.table.memory.row_layout import KEY_COLUMNS
-from ps_server.table.rows.slab import RowRegions
+from ps_server.table.memory.layout import KEY_COLUMNS
+from ps_server.table.rows.regions import RowRegions
 from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN, score_of
 
 

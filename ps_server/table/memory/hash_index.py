@@ -1,15 +1,17 @@
-"""Open addressing: from a key to the row that holds it.
+"""Hash index of a table: how a key becomes a row. Open addressing with linear probing.
 
-Each shard has an index, an array of uint64 slots whose number is a power of two, probed linearly:
+    mix64(key) -> shard (shard_of_hash) -> slot (first_slot, next_slot) -> row (row_of_slot)
+
+Each shard has an array of uint64 slots whose number is a power of two:
 
     slot = | high 32 bits of mix64(key): the tag | row + 1: 32 bits |        0 = empty
 
-The key itself stands in the row (row_layout.py), so a slot takes 8 bytes, an empty mark takes no key away,
-and a lookup touches one slot and the row it is after. Tags of different keys agree once in 2^26 probes;
-then the key in the row decides.
+The key itself is in the row (layout.py), so a slot takes 8 bytes, every uint64 is a valid key, and a lookup
+touches one slot and one row. Tags of different keys agree once in 2^26 probes; then the key in the row
+decides.
 
-Kernels work on blocks of keys: first they ask for the slots, then for the rows, then they read, so that
-the waits for memory of a block overlap.
+Kernels look up a block of keys at a time (`find_block`): they prefetch all slots, then all rows, then read,
+so that the cache misses of a block overlap.
 """
 
 from typing import NamedTuple
@@ -25,15 +27,16 @@ BLOCK = 32
 """Keys in flight: enough to hide the latency of memory, few enough to stay in the first-level cache."""
 
 MAX_LOAD_PERCENT = 75
-"""Fuller than this, an index doubles. Probe sequences average 2.5 slots there, in one cache line."""
+"""Fuller than this, an index doubles. Probe sequences average 2.5 slots at this load, in one cache line."""
 
 INITIAL_SLOTS = 64
 
-MARKS_A_WORD = 64
+BITS_PER_WORD = 64
+"""Dirty bits in a word."""
 
 
 def slots_for(rows: int) -> int:
-    """Returns the fewest slots that an index of so many rows may have."""
+    """Returns the fewest slots that an index of `rows` rows may have."""
     slots = INITIAL_SLOTS
     while 100 * rows > MAX_LOAD_PERCENT * slots:
         slots *= 2
@@ -44,20 +47,20 @@ _LINE = 16  # float32 in a cache line
 
 
 class SnapshotArrays(NamedTuple):
-    """Marks of rows that changed, and the rows that a cut keeps, as kernels see them (cut.py).
+    """Dirty bits, and the old versions of rows kept for a snapshot, as kernels see them (copy_on_write.py).
 
     Attributes:
-        marks: uint64[num_shards * mark_words], a bit for each row.
-        mark_words: Words from one shard's marks to the next.
-        snapshot_rows: int64[num_shards], rows that the cut goes through; 0 without a cut.
+        dirty: uint64[num_shards * dirty_words], a bit for each row.
+        dirty_words: Words from one shard's dirty bits to the next.
+        snapshot_rows: int64[num_shards], rows in the snapshot; 0 without a snapshot.
         copied_rows: int64[num_shards], how many of them have been copied.
-        kept: uint64[num_shards * kept_rows, 1 + stride / 2], number in the shard and bytes of kept rows.
-        kept_rows: Rows from one shard's kept rows to the next.
+        kept: uint64[num_shards * kept_rows, 1 + stride / 2], number in the shard and bytes of old rows.
+        kept_rows: Rows from one shard's part of `kept` to the next.
         num_kept: int64[num_shards].
     """
 
-    marks: NDArray[np.uint64]
-    mark_words: int
+    dirty: NDArray[np.uint64]
+    dirty_words: int
     snapshot_rows: NDArray[np.int64]
     copied_rows: NDArray[np.int64]
     kept: NDArray[np.uint64]
@@ -66,7 +69,7 @@ class SnapshotArrays(NamedTuple):
 
 
 class TableArrays(NamedTuple):
-    """A table as kernels see it; shard `s` has the regions `s` of slab and (alternating) index.
+    """A table as kernels see it: shard `s` has region `s` of the slab, and `2 s` or `2 s + 1` of the index.
 
     Attributes:
         slots: uint64[...], of all shards.
@@ -77,11 +80,11 @@ class TableArrays(NamedTuple):
         slab: float32[num_shards * region_rows, stride], rows of all shards.
         keys: uint64[num_shards * region_rows, stride / 2], the same memory; column 0 is the key.
         region_rows: Rows from one shard's region to the next.
-        change_words: uint64[num_shards * change_rows, W], W = 0 without subscribers (change_bits.py).
+        change_words: uint64[num_shards * change_rows, W], W = 0 without subscribers (subscribers.py).
         change_rows: Rows from one shard's words to the next.
-        snapshot: What a cut needs.
-        statistics_column: Where in a row its statistics begin; 0 without.
-        base_column: Where in a row its base begins; 0 without.
+        snapshot: Dirty bits and old versions of rows.
+        statistics_column: First column of a row's statistics; 0 without.
+        base_column: First column of a row's base; 0 without.
         num_shards: A power of two.
     """
 
@@ -109,21 +112,21 @@ def shard_of_hash(table: TableArrays, hashed: np.uint64) -> np.int64:
 
 @kernel
 def first_slot(table: TableArrays, shard: Int, hashed: np.uint64) -> np.int64:
-    """Returns where the probe sequence of a key begins, a position in `table.slots`."""
+    """Returns the start of a key's probe sequence, a position in `table.slots`."""
     mask = np.uint64(table.num_slots[shard] - 1)
     return np.int64(table.slot_starts[shard] + np.int64(hashed & mask))
 
 
 @kernel
 def next_slot(table: TableArrays, shard: Int, slot: Int) -> np.int64:
-    """Returns the position after `slot`, around the end of the shard's index."""
+    """Returns the position after `slot`, wrapping around at the end of the shard's index."""
     start = table.slot_starts[shard]
     return np.int64(start + ((slot + 1 - start) & (table.num_slots[shard] - 1)))
 
 
 @kernel
 def row_of_slot(table: TableArrays, shard: Int, entry: np.uint64) -> np.int64:
-    """Returns the row, a position in `table.slab`, that a taken slot points to."""
+    """Returns the row, a position in `table.slab`, that an occupied slot points to."""
     return np.int64(shard * table.region_rows + np.int64(entry & np.uint64(0xFFFFFFFF)) - 1)
 
 
@@ -144,7 +147,7 @@ def find_row(table: TableArrays, shard: Int, hashed: np.uint64, key: np.uint64) 
 
 @kernel
 def _likely_row(table: TableArrays, shard: Int, hashed: np.uint64) -> np.int64:
-    """Returns the first row whose tag fits, or -1, without touching the slab."""
+    """Returns the first row whose tag matches, or -1, without touching the slab."""
     slot = first_slot(table, shard, hashed)
     while True:
         entry = table.slots[slot]
@@ -164,7 +167,7 @@ def find_block(
     hashes: NDArray[np.uint64],
     rows: NDArray[np.int64],
 ) -> None:
-    """Finds the rows of `keys[start:stop]`, at most `BLOCK` of them, and has them in the cache.
+    """Finds the rows of `keys[start:stop]`, at most `BLOCK` of them, and prefetches them.
 
     Args:
         table: The table.
@@ -195,18 +198,18 @@ def find_block(
 
 @inlined_kernel
 def has_room(table: TableArrays, shard: Int) -> bool:
-    """Whether one more row fits the shard's index and regions, and is allowed."""
+    """Whether the shard's index, regions and limit leave room for one more row."""
     rows = table.num_rows[shard] + 1
     fits_index = rows * 100 <= table.num_slots[shard] * MAX_LOAD_PERCENT
     fits_words = rows <= table.change_rows or table.change_words.shape[1] == 0
-    fits_marks = rows <= MARKS_A_WORD * table.snapshot.mark_words
+    fits_dirty_bits = rows <= BITS_PER_WORD * table.snapshot.dirty_words
     fits_region = rows <= min(table.region_rows, table.max_rows)
-    return bool(fits_index and fits_words and fits_marks and fits_region)
+    return bool(fits_index and fits_words and fits_dirty_bits and fits_region)
 
 
 @inlined_kernel
 def insert_row(table: TableArrays, shard: Int, hashed: np.uint64, key: np.uint64) -> np.int64:
-    """Gives `key`, which has no row, the next one; the caller has asked `has_room`, and fills it."""
+    """Inserts `key`, which has no row, and returns its new row, to be filled; `has_room` must hold."""
     row_in_shard = table.num_rows[shard]
     table.num_rows[shard] = row_in_shard + 1
     row = shard * table.region_rows + row_in_shard
@@ -221,10 +224,10 @@ def insert_row(table: TableArrays, shard: Int, hashed: np.uint64, key: np.uint64
 
 @kernel
 def rebuild_index(table: TableArrays, shard: Int) -> None:
-    """Fills the shard's index, all of whose slots are empty, from the keys in its rows."""
+    """Fills the shard's empty index from the keys in its rows."""
     first = shard * table.region_rows
     for row_in_shard in range(table.num_rows[shard]):
-        # The keys come in order, so the processor fetches ahead by itself; the slots do not.
+        # Keys are read in order, so the processor prefetches them by itself; slots are not.
         ahead = row_in_shard + BLOCK
         if ahead < table.num_rows[shard]:
             prefetch(table.slots, first_slot(table, shard, mix64(table.keys[first + ahead, 0])))

@@ -18,7 +18,7 @@ from protos.gradients import Values
 from protos.runtime.jit import kernel
 from protos.spec import StatisticsSpec
 from ps_server.table.memory.intrinsics import Int
-from ps_server.table.memory.row_layout import STATISTICS_WIDTH
+from ps_server.table.memory.layout import STATISTICS_WIDTH
 
 SHOW, CLICK, UNSEEN, LAST_SEEN = range(STATISTICS_WIDTH)
 

@@ -16,7 +16,7 @@ from ps_server.snapshot.phase_lock import SharedLock
 from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot, snapshot_all
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
-from tests.support.marks import changed_rows
+from tests.support.dirty_rows import dirty_rows
 from tests.support.optimizers import plain_optimizer
 from tests.support.rows import resident_bytes
 from tests.support.stores import TOWER
@@ -53,7 +53,7 @@ def push(table: SparseTable) -> None:
 
 
 def num_changed(table: SparseTable) -> int:
-    return int(changed_rows(table._regions.snapshot, 0, KEYS.size).sum())
+    return int(dirty_rows(table._regions.snapshot, 0, KEYS.size).sum())
 
 
 class Store:

@@ -23,7 +23,7 @@ from ps_server.table.table_snapshot import TableSnapshot
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
 from tests.support.address_space import map_some
-from tests.support.marks import changed_rows
+from tests.support.dirty_rows import dirty_rows
 
 DIM = 2
 COLLIDING = [unmix64(0xABCD_1234_0000_0005 | middle << 16) for middle in range(12)]
@@ -176,7 +176,7 @@ class TableMachine(RuleBasedStateMachine):
         marked: set[int] = set()
         for shard in self.table.shards:
             keys = regions.arrays.keys[regions.rows_of(shard), 0]
-            marked.update(keys[changed_rows(regions.snapshot, shard, keys.size)].tolist())
+            marked.update(keys[dirty_rows(regions.snapshot, shard, keys.size)].tolist())
         if self.moved_in_snapshot:
             assert marked >= self.unsaved
         else:

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from protos.keys import Keys, mix64
 from protos.runtime.jit import kernel
-from ps_server.table.changes.copy_on_write import keep_old_row
+from ps_server.table.changes.copy_on_write import mark_dirty
 from ps_server.table.memory.hash_index import TableArrays, find_row, has_room, insert_row
-from ps_server.table.memory.row_layout import KEY_COLUMNS, RowLayout
-from ps_server.table.rows.row_removal import remove_row
-from ps_server.table.rows.slab import RowRegions
+from ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
+from ps_server.table.rows.regions import RowRegions
+from ps_server.table.rows.removal import remove_row
 from ps_server.table.table_snapshot import ShardCopy
-from tests.support.marks import changed_rows
+from tests.support.dirty_rows import dirty_rows
 
 NUM_KEYS = 400
 
@@ -32,7 +32,7 @@ def toggle(table: TableArrays, keys: Keys, value: np.float32, start: int) -> int
         if not has_room(table, 0):
             return i
         row = insert_row(table, 0, mix64(keys[i]), keys[i])
-        keep_old_row(table, 0, row)
+        mark_dirty(table, 0, row)
         table.slab[row, KEY_COLUMNS] = value
     return keys.size
 
@@ -58,7 +58,7 @@ class OneShard:
 
     def marked(self) -> set[int]:
         keys = self.regions.arrays.keys[self.regions.rows_of(0), 0]
-        return set(keys[changed_rows(self.regions.snapshot, 0, keys.size)].tolist())
+        return set(keys[dirty_rows(self.regions.snapshot, 0, keys.size)].tolist())
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -120,7 +120,7 @@ def test_mark_goes_along_with_a_row_that_moves(seed: int) -> None:
 
 def faults_of_marking(regions: RowRegions) -> int:
     """Returns how many pages it takes to set the first mark on each page of marks."""
-    words = regions.arrays.snapshot.marks
+    words = regions.arrays.snapshot.dirty
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     words[: MANY_ROWS // 64 : mmap.PAGESIZE // 8] |= np.uint64(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -135,7 +135,7 @@ def test_prepared_snapshot_has_the_memory_of_its_marks() -> None:
     regions.snapshot.prepare(regions.num_rows)
     regions.begin_snapshot()
 
-    assert not regions.arrays.snapshot.marks[: MANY_ROWS // 64].any()
+    assert not regions.arrays.snapshot.dirty[: MANY_ROWS // 64].any()
     assert faults_of_marking(regions) < 32
 
 

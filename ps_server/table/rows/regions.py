@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.changes.copy_on_write import SnapshotRegions
-from ps_server.table.changes.subscribers import ChangeBits
+from ps_server.table.changes.copy_on_write import CopyOnWrite
+from ps_server.table.changes.subscribers import Subscribers
 from ps_server.table.changes.tombstones import Tombstones
 from ps_server.table.memory.arena import RESERVED_REGION_BYTES, Arena
 from ps_server.table.memory.hash_index import (
@@ -21,8 +21,8 @@ from ps_server.table.memory.hash_index import (
     rebuild_index,
     slots_for,
 )
-from ps_server.table.memory.row_layout import RowLayout
-from ps_server.table.rows.row_kernels import drop_rows
+from ps_server.table.memory.layout import RowLayout
+from ps_server.table.rows.removal import drop_rows
 
 VALUE_BYTES = 4
 SLOT_BYTES = 8
@@ -66,8 +66,8 @@ class RowRegions:
         self._slab = Arena(
             np.float32, num_regions=num_shards, width=layout.stride, region_bytes=region_bytes
         )
-        self.changes = self._change_bits(num_subscribers)
-        self.snapshot = SnapshotRegions(
+        self.subscribers = self._new_subscribers(num_subscribers)
+        self.snapshot = CopyOnWrite(
             num_shards=num_shards, rows=self._slab.region_rows, row_words=layout.stride // 2
         )
         self.tombstones = Tombstones()
@@ -85,7 +85,7 @@ class RowRegions:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row and its marks of changes."""
-        return VALUE_BYTES * self.layout.stride + self.changes.row_bytes
+        return VALUE_BYTES * self.layout.stride + self.subscribers.row_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -109,9 +109,9 @@ class RowRegions:
 
     def record_changes(self, num_subscribers: int) -> None:
         """From now on remembers changes for so many subscribers, for whom every row has changed."""
-        self.changes = self._change_bits(num_subscribers)
-        self.changes.reserve(int(self.num_rows.max()))
-        self.changes.mark_all(self.num_rows)
+        self.subscribers = self._new_subscribers(num_subscribers)
+        self.subscribers.reserve(int(self.num_rows.max()))
+        self.subscribers.mark_all(self.num_rows)
         self.arrays = self._view()
 
     def begin_snapshot(self) -> None:
@@ -119,9 +119,9 @@ class RowRegions:
         self.snapshot.begin(self.num_rows)
         self.arrays = self._view()
 
-    def clear_marks(self) -> None:
+    def clear_dirty(self) -> None:
         """Lets no row count as changed since the last cut; all shards must be locked."""
-        self.snapshot.clear(self.num_rows)
+        self.snapshot.clear_dirty(self.num_rows)
         self.arrays = self._view()
 
     def end_snapshot(self, *, saved: bool) -> None:
@@ -136,7 +136,7 @@ class RowRegions:
         num_rows = int(self.num_rows[shard]) + 1
         try:
             self._slab.reserve(num_rows)
-            self.changes.reserve(num_rows)
+            self.subscribers.reserve(num_rows)
             self.snapshot.reserve(num_rows)
             if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
                 self._resize_index(shard, 2 * int(self._num_slots[shard]))
@@ -181,14 +181,14 @@ class RowRegions:
         """Gives back the memory of rows that the index still has, and builds it anew without them."""
         first = shard * self._slab.region_rows
         self._slab.release(first + start, first + stop)
-        self.changes.release(shard, start, stop)
+        self.subscribers.release(shard, start, stop)
         first_slot = int(self.arrays.slot_starts[shard])
         self._index.release(first_slot, first_slot + int(self._num_slots[shard]))
         self._num_slots[shard] = slots_for(start)
         rebuild_index(self.arrays, shard)
 
-    def _change_bits(self, num_subscribers: int) -> ChangeBits:
-        return ChangeBits(
+    def _new_subscribers(self, num_subscribers: int) -> Subscribers:
+        return Subscribers(
             num_subscribers,
             shards=self._shards,
             num_shards=self._num_shards,
@@ -206,8 +206,8 @@ class RowRegions:
             slab=self._slab.array,
             keys=self._slab.array.view(np.uint64),
             region_rows=self._slab.region_rows,
-            change_words=self.changes.words,
-            change_rows=self.changes.region_rows,
+            change_words=self.subscribers.words,
+            change_rows=self.subscribers.region_rows,
             snapshot=self.snapshot.arrays,
             statistics_column=self.layout.statistics_column,
             base_column=self.layout.base_column,

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from ps_server.table.memory.reused_memory import ReusedMemory
+from ps_server.table.memory.buffer_pool import BufferPool
 
 SIZE = 8 * 100
 
@@ -13,7 +13,7 @@ def address(array: np.ndarray) -> int:
 
 
 def test_piece_is_used_again_once_it_is_let_go_of() -> None:
-    memory = ReusedMemory(SIZE)
+    memory = BufferPool(SIZE)
     piece = memory.take()
     first = address(piece)
     del piece
@@ -23,7 +23,7 @@ def test_piece_is_used_again_once_it_is_let_go_of() -> None:
 
 def test_piece_is_not_used_again_while_there_is_a_view_of_it() -> None:
     """Whatever stands between: numpy's views, and Arrow's of them."""
-    memory = ReusedMemory(SIZE)
+    memory = BufferPool(SIZE)
     piece = memory.take()
     column = pa.array(piece[80:160].view(np.uint64).reshape(5, 2)[:, 0].reshape(-1)[:3])
     matrix = piece[160:].view(np.float32).reshape(-1, 4)[3:]
@@ -39,7 +39,7 @@ def test_piece_is_not_used_again_while_there_is_a_view_of_it() -> None:
 
 
 def test_last_view_gives_the_piece_back() -> None:
-    memory = ReusedMemory(SIZE)
+    memory = BufferPool(SIZE)
     record = pa.record_batch([pa.array(memory.take().view(np.uint64))], names=["key"])
     first = record.column(0).buffers()[1].address
     del record
@@ -48,13 +48,13 @@ def test_last_view_gives_the_piece_back() -> None:
 
 
 def test_pieces_of_nothing() -> None:
-    memory = ReusedMemory(0)
+    memory = BufferPool(0)
 
     assert [memory.take().size for _ in range(2)] == [0, 0]
 
 
 def test_pieces_outlive_what_gave_them_out() -> None:
-    memory = ReusedMemory(SIZE)
+    memory = BufferPool(SIZE)
     piece = memory.take()
     del memory
     piece[:] = 7

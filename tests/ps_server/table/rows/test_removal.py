@@ -16,9 +16,9 @@ from ps_server.table.memory.hash_index import (
     insert_row,
     shard_of_hash,
 )
-from ps_server.table.memory.row_layout import KEY_COLUMNS, RowLayout
-from ps_server.table.rows.row_removal import remove_row
-from ps_server.table.rows.slab import RowRegions
+from ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
+from ps_server.table.rows.regions import RowRegions
+from ps_server.table.rows.removal import remove_row
 from tests.reference.partition import unmix64
 
 MOST_ROWS = INITIAL_SLOTS * MAX_LOAD_PERCENT // 100

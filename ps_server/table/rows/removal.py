@@ -8,10 +8,11 @@ section 6.4, algorithm R): look-ups stay as short as if the key had never been t
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protos.keys import mix64
 from protos.runtime.jit import kernel
-from ps_server.table.changes.copy_on_write import keep_leaving_row, move_mark
+from ps_server.table.changes.copy_on_write import mark_dirty_before_move, move_dirty_bit
 from ps_server.table.memory.hash_index import TableArrays, first_slot, next_slot, row_of_slot
 from ps_server.table.memory.intrinsics import Int
 
@@ -54,10 +55,10 @@ def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
     last_in_shard = table.num_rows[shard] - 1
     last = shard * table.region_rows + last_in_shard
     words = shard * table.change_rows
-    keep_leaving_row(table, shard, row)
+    mark_dirty_before_move(table, shard, row)
     if row != last:
-        keep_leaving_row(table, shard, last)
-        move_mark(table, shard, last, row)
+        mark_dirty_before_move(table, shard, last)
+        move_dirty_bit(table, shard, last, row)
         slot = _slot_of_row(table, shard, last)
         tag = table.slots[slot] & np.uint64(0xFFFFFFFF00000000)
         table.slots[slot] = tag | np.uint64(row_in_shard + 1)
@@ -66,3 +67,34 @@ def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
     table.slab[last] = np.float32(0.0)
     table.change_words[words + last_in_shard] = np.uint64(0)
     table.num_rows[shard] = last_in_shard
+
+
+@kernel
+def drop_rows(table: TableArrays, shard: Int, to_remove: NDArray[np.uint8]) -> int:
+    """Takes rows out of a shard's region.
+
+    The others move up in their order, change words and marks with them; the index still has the old rows.
+
+    Args:
+        table: The table, updated in place.
+        shard: Whose rows.
+        to_remove: uint8[rows of the shard], which to take out.
+
+    Returns:
+        How many rows are left.
+    """
+    kept = 0
+    for row_in_shard in range(table.num_rows[shard]):
+        row = shard * table.region_rows + row_in_shard
+        if to_remove[row_in_shard] or kept < row_in_shard:
+            mark_dirty_before_move(table, shard, row)
+        if to_remove[row_in_shard]:
+            continue
+        if kept < row_in_shard:
+            move_dirty_bit(table, shard, row, shard * table.region_rows + kept)
+            table.slab[shard * table.region_rows + kept] = table.slab[row]
+            words = shard * table.change_rows
+            table.change_words[words + kept] = table.change_words[words + row_in_shard]
+        kept += 1
+    table.num_rows[shard] = kept
+    return kept

@@ -10,12 +10,10 @@ from protos.keys import Keys
 from protos.runtime.jit import inlined_kernel, kernel
 from ps_server.optimizers.row_update import update_row
 from ps_server.table.changes.copy_on_write import (
-    ask_for_mark,
-    keep_leaving_row,
-    keep_old_row,
-    move_mark,
+    mark_dirty,
+    prefetch_dirty_bit,
 )
-from ps_server.table.changes.subscribers import EVERY_OBSERVER, NOBODY, WORD_BITS
+from ps_server.table.changes.subscribers import EVERY_SUBSCRIBER, NOBODY, WORD_BITS
 from ps_server.table.memory.hash_index import (
     BLOCK,
     TableArrays,
@@ -26,7 +24,7 @@ from ps_server.table.memory.hash_index import (
     shard_of_hash,
 )
 from ps_server.table.memory.intrinsics import Int, borrow, prefetch
-from ps_server.table.memory.row_layout import KEY_COLUMNS
+from ps_server.table.memory.layout import KEY_COLUMNS
 from ps_server.table.rows.initializers import Initializer, initialize_row
 from ps_server.table.rows.statistics import CLICK, SHOW, count_push, score_of
 
@@ -114,7 +112,7 @@ def _first_word(table: TableArrays, shard: Int, row: Int) -> np.int64:
 
 
 @inlined_kernel
-def _ask_for_marks(
+def _prefetch_change_bits(
     table: TableArrays, hashes: NDArray[np.uint64], rows: NDArray[np.int64], size: Int
 ) -> None:
     """Prefetches what says of the first `size` rows of a block that they changed.
@@ -125,16 +123,18 @@ def _ask_for_marks(
     for i in range(size):
         if rows[i] >= 0:
             shard = shard_of_hash(table, hashes[i])
-            ask_for_mark(table, shard, rows[i])
+            prefetch_dirty_bit(table, shard, rows[i])
             if num_words:
                 prefetch(words, _first_word(table, shard, rows[i]))
 
 
 @kernel
-def _mark_changed(words: NDArray[np.uint64], first: Int, num_words: int, source: int) -> None:
+def _mark_for_subscribers(
+    words: NDArray[np.uint64], first: Int, num_words: int, source: int
+) -> None:
     """Makes a row one that changed for every subscriber but `source`."""
     for word in range(num_words):
-        subscribers = EVERY_OBSERVER
+        subscribers = EVERY_SUBSCRIBER
         if word == source // WORD_BITS:
             subscribers ^= np.uint64(1) << np.uint64(source % WORD_BITS)
         words[first + word] |= subscribers
@@ -194,7 +194,7 @@ def apply_rows(
     while start < push.keys.size:
         stop = min(start + BLOCK, push.keys.size)
         find_block(table, push.keys, start, stop, hashes, rows)
-        _ask_for_marks(table, hashes, rows, stop - start)
+        _prefetch_change_bits(table, hashes, rows, stop - start)
         for i in range(stop - start):
             row = rows[i]
             key = push.keys[start + i]
@@ -207,7 +207,7 @@ def apply_rows(
                 if not has_room(table, shard):
                     return start + i
                 row = make_row(table, initializer, initial_state, dim, shard, hashes[i], key)
-            keep_old_row(table, shard, row)
+            mark_dirty(table, shard, row)
             first = row * table.slab.shape[1]
             weights = borrow(slab, first + KEY_COLUMNS, dim)
             state = borrow(slab, first + KEY_COLUMNS + dim, state_width)
@@ -219,7 +219,7 @@ def apply_rows(
                 count_push(
                     slab, bits, first + table.statistics_column, occurrences, clicks, push.now
                 )
-            _mark_changed(words, _first_word(table, shard, row), num_words, push.source)
+            _mark_for_subscribers(words, _first_word(table, shard, row), num_words, push.source)
         start = stop
     return start
 
@@ -246,14 +246,14 @@ def write_rows(
                 if not has_room(table, shard):
                     return i
                 row = insert_row(table, shard, hashed, keys[i])
-            keep_old_row(table, shard, row)
+            mark_dirty(table, shard, row)
             for j in range(weights.shape[1]):
                 table.slab[row, KEY_COLUMNS + j] = weights[i, j]
             for j in range(state.shape[1]):
                 table.slab[row, first_state + j] = state[i, j]
             for j in range(statistics.shape[1]):
                 table.slab[row, first_statistics + j] = statistics[i, j]
-            _mark_changed(words, _first_word(table, shard, row), num_words, NOBODY)
+            _mark_for_subscribers(words, _first_word(table, shard, row), num_words, NOBODY)
         start = stop
     return start
 
@@ -296,34 +296,3 @@ def take_changed_rows(
                 weights[count, j] = table.slab[row, KEY_COLUMNS + j]
             count += 1
     return count, stop
-
-
-@kernel
-def drop_rows(table: TableArrays, shard: Int, to_remove: NDArray[np.uint8]) -> int:
-    """Takes rows out of a shard's region.
-
-    The others move up in their order, change words and marks with them; the index still has the old rows.
-
-    Args:
-        table: The table, updated in place.
-        shard: Whose rows.
-        to_remove: uint8[rows of the shard], which to take out.
-
-    Returns:
-        How many rows are left.
-    """
-    kept = 0
-    for row_in_shard in range(table.num_rows[shard]):
-        row = shard * table.region_rows + row_in_shard
-        if to_remove[row_in_shard] or kept < row_in_shard:
-            keep_leaving_row(table, shard, row)
-        if to_remove[row_in_shard]:
-            continue
-        if kept < row_in_shard:
-            move_mark(table, shard, row, shard * table.region_rows + kept)
-            table.slab[shard * table.region_rows + kept] = table.slab[row]
-            words = shard * table.change_rows
-            table.change_words[words + kept] = table.change_words[words + row_in_shard]
-        kept += 1
-    table.num_rows[shard] = kept
-    return kept

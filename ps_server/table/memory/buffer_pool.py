@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class ReusedMemory:
+class BufferPool:
     """Pieces of one size, taken from the system; used again as soon as nobody holds a view of them.
 
     All goes back to the system when neither this nor a piece is held any more. Thread-safe.

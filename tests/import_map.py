@@ -1,0 +1,132 @@
+"""Map of imports: the rooms of every package, and which room imports which.
+
+    python -m tests.import_map
+
+A room is a module or a subpackage, without `__init__` and generated code. Every import counts, wherever it is
+written: in a function, under TYPE_CHECKING, or anywhere below a subpackage. A name that a package re-exports
+counts as imported from the module that defines it. Exits with 1 if a rule of `problems` is broken.
+"""
+
+import ast
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GENERATED = "protos/v1"
+MAX_ROOMS = 12
+ALLOWED = {
+    "protos": set(),
+    "ctr_model": set(),
+    "deploy": set(),
+    "ps_server": {"protos"},
+    "ps_worker": {"protos", "ctr_model", "ps_server"},
+}
+"""For each top-level package those that it may import."""
+
+Arrows = dict[str, set[str]]
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Returns all modules and packages by dotted name."""
+    paths = (path.relative_to(ROOT) for top in ALLOWED for path in (ROOT / top).rglob("*.py"))
+    return {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path
+        for path in sorted(paths)
+        if not path.is_relative_to(GENERATED)
+    }
+
+
+def defining_module(module: str, name: str) -> str:
+    """Returns the module that `from module import name` loads."""
+    if f"{module}.{name}" in modules():
+        return f"{module}.{name}"
+    if modules()[module].name == "__init__.py":
+        for node in ast.parse(modules()[module].read_text()).body:
+            is_ours = isinstance(node, ast.ImportFrom) and node.module in modules()
+            if is_ours and name in (alias.asname or alias.name for alias in node.names):
+                return defining_module(node.module, name)
+    return module
+
+
+@cache
+def imports_of(module: str) -> set[str]:
+    """Returns the modules of ours that a module imports."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in modules()}
+        elif isinstance(node, ast.ImportFrom) and node.module in modules():
+            found |= {defining_module(node.module, alias.name) for alias in node.names}
+    return found
+
+
+def arrows_within(package: str) -> Arrows:
+    """Returns for each room of a package the other rooms that it imports."""
+
+    def rooms(names: set[str]) -> set[str]:
+        inside = {name for name in names if name.startswith(f"{package}.")}
+        return {name.removeprefix(f"{package}.").split(".")[0] for name in inside}
+
+    arrows: Arrows = {}
+    for module in modules():
+        for room in rooms({module}):
+            arrows.setdefault(room, set()).update(rooms(imports_of(module)) - {room})
+    return arrows
+
+
+def layers(arrows: Arrows) -> list[list[str]]:
+    """Returns the rooms in layers, lowest first: each imports only lower ones. Circles come last."""
+    left, done = dict(arrows), list[list[str]]()
+    while left:
+        layer = [room for room, targets in left.items() if not targets & left.keys()] or list(left)
+        done.append(sorted(layer))
+        left = {room: targets for room, targets in left.items() if room not in layer}
+    return done
+
+
+def circles(arrows: Arrows) -> list[str]:
+    """Returns the pairs of rooms that import each other, directly or through others."""
+    reached = {room: set(targets) for room, targets in arrows.items()}
+    for middle in arrows:
+        for room in arrows:
+            reached[room] |= reached[middle] if middle in reached[room] else set()
+    pairs = ((a, b) for a in sorted(arrows) for b in sorted(reached[a]) if a < b)
+    return [f"{a} <-> {b}" for a, b in pairs if a in reached[b]]
+
+
+def packages() -> dict[str, Arrows]:
+    """Returns the arrows of every package with two or more rooms."""
+    names = (name for name, path in modules().items() if path.name == "__init__.py")
+    return {name: arrows for name in sorted(names) if len(arrows := arrows_within(name)) > 1}
+
+
+def problems() -> list[str]:
+    """Returns each broken rule as "package: what": too many rooms, circles, arrows not in `ALLOWED`."""
+    found = []
+    for package, arrows in packages().items():
+        if len(arrows) > MAX_ROOMS:
+            found.append(f"{package}: {len(arrows)} rooms, at most {MAX_ROOMS}")
+        found += [f"{package}: circle {pair}" for pair in circles(arrows)]
+    for module in modules():
+        top = module.split(".")[0]
+        targets = {name for name in imports_of(module) if name.split(".")[0] != top}
+        refused = {name for name in targets if name.split(".")[0] not in ALLOWED[top]}
+        found += [f"{top}: {module} imports {name}" for name in sorted(refused)]
+    return found
+
+
+def main() -> int:
+    """Prints the rooms by layer, the highest first, and what each imports; then the problems."""
+    for package, arrows in packages().items():
+        print(f"{package}: {len(arrows)} rooms, {sum(map(len, arrows.values()))} arrows")
+        for number, layer in reversed(list(enumerate(layers(arrows)))):
+            for room in layer:
+                print(f"  {number}  {room:20} {', '.join(sorted(arrows[room]))}".rstrip())
+    print(*(found := problems()), sep="\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
