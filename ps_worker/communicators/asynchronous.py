@@ -17,10 +17,10 @@ from protos.gradients import Gradients, Values, require_finite
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.background import Background
-from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ps_worker.job.model import DENSE_BLOCK
 
 MAX_IN_FLIGHT = 4
 """Pushes on the way before the sender waits for the oldest to be acknowledged."""

@@ -9,8 +9,7 @@ from ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicat
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.geo import GeoCommunicator
-from ps_worker.communicators.half_async import HalfAsyncCommunicator
-from ps_worker.communicators.synchronous import SyncCommunicator
+from ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
 from ps_worker.job import Job
 from ps_worker.job.specs import dense_spec, table_specs
 

@@ -19,8 +19,9 @@ from protos.store import InferenceSettings, Missing
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, load_job, override_job
+from ps_worker.job.model import model_of
 from ps_worker.job.specs import table_specs
-from ps_worker.run.run import Session, model_of, plan_of
+from ps_worker.run.run import Session, plan_of
 from ps_worker.serving.inference import infer
 from tests.support.statistics import counted_on
 
