@@ -31,7 +31,7 @@ def require_optimizers(job: Job, model: Model) -> None:
     dense = job.optimizer.dense.spec()
     _check_optimizer(job, "optimizer.dense", dense)
     if not optimizer_of(dense).is_elementwise:
-        raise job.error("optimizer.dense", f"optimizer.dense: {dense.name!r} is for rows only")
+        raise job.error("optimizer.dense", f"{dense.name!r} is for rows only")
 
 
 def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
@@ -47,7 +47,7 @@ def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
     except SpecConflictError as error:
         parameter = first_named(spec.params, error)
         place = f"{key}.{parameter}" if parameter else key
-        raise job.error(place, f"{key}: {error}") from error
+        raise job.error(place, str(error)) from error
 
 
 def require_life(job: Job, model: Model) -> None:
@@ -68,8 +68,8 @@ def require_life(job: Job, model: Model) -> None:
             key = _first_set(job, spec.name)
             raise job.error(
                 key,
-                f'{key}: in mode "geo" workers train replicas, whose rows count nothing and would not hear '
-                f'of removed ones: remove it, or take another mode, as "async"',
+                'in mode "geo" workers train replicas, whose rows count nothing and would not hear '
+                'of removed ones: remove it, or take another mode, as "async"',
             )
         try:
             check_table_spec(spec)

@@ -151,14 +151,14 @@ def _schema_of(job: Job) -> Schema:
     try:
         return Schema.load(job.data.schema_source)
     except ValueError as error:
-        raise job.error("data.schema", f"data.schema: {error}") from error
+        raise job.error("data.schema", str(error)) from error
 
 
 def _require_format(job: Job) -> None:
     try:
         format_of_job(job)
     except UsageError as error:
-        raise job.error("data.format", f"data.format: {error}") from error
+        raise job.error("data.format", str(error)) from error
 
 
 def _require_order(job: Job) -> None:

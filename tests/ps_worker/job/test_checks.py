@@ -19,22 +19,28 @@ dense = {dense}
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("[life]\nmax_rows = 9\n[strategy]\nmode = 'geo'", r':2: life\.max_rows: in mode "geo"'),
-        ("[strategy]\nmode = 'geo'\n[life]\nstatistics = true", r":4: life\.statistics: in mode"),
+        (
+            "[life]\nmax_rows = 9\n[strategy]\nmode = 'geo'",
+            r'job\.toml: life\.max_rows: in mode "geo"',
+        ),
+        (
+            "[strategy]\nmode = 'geo'\n[life]\nstatistics = true",
+            r"job\.toml: life\.statistics: in mode",
+        ),
         (
             "[strategy]\nmode = 'geo'\n[life.tables.embedding]\nttl_s = 1",
-            r":4: life\.tables\.embedding\.ttl_s: in mode",
+            r"job\.toml: life\.tables\.embedding\.ttl_s: in mode",
         ),
-        ("[life.tables.wide]\nttl_s = 1", r":1: .* no table 'wide', only embedding"),
-        ("[life]\nmax_bytes = 1", r":2: .*max_bytes 1"),
+        ("[life.tables.wide]\nttl_s = 1", r"job\.toml: .* no table 'wide', only embedding"),
+        ("[life]\nmax_bytes = 1", r"job\.toml: .*max_bytes 1"),
         (
             "[strategy]\nmode = 'geo'\n[life]\nadmission = { policy = 'count' }",
-            r":4: life\.admission: in mode",
+            r"job\.toml: life\.admission: in mode",
         ),
-        ("[life]\nadmission = { policy = 'count', threshold = 0 }", r":2: .*threshold 0\.0"),
+        ("[life]\nadmission = { policy = 'count', threshold = 0 }", r"job\.toml: .*threshold 0\.0"),
         (
             "[life]\nadmission = { policy = 'score', table = 'wide' }",
-            r":2: .*'wide', which is not declared",
+            r"job\.toml: .*'wide', which is not declared",
         ),
     ],
     ids=[
@@ -48,7 +54,7 @@ dense = {dense}
         "no-scoring-table",
     ],
 )
-def test_life_that_cannot_be_is_refused_with_its_line(
+def test_life_that_cannot_be_is_refused_with_its_place(
     tmp_path: Path, lines: str, message: str
 ) -> None:
     path = tmp_path / "job.toml"
@@ -68,15 +74,19 @@ def test_life_that_can_be_is_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sparse", "dense", "message"),
     [
-        ('"sgd"', '"adam"', r":2: .*'sgd' needs learning_rate.*name = \"sgd\", learning_rate ="),
-        ('"adam"', '{ name = "momentum" }', r":3: .*'momentum' needs learning_rate"),
-        ('{ name = "adam", rate = 0.1 }', '"adam"', r":2: .*did you mean"),
-        ('"sum"', '"adam"', r":2: .*'sum' adds gradients"),
-        ('"adam"', '"adagrad_row"', r":3: .*'adagrad_row' is for rows only"),
-        ('"adam"', '{ name = "ftrl", l1 = -1.0 }', r":3: .*l1 .* is -1\.0"),
+        (
+            '"sgd"',
+            '"adam"',
+            r"job\.toml: .*'sgd' needs learning_rate.*name = \"sgd\", learning_rate =",
+        ),
+        ('"adam"', '{ name = "momentum" }', r"job\.toml: .*'momentum' needs learning_rate"),
+        ('{ name = "adam", rate = 0.1 }', '"adam"', r"job\.toml: .*did you mean"),
+        ('"sum"', '"adam"', r"job\.toml: .*'sum' adds gradients"),
+        ('"adam"', '"adagrad_row"', r"job\.toml: .*'adagrad_row' is for rows only"),
+        ('"adam"', '{ name = "ftrl", l1 = -1.0 }', r"job\.toml: .*l1 .* is -1\.0"),
     ],
 )
-def test_optimizer_that_does_not_fit_is_refused_with_its_line(
+def test_optimizer_that_does_not_fit_is_refused_with_its_place(
     tmp_path: Path, sparse: str, dense: str, message: str
 ) -> None:
     path = tmp_path / "job.toml"
@@ -90,7 +100,7 @@ def test_optimizer_that_would_lose_what_others_learnt_is_refused_in_geo(tmp_path
     path = tmp_path / "job.toml"
     path.write_text('[strategy]\nmode = "geo"\n[optimizer]\nsparse = "ftrl"\n')
 
-    with pytest.raises(JobError, match=r":4: .*'ftrl' computes weights .* mode \"geo\""):
+    with pytest.raises(JobError, match=r"job\.toml: .*'ftrl' computes weights .* mode \"geo\""):
         require_optimizers(load_job(path), small_model())
 
 
@@ -98,5 +108,5 @@ def test_table_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('[optimizer.tables]\nwide = "ftrl"\n')
 
-    with pytest.raises(JobError, match=r":2: .*no table 'wide', only embedding"):
+    with pytest.raises(JobError, match=r"job\.toml: .*no table 'wide', only embedding"):
         require_optimizers(load_job(path), small_model())

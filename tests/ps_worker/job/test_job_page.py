@@ -13,8 +13,7 @@ from pydantic.fields import FieldInfo
 
 from ps_worker.job import Job, override_job
 from ps_worker.job.fleet_words import TRANSLATED, WITHOUT_COUNTERPART
-from ps_worker.job.sections.admission import AdmissionSection
-from ps_worker.job.sections.life import TableLife
+from ps_worker.job.sections.life import AdmissionSection, TableLife
 from ps_worker.job.sections.optimizers import OptimizerChoice
 from ps_worker.job.sections.strategy import SETTINGS, Mode
 
