@@ -72,7 +72,5 @@ def _sending(job: Job) -> dict[str, Any]:
         "max_merge_dense_num": strategy.max_merge_dense_num,
         "send_queue_size": strategy.send_queue_size,
         "max_delay_ms": strategy.max_delay_ms,
-        "min_send_grad_num_before_recv": strategy.min_send_grad_num_before_recv,
-        "independent_recv_thread": strategy.independent_recv_thread,
         "stall_limit_s": job.cluster.wait_timeout_s,
     }
