@@ -1,19 +1,44 @@
-"""What a checkpoint says of its model besides parameters: the job, and the user's own code."""
+"""Files that a checkpoint carries besides parameters: the job, the schema, and the user's own model code."""
 
 import json
 import logging
 from collections.abc import Sequence
 
+from ctr_model.schema import Schema
 from protos.errors import CheckpointError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.job import Job, stored_job
-from ps_worker.run.run import (
-    JOB_ATTACHMENT,
-    MODEL_ATTACHMENT,
-    own_model_file,
-)
+from ps_worker.job.model import own_model_file
 
 logger = logging.getLogger(__name__)
+
+JOB_ATTACHMENT = "job.json"
+SCHEMA_ATTACHMENT = "schema.json"
+MODEL_ATTACHMENT = "model.py"
+
+
+def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:
+    """Returns what a checkpoint says of its model besides parameters, by name of the file."""
+    attachments = {
+        JOB_ATTACHMENT: job.to_json().encode(),
+        SCHEMA_ATTACHMENT: json.dumps(schema.to_dict(), indent=1).encode(),
+    }
+    own_file = own_model_file(job)
+    if own_file is not None:
+        attachments[MODEL_ATTACHMENT] = own_file.read_bytes()
+    return attachments
+
+
+def schema_of_checkpoint(checkpoint: Checkpoint) -> Schema:
+    """Returns the schema under which the checkpoint's keys mean what they meant.
+
+    Raises:
+        CheckpointError: If there is none, or its keys are of another feature hash than this release's.
+    """
+    try:
+        return Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.attachment_url(SCHEMA_ATTACHMENT)}: {error}") from error
 
 
 def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> Job:

@@ -7,9 +7,9 @@ from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.errors import JobError
 from ps_server.checkpoint.reader import Checkpoint
-from ps_worker.checkpoints.saved_schema import SCHEMA_ATTACHMENT, schema_of_checkpoint
-from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.checkpoints.attachments import SCHEMA_ATTACHMENT, schema_of_checkpoint
 from ps_worker.job import Job
+from ps_worker.job.model import names_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,6 @@ def warm_start(url: str, model: Model, only: Collection[str]) -> WarmStart:
     return WarmStart(
         checkpoint=url, taken=taken, fresh=[name for name in names if name not in taken]
     )
-
-
-def names_of(model: Model) -> list[str]:
-    """Returns the names of a model's tables and dense block."""
-    return sorted([*(table.name for table in model.tables), DENSE_BLOCK])
 
 
 def require_schema(job: Job, schema: Schema, folder: str, *, takes_dense: bool) -> None:

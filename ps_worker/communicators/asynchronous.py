@@ -5,7 +5,7 @@
     training threads <--pull-------------------------- servers           embeddings, a batch ahead
 
 Nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to merge
-with; dense parameters are fetched anew after each dense push, or after every few of them.
+with; dense parameters are fetched after each dense push.
 """
 
 import time
@@ -17,10 +17,10 @@ from protos.gradients import Gradients, Values, require_finite
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
 from ps_worker.communicators.background import Background
-from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ps_worker.job.model import DENSE_BLOCK
 
 MAX_IN_FLIGHT = 4
 """Pushes on the way before the sender waits for the oldest to be acknowledged."""
@@ -43,8 +43,6 @@ class AsyncCommunicator:
         max_merge_dense_num: int,
         send_queue_size: int,
         max_delay_ms: float,
-        min_send_grad_num_before_recv: int = 1,
-        independent_recv_thread: bool = True,
         stall_limit_s: float = 600.0,
     ) -> None:
         """Starts sender and receiver, and reads the dense parameters once.
@@ -57,8 +55,6 @@ class AsyncCommunicator:
             max_merge_dense_num: Batches to merge before a dense push.
             send_queue_size: Batches waiting to be sent before `push` waits.
             max_delay_ms: Longest that a gradient waits for others to merge with.
-            min_send_grad_num_before_recv: Dense pushes between two fetches of the dense parameters.
-            independent_recv_thread: Pushes go on while one is acknowledged and parameters are fetched.
             stall_limit_s: Longest that `push` and `flush` wait for the sender.
         """
         self._store = store
@@ -70,9 +66,6 @@ class AsyncCommunicator:
             max_delay_s=max_delay_ms / 1000,
         )
         self._queue_size = max(send_queue_size, max_merge_var_num)
-        self._max_in_flight = MAX_IN_FLIGHT if independent_recv_thread else 1
-        self._dense_pushes_before_recv = min_send_grad_num_before_recv
-        self._dense_pushes = 0
         self._is_flushing = False
         self._in_flight: deque[tuple[MergedPush, Future[Version]]] = deque()
         self._outstanding = 0
@@ -135,7 +128,7 @@ class AsyncCommunicator:
         with self._changed:
             while not self._background.is_closed:
                 now = time.monotonic()
-                if self._outstanding < self._max_in_flight:
+                if self._outstanding < MAX_IN_FLIGHT:
                     push = self._merger.take(now, everything=self._is_flushing)
                     if push is not None:
                         self._outstanding += 1
@@ -170,7 +163,7 @@ class AsyncCommunicator:
                 push, answer = self._in_flight.popleft()
             answer.result()
             self._acknowledge(push)
-            if self._is_receive_due(push):
+            if push.dense:
                 self._receive()
             with self._changed:
                 self._outstanding -= 1
@@ -178,13 +171,6 @@ class AsyncCommunicator:
 
     def _acknowledge(self, push: MergedPush) -> None:
         """Hears of each push, in order, that every server has applied; for a mode that counts them."""
-
-    def _is_receive_due(self, push: MergedPush) -> bool:
-        self._dense_pushes += bool(push.dense)
-        is_due = self._dense_pushes >= self._dense_pushes_before_recv
-        if is_due:
-            self._dense_pushes = 0
-        return is_due
 
     def _receive(self) -> None:
         number = self._mirror.spare()

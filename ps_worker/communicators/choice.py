@@ -9,8 +9,7 @@ from ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicat
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.geo import GeoCommunicator
-from ps_worker.communicators.half_async import HalfAsyncCommunicator
-from ps_worker.communicators.synchronous import SyncCommunicator
+from ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
 from ps_worker.job import Job
 from ps_worker.job.specs import dense_spec, table_specs
 
@@ -73,7 +72,5 @@ def _sending(job: Job) -> dict[str, Any]:
         "max_merge_dense_num": strategy.max_merge_dense_num,
         "send_queue_size": strategy.send_queue_size,
         "max_delay_ms": strategy.max_delay_ms,
-        "min_send_grad_num_before_recv": strategy.min_send_grad_num_before_recv,
-        "independent_recv_thread": strategy.independent_recv_thread,
         "stall_limit_s": job.cluster.wait_timeout_s,
     }

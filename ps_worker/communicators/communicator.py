@@ -16,9 +16,6 @@ from protos.keys import Keys
 from protos.store import Future, Pulled, Version
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 
-DENSE_BLOCK = "dense"
-"""The one dense block of a model: all its dense parameters in one flat vector."""
-
 
 class Communicator(Protocol):
     """One mode of training. Thread-safe where `is_lockstep` is False.

@@ -13,8 +13,8 @@ import numpy as np
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Store, Version
-from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ps_worker.job.model import DENSE_BLOCK
 
 
 class DirectCommunicator:

@@ -21,9 +21,9 @@ from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import Future, Pulled, Store, Version
 from ps_worker.communicators.background import Background
-from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.communicators.replica import Replica
+from ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
 

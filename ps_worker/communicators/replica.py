@@ -19,13 +19,10 @@ import numpy as np
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values
 from protos.keys import Keys
-from protos.spec import DenseSpec, OptimizerSpec, TableSpec
+from protos.spec import DenseSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.replica_table import ReplicaTable
-
-DELTA_OPTIMIZER = OptimizerSpec(name="sum")
-"""What servers do with deltas."""
 
 
 class Replica:

@@ -10,8 +10,7 @@ from ps_worker.fleet.strategy import DistributedStrategy
 from ps_worker.fleet.trainer import Trainer
 from ps_worker.fleet.worker_run import Task
 from ps_worker.job import override_job
-from ps_worker.job.life_checks import require_life
-from ps_worker.job.optimizer_checks import require_optimizers
+from ps_worker.job.checks import require_life, require_optimizers
 
 
 class DistributedOptimizer:

@@ -4,10 +4,10 @@ import difflib
 from typing import Any
 
 from protos.errors import UsageError
-from ps_worker.job.fleet_words import FLEET_WORDS
+from ps_worker.job.fleet_words import FLEET_WORDS, IGNORED
 from ps_worker.job.sections.strategy import StrategySection
 
-_KNOWN = (*FLEET_WORDS, *StrategySection.model_fields)
+_KNOWN = (*FLEET_WORDS, *IGNORED, *StrategySection.model_fields)
 
 
 class DistributedStrategy:

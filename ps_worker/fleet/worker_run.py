@@ -20,6 +20,7 @@ from protos.role import WorkerRole
 from protos.store import InferenceSettings, Numbers, ReduceOp, Shrunk, Staleness, Store
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
+from ps_worker.checkpoints.attachments import attachments_of
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
 from ps_worker.cluster.grpc_transport import Deadlines
@@ -29,7 +30,6 @@ from ps_worker.job import Job
 from ps_worker.job.sections.section import ModelSection
 from ps_worker.job.specs import declare
 from ps_worker.run.precompile import precompile_model
-from ps_worker.run.run import attachments_of
 from ps_worker.training.evaluator import OnPredictions, evaluate
 from ps_worker.training.monitor import FetchHandler, Fetching
 from ps_worker.training.shrinking import log_shrunk

@@ -2,9 +2,9 @@
 
     [model] [data] [train] [optimizer] [life] [strategy] [checkpoint] [cluster]
 
-Each key can be overridden by `--set section.key=value`. Every error begins with the line of the file or the
-override that has to change; an unknown key names the nearest known one. Paths are relative to the working
-directory.
+Each key can be overridden by `--set section.key=value`. Every error begins with the file or the override
+that has to change and names the key; for an unknown key also the nearest known one. Paths are relative to
+the working directory.
 """
 
 from ps_worker.job.job import Job

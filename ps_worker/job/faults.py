@@ -9,8 +9,7 @@ from pydantic_core import ErrorDetails
 
 from ps_worker.job.fleet_words import FLEET_WORDS
 from ps_worker.job.job import Job
-from ps_worker.job.origin import Origin
-from ps_worker.job.toml_lines import KeyPath
+from ps_worker.job.origin import KeyPath, Origin
 
 
 def explain(detail: ErrorDetails, origin: Origin) -> str:
@@ -21,7 +20,9 @@ def explain(detail: ErrorDetails, origin: Origin) -> str:
         origin: Of the job.
     """
     path = origin.as_written([str(part) for part in detail["loc"]])
-    return f"{origin.of(path)}: {_fault(detail, path)}{_way_out(detail, origin)}"
+    is_missing = detail["type"] == "missing"  # what brought the table around it lacks it
+    place = origin.places(path[:-1])[-1] if is_missing else origin.of(path)
+    return f"{place}: {_fault(detail, path)}{_way_out(detail, origin)}"
 
 
 def first_named(names: Collection[str], error: Exception) -> str | None:

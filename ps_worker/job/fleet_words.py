@@ -10,23 +10,24 @@ other checks, so that a job that was read has one form only, whatever words it w
 """
 
 import difflib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from protos.errors import JobError
 from ps_worker.job.sections.strategy import SETTINGS
 
+logger = logging.getLogger(__name__)
+
 FLEET_WORDS = ("a_sync", "a_sync_configs")
 """Keys of `[strategy]` that are Fleet's."""
 
-TRANSLATED = (
-    "k_steps",
-    "max_merge_var_num",
-    "send_queue_size",
-    "independent_recv_thread",
-    "min_send_grad_num_before_recv",
-)
+TRANSLATED = ("k_steps", "max_merge_var_num", "send_queue_size")
 """Options of `a_sync_configs` that are settings here."""
+
+IGNORED = {"independent_recv_thread": True, "min_send_grad_num_before_recv": 1}
+"""Options of `a_sync_configs` that are accepted without an effect, with the value that describes training:
+a thread of its own fetches the dense parameters, after each dense push."""
 
 WITHOUT_COUNTERPART = {
     "thread_pool_size": "remove it, one thread has several pushes on the way at once",
@@ -66,8 +67,9 @@ def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
             ask for, or contradicts another.
     """
     own = {name: value for name, value in strategy.items() if name not in FLEET_WORDS}
+    own = _without_ignored(own, "strategy")
     _refuse_without_counterpart(own, ())
-    if len(own) == len(strategy):
+    if not any(word in strategy for word in FLEET_WORDS):
         return own
     configs = _configs(strategy.get("a_sync_configs", {}))
     twice = sorted(own.keys() & configs.keys())
@@ -101,6 +103,7 @@ def _configs(configs: object) -> Mapping[str, Any]:
     key = ("a_sync_configs",)
     if not isinstance(configs, Mapping):
         raise FleetWordError(key, f"is {configs!r}, expected a table of options")
+    configs = _without_ignored(configs, "strategy.a_sync_configs")
     _refuse_without_counterpart(configs, key)
     for name in configs:
         if name not in TRANSLATED:
@@ -110,6 +113,20 @@ def _configs(configs: object) -> Mapping[str, Any]:
     if isinstance(k_steps, bool) or not isinstance(k_steps, int):
         raise FleetWordError((*key, "k_steps"), f"is {k_steps!r}, expected a whole number")
     return configs
+
+
+def _without_ignored(words: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """Returns the words that have an effect; warns of others, unless they say what happens anyway."""
+    for name, value in IGNORED.items():
+        if words.get(name, value) != value:
+            logger.warning(
+                "%s.%s is %r, which is ignored: workers train as with %r",
+                table,
+                name,
+                words[name],
+                value,
+            )
+    return {name: value for name, value in words.items() if name not in IGNORED}
 
 
 def _mode(strategy: Mapping[str, Any], configs: Mapping[str, Any]) -> Any:

@@ -44,12 +44,18 @@ class Job(Section):
             self._origin = context
 
     def place_of(self, key: str) -> str:
-        """Returns where `section.key` was written: `path:line`, or `--set section.key=value`."""
+        """Returns where `section.key` was written: the file, or `--set section.key=value`."""
         return self._origin.of(key.split("."))
 
     def error(self, key: str, fault: str) -> JobError:
-        """Returns the error that says where `section.key` was written and what is wrong there."""
-        return JobError(f"{self.place_of(key)}: {fault}")
+        """Returns the error that says where `section.key` was written, its name, and the fault.
+
+        Args:
+            key: `section.key`.
+            fault: Prefixed with the key, unless it begins with it.
+        """
+        named = fault if fault.startswith(key) else f"{key}: {fault}"
+        return JobError(f"{self.place_of(key)}: {named}")
 
     def to_json(self) -> str:
         """Returns the job as JSON, the defaults of all that has a use filled in."""

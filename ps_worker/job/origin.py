@@ -1,9 +1,10 @@
-"""Where each key of a job was written: on which line of its file, or by which override."""
+"""The place where each key of a job was written: its file, or an override."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ps_worker.job.toml_lines import KeyPath, key_lines
+KeyPath = tuple[str, ...]
+"""A key from the top on; the elements of an array have their index as key: ("data", "train", "0")."""
 
 
 def path_of(override: str) -> KeyPath:
@@ -13,17 +14,15 @@ def path_of(override: str) -> KeyPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The texts that a job was read from. All are equal: a job is what it says, wherever that stands.
+    """The texts that a job was read from. All are equal: a job is its values, wherever they were written.
 
     Attributes:
-        source: Path of the file, or what else to call it.
-        text: TOML of the file; empty: its lines are not known.
+        source: Path of the file, or another name of where the values come from.
         overrides: `section.key=value`, in their order.
         aliases: Keys that were written under another name, by the name that they have in the job.
     """
 
     source: str = field(default="job", compare=False)
-    text: str = field(default="", compare=False)
     overrides: tuple[str, ...] = field(default=(), compare=False)
     aliases: Mapping[KeyPath, KeyPath] = field(default_factory=dict, compare=False)
 
@@ -36,25 +35,19 @@ class Origin:
         return any(_is_within(self.as_written(key), path_of(text)) for text in self.overrides)
 
     def of(self, key: Sequence[str]) -> str:
-        """Returns where a key was written: `path:line`, `--set section.key=value`, or both.
+        """Returns where a key was written, for messages: all its places."""
+        return ", ".join(self.places(key))
 
-        Both, where overrides changed a part of what stands in the file. A key that nobody wrote has the
-        place of the nearest table around it, or else that of the source.
+    def places(self, key: Sequence[str]) -> list[str]:
+        """Returns where a key was written: the source, `--set section.key=value`, or both.
+
+        Both, where overrides changed a part of the key's value.
         """
-        lines = key_lines(self.text)
         path = self.as_written(key)
-        if places := self._places(path, lines):
-            return ", ".join(places)
-        for length in range(len(path) - 1, 0, -1):
-            if places := self._places(path[:length], lines):
-                return places[0]
-        return self.source
-
-    def _places(self, path: KeyPath, lines: Mapping[KeyPath, int]) -> list[str]:
-        places = [f"{self.source}:{lines[path]}"] if path in lines else []
+        places = [self.source]
         for text in self.overrides:
             if _is_within(path, path_of(text)):
-                places = [f"--set {text}"]  # whatever stood there before is gone
+                places = [f"--set {text}"]  # it replaced the value before
             elif _is_within(path_of(text), path):
                 places.append(f"--set {text}")
         return places

@@ -1,6 +1,5 @@
 """Jobs from TOML files and from what checkpoints keep, with overrides."""
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,15 +23,12 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
         JobError: If the file cannot be read or is not TOML, or a key or value is wrong.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text)
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise JobError(f"cannot read job {path}: {error.strerror}") from error
     except ValueError as error:
-        line = re.search(r"at line (\d+)", str(error))
-        place = f"{path}:{line[1]}" if line else str(path)
-        raise JobError(f"{place}: not TOML: {error}") from error
-    return _job_of(data, Origin(source=str(path), text=text, overrides=tuple(overrides)))
+        raise JobError(f"{path}: not TOML: {error}") from error
+    return _job_of(data, Origin(source=str(path), overrides=tuple(overrides)))
 
 
 def override_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str) -> Job:

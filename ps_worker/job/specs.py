@@ -10,9 +10,11 @@ from dataclasses import replace
 from ctr_model.models.model import EmbeddingTable, Model
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Store
-from ps_worker.communicators.communicator import DENSE_BLOCK
-from ps_worker.communicators.replica import DELTA_OPTIMIZER
-from ps_worker.job import Job
+from ps_worker.job.job import Job
+from ps_worker.job.model import DENSE_BLOCK
+
+DELTA_OPTIMIZER = OptimizerSpec(name="sum")
+"""The optimizer of servers in GEO training: it adds deltas."""
 
 
 def table_specs(model: Model, job: Job) -> list[TableSpec]:

@@ -14,18 +14,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
-from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from protos.store import ReduceOp, Store
 from ps_server.checkpoint.retention import remove_unfinished
+from ps_worker.checkpoints.attachments import attachments_of
 from ps_worker.checkpoints.resume import EarlierRun, earlier_run
 from ps_worker.checkpoints.retention import (
     checkpoints_of_runs,
@@ -34,16 +32,15 @@ from ps_worker.checkpoints.retention import (
     warn_of_earlier_run,
 )
 from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
-from ps_worker.checkpoints.saved_schema import SCHEMA_ATTACHMENT
 from ps_worker.checkpoints.saver import Saver
 from ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
-from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.files.file_split import FileSplit, file_splits, shown
 from ps_worker.data.files.listing import matching_files
 from ps_worker.data.formats import reader_of
 from ps_worker.job import Job
+from ps_worker.job.checks import require_life, require_optimizers
 from ps_worker.job.datasets import (
     TrainingData,
     digest_of_files,
@@ -51,17 +48,13 @@ from ps_worker.job.datasets import (
     order_of_data,
     streamed,
 )
-from ps_worker.job.faults import first_named
-from ps_worker.job.life_checks import require_life
-from ps_worker.job.optimizer_checks import require_optimizers
+from ps_worker.job.model import DENSE_BLOCK, model_of
 from ps_worker.job.specs import counting_tables
+from ps_worker.training.evaluator import figures
 from ps_worker.training.shrinking import log_shrunk
 from ps_worker.training.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-JOB_ATTACHMENT = "job.json"
-MODEL_ATTACHMENT = "model.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,14 +150,14 @@ def _schema_of(job: Job) -> Schema:
     try:
         return Schema.load(job.data.schema_source)
     except ValueError as error:
-        raise job.error("data.schema", f"data.schema: {error}") from error
+        raise job.error("data.schema", str(error)) from error
 
 
 def _require_format(job: Job) -> None:
     try:
         format_of_job(job)
     except UsageError as error:
-        raise job.error("data.format", f"data.format: {error}") from error
+        raise job.error("data.format", str(error)) from error
 
 
 def _require_order(job: Job) -> None:
@@ -185,19 +178,6 @@ def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[str]:
         return matching_files(patterns)
     except DataError as error:
         raise DataError(f"{job.place_of(key)}: {key}: {error}") from error
-
-
-def model_of(job: Job, schema: Schema) -> Model:
-    """Returns the model that a job names, for the columns of a schema.
-
-    Raises:
-        JobError: If there is no such model, or an option is wrong.
-    """
-    try:
-        return build_model(job.model.name, schema, job.model.options)
-    except ValueError as error:
-        option = first_named(job.model.options, error) or "name"
-        raise job.error(f"model.{option}", str(error)) from error
 
 
 class Session:
@@ -413,35 +393,6 @@ def _position_in(epoch: int, worker: Worker) -> DataPosition | None:
         return None
     position = DataPosition.from_json(earlier.position)
     return position if position.epoch == epoch else None  # else it had not begun this one
-
-
-def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:
-    """Returns what a checkpoint says of its model besides parameters, by name of the file."""
-    attachments = {
-        JOB_ATTACHMENT: job.to_json().encode(),
-        SCHEMA_ATTACHMENT: json.dumps(schema.to_dict(), indent=1).encode(),
-    }
-    own_file = own_model_file(job)
-    if own_file is not None:
-        attachments[MODEL_ATTACHMENT] = own_file.read_bytes()
-    return attachments
-
-
-def own_model_file(job: Job) -> Path | None:
-    """Returns the file of a model of the user's own; None for a model of this package."""
-    path, _, _ = job.model.name.rpartition(":")
-    return Path(path) if path.endswith(".py") else None
-
-
-def figures(metrics: ClickMetrics) -> dict[str, Any]:
-    """Returns the figures of an evaluation, by their names in summaries."""
-    return {
-        "auc": metrics.auc(),
-        "log_loss": metrics.log_loss(),
-        "accuracy": metrics.accuracy(),
-        "calibration": metrics.calibration(),
-        "test_examples": metrics.examples,
-    }
 
 
 def _named(parts: Sequence[FileSplit]) -> str:

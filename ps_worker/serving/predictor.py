@@ -23,12 +23,10 @@ from protos.errors import UsageError
 from protos.gradients import Values
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
-from ps_worker.checkpoints.attachments import job_of_checkpoint
-from ps_worker.checkpoints.saved_schema import schema_of_checkpoint
-from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.checkpoints.attachments import job_of_checkpoint, schema_of_checkpoint
 from ps_worker.data.user_code.samples import Sample, batches_of_samples
+from ps_worker.job.model import DENSE_BLOCK, model_of
 from ps_worker.lookups import keys_of_batch
-from ps_worker.run.run import model_of
 
 MAX_KEPT = 2
 """Models that `roll_back` can go back to."""

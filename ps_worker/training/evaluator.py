@@ -1,7 +1,7 @@
 """Evaluation: one function for the end of training and for `ps-worker infer`, so figures agree."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from protos.errors import GradientError
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Version
-from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.lookups import keys_of_batch
 
 
@@ -70,6 +70,17 @@ def evaluate(
         if batch.labels is not None:
             _add(metrics, batch.labels, predictions)
     return metrics
+
+
+def figures(metrics: ClickMetrics) -> dict[str, Any]:
+    """Returns the figures of an evaluation, by their names in summaries."""
+    return {
+        "auc": metrics.auc(),
+        "log_loss": metrics.log_loss(),
+        "accuracy": metrics.accuracy(),
+        "calibration": metrics.calibration(),
+        "test_examples": metrics.examples,
+    }
 
 
 def _add(

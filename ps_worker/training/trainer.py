@@ -25,9 +25,10 @@ from ctr_model.models.model import Model, StepResult
 from protos.errors import DataError
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
 from protos.store import Future, Pulled, Version
-from ps_worker.communicators.communicator import DENSE_BLOCK, Communicator
+from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.push_ids import PushIds
 from ps_worker.data.blocks.position import Batches
+from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.lookups import BatchKeys, keys_of_batch
 from ps_worker.training.meter import Progress
 

@@ -6,9 +6,8 @@ import pytest
 
 from ctr_model.schema import Schema
 from ps_worker.job import load_job
-from ps_worker.job.life_checks import require_life
-from ps_worker.job.optimizer_checks import require_optimizers
-from ps_worker.run.run import model_of
+from ps_worker.job.checks import require_life, require_optimizers
+from ps_worker.job.model import model_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.store import Missing
 from ps_server.store import ParameterStore
 from ps_worker.communicators.asynchronous import AsyncCommunicator
-from ps_worker.communicators.communicator import DENSE_BLOCK
+from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
 from tests.support.cluster import cluster
 from tests.support.training import job, random_batches, small_model, together, train_worker

@@ -9,8 +9,8 @@ import pytest
 from ctr_model.batch import Batch
 from protos.store import Missing, Staleness, Store
 from ps_server.store import ParameterStore
-from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.job import Job
+from ps_worker.job.model import DENSE_BLOCK
 from tests.support.cluster import cluster
 from tests.support.training import (
     job,

@@ -25,8 +25,6 @@ _SENDING = frozenset(
         "max_merge_dense_num",
         "send_queue_size",
         "max_delay_ms",
-        "min_send_grad_num_before_recv",
-        "independent_recv_thread",
     }
 )
 
@@ -51,8 +49,6 @@ class StrategySection(Section):
         max_merge_dense_num: Async: the same for dense gradients.
         send_queue_size: Async: batches that may wait to be sent before training waits.
         max_delay_ms: Async: no gradient waits longer for others to be merged with.
-        min_send_grad_num_before_recv: Async: dense pushes between two fetches of the dense parameters.
-        independent_recv_thread: Async: a thread of its own fetches them; false: the sender waits for them.
         k_steps: Geo: batches of a worker between two exchanges.
         max_replica_mb: Geo: memory that a worker's replica may take before the job ends with an error.
         max_staleness: Bounded staleness: steps that a worker may be ahead of the slowest.
@@ -63,8 +59,6 @@ class StrategySection(Section):
     max_merge_dense_num: int = Field(4, ge=1)
     send_queue_size: int = Field(4, ge=1)
     max_delay_ms: float = Field(100.0, gt=0)
-    min_send_grad_num_before_recv: int = Field(1, ge=1)
-    independent_recv_thread: bool = True
     k_steps: int = Field(100, ge=1)
     max_replica_mb: int = Field(8192, ge=1)
     max_staleness: int = Field(8, ge=0)

@@ -7,8 +7,8 @@ from protos.errors import GradientError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.store import Missing, Staleness
 from ps_server.store import ParameterStore
-from ps_worker.communicators.communicator import DENSE_BLOCK
 from ps_worker.communicators.direct import DirectCommunicator
+from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
 from tests.support.training import job, small_model, together
 

@@ -1,18 +1,22 @@
 """Fleet's words for modes and settings."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from protos.errors import JobError
 from ps_worker.job import override_job
 from ps_worker.job.fleet_words import (
+    IGNORED,
     TRANSLATED,
     WITHOUT_COUNTERPART,
     FleetWordError,
     aliases_of,
     translated,
 )
+from ps_worker.job.sections.strategy import Mode
+
+MODES = get_args(Mode)
 
 FLEET_OPTIONS = {  # of a_sync_configs, in distributed_strategy.proto
     "k_steps", "max_merge_var_num", "send_queue_size", "independent_recv_thread",
@@ -58,8 +62,29 @@ def test_words_mean_what_they_mean_in_fleet(
     assert str(words) == before
 
 
+@pytest.mark.parametrize("name", IGNORED)
+def test_word_without_an_effect_is_accepted_in_every_mode_and_said(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for mode in MODES:
+        job = override_job({"strategy": {"mode": mode}}, [], source="job")
+
+        assert (
+            override_job({"strategy": {"mode": mode, name: IGNORED[name]}}, [], source="job") == job
+        )
+        assert translated({"mode": mode, "a_sync_configs": {name: IGNORED[name]}}) == {"mode": mode}
+        assert not caplog.messages
+
+        assert translated({"mode": mode, "a_sync_configs": {name: 7}}) == {"mode": mode}
+        assert translated({"mode": mode, name: 8}) == {"mode": mode}
+        first, second = caplog.messages
+        assert f"strategy.a_sync_configs.{name} is 7, which is ignored" in first
+        assert f"strategy.{name} is 8, which is ignored" in second
+        caplog.clear()
+
+
 def test_every_option_of_fleet_has_a_translation_or_advice() -> None:
-    assert set(TRANSLATED) | WITHOUT_COUNTERPART.keys() - {"half_async"} == FLEET_OPTIONS
+    assert {*TRANSLATED, *IGNORED} | WITHOUT_COUNTERPART.keys() - {"half_async"} == FLEET_OPTIONS
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ps_worker.job import Job, override_job
-from ps_worker.job.fleet_words import TRANSLATED, WITHOUT_COUNTERPART
-from ps_worker.job.sections.admission import AdmissionSection
-from ps_worker.job.sections.life import TableLife
+from ps_worker.job.fleet_words import IGNORED, TRANSLATED, WITHOUT_COUNTERPART
+from ps_worker.job.sections.life import AdmissionSection, TableLife
 from ps_worker.job.sections.optimizers import OptimizerChoice
 from ps_worker.job.sections.strategy import SETTINGS, Mode
 
@@ -127,7 +126,7 @@ def test_modes_of_each_setting_are_those_that_use_it() -> None:
 def test_every_word_of_fleet_is_there() -> None:
     fleet = part("strategy").partition("### In Fleet's words")[2]
 
-    for word in (*TRANSLATED, *WITHOUT_COUNTERPART):
+    for word in (*TRANSLATED, *IGNORED, *WITHOUT_COUNTERPART):
         assert re.search(f"[`.]{word}`", fleet), word
 
 

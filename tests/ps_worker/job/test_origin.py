@@ -8,20 +8,6 @@ from protos.errors import JobError
 from ps_worker.job import Job, load_job, override_job
 from ps_worker.job.origin import Origin
 
-FILE = """\
-[data]
-train = [
-  "part-0",
-  "part-1",
-]
-
-[optimizer]
-sparse = { name = "sgd", learning_rate = 0.1 }
-
-[optimizer.dense]
-name = "adam"
-"""
-
 
 def faults_of(text: str, *overrides: str, folder: Path) -> list[str]:
     """Returns the lines of the error that a job file gives, without the folder."""
@@ -35,35 +21,37 @@ def faults_of(text: str, *overrides: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("[train]\n\nbatch_sise = 1", "job.toml:3: unknown key 'train.batch_sise'"),
-        ("[data]\n[trian]\nepochs = 1", "job.toml:2: unknown key 'trian'"),
-        ("[train]\n\nepochs = 0", "job.toml:3: train.epochs is 0: "),
-        ("train.epochs = 0", "job.toml:1: train.epochs is 0: "),
-        ("\ntrain = { seed = 1, epochs = 0 }", "job.toml:2: train.epochs is 0: "),
-        ("\ntrain = 3", "job.toml:2: train is 3: "),
-        ("[data]\ntrain = [\n'a',\n3.5,\n[]]", "job.toml:5: data.train.2 is []: "),
-        ("[data]\nschema = []", "job.toml:2: data.schema is []: "),
-        ("[strategy]\n\nmode = 'asink'", "job.toml:3: strategy.mode is 'asink', did you mean"),
-        ("[strategy]\n\nk_steps = 9", 'job.toml:3: strategy.k_steps is 9, but mode is "async"'),
+        ("[train]\n\nbatch_sise = 1", "job.toml: unknown key 'train.batch_sise'"),
+        ("[data]\n[trian]\nepochs = 1", "job.toml: unknown key 'trian'"),
+        ("[train]\n\nepochs = 0", "job.toml: train.epochs is 0: "),
+        ("train.epochs = 0", "job.toml: train.epochs is 0: "),
+        ("\ntrain = { seed = 1, epochs = 0 }", "job.toml: train.epochs is 0: "),
+        ("\ntrain = 3", "job.toml: train is 3: "),
+        ("[data]\ntrain = [\n'a',\n3.5,\n[]]", "job.toml: data.train.2 is []: "),
+        ("[data]\nschema = []", "job.toml: data.schema is []: "),
+        ("[strategy]\n\nmode = 'asink'", "job.toml: strategy.mode is 'asink', did you mean"),
+        ("[strategy]\n\nk_steps = 9", 'job.toml: strategy.k_steps is 9, but mode is "async"'),
         (
             "[strategy]\na_sync = true\n[strategy.a_sync_configs]\nsend_wait_times = 1",
-            "job.toml:4: strategy.a_sync_configs.send_wait_times has no counterpart",
+            "job.toml: strategy.a_sync_configs.send_wait_times has no counterpart",
         ),
         (
             "[strategy]\na_sync = true\n[strategy.a_sync_configs]\nsend_queue_size = 0",
-            "job.toml:4: strategy.a_sync_configs.send_queue_size is 0: ",
+            "job.toml: strategy.a_sync_configs.send_queue_size is 0: ",
         ),
         (
             "[strategy]\na_sync = false\nmode = 'async'",
-            "job.toml:2: strategy.a_sync is False, but mode is 'async'",
+            "job.toml: strategy.a_sync is False, but mode is 'async'",
         ),
         (
             "[optimizer.sparse]\nname = 'sgd'\nlearning_rate = 'fast'",
-            "job.toml:3: optimizer.sparse.learning_rate is 'fast': ",
+            "job.toml: optimizer.sparse.learning_rate is 'fast': ",
         ),
     ],
 )
-def test_fault_of_a_file_begins_with_its_line(text: str, fault: str, tmp_path: Path) -> None:
+def test_fault_of_a_file_begins_with_its_path_and_names_the_key(
+    text: str, fault: str, tmp_path: Path
+) -> None:
     (line,) = faults_of(text, folder=tmp_path)
 
     assert line.startswith(fault)
@@ -74,8 +62,8 @@ def test_every_fault_has_a_line_of_its_own(tmp_path: Path) -> None:
 
     assert [fault.partition(": ")[0] for fault in faults] == [
         "--set train.batch_size=0",
-        "job.toml:2",
-        "job.toml:3",
+        "job.toml",
+        "job.toml",
     ]
 
 
@@ -91,7 +79,7 @@ def test_mode_of_an_override_over_settings_of_a_file_says_how_to_do_it(tmp_path:
     (fault,) = faults_of(text, "strategy.mode=sync", folder=tmp_path)
 
     assert fault == (
-        'job.toml:3: strategy.max_delay_ms is 5.0, but mode is "sync": set strategy.mode = "async" or '
+        'job.toml: strategy.max_delay_ms is 5.0, but mode is "sync": set strategy.mode = "async" or '
         '"bounded_staleness", or remove max_delay_ms, or replace the section: '
         "--set \"strategy={mode='sync'}\""
     )
@@ -108,24 +96,18 @@ def test_section_is_to_be_replaced_only_where_an_override_chose_the_mode(tmp_pat
 @pytest.mark.parametrize(
     ("overrides", "key", "place"),
     [
-        ((), "data.train", "job.toml:2"),
-        ((), "data.train.1", "job.toml:4"),
-        ((), "data.train.7", "job.toml:2"),
-        ((), "data.test", "job.toml:1"),
-        ((), "optimizer.sparse.name", "job.toml:8"),
-        ((), "optimizer.dense", "job.toml:10"),
-        ((), "optimizer.dense.beta1", "job.toml:10"),
-        ((), "train.epochs", "job.toml"),
-        (("data.test=x",), "data.train", "job.toml:2"),
-        (("data.test=x",), "data.schema", "job.toml:1"),
+        ((), "data.train", "job.toml"),
+        ((), "data.train.1", "job.toml"),
+        (("data.test=x",), "data.train", "job.toml"),
+        (("data.test=x",), "data.schema", "job.toml"),
         (("data.train=x",), "data.train", "--set data.train=x"),
         (("data.train=x", "data.train=y"), "data.train", "--set data.train=y"),
         (("data={test='x'}",), "data.train", "--set data={test='x'}"),
-        (("train.seed=1",), "train.epochs", "--set train.seed=1"),
+        (("train.seed=1",), "train.epochs", "job.toml"),
         (
             ("optimizer.dense.beta1=2",),
             "optimizer.dense",
-            "job.toml:10, --set optimizer.dense.beta1=2",
+            "job.toml, --set optimizer.dense.beta1=2",
         ),
         (
             ("optimizer.dense.beta1=2", "optimizer.dense=adam", "optimizer.dense.beta2=2"),
@@ -139,20 +121,20 @@ def test_section_is_to_be_replaced_only_where_an_override_chose_the_mode(tmp_pat
 def test_place_is_where_the_key_was_written(
     overrides: tuple[str, ...], key: str, place: str
 ) -> None:
-    origin = Origin(source="job.toml", text=FILE, overrides=overrides)
+    origin = Origin(source="job.toml", overrides=overrides)
 
     assert origin.of(key.split(".")) == place
 
 
 def test_job_tells_where_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
-    path.write_text(FILE + "[strategy]\na_sync = true\n[strategy.a_sync_configs]\nk_steps = 9\n")
+    path.write_text("[strategy]\na_sync = true\n[strategy.a_sync_configs]\nk_steps = 9\n")
     job = load_job(path, ["train.epochs=2"])
 
-    assert str(job.error("data.train", "no such file")) == f"{path}:2: no such file"
+    assert str(job.error("data.train", "no such file")) == f"{path}: data.train: no such file"
     assert job.place_of("train.epochs") == "--set train.epochs=2"
-    assert job.place_of("strategy.mode") == f"{path}:13"
-    assert job.place_of("strategy.k_steps") == f"{path}:15"
+    assert job.place_of("strategy.mode") == str(path)
+    assert job.place_of("strategy.k_steps") == str(path)
 
 
 def test_place_is_no_part_of_a_job(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from protos.store import InferenceSettings, Missing
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, load_job, override_job
+from ps_worker.job.model import model_of
 from ps_worker.job.specs import table_specs
-from ps_worker.run.run import Session, model_of, plan_of
+from ps_worker.run.run import Session, plan_of
 from ps_worker.serving.inference import infer
 from tests.support.statistics import counted_on
 
@@ -222,41 +223,49 @@ class Own:
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ('"criteo"', '"criteos"', ":5: data.schema: no schema 'criteos'"),
+        ('"criteo"', '"criteos"', ": data.schema: no schema 'criteos'"),
         (
             '"criteo"',
             '"criteo"\nformat = "critio"',
-            ":6: data.format: unknown format 'critio', did you mean 'criteo'",
+            ": data.format: unknown format 'critio', did you mean 'criteo'",
         ),
         (
             "dim = 4",
             "dims = 4",
-            ":3: unknown option of model 'ctr_dnn': 'dims', did you mean 'dim'",
+            ": model.dims: unknown option of model 'ctr_dnn': 'dims', did you mean 'dim'",
         ),
-        ("dim = 4", "dim = [4]", ":3: model 'ctr_dnn': dim is [4]"),
-        ("ctr_dnn", "ctr_dn", ":2: unknown model 'ctr_dn', did you mean 'ctr_dnn'"),
-        ("0.1", "-1", ":10: optimizer.sparse: learning_rate of optimizer 'adagrad' is -1.0"),
+        ("dim = 4", "dim = [4]", ": model.dim: model 'ctr_dnn': dim is [4]"),
+        ("ctr_dnn", "ctr_dn", ": model.name: unknown model 'ctr_dn', did you mean 'ctr_dnn'"),
+        (
+            "0.1",
+            "-1",
+            ": optimizer.sparse.learning_rate: learning_rate of optimizer 'adagrad' is -1.0",
+        ),
         (
             "learning_rate",
             "rate",
-            ":10: optimizer.sparse: unknown parameter of optimizer 'adagrad': 'rate'",
+            ": optimizer.sparse.rate: unknown parameter of optimizer 'adagrad': 'rate'",
         ),
-        ('"adagrad"', '"adgrad"', ":8: optimizer.sparse: unknown optimizer 'adgrad'"),
-        ('"adam"', '"adagrad_row"', ":12: optimizer.dense: 'adagrad_row' is for rows only"),
-        ('"adam"', '"adam"\nbeta1 = 3', ":14: optimizer.dense: beta1 of optimizer 'adam' is 3.0"),
+        ('"adagrad"', '"adgrad"', ": optimizer.sparse: unknown optimizer 'adgrad'"),
+        ('"adam"', '"adagrad_row"', ": optimizer.dense: 'adagrad_row' is for rows only"),
+        (
+            '"adam"',
+            '"adam"\nbeta1 = 3',
+            ": optimizer.dense.beta1: beta1 of optimizer 'adam' is 3.0",
+        ),
         (
             "[optimizer.dense]",
             "[optimizer.tables.embedding]\nname = 'ftlr'\n[optimizer.dense]",
-            ":12: optimizer.tables.embedding: unknown optimizer 'ftlr'",
+            ": optimizer.tables.embedding: unknown optimizer 'ftlr'",
         ),
         (
             "[optimizer.dense]",
             "[optimizer.tables]\nembeding = 'sgd'\n[optimizer.dense]",
-            ":13: model 'ctr_dnn' has no table 'embeding', only embedding",
+            ": optimizer.tables.embeding: model 'ctr_dnn' has no table 'embeding', only embedding",
         ),
     ],
 )
-def test_job_that_does_not_fit_names_the_line(
+def test_job_that_does_not_fit_names_file_and_key(
     old: str, new: str, fault: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "job.toml"
@@ -271,11 +280,11 @@ def test_job_that_does_not_fit_names_the_line(
 @pytest.mark.parametrize(
     ("overrides", "fault"),
     [
-        ([], "job.toml:6: data.test: no file matches 'none-*'"),
+        ([], "job.toml: data.test: no file matches 'none-*'"),
         (["data.train=other-*"], "--set data.train=other-*: data.train: no file matches 'other-*'"),
     ],
 )
-def test_pattern_without_a_file_names_the_line(
+def test_pattern_without_a_file_names_its_key(
     overrides: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -295,9 +304,7 @@ def test_wish_of_a_model_is_refused_where_the_job_can_overrule_it(tmp_path: Path
     with pytest.raises(JobError) as caught:
         plan_of(load_job(path))
 
-    assert str(caught.value).startswith(
-        f"{path}:8: optimizer.tables.wide: unknown optimizer 'ftlr'"
-    )
+    assert str(caught.value).startswith(f"{path}: optimizer.tables.wide: unknown optimizer 'ftlr'")
 
 
 def test_table_is_declared_with_its_own_optimizer() -> None:

@@ -18,7 +18,7 @@ from protos.store import Future, Pulled
 from ps_server.store import ParameterStore
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.direct import DirectCommunicator
-from ps_worker.communicators.synchronous import SyncCommunicator
+from ps_worker.communicators.lockstep import SyncCommunicator
 from ps_worker.job.specs import declare
 from ps_worker.training.meter import Progress
 from ps_worker.training.trainer import Trainer

@@ -61,8 +61,8 @@ def test_all_settings_without_use_are_named_at_once() -> None:
         ("geo", "k_steps", 0),
         ("geo", "max_replica_mb", 0),
         ("bounded_staleness", "max_staleness", -1),
-        ("async", "min_send_grad_num_before_recv", 0),
-        ("async", "independent_recv_thread", "perhaps"),
+        ("async", "send_queue_size", 0),
+        ("async", "max_delay_ms", "soon"),
     ],
 )
 def test_value_out_of_range_is_refused_by_name(mode: str, setting: str, value: object) -> None:

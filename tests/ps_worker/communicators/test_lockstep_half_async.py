@@ -7,7 +7,7 @@ import numpy as np
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
-from ps_worker.communicators.half_async import HalfAsyncCommunicator
+from ps_worker.communicators.lockstep import HalfAsyncCommunicator
 from ps_worker.job.specs import declare
 from ps_worker.training.meter import Progress
 from ps_worker.training.trainer import Trainer

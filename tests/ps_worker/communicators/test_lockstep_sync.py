@@ -9,8 +9,8 @@ from protos.errors import GradientError, ProtocolError
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values
 from protos.store import Future, Version
 from ps_server.store import ParameterStore
-from ps_worker.communicators.communicator import DENSE_BLOCK
-from ps_worker.communicators.synchronous import SyncCommunicator
+from ps_worker.communicators.lockstep import SyncCommunicator
+from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
 from tests.support.training import job, small_model
 

@@ -1,0 +1,124 @@
+"""Training in lockstep: threads of a worker take each step together, and it is applied before the next.
+
+    pull -> each thread computes a batch -> their sum is pushed -> pull fresh parameters -> ...
+
+    sync         all workers share the steps:   pull at version t, push as a part of step t, wait for t + 1
+    half_async   each worker has its own steps: pull what is there, push to be applied on arrival
+
+Synchronous: W workers of batch B learn what one worker of batch W * B learns, up to the order of float
+additions; on any number of servers the same to the last bit. Half-asynchronous: as PaddlePaddle's
+communicator of that name; with one worker and one thread it is training without a cluster.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from protos.gradients import Gradients, Values
+from protos.keys import Keys
+from protos.store import Future, Missing, Pulled, Store, Version
+from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ps_worker.job.model import DENSE_BLOCK
+
+
+class HalfAsyncCommunicator:
+    """Half-asynchronous training: each push is applied before the next step begins."""
+
+    is_lockstep = True
+    is_overlapped = False
+
+    def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
+        self._store = store
+        self.push_ids = PushIds(worker)
+        self.version: Version = 0
+        self._params = np.empty(num_params, np.float32)
+        self._lock = threading.Lock()
+        self._asked: Future[Version] | None = None  # for the dense parameters of this step
+        self._has_params = False
+
+    @property
+    def _step(self) -> Version | None:
+        """The step that pulls wait for and pushes belong to; None: no steps in common."""
+        return None
+
+    def begin(self, thread_num: int) -> None:
+        """No-op: any number of threads may train."""
+
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
+        """Asks for the embeddings of this step, and for the dense parameters with them."""
+        self._ask()
+        return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self._step)
+
+    @contextmanager
+    def params(self) -> Iterator[Values]:
+        """Lends the dense parameters of this step, which its threads share."""
+        self._ask()
+        with self._lock:  # the first thread waits for all
+            if not self._has_params and self._asked is not None:
+                self._asked.result()
+                self._has_params = True
+        yield self._params
+
+    def push(
+        self,
+        gradients: Gradients,
+        examples: int,
+        *,
+        pulled: Version,
+        numbers: Sequence[int] = (UNNUMBERED,),
+    ) -> None:
+        """Pushes the step's gradients, and returns when the servers have them."""
+        push_id = self.push_ids.next(
+            examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
+        )
+        self._store.push_grad(gradients, push_id, at=self._step).result()
+        self._forget()
+
+    def flush(self) -> None:
+        """No-op: each push was acknowledged."""
+
+    def rejoin(self, version: Version) -> None:
+        """Reads dense parameters again: other workers, or a checkpoint, may have changed them."""
+        self._forget()
+
+    def close(self) -> None:
+        """No-op: nothing runs in the background."""
+
+    def _ask(self) -> None:
+        """Asks for the dense parameters, unless another thread of this step has."""
+        with self._lock:
+            if self._asked is None:
+                self._asked = self._store.pull_dense({DENSE_BLOCK: self._params}, at=self._step)
+                self._has_params = False
+
+    def _forget(self) -> None:
+        """Has the next step ask again; no thread has the parameters on loan."""
+        with self._lock:
+            self._asked = None
+
+
+class SyncCommunicator(HalfAsyncCommunicator):
+    """Synchronous training: every step is one that all workers take together."""
+
+    @property
+    def _step(self) -> Version:
+        return self.version
+
+    def push(
+        self,
+        gradients: Gradients,
+        examples: int,
+        *,
+        pulled: Version,
+        numbers: Sequence[int] = (UNNUMBERED,),
+    ) -> None:
+        """Pushes this worker's part of the step; the next pull waits for the step after it."""
+        super().push(gradients, examples, pulled=pulled, numbers=numbers)
+        self.version += 1
+
+    def rejoin(self, version: Version) -> None:
+        """Continues at `version`, after a barrier."""
+        super().rejoin(version)
+        self.version = version

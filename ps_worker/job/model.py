@@ -1,0 +1,36 @@
+"""The model that a job names, and the names of its parameters on the servers."""
+
+from pathlib import Path
+
+from ctr_model.models.model import Model
+from ctr_model.registry import build_model
+from ctr_model.schema import Schema
+from ps_worker.job.faults import first_named
+from ps_worker.job.job import Job
+
+DENSE_BLOCK = "dense"
+"""The one dense block of a model: all its dense parameters in one flat vector."""
+
+
+def model_of(job: Job, schema: Schema) -> Model:
+    """Returns the model that a job names, for the columns of a schema.
+
+    Raises:
+        JobError: If there is no such model, or an option is wrong.
+    """
+    try:
+        return build_model(job.model.name, schema, job.model.options)
+    except ValueError as error:
+        option = first_named(job.model.options, error) or "name"
+        raise job.error(f"model.{option}", str(error)) from error
+
+
+def own_model_file(job: Job) -> Path | None:
+    """Returns the file of a model of the user's own; None for a model of this package."""
+    path, _, _ = job.model.name.rpartition(":")
+    return Path(path) if path.endswith(".py") else None
+
+
+def names_of(model: Model) -> list[str]:
+    """Returns the names of a model's tables and dense block, sorted."""
+    return sorted([*(table.name for table in model.tables), DENSE_BLOCK])
