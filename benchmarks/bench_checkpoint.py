@@ -36,7 +36,7 @@ from protos.gradients import Gradients, SparseGrad
 from protos.keys import Keys
 from protos.runtime.malloc import keep_freed_memory
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import PushId
+from protos.store import PushId, SaveRequest
 from ps_server.store import ParameterStore
 
 DIM = 10
@@ -153,7 +153,9 @@ def save_rates(store: ParameterStore, folder: Path, file_bytes: int) -> dict[str
     for number in range(REPEATS):
         cached.append(plain_write_s(folder / "plain", file_bytes, 0))
         direct.append(plain_write_s(folder / "plain", file_bytes, os.O_DIRECT))
-        saves.append(seconds_of(partial(store.save, str(folder / f"save-{number}"), {})))
+        saves.append(
+            seconds_of(partial(store.save, SaveRequest(url=str(folder / f"save-{number}"))))
+        )
         shutil.rmtree(folder / f"save-{number}")
     seconds, cached_s, direct_s = map(statistics.median, (saves, cached, direct))
     return {
@@ -210,7 +212,7 @@ def report(case: str, rows: int, **measured: float) -> None:
 def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> None:
     """Fills a table and prints its lines."""
     keys = all_keys(rows)
-    filled_store(keys[:FILL_KEYS]).save(str(folder / "first"), {})  # compiles
+    filled_store(keys[:FILL_KEYS]).save(SaveRequest(url=str(folder / "first")))  # compiles
     store = filled_store(keys)
     pusher = Pusher(store, keys, push_keys, pushes_per_s)
     with pusher.pushing() as before:
@@ -219,7 +221,7 @@ def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> Non
     measure_pushed(store, pusher, folder, before)
     report("save", rows, **save_rates(store, folder, rows * 4 * (2 + 2 * DIM)))
     url = str(folder / "last")
-    store.save(url, {})
+    store.save(SaveRequest(url=url))
     measure_load(rows, url)
 
 
@@ -235,7 +237,7 @@ def measure_pushed(
             time.sleep(0.2)
             quiet = len(pushes)
             url = folder / f"train-{number}"
-            seconds.append(seconds_of(partial(store.save, str(url), {})))
+            seconds.append(seconds_of(partial(store.save, SaveRequest(url=str(url)))))
             during.extend(pushes[quiet:])
             shutil.rmtree(url)
     last_save = store.status().last_save

@@ -26,7 +26,7 @@ import numpy as np
 
 from ctr_model.batch import Batch
 from protos.gradients import Gradients, SparseGrad
-from protos.store import PushId
+from protos.store import PushId, SaveRequest
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.attachments import attachments_of
 from ps_worker.job import Job, override_job
@@ -94,7 +94,7 @@ def save_model(url: str, rows: int) -> None:
             worker=0, incarnation=1, sequence=number, step=number, examples=1, batches=1, pulled=0
         )
         store.push_grad(Gradients(sparse={table.name: grad}), push_id).result()
-    store.save(url, attachments_of(job, plan.schema))
+    store.save(SaveRequest(url=url, attachments=attachments_of(job, plan.schema)))
 
 
 def in_fresh_process(url: str, rows: int) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Parts: what is too large for one message is cut, and a push is joined again before it counts.
+"""Chunks: pushes and pulls too large for one message are cut; a push is joined before it is applied.
 
-    gradients --cut_push--> part 0 | part 1 | ... --join_push--> the same gradients
+    gradients --split_push--> chunk 0 | chunk 1 | ... --join_push--> the same gradients
 
-A part holds whole rows of tables and stretches of dense blocks, in the order of the gradients.
+A chunk holds whole rows of tables and stretches of dense blocks, in the order of the gradients.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
 MAX_MESSAGE_BYTES = 16 * 2**20
 """No message is larger; requests and answers are cut well below it."""
 
-PART_BYTES = 4 * 2**20
+CHUNK_BYTES = 4 * 2**20
 """Where pushes and pulls are cut: messages of 7 MB were measured slower a byte than of 4 MB."""
 
 KEY_BYTES = 8
@@ -25,20 +25,20 @@ COUNT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PushPart:
-    """Part `part` of `num_parts` of one push.
+class PushChunk:
+    """Chunk `chunk` of `num_chunks` of one push.
 
     Attributes:
         sparse: Tables, each with some rows of its gradient.
         dense: Blocks, where in its gradient a stretch begins, and the stretch.
-        part: From 0.
-        num_parts: 1 for a push that fits one message.
+        chunk: From 0.
+        num_chunks: 1 for a push that fits one message.
     """
 
     sparse: Sequence[tuple[str, SparseGrad]]
     dense: Sequence[tuple[str, int, DenseGrad]]
-    part: int = 0
-    num_parts: int = 1
+    chunk: int = 0
+    num_chunks: int = 1
 
 
 def split_columns(
@@ -71,14 +71,14 @@ def split_columns(
     return groups
 
 
-def split_push(gradients: Gradients, limit_bytes: int) -> list[PushPart]:
-    """Returns the parts of a push, each of about `limit_bytes` at most; always at least one."""
+def split_push(gradients: Gradients, limit_bytes: int) -> list[PushChunk]:
+    """Returns the chunks of a push, each of about `limit_bytes` at most; always at least one."""
     tables, blocks = list(gradients.sparse.items()), list(gradients.dense.items())
     columns = [(grad.keys.size, _row_bytes(grad)) for _, grad in tables]
     columns += [(grad.values.size, VALUE_BYTES) for _, grad in blocks]
     groups = split_columns(columns, limit_bytes)
     return [
-        PushPart(
+        PushChunk(
             sparse=[
                 (tables[column][0], tables[column][1].stretch(rows))
                 for column, rows in group
@@ -89,10 +89,10 @@ def split_push(gradients: Gradients, limit_bytes: int) -> list[PushPart]:
                 for column, where in group
                 if column >= len(tables)
             ],
-            part=part,
-            num_parts=len(groups),
+            chunk=chunk,
+            num_chunks=len(groups),
         )
-        for part, group in enumerate(groups)
+        for chunk, group in enumerate(groups)
     ]
 
 
@@ -106,18 +106,18 @@ def _stretch(grad: DenseGrad, where: slice) -> tuple[int, DenseGrad]:
     return where.start, DenseGrad(grad.values[where], grad.examples)
 
 
-def join_push(parts: Sequence[PushPart]) -> Gradients:
-    """Returns the gradients that were cut into `parts`, which are in order and complete.
+def join_push(chunks: Sequence[PushChunk]) -> Gradients:
+    """Returns the gradients of `chunks`, which are in order and complete.
 
     Raises:
-        ProtocolError: If the parts do not fit each other.
+        ProtocolError: If the chunks do not fit each other.
     """
     sparse: dict[str, list[SparseGrad]] = {}
     dense: dict[str, list[tuple[int, DenseGrad]]] = {}
-    for part in parts:
-        for table, rows in part.sparse:
+    for chunk in chunks:
+        for table, rows in chunk.sparse:
             sparse.setdefault(table, []).append(rows)
-        for block, start, stretch in part.dense:
+        for block, start, stretch in chunk.dense:
             dense.setdefault(block, []).append((start, stretch))
     return Gradients(
         sparse={table: _join_rows(table, pieces) for table, pieces in sparse.items()},
@@ -146,7 +146,7 @@ def _join_stretches(block: str, pieces: list[tuple[int, DenseGrad]]) -> DenseGra
     for start, stretch in pieces:
         if start != position:
             raise ProtocolError(
-                f"a push to dense block {block!r} goes on at element {start} after {position} elements"
+                f"a push to dense block {block!r} continues at element {start} after {position} elements"
             )
         position += stretch.values.size
     if len(pieces) == 1:
@@ -159,4 +159,4 @@ def _join_stretches(block: str, pieces: list[tuple[int, DenseGrad]]) -> DenseGra
 
 def _require_equal(what: str, attribute: str, numbers: list[int]) -> None:
     if len(set(numbers)) > 1:
-        raise ProtocolError(f"the parts of a push to {what} differ in {attribute}: {numbers}")
+        raise ProtocolError(f"the chunks of a push to {what} differ in {attribute}: {numbers}")

@@ -1,12 +1,22 @@
-"""Futures with a limit: an answer that waits for others says who is missing when they do not come."""
+"""Futures: answers with a time limit, answers that are there, and several answers combined."""
 
 import concurrent.futures
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
 from protos.errors import CtrPsError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Future(Protocol[T_co]):
+    """An answer that may still be on its way."""
+
+    def result(self) -> T_co:
+        """Waits for the answer, at most for a time limit of its own, and returns it or raises."""
+        ...
 
 
 class WaitingFuture(concurrent.futures.Future[T]):
@@ -35,12 +45,12 @@ class WaitingFuture(concurrent.futures.Future[T]):
         raise error
 
     def answer_with(self, answer: Callable[[], T]) -> None:
-        """Answers with what `answer` returns or raises, unless nobody waits any more."""
+        """Answers with what `answer` returns or raises, unless it was cancelled."""
         if not self.set_running_or_notify_cancel():
             return
         try:
             self.set_result(answer())
-        except Exception as error:  # carried to whoever waits, as an executor does
+        except Exception as error:  # carried to the waiting thread, as an executor does
             self.set_exception(error)
 
 
@@ -55,3 +65,30 @@ class Answered(Generic[T]):
     def result(self) -> T:
         """Returns the answer."""
         return self._value
+
+
+class Combined(Generic[T]):
+    """A future of several answers, made into one by a function."""
+
+    __slots__ = ("_combine",)
+
+    def __init__(self, combine: Callable[[], T]) -> None:
+        """Calls `combine`, which waits for the answers, each time the result is asked for."""
+        self._combine = combine
+
+    def result(self) -> T:
+        """Waits for all answers; raises the first error."""
+        return self._combine()
+
+
+def results(futures: Sequence[Future[T]]) -> list[T]:
+    """Returns the answers; raises the first error."""
+    return [future.result() for future in futures]
+
+
+def results_of_all_ended(futures: Sequence[Future[T]]) -> list[T]:
+    """Returns the answers; raises the first error, but only after all have ended."""
+    for future in futures:
+        with suppress(CtrPsError):  # raised below
+            future.result()
+    return results(futures)

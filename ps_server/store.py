@@ -7,7 +7,7 @@ A push is checked as a whole before any part of it is applied. What there is sta
 known of the workers in workers.py, who may change and who saves in cuts.py; each has locks of its own.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from protos.store import (
     PushId,
     Reduced,
     ReduceOp,
+    SaveRequest,
     Shrunk,
     StoreStatus,
     Version,
@@ -36,7 +37,6 @@ from ps_server.checkpoint.files.digest import model_digest
 from ps_server.checkpoint.files.manifest import Share
 from ps_server.checkpoint.inference import write_inference_share
 from ps_server.checkpoint.publish import require_writable
-from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.roots import Roots
 from ps_server.checkpoint.writer import (
     check_folder,
@@ -183,6 +183,11 @@ class ParameterStore:
 
     # Steps, barriers and messages
 
+    def wait_version(self, at: Version) -> Future[Version]:
+        """See `protos.store.Store`; of this process's parameters."""
+        coordinator = self._coordinator
+        return coordinator.at_version(at, lambda: coordinator.version)
+
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
         return self._coordinator.barrier(name, worker, step=step)
@@ -229,55 +234,27 @@ class ParameterStore:
         self._roots.require([folder])
         check_folder(folder, token, self.server_index)
 
-    def save(
-        self,
-        url: str,
-        attachments: Mapping[str, bytes],
-        *,
-        base: str = "",
-        on_snapshot: Callable[[], None] | None = None,
-    ) -> str:
+    def save(self, request: SaveRequest) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
-        based_on = open_base(base, url) if base else None
-        return self._save(url, attachments, self.save_part, base=based_on, on_snapshot=on_snapshot)
-
-    def save_inference(
-        self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
-    ) -> str:
-        """See `protos.store.Store`; for a store that holds everything."""
-
-        def save_part(folder: str, token: str) -> Share:
-            return self.save_inference_part(folder, token, settings)
-
-        return self._save(url, attachments, save_part, is_inference=True)
-
-    def _save(
-        self,
-        url: str,
-        attachments: Mapping[str, bytes],
-        save_part: Callable[[str, str], Share],
-        *,
-        base: Checkpoint | None = None,
-        on_snapshot: Callable[[], None] | None = None,
-        is_inference: bool = False,
-    ) -> str:
-        """Takes a cut, saves it, and publishes what comes of it."""
+        base = open_base(request.base, request.url) if request.base else None
 
         def write_shares(folder: str, token: str) -> list[Share]:
             self.snapshot(token, "" if base is None else base.token)
-            if on_snapshot is not None:
-                on_snapshot()
-            return [save_part(folder, token)]
+            if request.on_snapshot is not None:
+                request.on_snapshot()
+            if request.inference is None:
+                return [self.save_part(folder, token)]
+            return [self.save_inference_part(folder, token, request.inference)]
 
         tables, blocks = self._parameters.saved_specs()
         return save_checkpoint(
-            url,
+            request.url,
             write_shares=write_shares,
             tables=tables,
             blocks=blocks,
-            attachments=attachments,
+            attachments=request.attachments,
             base=base,
-            is_inference=is_inference,
+            is_inference=request.inference is not None,
         )
 
     def save_inference_part(self, folder: str, token: str, settings: InferenceSettings) -> Share:

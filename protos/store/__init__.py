@@ -1,40 +1,66 @@
 """The seam between a trainer and its parameters, wherever they are."""
 
-from protos.store.message import Message
-from protos.store.numbers import MAX_NUMBERS, Numbers, require_numbers
-from protos.store.progress import merge_progress
-from protos.store.save_status import SaveStatus
-from protos.store.staleness import Staleness, merge_staleness
-from protos.store.store import (
-    Changed,
-    Future,
+from protos.futures import Future
+from protos.store.admin import Admin
+from protos.store.changes import Changed, Changes
+from protos.store.checkpoints import (
+    Checkpoints,
     InferenceDtype,
     InferenceSettings,
-    Missing,
-    Pulled,
-    PushId,
-    Reduced,
-    ReduceOp,
-    Store,
-    StoreStatus,
-    Version,
+    SaveRequest,
     WorkerProgress,
 )
-from protos.store.table_status import Shrunk, TableStatus
+from protos.store.coordination import (
+    MAX_NUMBERS,
+    Coordination,
+    Numbers,
+    Reduced,
+    ReduceOp,
+    require_numbers,
+)
+from protos.store.exchange import Exchange, Message
+from protos.store.parameters import (
+    Missing,
+    ParameterReader,
+    Parameters,
+    Pulled,
+    PushId,
+    Version,
+)
+from protos.store.staleness import Staleness, merge_staleness
+from protos.store.status import (
+    SaveStatus,
+    Shrunk,
+    StoreStatus,
+    TableStatus,
+    merge_progress,
+    merge_saves,
+    merge_shrunk,
+    merge_status,
+)
+from protos.store.store import Store
 
 __all__ = [
     "MAX_NUMBERS",
+    "Admin",
     "Changed",
+    "Changes",
+    "Checkpoints",
+    "Coordination",
+    "Exchange",
     "Future",
     "InferenceDtype",
     "InferenceSettings",
     "Message",
     "Missing",
     "Numbers",
+    "ParameterReader",
+    "Parameters",
     "Pulled",
     "PushId",
     "ReduceOp",
     "Reduced",
+    "SaveRequest",
     "SaveStatus",
     "Shrunk",
     "Staleness",
@@ -44,6 +70,9 @@ __all__ = [
     "Version",
     "WorkerProgress",
     "merge_progress",
+    "merge_saves",
+    "merge_shrunk",
     "merge_staleness",
+    "merge_status",
     "require_numbers",
 ]

@@ -127,20 +127,20 @@ class DenseGradColumn(_message.Message):
     def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
 
 class PushGradRequest(_message.Message):
-    __slots__ = ("push_id", "sparse", "dense", "at", "part", "num_parts")
+    __slots__ = ("push_id", "sparse", "dense", "at", "chunk", "num_chunks")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
-    PART_FIELD_NUMBER: _ClassVar[int]
-    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     push_id: PushId
     sparse: _containers.RepeatedCompositeFieldContainer[SparseGradColumn]
     dense: _containers.RepeatedCompositeFieldContainer[DenseGradColumn]
     at: int
-    part: int
-    num_parts: int
-    def __init__(self, push_id: _Optional[_Union[PushId, _Mapping]] = ..., sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., at: _Optional[int] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ...) -> None: ...
+    chunk: int
+    num_chunks: int
+    def __init__(self, push_id: _Optional[_Union[PushId, _Mapping]] = ..., sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., at: _Optional[int] = ..., chunk: _Optional[int] = ..., num_chunks: _Optional[int] = ...) -> None: ...
 
 class PushGradResponse(_message.Message):
     __slots__ = ("version",)

@@ -1,6 +1,6 @@
 """Barriers, digests and states <-> messages of the control plane, both ways, once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import cast, get_args
 
@@ -17,8 +17,6 @@ from protos.store import (
     StoreStatus,
     TableStatus,
     WorkerProgress,
-    merge_progress,
-    merge_staleness,
 )
 from protos.v1 import control_plane_pb2
 from protos.wire.codec import decode_numbers, encode_numbers
@@ -206,53 +204,6 @@ def _save_from_message(message: control_plane_pb2.SaveStatus) -> SaveStatus:
     )
 
 
-def merge_saves(parts: Sequence[SaveStatus | None]) -> SaveStatus | None:
-    """Returns what a save cost a cluster: the most of any server."""
-    saves = [part for part in parts if part is not None]
-    if not saves:
-        return None
-    return SaveStatus(
-        pause_s=max(save.pause_s for save in saves),
-        duration_s=max(save.duration_s for save in saves),
-        is_over=all(save.is_over for save in saves),
-    )
-
-
-def merge_status(parts: list[StoreStatus]) -> StoreStatus:
-    """Returns the status of a cluster: sizes add up, the rest every server has seen alike.
-
-    But for staleness: pushes meet each server in an order of its own, so what all have counted is kept, each
-    batch once for every server.
-    """
-    names = sorted({name for part in parts for name in part.tables})
-    return StoreStatus(
-        version=min(part.version for part in parts),
-        tables={
-            name: _sum_of([part.tables[name] for part in parts if name in part.tables])
-            for name in names
-        },
-        examples={
-            worker: max(part.examples.get(worker, 0) for part in parts)
-            for worker in sorted({worker for part in parts for worker in part.examples})
-        },
-        left=frozenset.intersection(*(part.left for part in parts)),
-        staleness=merge_staleness(part.staleness for part in parts),
-        progress=merge_progress([part.progress for part in parts]),
-        last_save=merge_saves([part.last_save for part in parts]),
-    )
-
-
-def _sum_of(parts: Sequence[TableStatus]) -> TableStatus:
-    return TableStatus(
-        rows=sum(part.rows for part in parts),
-        size_bytes=sum(part.size_bytes for part in parts),
-        candidates=sum(part.candidates for part in parts),
-        candidate_bytes=sum(part.candidate_bytes for part in parts),
-        expired=sum(part.expired for part in parts),
-        evicted=sum(part.evicted for part in parts),
-    )
-
-
 def shrunk_to_message(shrunk: Mapping[str, Shrunk]) -> control_plane_pb2.ShrinkResponse:
     """Returns the message of what was removed from one server's tables."""
     return control_plane_pb2.ShrinkResponse(
@@ -274,15 +225,6 @@ def shrunk_from_message(message: control_plane_pb2.ShrinkResponse) -> dict[str, 
         )
         for table in message.tables
     }
-
-
-def merge_shrunk(parts: Sequence[Mapping[str, Shrunk]]) -> dict[str, Shrunk]:
-    """Returns what was removed from the tables of a cluster, by table."""
-    total: dict[str, Shrunk] = {}
-    for part in parts:
-        for name, shrunk in part.items():
-            total[name] = total.get(name, Shrunk()) + shrunk
-    return dict(sorted(total.items()))
 
 
 def digests_to_message(

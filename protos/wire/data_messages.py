@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from protos.chunking import PushPart
+from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.keys import Keys
@@ -176,7 +176,7 @@ def dense_grad_to_message(
 
 
 def sparse_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, SparseGrad]]:
-    """Returns the table gradients of one part of a push, in the order sent."""
+    """Returns the table gradients of one chunk of a push, in the order sent."""
     grads = []
     for column in request.sparse:
         keys = decode_keys(column.keys)
@@ -187,7 +187,7 @@ def sparse_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, 
 
 
 def dense_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, int, DenseGrad]]:
-    """Returns block, start and gradient for the dense columns of one part of a push."""
+    """Returns block, start and gradient for the dense columns of one chunk of a push."""
     return [
         (column.block, column.start, DenseGrad(decode_values(column.values), column.examples))
         for column in request.dense
@@ -195,30 +195,30 @@ def dense_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, i
 
 
 def push_grad_request(
-    push_id: PushId, part: PushPart, at: int | None
+    push_id: PushId, chunk: PushChunk, at: int | None
 ) -> data_plane_pb2.PushGradRequest:
-    """Returns the request that carries one part of a push."""
+    """Returns the request that carries one chunk of a push."""
     return data_plane_pb2.PushGradRequest(
         push_id=push_id_to_message(push_id),
-        sparse=[sparse_grad_to_message(table, grad) for table, grad in part.sparse],
-        dense=[dense_grad_to_message(block, grad, start) for block, start, grad in part.dense],
+        sparse=[sparse_grad_to_message(table, grad) for table, grad in chunk.sparse],
+        dense=[dense_grad_to_message(block, grad, start) for block, start, grad in chunk.dense],
         at=at,
-        part=part.part,
-        num_parts=part.num_parts,
+        chunk=chunk.chunk,
+        num_chunks=chunk.num_chunks,
     )
 
 
 def push_grad_arguments(
     request: data_plane_pb2.PushGradRequest,
-) -> tuple[PushId, PushPart, int | None]:
-    """Returns who pushes, the part of the push that the request carries, and its step."""
-    part = PushPart(
+) -> tuple[PushId, PushChunk, int | None]:
+    """Returns the push id, the chunk of the push that the request carries, and its step."""
+    chunk = PushChunk(
         sparse=sparse_grads_of(request),
         dense=dense_grads_of(request),
-        part=request.part,
-        num_parts=request.num_parts,
+        chunk=request.chunk,
+        num_chunks=request.num_chunks,
     )
-    return push_id_from_message(request.push_id), part, _at_of(request)
+    return push_id_from_message(request.push_id), chunk, _at_of(request)
 
 
 def post_request(exchange: str, message: Message) -> data_plane_pb2.PostRequest:

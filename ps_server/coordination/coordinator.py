@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
-from protos.chunking import PART_BYTES
+from protos.chunking import CHUNK_BYTES
 from protos.errors import ProtocolError, WaitTimeoutError
 from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients, sum_gradients
@@ -307,7 +307,7 @@ class Coordinator:
         """See `protos.store.Store`."""
 
         def poll() -> Callable[[], Sequence[Message]] | None:
-            messages = self._mailbox.take(exchange, worker, PART_BYTES)
+            messages = self._mailbox.take(exchange, worker, CHUNK_BYTES)
             if messages is not None:
                 return lambda: messages
             fault = self._mailbox.fault_of_take(exchange, worker)

@@ -7,7 +7,7 @@ that no push is lost without an error.
 
 from dataclasses import dataclass, field
 
-from protos.chunking import PushPart
+from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.store import PushId
 
@@ -21,7 +21,7 @@ class _Inbox:
 
     incarnation: int
     newest: int = 0
-    pushes: dict[int, dict[int, PushPart]] = field(default_factory=dict)
+    pushes: dict[int, dict[int, PushChunk]] = field(default_factory=dict)
 
 
 class PartAssembler:
@@ -33,29 +33,29 @@ class PartAssembler:
             set()
         )  # incarnations, by worker, that are of the past
 
-    def add(self, push_id: PushId, part: PushPart) -> list[PushPart] | None:
+    def add(self, push_id: PushId, part: PushChunk) -> list[PushChunk] | None:
         """Takes a part; returns all parts of its push, in order, if it was the last to come.
 
         Raises:
             ProtocolError: If it contradicts other parts of the push, or comes too late.
         """
-        if part.part >= part.num_parts:
-            raise ProtocolError(f"{_name(push_id)} has part {part.part} of {part.num_parts}")
-        if part.num_parts == 1:
+        if part.chunk >= part.num_chunks:
+            raise ProtocolError(f"{_name(push_id)} has chunk {part.chunk} of {part.num_chunks}")
+        if part.num_chunks == 1:
             return [part]
         inbox = self._inbox(push_id)
         parts = inbox.pushes.setdefault(push_id.sequence, {})
-        num_parts = next(iter(parts.values()), part).num_parts
-        if part.part in parts or part.num_parts != num_parts:
+        num_chunks = next(iter(parts.values()), part).num_chunks
+        if part.chunk in parts or part.num_chunks != num_chunks:
             raise ProtocolError(
-                f"{_name(push_id)} has part {part.part} of {part.num_parts} beside parts "
-                f"{sorted(parts)} of {num_parts}"
+                f"{_name(push_id)} has chunk {part.chunk} of {part.num_chunks} beside chunks "
+                f"{sorted(parts)} of {num_chunks}"
             )
-        parts[part.part] = part
-        if len(parts) < part.num_parts:
+        parts[part.chunk] = part
+        if len(parts) < part.num_chunks:
             return None
         del inbox.pushes[push_id.sequence]
-        return [parts[index] for index in range(part.num_parts)]
+        return [parts[index] for index in range(part.num_chunks)]
 
     @property
     def num_incomplete(self) -> int:

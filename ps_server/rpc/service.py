@@ -14,7 +14,7 @@ from typing import TypeVar
 import grpc
 import numpy as np
 
-from protos.chunking import VALUE_BYTES, PushPart, join_push
+from protos.chunking import VALUE_BYTES, PushChunk, join_push
 from protos.errors import CtrPsError
 from protos.futures import WaitingFuture
 from protos.store import Future, PushId, Shrunk, Version
@@ -290,7 +290,7 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         return await _settled(call() if is_small else await asyncio.to_thread(call))
 
     def _push(
-        self, parts: Sequence[PushPart], push_id: PushId, at: Version | None
+        self, parts: Sequence[PushChunk], push_id: PushId, at: Version | None
     ) -> Future[Version]:
         return self._store.push_grad(join_push(parts), push_id, at=at)
 

@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from protos.errors import UnknownChangesError
-from protos.store import Store
+from protos.store import SaveRequest, Store
 from ps_server.checkpoint.publish import write_latest
 from ps_worker.checkpoints.retention import Keeper, name_at_step
 from ps_worker.job.sections.checkpoint import CheckpointSection
@@ -177,12 +178,13 @@ class Saver:
         """Saves a delta of the latest checkpoint if one is wanted and possible, else all rows."""
         is_full = self._settings.mode == "full" or self._until_full == 0
         base = "" if is_full or self.latest is None else self.latest
+        request = SaveRequest(url=url, attachments=attachments, base=base, on_snapshot=on_snapshot)
         try:
-            self._store.save(url, attachments, base=base, on_snapshot=on_snapshot)
+            self._store.save(request)
         except UnknownChangesError as error:  # before the cut: training waits still
             logger.warning("saves all rows checkpoint=%s: %s", url, error)
             base = ""
-            self._store.save(url, attachments, on_snapshot=on_snapshot)
+            self._store.save(replace(request, base=base))
         self._until_full = (self._until_full if base else self._settings.full_every) - 1
 
     def _end(self) -> None:

@@ -7,7 +7,7 @@ A push is checked here as a whole before any server gets its part of it: one tha
 must not reach the others.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.chunking import (
+    CHUNK_BYTES,
     KEY_BYTES,
     MAX_MESSAGE_BYTES,
-    PART_BYTES,
     VALUE_BYTES,
     split_columns,
     split_push,
@@ -29,6 +29,7 @@ from protos.errors import (
     SpecConflictError,
     UnknownTableError,
 )
+from protos.futures import Combined, Future, results, results_of_all_ended
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
 from protos.keys import Keys
 from protos.placement import piece_of_server, route
@@ -36,8 +37,6 @@ from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
-    Future,
-    InferenceSettings,
     Message,
     Missing,
     Numbers,
@@ -45,19 +44,20 @@ from protos.store import (
     PushId,
     Reduced,
     ReduceOp,
+    SaveRequest,
     Shrunk,
     StoreStatus,
     Version,
     WorkerProgress,
+    merge_shrunk,
+    merge_status,
     require_numbers,
 )
-from protos.wire.control_messages import merge_shrunk, merge_status
 from ps_server.checkpoint.files.digest import model_digest
 from ps_server.checkpoint.files.manifest import Share, share_from_json
 from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import open_base, save_checkpoint
-from ps_worker.cluster.calls import Together, results, results_when_all_have_ended
 from ps_worker.cluster.transport import Transport
 
 Positions = NDArray[np.int32]
@@ -97,10 +97,10 @@ class ClusterClient:
     It knows of tables and dense blocks what was declared through it.
     """
 
-    def __init__(self, transport: Transport, *, part_bytes: int = PART_BYTES) -> None:
-        """Uses `transport`, and closes it in the end; no message has much over `part_bytes`."""
+    def __init__(self, transport: Transport, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """Uses `transport`, and closes it in the end; no message has much over `chunk_bytes`."""
         self._transport = transport
-        self._part_bytes = part_bytes
+        self._part_bytes = chunk_bytes
         self._num_servers = len(transport.endpoints)
         self._servers = range(self._num_servers)
         self._tables: dict[str, TableSpec] = {}
@@ -186,7 +186,7 @@ class ClusterClient:
             versions = [call.write(out) for call in calls]
             return Pulled(out, min(versions))
 
-        return Together(combine)
+        return Combined(combine)
 
     def pull_dense(
         self, into: Mapping[str, Values], *, at: Version | None = None
@@ -209,7 +209,7 @@ class ClusterClient:
                 versions.append(version)
             return min(versions)
 
-        return Together(combine)
+        return Combined(combine)
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
         """See `protos.store.Store`."""
@@ -234,7 +234,7 @@ class ClusterClient:
                 has_more=any(part.has_more for part in parts),
             )
 
-        return Together(combine)
+        return Combined(combine)
 
     def push_grad(
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
@@ -249,7 +249,7 @@ class ClusterClient:
                 self._part_of_server(gradients, routes, server), self._part_bytes
             )
         ]
-        return Together(lambda: min(results(calls)))
+        return Combined(lambda: min(results(calls)))
 
     def _route(self, table: str, keys: Keys) -> list[Positions]:
         return route(keys, self._tables[table].num_shards, self._num_servers)
@@ -310,10 +310,17 @@ class ClusterClient:
 
     # Steps, barriers and messages
 
+    def wait_version(self, at: Version) -> Future[Version]:
+        """See `protos.store.Store`."""
+        calls = [
+            self._transport.pull_sparse(server, {}, Missing.INITIAL, at) for server in self._servers
+        ]
+        return Combined(lambda: min(pulled.version for pulled in results(calls)))
+
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
         calls = [self._transport.barrier(server, name, worker, step) for server in self._servers]
-        return Together(lambda: _same_version(name, results(calls)))
+        return Combined(lambda: _same_version(name, results(calls)))
 
     def all_reduce(
         self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
@@ -329,7 +336,7 @@ class ClusterClient:
             _same_version(name, [reduced.version, *results(calls)])
             return reduced
 
-        return Together(combine)
+        return Combined(combine)
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`; the first server knows how far all are."""
@@ -362,66 +369,40 @@ class ClusterClient:
         """See `protos.store.Store`."""
 
         def check_servers(folder: str, token: str) -> None:
-            results_when_all_have_ended(
+            results_of_all_ended(
                 [self._transport.check_folder(server, folder, token) for server in self._servers]
             )
 
         require_writable(root, check_servers)
 
-    def save(
-        self,
-        url: str,
-        attachments: Mapping[str, bytes],
-        *,
-        base: str = "",
-        on_snapshot: Callable[[], None] | None = None,
-    ) -> str:
+    def save(self, request: SaveRequest) -> str:
         """See `protos.store.Store`; the folder must be on storage that every server sees."""
-        based_on = open_base(base, url) if base else None
-        return self._save(
-            url, attachments, self._transport.save, base=based_on, on_snapshot=on_snapshot
-        )
-
-    def save_inference(
-        self, url: str, attachments: Mapping[str, bytes], settings: InferenceSettings
-    ) -> str:
-        """See `protos.store.Store`; the folder must be on storage that every server sees."""
-
-        def save_part(server: int, folder: str, token: str) -> Future[str]:
-            return self._transport.save_inference(server, folder, token, settings)
-
-        return self._save(url, attachments, save_part, is_inference=True)
-
-    def _save(
-        self,
-        url: str,
-        attachments: Mapping[str, bytes],
-        save_part: Callable[[int, str, str], Future[str]],
-        *,
-        base: Checkpoint | None = None,
-        on_snapshot: Callable[[], None] | None = None,
-        is_inference: bool = False,
-    ) -> str:
-        """Cuts all servers, has each of them save its part, and publishes what comes of it."""
+        base = open_base(request.base, request.url) if request.base else None
 
         def write_shares(folder: str, token: str) -> list[Share]:
             base_token = "" if base is None else base.token
             results(
                 [self._transport.snapshot(server, token, base_token) for server in self._servers]
             )
-            if on_snapshot is not None:
-                on_snapshot()
-            calls = [save_part(server, folder, token) for server in self._servers]
-            return [share_from_json(part) for part in results_when_all_have_ended(calls)]
+            if request.on_snapshot is not None:
+                request.on_snapshot()
+            if (settings := request.inference) is None:
+                calls = [self._transport.save(server, folder, token) for server in self._servers]
+            else:
+                calls = [
+                    self._transport.save_inference(server, folder, token, settings)
+                    for server in self._servers
+                ]
+            return [share_from_json(part) for part in results_of_all_ended(calls)]
 
         return save_checkpoint(
-            url,
+            request.url,
             write_shares=write_shares,
             tables=dict(self._tables),
             blocks=dict(self._blocks),
-            attachments=attachments,
+            attachments=request.attachments,
             base=base,
-            is_inference=is_inference,
+            is_inference=request.inference is not None,
         )
 
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
@@ -433,9 +414,7 @@ class ClusterClient:
         checkpoint.require(self._tables.keys() | self._blocks.keys(), only)
         checkpoint.verify()
         where = (checkpoint.url, checkpoint.token, only)
-        results_when_all_have_ended(
-            [self._transport.load(server, *where) for server in self._servers]
-        )
+        results_of_all_ended([self._transport.load(server, *where) for server in self._servers])
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""

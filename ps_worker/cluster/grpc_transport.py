@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from protos.chunking import PART_BYTES, PushPart
+from protos.chunking import CHUNK_BYTES, PushChunk
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
@@ -82,7 +82,7 @@ _RETRY_OPTIONS = [
         ),
     ),
     # A request that does not fit the buffer is not tried again; the default is 256 KiB.
-    ("grpc.per_rpc_retry_buffer_size", 2 * PART_BYTES),
+    ("grpc.per_rpc_retry_buffer_size", 2 * CHUNK_BYTES),
 ]
 
 
@@ -183,7 +183,7 @@ class GrpcTransport:
         return self._call(server, "PullChanged", request, data_messages.changed_from_message)
 
     def push_grad(
-        self, server: int, part: PushPart, push_id: PushId, at: Version | None
+        self, server: int, part: PushChunk, push_id: PushId, at: Version | None
     ) -> Future[Version]:
         """See `Transport`."""
         return self._call(

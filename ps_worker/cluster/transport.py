@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protos.chunking import PushPart
+from protos.chunking import PushChunk
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
@@ -74,7 +74,7 @@ class Transport(Protocol):
         ...
 
     def push_grad(
-        self, server: int, part: PushPart, push_id: PushId, at: Version | None
+        self, server: int, part: PushChunk, push_id: PushId, at: Version | None
     ) -> Future[Version]:
         """Hands over a part of a push."""
         ...

@@ -17,7 +17,7 @@ from ctr_model.models.origin import origin_of
 from ctr_model.registry import name_of
 from protos.errors import UsageError
 from protos.role import WorkerRole
-from protos.store import InferenceSettings, Numbers, ReduceOp, Shrunk, Staleness, Store
+from protos.store import InferenceSettings, Numbers, ReduceOp, SaveRequest, Shrunk, Staleness, Store
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.attachments import attachments_of
@@ -148,14 +148,16 @@ class WorkerRun:
         self._flush()
         if self._worker is not None:
             self._worker.settle()
-        self._store.save(url, _attachments(self._task))
+        self._store.save(SaveRequest(url=url, attachments=_attachments(self._task)))
 
     def save_inference(self, url: str, settings: InferenceSettings) -> None:
         """Saves what predictions need; no other worker takes part."""
         self._flush()
         if self._worker is not None:
             self._worker.settle()
-        self._store.save_inference(url, _attachments(self._task), settings)
+        self._store.save(
+            SaveRequest(url=url, attachments=_attachments(self._task), inference=settings)
+        )
 
     def shrink(self, threshold: float | None, *, dry_run: bool) -> Mapping[str, Shrunk]:
         """Ends a pass; what has expired goes, and what has a norm up to `threshold`; see `Store.shrink`."""

@@ -18,7 +18,7 @@ from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from protos.errors import JobError
-from protos.store import Missing, Numbers, ReduceOp, Store, Version
+from protos.store import Numbers, ReduceOp, SaveRequest, Store, Version
 from ps_worker.checkpoints.resume import EarlierRun
 from ps_worker.checkpoints.warm_start import warm_start
 from ps_worker.communicators.choice import communicator_of
@@ -174,8 +174,7 @@ class Worker:
 
         In synchronous training they stand still then, all at one version, until it takes the next step.
         """
-        at = self._communicator.version
-        self.store.pull_sparse({}, missing=Missing.INITIAL, at=at).result()
+        self.store.wait_version(self._communicator.version).result()
 
     def flush(self) -> None:
         """Returns when the store has all that this worker has learnt."""
@@ -207,7 +206,7 @@ class Worker:
 
     def save(self, url: str, attachments: Mapping[str, bytes]) -> str:
         """Saves all that the store holds, alone; see `Store.save`."""
-        return self.store.save(url, attachments)
+        return self.store.save(SaveRequest(url=url, attachments=attachments))
 
     def leave(self) -> None:
         """Says that this worker has left for good, when nothing of it is on its way any more."""

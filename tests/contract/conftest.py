@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from protos.chunking import PART_BYTES
+from protos.chunking import CHUNK_BYTES
 from protos.store import Store
 from tests.support.cluster import cluster
 from tests.support.stores import OpenJob, declare, in_process
@@ -22,7 +22,7 @@ def open_job(num_servers) -> Iterator[OpenJob]:
     with ExitStack() as stack:
 
         def open_job(
-            num_workers=1, wait_limit_s=10.0, part_bytes=PART_BYTES, **settings
+            num_workers=1, wait_limit_s=10.0, chunk_bytes=CHUNK_BYTES, **settings
         ) -> list[Store]:
             settings["wait_limit_s"] = wait_limit_s
             if num_servers == 0:
@@ -30,7 +30,7 @@ def open_job(num_servers) -> Iterator[OpenJob]:
             servers = stack.enter_context(
                 cluster(num_servers=num_servers, num_workers=num_workers, **settings)
             )
-            clients = [servers.client(part_bytes=part_bytes) for _ in range(num_workers)]
+            clients = [servers.client(chunk_bytes=chunk_bytes) for _ in range(num_workers)]
             for client in clients:
                 declare(client)
             return clients

@@ -57,11 +57,11 @@ def read(store: Store, keys: Keys = KEYS) -> np.ndarray:
 
 
 @pytest.mark.parametrize("admission", ADMISSIONS.values(), ids=ADMISSIONS)
-@pytest.mark.parametrize("part_bytes", [2000, 2**20])
+@pytest.mark.parametrize("chunk_bytes", [2000, 2**20])
 def test_two_workers_admit_the_same_keys_on_every_number_of_servers(
-    open_job: OpenJob, admission: AdmissionSpec, part_bytes: int
+    open_job: OpenJob, admission: AdmissionSpec, chunk_bytes: int
 ) -> None:
-    stores = open_job(num_workers=2, part_bytes=part_bytes)
+    stores = open_job(num_workers=2, chunk_bytes=chunk_bytes)
     expected = ParameterStore(num_workers=2)
     declare(expected)
     for store in {id(store): store for store in [*stores, expected]}.values():

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.chunking import PART_BYTES
+from protos.chunking import CHUNK_BYTES
 from protos.errors import ProtocolError, UnknownTableError
 from protos.gradients import Gradients, SparseGrad, Values
 from protos.keys import Keys
 from protos.spec import OptimizerSpec
-from protos.store import Missing, Store
+from protos.store import Missing, SaveRequest, Store
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
 from tests.support.stores import DEEP, KEYS, WIDE, push_id
@@ -38,14 +38,14 @@ def open_stores(num_servers: int) -> Iterator[OpenStores]:
     """Returns the stores of a job's workers, with tables that record changes."""
     with ExitStack() as stack:
 
-        def open_stores(num_workers: int = 2, part_bytes: int = PART_BYTES) -> list[Store]:
+        def open_stores(num_workers: int = 2, chunk_bytes: int = CHUNK_BYTES) -> list[Store]:
             if num_servers == 0:
                 stores: list[Store] = [ParameterStore(num_workers=num_workers)] * num_workers
             else:
                 servers = stack.enter_context(
                     cluster(num_servers=num_servers, num_workers=num_workers)
                 )
-                stores = [servers.client(part_bytes=part_bytes) for _ in range(num_workers)]
+                stores = [servers.client(chunk_bytes=chunk_bytes) for _ in range(num_workers)]
             for store in stores:
                 declare(store)
             return stores
@@ -140,7 +140,7 @@ def test_rows_come_in_calls_of_at_most_so_many_a_server(
 
 
 def test_answers_of_many_messages_bring_all_rows(open_stores: OpenStores) -> None:
-    store, _ = open_stores(part_bytes=300)
+    store, _ = open_stores(chunk_bytes=300)
     store.push_grad(gradients(KEYS, 0), push_id()).result()
 
     assert take_all(store, 1) == held(store, KEYS)
@@ -170,7 +170,7 @@ def test_every_row_has_changed_for_everyone_after_a_load(open_stores: OpenStores
     for spec in RECORDING:
         saved.create_table(replace(spec, records_changes=False))
     saved.push_grad(gradients(KEYS[:70], 0), push_id()).result()
-    saved.save(str(tmp_path / "model"), {})
+    saved.save(SaveRequest(url=str(tmp_path / "model")))
     first, second = open_stores()
     first.push_grad(gradients(KEYS[70:], 1), push_id()).result()
     take_all(first, 0)
@@ -186,7 +186,7 @@ def test_model_of_recording_tables_is_loaded_where_nothing_is_recorded(
 ) -> None:
     store, _ = open_stores()
     store.push_grad(gradients(KEYS, 0), push_id()).result()
-    digest = store.save(str(tmp_path / "model"), {})
+    digest = store.save(SaveRequest(url=str(tmp_path / "model")))
     plain = ParameterStore()
     for spec in RECORDING:
         plain.create_table(replace(spec, records_changes=False))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protos.errors import CheckpointError, UnknownChangesError
-from protos.store import InferenceSettings, Missing
+from protos.store import InferenceSettings, Missing, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.store import ParameterStore
@@ -24,10 +24,10 @@ from tests.support.stores import (
 
 def test_delta_is_loaded_anywhere(store, tmp_path: Path) -> None:
     store.push_grad(random_gradients(0), push_id()).result()
-    store.save(str(tmp_path / "full"), {})
+    store.save(SaveRequest(url=str(tmp_path / "full")))
     store.push_grad(random_gradients(1), push_id(sequence=1)).result()
 
-    digest = store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "full"))
+    digest = store.save(SaveRequest(url=str(tmp_path / "delta"), base=str(tmp_path / "full")))
 
     loaded = in_process()
     loaded.load(str(tmp_path / "delta"))
@@ -37,28 +37,30 @@ def test_delta_is_loaded_anywhere(store, tmp_path: Path) -> None:
 
 
 def test_delta_of_what_was_not_saved_last_is_refused(store, tmp_path: Path) -> None:
-    store.save(str(tmp_path / "first"), {})
-    store.save(str(tmp_path / "last"), {})
+    store.save(SaveRequest(url=str(tmp_path / "first")))
+    store.save(SaveRequest(url=str(tmp_path / "last")))
 
     with pytest.raises(UnknownChangesError, match="save a full checkpoint"):
-        store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "first"))
+        store.save(SaveRequest(url=str(tmp_path / "delta"), base=str(tmp_path / "first")))
 
     assert not (tmp_path / "delta").exists()
-    store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "last"))
+    store.save(SaveRequest(url=str(tmp_path / "delta"), base=str(tmp_path / "last")))
 
 
 def test_model_to_predict_with_is_saved_while_deltas_go_on(store, tmp_path: Path) -> None:
-    store.save(str(tmp_path / "full"), {})
+    store.save(SaveRequest(url=str(tmp_path / "full")))
     store.push_grad(random_gradients(0), push_id()).result()
     rows = pull(store, Missing.ZEROS)["deep"]
 
-    store.save_inference(str(tmp_path / "half"), {}, InferenceSettings(dtype="float16"))
+    store.save(
+        SaveRequest(url=str(tmp_path / "half"), inference=InferenceSettings(dtype="float16"))
+    )
 
     read = SavedModel.open(tmp_path / "half").read("deep", KEYS)
     np.testing.assert_array_equal(read, rows.astype(np.float16).astype(np.float32))
     with pytest.raises(CheckpointError, match="is of kind 'inference'"):
         store.load(str(tmp_path / "half"))
-    store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "full"))
+    store.save(SaveRequest(url=str(tmp_path / "delta"), base=str(tmp_path / "full")))
     assert Checkpoint.open(tmp_path / "delta").digest_of_files() == store.digest()
 
 
@@ -66,29 +68,29 @@ def test_model_to_predict_with_and_one_to_train_on_do_not_replace_each_other(
     store, tmp_path: Path
 ) -> None:
     full, delta, half = (str(tmp_path / name) for name in ("full", "delta", "half"))
-    digest = store.save(full, {})
+    digest = store.save(SaveRequest(url=full))
     store.push_grad(random_gradients(0), push_id()).result()
-    store.save(delta, {}, base=full)
-    store.save_inference(half, {}, InferenceSettings(dtype="float16"))
+    store.save(SaveRequest(url=delta, base=full))
+    store.save(SaveRequest(url=half, inference=InferenceSettings(dtype="float16")))
 
     for url, kind in ((full, "full"), (delta, "delta")):
         with pytest.raises(CheckpointError, match=rf"of kind '{kind}': one to predict with will"):
-            store.save_inference(url, {}, InferenceSettings())
+            store.save(SaveRequest(url=url, inference=InferenceSettings()))
     for base in ("", delta):
         with pytest.raises(CheckpointError, match="of kind 'inference': one to train on will not"):
-            store.save(half, {}, base=base)
+            store.save(SaveRequest(url=half, base=base))
 
     assert Checkpoint.open(full).model_digest == digest
     assert Checkpoint.open(delta).digest_of_files() == store.digest()
     assert SavedModel.open(half).checkpoint.manifest.kind == "inference"
-    store.save_inference(half, {}, InferenceSettings())
-    store.save(full, {})
+    store.save(SaveRequest(url=half, inference=InferenceSettings()))
+    store.save(SaveRequest(url=full))
 
 
 def test_part_of_a_model_is_loaded_and_the_rest_begins_afresh(store, tmp_path: Path) -> None:
     saved, fresh = in_process(), pull(in_process())
     saved.push_grad(random_gradients(0), push_id()).result()
-    saved.save(str(tmp_path / "model"), {})
+    saved.save(SaveRequest(url=str(tmp_path / "model")))
     store.push_grad(random_gradients(1), push_id()).result()
 
     store.load(str(tmp_path / "model"), only=["wide"])
@@ -100,7 +102,7 @@ def test_part_of_a_model_is_loaded_and_the_rest_begins_afresh(store, tmp_path: P
     tables = store.status().tables
     assert (tables["deep"].rows, tables["wide"].rows) == (0, 60)
     with pytest.raises(UnknownChangesError):
-        store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "model"))
+        store.save(SaveRequest(url=str(tmp_path / "delta"), base=str(tmp_path / "model")))
 
 
 def test_tables_that_the_job_does_not_declare_are_not_saved_again(store, tmp_path: Path) -> None:
@@ -108,10 +110,10 @@ def test_tables_that_the_job_does_not_declare_are_not_saved_again(store, tmp_pat
     saved = in_process()
     saved.create_table(replace(DEEP, name="dropped"))
     saved.push_grad(random_gradients(0), push_id()).result()
-    saved.save(str(tmp_path / "model"), {})
+    saved.save(SaveRequest(url=str(tmp_path / "model")))
     store.load(str(tmp_path / "model"))
 
-    digest = store.save(str(tmp_path / "next"), {})
+    digest = store.save(SaveRequest(url=str(tmp_path / "next")))
 
     assert Checkpoint.open(tmp_path / "next").tables.keys() == {"deep", "wide"}
     assert digest == store.digest()
@@ -124,7 +126,7 @@ def test_part_that_is_not_there_is_refused(store, tmp_path: Path) -> None:
     saved = ParameterStore()
     saved.create_table(DEEP)
     saved.create_table(replace(DEEP, name="other"))
-    saved.save(str(tmp_path / "model"), {})
+    saved.save(SaveRequest(url=str(tmp_path / "model")))
     store.push_grad(random_gradients(1), push_id()).result()
     before = store.digest()
 
@@ -142,6 +144,8 @@ def test_save_that_has_no_scores_to_go_by_is_refused(store, tmp_path: Path) -> N
     store.push_grad(random_gradients(0), push_id()).result()
 
     with pytest.raises(CheckpointError, match="keeps no statistics"):
-        store.save_inference(str(tmp_path / "high"), {}, InferenceSettings(min_score=1.0))
+        store.save(
+            SaveRequest(url=str(tmp_path / "high"), inference=InferenceSettings(min_score=1.0))
+        )
 
     assert not (tmp_path / "high").exists()

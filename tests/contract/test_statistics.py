@@ -24,9 +24,9 @@ def rows_of(store: Store, table: str) -> np.ndarray:
     return store.pull_sparse({table: KEYS}, missing=Missing.ZEROS).result().rows[table]
 
 
-@pytest.mark.parametrize("part_bytes", [100, 2**20])
-def test_counts_leave_rows_as_they_are(open_job: OpenJob, part_bytes: int) -> None:
-    (store,) = open_job(part_bytes=part_bytes)
+@pytest.mark.parametrize("chunk_bytes", [100, 2**20])
+def test_counts_leave_rows_as_they_are(open_job: OpenJob, chunk_bytes: int) -> None:
+    (store,) = open_job(chunk_bytes=chunk_bytes)
     store.create_table(replace(COUNTED, name="deep2"))
     store.create_table(replace(DEEP, name="deep3"))
 

@@ -14,7 +14,7 @@ from protos.errors import (
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Pulled
+from protos.store import Missing, Pulled, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from tests.support.stores import (
@@ -104,7 +104,7 @@ def test_same_pushes_make_the_same_model_anywhere(store):
 
 
 def test_parts_of_large_pushes_and_pulls_make_the_same_model(open_job):
-    (store,) = open_job(part_bytes=100)
+    (store,) = open_job(chunk_bytes=100)
     reference = in_process()
 
     for sequence in range(3):
@@ -220,7 +220,9 @@ def test_saved_model_is_loaded_anywhere(store, tmp_path):
     for sequence in range(2):
         store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
 
-    digest = store.save(str(tmp_path / "model"), {"job.toml": b"[model]"})
+    digest = store.save(
+        SaveRequest(url=str(tmp_path / "model"), attachments={"job.toml": b"[model]"})
+    )
     loaded = in_process()
     loaded.load(str(tmp_path / "model"))
 
@@ -239,7 +241,7 @@ def test_checkpoint_is_of_the_moment_that_its_save_tells(store, tmp_path):
     def push_on() -> None:
         snapshots.append(store.push_grad(random_gradients(2), push_id(sequence=2)).result())
 
-    digest = store.save(str(tmp_path / "model"), {}, on_snapshot=push_on)
+    digest = store.save(SaveRequest(url=str(tmp_path / "model"), on_snapshot=push_on))
 
     manifest = Checkpoint.open(tmp_path / "model").manifest
     assert (digest, snapshots) == (before, [3])
@@ -250,7 +252,7 @@ def test_checkpoint_is_of_the_moment_that_its_save_tells(store, tmp_path):
 def test_model_saved_elsewhere_is_loaded(store, tmp_path):
     saved = in_process()
     saved.push_grad(random_gradients(0), push_id()).result()
-    saved.save(str(tmp_path / "model"), {})
+    saved.save(SaveRequest(url=str(tmp_path / "model")))
 
     store.load(str(tmp_path / "model"))
 
@@ -272,7 +274,7 @@ def test_checkpoint_without_a_declared_table_is_refused(store, tmp_path):
     other.create_table(DEEP)
     other.create_dense(TOWER)
     other.push_grad(Gradients({"deep": random_gradients(0).sparse["deep"]}), push_id()).result()
-    other.save(str(tmp_path / "other"), {})
+    other.save(SaveRequest(url=str(tmp_path / "other")))
     before = store.digest()
 
     with pytest.raises(CheckpointError, match="has no wide, only deep, tower"):

@@ -10,7 +10,7 @@ import pytest
 
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
-from protos.store import Missing, Store
+from protos.store import Missing, SaveRequest, Store
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
 from tests.support.stores import DEEP, KEYS, push_id
@@ -53,7 +53,7 @@ def test_keys_are_counted_on_after_a_restart(
         saving.create_table(spec_of(admission))
         for sequence in range(8):
             push(saving, sequence)
-        digest = saving.save(str(tmp_path / "model"), {})
+        digest = saving.save(SaveRequest(url=str(tmp_path / "model")))
         before = saving.status().tables["admitting"]
     with cluster(num_servers=3) as servers:
         loading = servers.client()
@@ -74,7 +74,7 @@ def test_keys_are_counted_on_after_a_restart(
 
 def test_loaded_table_reads_the_default_value_of_its_admission(tmp_path: Path) -> None:
     """Also where no job declares it, as when a model is tested."""
-    trained(1, EXACT).save(str(tmp_path / "model"), {})
+    trained(1, EXACT).save(SaveRequest(url=str(tmp_path / "model")))
     store = ParameterStore()
     store.load(str(tmp_path / "model"))
 
@@ -91,7 +91,7 @@ def test_admission_that_counts_nothing_loses_no_counts(
     for each in (saved, store):
         each.create_table(replace(spec_of(None), name="scoring"))
         each.create_table(spec_of(by_score))
-    saved.save(str(tmp_path / "model"), {})
+    saved.save(SaveRequest(url=str(tmp_path / "model")))
 
     store.load(str(tmp_path / "model"))
 
@@ -107,7 +107,7 @@ def test_job_may_admit_otherwise_than_the_model_was_saved(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     saved = trained(12, BLOOM)
-    saved.save(str(tmp_path / "model"), {})
+    saved.save(SaveRequest(url=str(tmp_path / "model")))
     store = ParameterStore()
     if declared == "before":
         store.create_table(spec_of(admission))

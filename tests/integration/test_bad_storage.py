@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
+from protos.store import SaveRequest
 from ps_server.checkpoint.files.manifest import MANIFEST
 from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
@@ -60,17 +61,17 @@ def test_no_space_leaves_the_old_checkpoint_and_the_training_as_they_were(
     mount: Mount, disk: Path, tmp_path: Path
 ) -> None:
     small, large = trained(1), trained(10)
-    small_digest = small.save(str(tmp_path / "small"), {})
-    large.save(str(tmp_path / "large"), {})
+    small_digest = small.save(SaveRequest(url=str(tmp_path / "small")))
+    large.save(SaveRequest(url=str(tmp_path / "large")))
     # For the small one and half of the large one; a file takes up to a page more than its size.
     room = size_of(tmp_path / "small") + size_of(tmp_path / "large") // 2
     mount(f"size={room + 12 * 4096}")
-    small.save(str(disk / "model"), {})
+    small.save(SaveRequest(url=str(disk / "model")))
     before = large.digest(), replace(large.status(), last_save=None)
 
     for _ in range(3):  # what the first try left would take the room of the next
         with pytest.raises(CheckpointError, match=r"cannot write .*/disk/model/.*No space left"):
-            large.save(str(disk / "model"), {"large": bytes(room)})
+            large.save(SaveRequest(url=str(disk / "model"), attachments={"large": bytes(room)}))
 
         checkpoint = Checkpoint.open(disk / "model")
         checkpoint.verify()
@@ -82,7 +83,7 @@ def test_no_space_leaves_the_old_checkpoint_and_the_training_as_they_were(
     large.push_grad(random_gradients(99), push_id(sequence=10))
     assert large.digest() != before[0]
     mount(f"size={10 * room}")
-    assert large.save(str(disk / "model"), {}) == large.digest()
+    assert large.save(SaveRequest(url=str(disk / "model"))) == large.digest()
 
 
 def test_no_space_of_a_server_is_said_by_its_endpoint(mount: Mount, disk: Path) -> None:
@@ -96,7 +97,7 @@ def test_no_space_of_a_server_is_said_by_its_endpoint(mount: Mount, disk: Path) 
         with pytest.raises(
             CheckpointError, match=r"127\.0\.0\.1:\d+: cannot write .*No space left"
         ):
-            store.save(str(disk / "model"), {})
+            store.save(SaveRequest(url=str(disk / "model")))
 
         assert store.digest() == before
     assert not list(disk.iterdir())
@@ -107,15 +108,15 @@ def test_folder_that_cannot_be_written_is_said_before_training_and_when_saving(
 ) -> None:
     mount("size=4m")
     store = trained(1)
-    store.save(str(disk / "epoch-1"), {})
-    store.save(str(disk / "epoch-2"), {})
+    store.save(SaveRequest(url=str(disk / "epoch-1")))
+    store.save(SaveRequest(url=str(disk / "epoch-2")))
     write_latest(disk, "epoch-2")
     mount("ro")
 
     for action in (
         lambda: store.require_writable(str(disk)),
-        lambda: store.save(str(disk / "epoch-2"), {}),
-        lambda: store.save(str(disk / "epoch-3"), {}),
+        lambda: store.save(SaveRequest(url=str(disk / "epoch-2"))),
+        lambda: store.save(SaveRequest(url=str(disk / "epoch-3"))),
         lambda: write_latest(disk, "epoch-1"),
         lambda: keep_last(disk, 1, ["epoch-1", "epoch-2"]),
     ):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
+from protos.store import SaveRequest
 from ps_server.checkpoint.files.manifest import Share
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder
@@ -31,7 +32,7 @@ def test_altered_checkpoint_is_refused_before_any_server_has_loaded_its_part(
         store = servers.client()
         declare(store)
         store.push_grad(random_gradients(1), push_id()).result()
-        store.save(str(folder), {})
+        store.save(SaveRequest(url=str(folder)))
         store.push_grad(random_gradients(2), push_id(sequence=1)).result()
         before = store.digest()
         altered = max(folder.glob("data-*/table.deep.*.arrow"))
@@ -53,13 +54,13 @@ def test_checkpoint_that_is_replaced_while_it_is_loaded_is_refused(
 
     def verify_and_replace(checkpoint: Checkpoint) -> None:
         verify(checkpoint)
-        in_process().save(folder, {})
+        in_process().save(SaveRequest(url=folder))
 
     with cluster(num_servers=2) as servers:
         store = servers.client()
         declare(store)
         store.push_grad(random_gradients(1), push_id()).result()
-        store.save(folder, {})
+        store.save(SaveRequest(url=folder))
         before = store.digest()
         monkeypatch.setattr(Checkpoint, "verify", verify_and_replace)
 
@@ -105,7 +106,7 @@ def test_cluster_keeps_its_checkpoints_in_an_object_store(s3: dict[str, str]) ->
         store = servers.client()
         declare(store)
         store.push_grad(random_gradients(1), push_id()).result()
-        digest = store.save(url, {"note": b"hello"})
+        digest = store.save(SaveRequest(url=url, attachments={"note": b"hello"}))
         assert digest == store.digest()
     with cluster(num_servers=2) as servers:
         store = servers.client()
@@ -130,7 +131,7 @@ def test_server_that_sees_other_storage_than_the_worker_says_so(
         with pytest.raises(
             CheckpointError, match=r"127\.0\.0\.1:\d+: this server does not see the"
         ):
-            store.save(f"memory://{tmp_path.name}/model", {})
+            store.save(SaveRequest(url=f"memory://{tmp_path.name}/model"))
 
 
 def test_server_saves_and_loads_in_its_roots_only(tmp_path: Path) -> None:
@@ -147,14 +148,14 @@ def test_server_saves_and_loads_in_its_roots_only(tmp_path: Path) -> None:
     ):  # fmt: skip
         declare(store)
         store.push_grad(random_gradients(1), push_id()).result()
-        store.save(str(root / "model"), {})
+        store.save(SaveRequest(url=str(root / "model")))
         shutil.copytree(root / "model", outside)
         (root / "link").symlink_to(outside)
         before = store.digest()
 
         for url in (outside, root / "link", f"{root}/../outside"):
             with pytest.raises(CheckpointError, match=r"outside of .*root, s3://bucket/models"):
-                store.save(str(url), {})
+                store.save(SaveRequest(url=str(url)))
             with pytest.raises(CheckpointError, match=r"outside of .*root, s3://bucket/models"):
                 store.require_writable(str(url))
             with pytest.raises(CheckpointError, match=r"outside of .*root, s3://bucket/models"):
@@ -190,7 +191,7 @@ def test_what_a_failed_save_wrote_is_removed_when_no_server_writes_any_more(
         monkeypatch.setattr(servers.stores[1], "save_part", save_late)
 
         with pytest.raises(CheckpointError, match="no space"):
-            store.save(str(tmp_path / "model"), {})
+            store.save(SaveRequest(url=str(tmp_path / "model")))
 
         assert has_ended.is_set()
     assert not list(tmp_path.iterdir())

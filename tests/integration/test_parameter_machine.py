@@ -23,7 +23,7 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import Missing, Store
+from protos.store import Missing, SaveRequest, Store
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from tests.reference.admission import ReferenceAdmission
@@ -185,7 +185,7 @@ class Parameters(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         url = str(self.folder / f"checkpoint-{len(self.saved)}")
-        digest = self.client.save(url, {})
+        digest = self.client.save(SaveRequest(url=url))
 
         assert digest == self.client.digest()
         self.saved.append((url, deepcopy(self.expected), digest))

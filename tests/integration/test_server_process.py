@@ -9,7 +9,7 @@ import pytest
 
 from protos.errors import ProtocolError, TransportError
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing
+from protos.store import Missing, SaveRequest
 from ps_worker.cluster.connect import connect
 from tests.support.processes import environment_of, free_port, server_process
 
@@ -126,7 +126,7 @@ def test_saved_parameters_are_those_a_server_begins_with(port, log, tmp_path):
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
         client.create_table(TABLE)
-        digest = client.save(folder, {})
+        digest = client.save(SaveRequest(url=folder))
         client.leave(0, step=0)
     with (
         server_process(environment_of([port], 0), log, "--load", folder) as server,

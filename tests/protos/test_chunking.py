@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protos.chunking import PushPart, join_push, split_columns, split_push
+from protos.chunking import PushChunk, join_push, split_columns, split_push
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 
@@ -60,8 +60,8 @@ def test_no_part_exceeds_the_limit(limit):
     parts = split_push(GRADIENTS, limit)
 
     assert max(map(size_of, parts)) <= limit
-    assert [part.part for part in parts] == list(range(len(parts)))
-    assert {part.num_parts for part in parts} == {len(parts)}
+    assert [part.chunk for part in parts] == list(range(len(parts)))
+    assert {part.num_chunks for part in parts} == {len(parts)}
 
 
 def test_parts_are_filled():
@@ -73,14 +73,14 @@ def test_parts_are_filled():
 def test_push_that_fits_is_one_part_and_not_copied():
     (part,) = split_push(GRADIENTS, 10_000)
 
-    assert part.num_parts == 1
+    assert part.num_chunks == 1
     joined = join_push([part])
     assert np.shares_memory(joined.sparse["deep"].values, GRADIENTS.sparse["deep"].values)
     assert np.shares_memory(joined.dense["tower"].values, GRADIENTS.dense["tower"].values)
 
 
 def test_push_of_nothing_is_one_empty_part():
-    assert split_push(Gradients(), 100) == [PushPart(sparse=[], dense=[])]
+    assert split_push(Gradients(), 100) == [PushChunk(sparse=[], dense=[])]
 
 
 def test_element_larger_than_the_limit_is_alone_in_its_group():
@@ -96,25 +96,25 @@ def test_element_larger_than_the_limit_is_alone_in_its_group():
     ("parts", "message"),
     [
         (
-            [PushPart([("t", rows(1, 2))], []), PushPart([("t", rows(1, 3))], [])],
+            [PushChunk([("t", rows(1, 2))], []), PushChunk([("t", rows(1, 3))], [])],
             "'t' differ in dim",
         ),
         (
-            [PushPart([("t", rows(1, 2, 4))], []), PushPart([("t", rows(1, 2, 5))], [])],
+            [PushChunk([("t", rows(1, 2, 4))], []), PushChunk([("t", rows(1, 2, 5))], [])],
             r"differ in examples: \[4, 5\]",
         ),
         (
-            [PushPart([("t", rows(1, 2))], []), PushPart([("t", rows(1, 2, counts=True))], [])],
+            [PushChunk([("t", rows(1, 2))], []), PushChunk([("t", rows(1, 2, counts=True))], [])],
             r"differ in having counts: \[0, 1\]",
         ),
         (
-            [PushPart([], [("b", 0, stretch(2, 4))]), PushPart([], [("b", 2, stretch(2, 5))])],
+            [PushChunk([], [("b", 0, stretch(2, 4))]), PushChunk([], [("b", 2, stretch(2, 5))])],
             "'b' differ in examples",
         ),
-        ([PushPart([], [("b", 1, stretch(2))])], "goes on at element 1 after 0 elements"),
+        ([PushChunk([], [("b", 1, stretch(2))])], "continues at element 1 after 0 elements"),
         (
-            [PushPart([], [("b", 0, stretch(2))]), PushPart([], [("b", 1, stretch(2))])],
-            "goes on at element 1 after 2 elements",
+            [PushChunk([], [("b", 0, stretch(2))]), PushChunk([], [("b", 1, stretch(2))])],
+            "continues at element 1 after 2 elements",
         ),
     ],
     ids=["dim", "examples", "counts", "dense-examples", "gap", "overlap"],

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from protos.chunking import PushPart, join_push
+from protos.chunking import PushChunk, join_push
 from protos.gradients import DenseGrad, SparseGrad
 from protos.spec import (
     AdmissionSpec,
@@ -17,7 +17,7 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import Missing, PushId
+from protos.store import Missing, PushId, SaveRequest
 from protos.wire import data_messages
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.precompile import precompile_kernels
@@ -61,7 +61,7 @@ def serve_a_job(optimizer: str, folder: str) -> None:
             worker=worker, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0
         )
         request = data_messages.push_grad_request(
-            push_id, PushPart([("t", grad), ("c", counted)], dense), 0
+            push_id, PushChunk([("t", grad), ("c", counted)], dense), 0
         )
         push_id, part, at = data_messages.push_grad_arguments(
             type(request).FromString(request.SerializeToString())
@@ -70,7 +70,7 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     request = data_messages.pull_sparse_request({"t": keys}, Missing.ZEROS, 1)
     wanted, missing, at = data_messages.pull_sparse_arguments(request)
     store.pull_sparse(wanted, missing=missing, at=at).result()
-    store.save(folder, {})
+    store.save(SaveRequest(url=folder))
     store.load(folder)
     watched = SparseTable(table_spec, num_subscribers=2)
     watched.push(grad)
@@ -103,7 +103,7 @@ def admit_keys(admission: AdmissionSpec) -> None:
         )
         grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4, counts)
         sparse = [(name, grad) for name in ("first", "second")]
-        request = data_messages.push_grad_request(push_id, PushPart(sparse, []), None)
+        request = data_messages.push_grad_request(push_id, PushChunk(sparse, []), None)
         push_id, part, _ = data_messages.push_grad_arguments(
             type(request).FromString(request.SerializeToString())
         )

@@ -19,7 +19,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.keys import Keys
 from protos.placement import route
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, PushId, Staleness, StoreStatus
+from protos.store import Missing, PushId, SaveRequest, Staleness, StoreStatus
 from ps_server.checkpoint.files.digest import model_digest
 from ps_server.store import ParameterStore
 from tests.reference.partition import unmix64
@@ -239,7 +239,7 @@ def saved(folder: Path, **changes: object) -> str:
             store.push_grad(Gradients({spec.name: rows(spec.dim)}), push_id())
         elif isinstance(spec, DenseSpec):
             store.create_dense(spec)
-    store.save(str(folder), {})
+    store.save(SaveRequest(url=str(folder)))
     return str(folder)
 
 

@@ -9,7 +9,7 @@ import pytest
 from protos.errors import ProtocolError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import PushId
+from protos.store import PushId, SaveRequest
 from ps_server.store import ParameterStore
 
 KEYS = np.arange(50, dtype=np.uint64)
@@ -29,7 +29,7 @@ def trained(spec: TableSpec, num_workers: int = 2) -> ParameterStore:
 
 
 def saved(spec: TableSpec, folder: Path) -> str:
-    trained(spec).save(str(folder / "model"), {})
+    trained(spec).save(SaveRequest(url=str(folder / "model")))
     return str(folder / "model")
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from protos.errors import CheckpointError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from protos.store import SaveRequest
 from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.retention import keep_last
@@ -76,9 +77,9 @@ def test_a_chain_of_deltas_is_the_model_of_its_moment(tmp_path: Path) -> None:
 def test_a_chain_stands_anywhere() -> None:
     store = in_process()
     train(store, 0)
-    store.save("memory://deltas/0", {})
+    store.save(SaveRequest(url="memory://deltas/0"))
     train(store, 1)
-    store.save("memory://deltas/1", {}, base="memory://deltas/0")
+    store.save(SaveRequest(url="memory://deltas/1", base="memory://deltas/0"))
 
     checkpoint = Checkpoint.open("memory://deltas/1")
     assert checkpoint.digest_of_files() == store.digest()
@@ -105,7 +106,7 @@ def test_a_delta_of_one_row_in_a_hundred_is_under_a_fiftieth(tmp_path: Path) -> 
         grad = SparseGrad(keys.astype(np.uint64), np.ones((keys.size, 10), np.float32), 1)
         store.push_grad(Gradients({"large": grad}), push_id(sequence=sequence)).result()
         base = str(tmp_path / str(sequence - 1)) if sequence else ""
-        store.save(str(tmp_path / str(sequence)), {}, base=base)
+        store.save(SaveRequest(url=str(tmp_path / str(sequence)), base=base))
 
     full, delta = (
         sum(file.stat().st_size for file in (tmp_path / name).rglob("*") if file.is_file())
@@ -121,7 +122,7 @@ def test_compacted_is_what_a_full_checkpoint_would_be(tmp_path: Path) -> None:
 
     compacted = Checkpoint.open(tmp_path / "compact")
     assert (compacted.manifest.kind, compacted.manifest.base) == ("full", None)
-    assert compacted.model_digest == store.save(str(tmp_path / "full"), {})
+    assert compacted.model_digest == store.save(SaveRequest(url=str(tmp_path / "full")))
     assert compacted.manifest.version == Checkpoint.open(tmp_path / "3").manifest.version
     compacted.verify()
 
@@ -134,7 +135,7 @@ def test_going_on_from_a_loaded_checkpoint_saves_deltas_of_it(tmp_path: Path) ->
     declare(client)
     train(client, 3)
 
-    client.save(str(tmp_path / "3"), {}, base=str(tmp_path / "2"))
+    client.save(SaveRequest(url=str(tmp_path / "3"), base=str(tmp_path / "2")))
 
     checkpoint = Checkpoint.open(tmp_path / "3")
     assert checkpoint.digest_of_files() == client.digest()
@@ -157,8 +158,8 @@ def test_a_failed_save_gives_its_changes_to_the_next(tmp_path: Path) -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        store.save(str(tmp_path / "1"), {}, base=str(tmp_path / "0"), on_snapshot=fail)
-    store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "0"))
+        store.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0"), on_snapshot=fail))
+    store.save(SaveRequest(url=str(tmp_path / "2"), base=str(tmp_path / "0")))
 
     assert Checkpoint.open(tmp_path / "2").digest_of_files() == store.digest()
 
@@ -185,8 +186,10 @@ def test_deltas_are_of_their_moments_while_rows_change_come_and_go(tmp_path: Pat
                 store.push_grad(gradients, push_id(sequence=first + j)).result()
 
         base = str(tmp_path / str(i - 1)) if i else ""
-        twin.save(str(tmp_path / "twin"), {})
-        pushed.save(str(tmp_path / str(i)), {}, base=base, on_snapshot=lambda: push_all(pushed))
+        twin.save(SaveRequest(url=str(tmp_path / "twin")))
+        pushed.save(
+            SaveRequest(url=str(tmp_path / str(i)), base=base, on_snapshot=lambda: push_all(pushed))
+        )
         push_all(twin)
         sequence += len(late)
 
@@ -199,14 +202,14 @@ def test_a_base_that_the_store_did_not_save_last_is_refused(tmp_path: Path) -> N
     store = trained_chain(tmp_path, 1)
 
     with pytest.raises(CheckpointError, match=r"does not know what changed .* save a full"):
-        store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "0"))
+        store.save(SaveRequest(url=str(tmp_path / "2"), base=str(tmp_path / "0")))
     with pytest.raises(
         CheckpointError, match=r"does not know what changed .* is none; save a full"
     ):
-        in_process().save(str(tmp_path / "2"), {}, base=str(tmp_path / "1"))
+        in_process().save(SaveRequest(url=str(tmp_path / "2"), base=str(tmp_path / "1")))
 
     assert not (tmp_path / "2").exists()
-    store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "1"))
+    store.save(SaveRequest(url=str(tmp_path / "2"), base=str(tmp_path / "1")))
 
 
 def test_a_table_that_is_newer_than_the_base_is_refused(tmp_path: Path) -> None:
@@ -214,20 +217,20 @@ def test_a_table_that_is_newer_than_the_base_is_refused(tmp_path: Path) -> None:
     store.create_table(COUNTING)
 
     with pytest.raises(CheckpointError, match="table 'counting': it is newer than the last"):
-        store.save(str(tmp_path / "1"), {}, base=str(tmp_path / "0"))
+        store.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0")))
 
-    store.save(str(tmp_path / "1"), {})
-    store.save(str(tmp_path / "2"), {}, base=str(tmp_path / "1"))
+    store.save(SaveRequest(url=str(tmp_path / "1")))
+    store.save(SaveRequest(url=str(tmp_path / "2"), base=str(tmp_path / "1")))
 
 
 def test_a_delta_stands_beside_its_base_and_replaces_nothing_it_needs(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 1)
 
     with pytest.raises(CheckpointError, match="both have to be in one folder"):
-        store.save(str(tmp_path / "elsewhere" / "2"), {}, base=str(tmp_path / "1"))
+        store.save(SaveRequest(url=str(tmp_path / "elsewhere" / "2"), base=str(tmp_path / "1")))
     for needed in ("0", "1"):
         with pytest.raises(CheckpointError, match="which it needs: choose another name"):
-            store.save(str(tmp_path / needed), {}, base=str(tmp_path / "1"))
+            store.save(SaveRequest(url=str(tmp_path / needed), base=str(tmp_path / "1")))
 
 
 def test_a_missing_base_is_named(tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ def test_a_missing_base_is_named(tmp_path: Path) -> None:
 
 def test_a_base_that_was_replaced_is_named(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 2)
-    store.save(str(tmp_path / "0"), {})
+    store.save(SaveRequest(url=str(tmp_path / "0")))
 
     with pytest.raises(CheckpointError, match=rf"1 needs its base {tmp_path}/0 as it was, but"):
         Checkpoint.open(tmp_path / "2")
@@ -273,7 +276,7 @@ def test_old_checkpoints_that_a_kept_delta_needs_stay(tmp_path: Path) -> None:
 
     assert keep_last(tmp_path, 1, "012") == []
 
-    store.save(str(tmp_path / "3"), {})
+    store.save(SaveRequest(url=str(tmp_path / "3")))
     write_latest(tmp_path, "3")
     assert sorted(keep_last(tmp_path, 1, "0123")) == ["0", "1", "2"]
 
@@ -282,7 +285,7 @@ def test_more_removed_keys_than_rows_ask_for_a_full_checkpoint(tmp_path: Path) -
     spec = replace(COUNTING, expiry=None, num_shards=1)
     store = ParameterStore()
     store.create_table(spec)
-    store.save(str(tmp_path / "0"), {})
+    store.save(SaveRequest(url=str(tmp_path / "0")))
     keys = np.arange(5000, dtype=np.uint64)
     grad = SparseGrad(keys, np.zeros((5000, 2), np.float32), 1, np.ones((5000, 2), np.uint32))
     for sequence in range(2):
@@ -290,7 +293,7 @@ def test_more_removed_keys_than_rows_ask_for_a_full_checkpoint(tmp_path: Path) -
         store.shrink(max_norm=0.0)
 
     with pytest.raises(CheckpointError, match="lost more rows than it has; save a full"):
-        store.save(str(tmp_path / "1"), {}, base=str(tmp_path / "0"))
+        store.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0")))
 
 
 def test_rows_that_nobody_pushes_age_from_base_to_delta(tmp_path: Path) -> None:
@@ -301,16 +304,16 @@ def test_rows_that_nobody_pushes_age_from_base_to_delta(tmp_path: Path) -> None:
     counts = np.array([[64, 32]] * 8, np.uint32)
     grad = SparseGrad(keys, np.ones((8, 2), np.float32), 1, counts)
     store.push_grad(Gradients({"counting": grad}), push_id()).result()
-    store.save(str(tmp_path / "0"), {})
+    store.save(SaveRequest(url=str(tmp_path / "0")))
     for i in (1, 2):
         store.shrink()
         store.shrink()
         pushed = SparseGrad(keys[:i], np.ones((i, 2), np.float32), 1, counts[:i])
         store.push_grad(Gradients({"counting": pushed}), push_id(sequence=i)).result()
         store.shrink(dry_run=True)
-        store.save(str(tmp_path / str(i)), {}, base=str(tmp_path / str(i - 1)))
+        store.save(SaveRequest(url=str(tmp_path / str(i)), base=str(tmp_path / str(i - 1))))
 
-    store.save(str(tmp_path / "full"), {})
+    store.save(SaveRequest(url=str(tmp_path / "full")))
     delta, full = Checkpoint.open(tmp_path / "2"), Checkpoint.open(tmp_path / "full")
     assert rows_of(delta, "counting") == rows_of(full, "counting")
     assert rows_of(delta, "counting")[7][1] == [4.0, 2.0, 4.0]
@@ -378,7 +381,7 @@ class DeltaMachine(RuleBasedStateMachine):
     def save(self, is_delta: bool) -> None:
         name = str(len(self.saved))
         base = f"{self.root}/{self.base}" if is_delta and self.base else ""
-        self.client.save(f"{self.root}/{name}", {}, base=base)
+        self.client.save(SaveRequest(url=f"{self.root}/{name}", base=base))
         self.base = name
         self.saved.append(Saved(name, dict(self.rows)))
 

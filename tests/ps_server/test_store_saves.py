@@ -20,6 +20,7 @@ from protos.spec import (
     OptimizerSpec,
     TableSpec,
 )
+from protos.store import SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
@@ -106,7 +107,7 @@ def test_checkpoint_holds_each_push_in_all_tables_or_in_none(tmp_path: Path) -> 
     seen = 0.0
     with while_pushing(store):
         for _ in range(TRIALS):
-            store.save(str(tmp_path / "c"), {})
+            store.save(SaveRequest(url=str(tmp_path / "c")))
 
             checkpoint = Checkpoint.open(str(tmp_path / "c"))
             first, second = numbers_of(checkpoint, "first"), numbers_of(checkpoint, "second")
@@ -133,7 +134,7 @@ def test_save_is_of_the_moment_of_its_snapshot(tmp_path: Path) -> None:
         for sequence in range(1, 4):
             store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
 
-    assert store.save(str(tmp_path / "c"), {}, on_snapshot=push_on) == digest
+    assert store.save(SaveRequest(url=str(tmp_path / "c"), on_snapshot=push_on)) == digest
 
     loaded = in_process()
     loaded.load(str(tmp_path / "c"))
@@ -149,7 +150,7 @@ def test_version_is_that_of_the_snapshot(tmp_path: Path) -> None:
     def take_a_step() -> None:
         store.push_grad(random_gradients(2), push_id(sequence=1), at=1).result()
 
-    store.save(str(tmp_path / "c"), {}, on_snapshot=take_a_step)
+    store.save(SaveRequest(url=str(tmp_path / "c"), on_snapshot=take_a_step))
 
     manifest = Checkpoint.open(str(tmp_path / "c")).manifest
     assert manifest.version == 1
@@ -161,18 +162,18 @@ def test_training_goes_on_after_a_save_that_failed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(CheckpointError):
-        store.save(str(tmp_path / "file" / "c"), {})
+        store.save(SaveRequest(url=str(tmp_path / "file" / "c")))
 
     for each in (store, other):
         each.push_grad(random_gradients(1), push_id()).result()
     assert store.digest() == other.digest()
-    assert store.save(str(tmp_path / "c"), {}) == other.digest()
+    assert store.save(SaveRequest(url=str(tmp_path / "c"))) == other.digest()
 
 
 def test_load_comes_between_two_pushes(tmp_path: Path) -> None:
     """A push that is being applied would leave its second half in what was loaded."""
     store, url = twin_store(), str(tmp_path / "c")
-    store.save(url, {})
+    store.save(SaveRequest(url=url))
     first = store._parameters.table("first")
 
     with ThreadPoolExecutor(1) as threads:
@@ -194,10 +195,10 @@ def test_load_comes_between_two_pushes(tmp_path: Path) -> None:
 
 
 def test_load_leaves_nothing_of_a_checkpoint_that_was_loaded_before(tmp_path: Path) -> None:
-    twin_store().save(str(tmp_path / "twins"), {})
+    twin_store().save(SaveRequest(url=str(tmp_path / "twins")))
     saved = in_process()
     saved.create_table(replace(FIRST, dim=FIRST.dim + 1))
-    saved.save(str(tmp_path / "other"), {})
+    saved.save(SaveRequest(url=str(tmp_path / "other")))
     store = ParameterStore()
 
     store.load(str(tmp_path / "twins"))
@@ -221,7 +222,7 @@ def test_status_tells_what_the_last_save_cost(tmp_path: Path) -> None:
     assert store.status().last_save is None
     store.push_grad(random_gradients(1), push_id()).result()
 
-    store.save(str(tmp_path / "c"), {})
+    store.save(SaveRequest(url=str(tmp_path / "c")))
 
     save = store.status().last_save
     assert save is not None

@@ -8,7 +8,7 @@ import pytest
 
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import PushId
+from protos.store import PushId, SaveRequest
 from ps_server.store import ParameterStore
 from tests.support.statistics import Counted, counted_on
 
@@ -33,7 +33,7 @@ def trained(spec: TableSpec, clock: float = LATE) -> ParameterStore:
 
 
 def saved(spec: TableSpec, folder: Path) -> str:
-    trained(spec).save(str(folder / "model"), {})
+    trained(spec).save(SaveRequest(url=str(folder / "model")))
     return str(folder / "model")
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
-from protos.chunking import PART_BYTES
+from protos.chunking import CHUNK_BYTES
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.precompile import precompile_kernels
 from ps_server.rpc.server import Server, ServerSettings
@@ -70,11 +70,11 @@ class Cluster:
         return self.endpoints[-1]
 
     def client(
-        self, *, part_bytes: int = PART_BYTES, deadlines: Deadlines | None = None
+        self, *, chunk_bytes: int = CHUNK_BYTES, deadlines: Deadlines | None = None
     ) -> ClusterClient:
         """Returns a new client, which is closed with the cluster."""
         transport = GrpcTransport(self.endpoints, deadlines or Deadlines(rpc_s=10, wait_s=20))
-        client = self._stack.enter_context(ClusterClient(transport, part_bytes=part_bytes))
+        client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
         return client
 

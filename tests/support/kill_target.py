@@ -32,6 +32,7 @@ def serve(port: int) -> None:
 
 
 def work(port: int, url: str, first: int, log: str) -> None:
+    from protos.store import SaveRequest
     from ps_worker.cluster.connect import connect
     from tests.support.stores import declare, push_id, random_gradients
 
@@ -45,7 +46,8 @@ def work(port: int, url: str, first: int, log: str) -> None:
         threading.Thread(target=push, daemon=True).start()
         with Path(log).open("a", buffering=1) as lines:
             for number in itertools.count(first):
-                store.save(url, {NUMBER: str(number).encode()})
+                attachments = {NUMBER: str(number).encode()}
+                store.save(SaveRequest(url=url, attachments=attachments))
                 lines.write(f"{number}\n")
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from protos.chunking import PushPart, join_push
+from protos.chunking import PushChunk, join_push
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
@@ -99,7 +99,7 @@ class LocalTransport:
         return self.stores[server].pull_changed(tables, worker, max_rows=max_rows)
 
     def push_grad(
-        self, server: int, part: PushPart, push_id: PushId, at: Version | None
+        self, server: int, part: PushChunk, push_id: PushId, at: Version | None
     ) -> Future[Version]:
         self.calls.append((server, "push_grad", part))
         parts = self._assemblers[server].add(push_id, part)

@@ -7,7 +7,7 @@ import numpy as np
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, PushId, Store
+from protos.store import Missing, PushId, SaveRequest, Store
 from ps_server.store import ParameterStore
 
 DEEP = TableSpec(
@@ -83,10 +83,11 @@ def trained_chain(folder: Path | str, length: int) -> ParameterStore:
     """Returns a store saved at 0 as a full checkpoint, then so many deltas: 1, 2, ..."""
     store = in_process()
     train(store, 0)
-    store.save(f"{folder}/0", {"note": b"0"})
+    store.save(SaveRequest(url=f"{folder}/0", attachments={"note": b"0"}))
     for i in range(1, length + 1):
         train(store, i)
-        store.save(f"{folder}/{i}", {"note": str(i).encode()}, base=f"{folder}/{i - 1}")
+        note = {"note": str(i).encode()}
+        store.save(SaveRequest(url=f"{folder}/{i}", attachments=note, base=f"{folder}/{i - 1}"))
     return store
 
 

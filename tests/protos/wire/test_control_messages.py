@@ -127,65 +127,12 @@ def test_what_was_removed_survives_the_wire(shrunk: dict[str, Shrunk]) -> None:
     assert control_messages.shrunk_from_message(message) == shrunk
 
 
-def test_what_was_removed_from_servers_adds_up() -> None:
-    first = {"wide": Shrunk(rows=1, size_bytes=10), "deep": Shrunk(rows=5, size_bytes=6)}
-    second = {"wide": Shrunk(rows=2, size_bytes=20)}
-
-    assert control_messages.merge_shrunk([first, second]) == {
-        "deep": Shrunk(rows=5, size_bytes=6),
-        "wide": Shrunk(rows=3, size_bytes=30),
-    }
-
-
 @given(digests=st.dictionaries(st.tuples(NAMES, UINT32), st.binary(max_size=32)))
 def test_digests_survive_the_wire(digests: dict[tuple[str, int], bytes]) -> None:
     data = control_messages.digests_to_message(digests).SerializeToString()
 
     message = control_plane_pb2.GetDigestResponse.FromString(data)
     assert control_messages.digests_from_message(message) == digests
-
-
-def progress(step: int) -> WorkerProgress:
-    return WorkerProgress(incarnation=1, sequence=step, step=step, position=f"after {step}")
-
-
-def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
-    first = StoreStatus(
-        version=4,
-        tables={
-            "wide": TableStatus(rows=1, size_bytes=10),
-            "deep": TableStatus(rows=5, size_bytes=6),
-        },
-        examples={0: 100, 1: 50},
-        left=frozenset({0, 1}),
-        staleness=Staleness().add(0, 6).add(3),
-        progress={0: progress(step=7), 1: progress(step=4)},
-        last_save=SaveStatus(pause_s=0.5, duration_s=1.0, is_over=True),
-    )
-    second = StoreStatus(
-        version=3,
-        tables={"wide": TableStatus(rows=2, size_bytes=20)},
-        examples={0: 90},
-        left=frozenset({1}),
-        staleness=Staleness().add(0, 4).add(5, 3),
-        progress={0: progress(step=6)},
-        last_save=SaveStatus(pause_s=0.25, duration_s=2.0, is_over=False),
-    )
-
-    merged = control_messages.merge_status([first, second])
-
-    assert merged == StoreStatus(
-        version=3,
-        tables={
-            "wide": TableStatus(rows=3, size_bytes=30),
-            "deep": TableStatus(rows=5, size_bytes=6),
-        },
-        examples={0: 100, 1: 50},
-        left=frozenset({1}),
-        staleness=Staleness().add(0, 10).add(3).add(5, 3),
-        progress={0: progress(step=6)},
-        last_save=SaveStatus(pause_s=0.5, duration_s=2.0, is_over=False),
-    )
 
 
 @given(version=UINT64, progress=PROGRESS)

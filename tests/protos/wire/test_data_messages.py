@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.chunking import PushPart
+from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
 from protos.store import Changed, Message, Missing, Pulled, PushId
@@ -158,14 +158,14 @@ def test_counts_that_are_not_two_a_key_are_refused(size: int) -> None:
 def test_part_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> None:
     grad = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)
     block = DenseGrad(np.array([1.0, 2.0], np.float32), 6)
-    part = PushPart([("wide", grad)], [("mlp", 9, block)], part=1, num_parts=3)
+    part = PushChunk([("wide", grad)], [("mlp", 9, block)], chunk=1, num_chunks=3)
 
     data = data_messages.push_grad_request(push_id, part, at).SerializeToString()
     found_push_id, found, found_at = data_messages.push_grad_arguments(
         data_plane_pb2.PushGradRequest.FromString(data)
     )
 
-    assert (found_push_id, found_at, found.part, found.num_parts) == (push_id, at, 1, 3)
+    assert (found_push_id, found_at, found.chunk, found.num_chunks) == (push_id, at, 1, 3)
     assert [(name, rows.keys.tolist(), rows.examples) for name, rows in found.sparse] == [
         ("wide", [3], 5)
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CheckpointError
+from protos.store import SaveRequest
 from ps_server.checkpoint.chain import dependants
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder, folder_at
@@ -43,7 +44,7 @@ def test_delta_of_what_was_replaced_or_is_damaged_is_no_dependant(tmp_path: Path
     (tmp_path / "2" / "MANIFEST.json").write_text("{")
     assert dependants(LocalFolder(tmp_path / "0")) == ["1"]
 
-    store.save(str(tmp_path / "0"), {})
+    store.save(SaveRequest(url=str(tmp_path / "0")))
 
     assert dependants(LocalFolder(tmp_path / "0")) == []
 

@@ -10,7 +10,7 @@ import pytest
 from protos.errors import CheckpointError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import OptimizerSpec, StatisticsSpec
-from protos.store import InferenceSettings, Missing, Store
+from protos.store import InferenceSettings, Missing, SaveRequest, Store
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.checkpoint.tools.export import ExportedRows, export_inference
@@ -46,12 +46,12 @@ def trained(num_servers: int = 1, spec=COUNTING) -> Store:
 
 
 def from_store(store: Store, target: Path, settings: InferenceSettings) -> None:
-    store.save_inference(str(target), {"job.json": b"{}"}, settings)
+    store.save(SaveRequest(url=str(target), attachments={"job.json": b"{}"}, inference=settings))
 
 
 def from_checkpoint(store: Store, target: Path, settings: InferenceSettings) -> None:
     source = target.with_name("source")
-    store.save(str(source), {"job.json": b"{}"})
+    store.save(SaveRequest(url=str(source), attachments={"job.json": b"{}"}))
     export_inference(Checkpoint.open(source), target, settings)
 
 
@@ -81,7 +81,7 @@ def test_predictions_find_all_rows_and_blocks(
 
 def test_it_has_weights_and_nothing_else(export: Export, tmp_path: Path) -> None:
     store = trained()
-    store.save(str(tmp_path / "full"), {})
+    store.save(SaveRequest(url=str(tmp_path / "full")))
 
     export(store, tmp_path / "export", HALF)
 
@@ -108,7 +108,7 @@ def test_rows_of_a_low_score_are_left_out(export: Export, tmp_path: Path) -> Non
 
 
 def test_rows_written_and_left_out_are_counted(tmp_path: Path) -> None:
-    trained().save(str(tmp_path / "full"), {})
+    trained().save(SaveRequest(url=str(tmp_path / "full")))
     source = Checkpoint.open(tmp_path / "full")
 
     some = export_inference(source, tmp_path / "some", InferenceSettings(min_score=1.5))
@@ -149,13 +149,13 @@ def test_training_does_not_begin_from_it(tmp_path: Path) -> None:
             loading.load(url)
         assert loading.digest() == before
     with pytest.raises(CheckpointError, match="is of kind 'inference'"):
-        store.save(str(tmp_path / "delta"), {}, base=url)
+        store.save(SaveRequest(url=str(tmp_path / "delta"), base=url))
     with pytest.raises(CheckpointError, match="is of kind 'inference'"):
         export_inference(Checkpoint.open(url), tmp_path / "again", HALF)
 
 
 def test_it_does_not_replace_the_checkpoint_that_it_is_made_of(tmp_path: Path) -> None:
-    digest = trained().save(str(tmp_path / "full"), {})
+    digest = trained().save(SaveRequest(url=str(tmp_path / "full")))
 
     with pytest.raises(
         CheckpointError, match="/full is a checkpoint of kind 'full': one to predict"
@@ -170,11 +170,11 @@ def test_it_does_not_replace_the_checkpoint_that_it_is_made_of(tmp_path: Path) -
 def test_deltas_go_on_past_it(tmp_path: Path) -> None:
     """What changed before it was saved is in the next delta still."""
     store = trained()
-    store.save(str(tmp_path / "full"), {})
+    store.save(SaveRequest(url=str(tmp_path / "full")))
     grad = SparseGrad(KEYS[:5], np.ones((5, DEEP.dim), np.float32), 1, np.ones((5, 2), np.uint32))
     store.push_grad(Gradients({"deep": grad}), push_id(sequence=1)).result()
 
     from_store(store, tmp_path / "export", HALF)
-    store.save(str(tmp_path / "delta"), {}, base=str(tmp_path / "full"))
+    store.save(SaveRequest(url=str(tmp_path / "delta"), base=str(tmp_path / "full")))
 
     assert Checkpoint.open(tmp_path / "delta").digest_of_files() == store.digest()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protos.chunking import PushPart
+from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.store import PushId
 from ps_server.coordination.push_assembly import WINDOW, PartAssembler
@@ -21,7 +21,7 @@ def push_id(sequence=0, worker=0, incarnation=7):
 
 
 def part(number, of):
-    return PushPart(sparse=[], dense=[], part=number, num_parts=of)
+    return PushChunk(sparse=[], dense=[], chunk=number, num_chunks=of)
 
 
 def test_push_in_one_part_is_complete_at_once():
@@ -56,7 +56,7 @@ def test_contradicting_part_is_refused(number):
     assembler.add(push_id(), part(1, 3))
 
     with pytest.raises(
-        ProtocolError, match=r"push 0 of worker 0 has part . of .* beside parts \[1\]"
+        ProtocolError, match=r"push 0 of worker 0 has chunk . of .* beside chunks \[1\]"
     ):
         assembler.add(push_id(), part(number, 3 if number == 1 else 4))
 

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.chunking import PushPart
+from protos.chunking import PushChunk
 from protos.errors import GradientError, WaitTimeoutError
 from protos.futures import Answered
 from protos.gradients import SparseGrad
@@ -68,7 +68,7 @@ class Service:
         push_id = PushId(
             worker=worker, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0
         )
-        request = data_messages.push_grad_request(push_id, PushPart([("t", grad)], [], **part), at)
+        request = data_messages.push_grad_request(push_id, PushChunk([("t", grad)], [], **part), at)
         return self.servicer.PushGrad(request, Context())
 
     def pull(self, at: int | None = None) -> Coroutine[Any, Any, Any]:
@@ -222,9 +222,9 @@ def test_push_in_parts_counts_when_all_have_come():
     service = Service()
 
     async def body() -> None:
-        await service.push(part=1, num_parts=2)
+        await service.push(chunk=1, num_chunks=2)
         assert not service.rows().any()
-        await service.push(part=0, num_parts=2)
+        await service.push(chunk=0, num_chunks=2)
 
     run(body)
     np.testing.assert_array_equal(service.rows(), -2.0)
@@ -307,7 +307,7 @@ def test_lifecycle_is_logged_once(caplog):
 def test_push_of_nothing_is_taken():
     service = Service()
     push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=3, batches=1, pulled=0)
-    request = data_messages.push_grad_request(push_id, PushPart([], []), None)
+    request = data_messages.push_grad_request(push_id, PushChunk([], []), None)
 
     asyncio.run(service.servicer.PushGrad(request, Context()))
 

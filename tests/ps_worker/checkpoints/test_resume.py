@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protos.errors import CheckpointError, DataError, JobError
-from protos.store import InferenceSettings
+from protos.store import InferenceSettings, SaveRequest
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
@@ -224,8 +224,8 @@ def test_run_whose_latest_is_lost_goes_on_from_the_newest(
 
 
 def test_job_begins_beside_checkpoints_that_are_of_no_run(clicks: Path, tmp_path: Path) -> None:
-    ParameterStore().save(f"{tmp_path}/best", {})
-    ParameterStore().save_inference(f"{tmp_path}/epoch-9", {}, InferenceSettings())
+    ParameterStore().save(SaveRequest(url=f"{tmp_path}/best"))
+    ParameterStore().save(SaveRequest(url=f"{tmp_path}/epoch-9", inference=InferenceSettings()))
 
     ended = run(job_of(clicks, tmp_path))[0]
 
@@ -249,7 +249,7 @@ def test_checkpoint_that_no_job_saved_is_refused(clicks: Path, tmp_path: Path) -
     latest = tmp_path / "epoch-2"
     store = ParameterStore()
     store.load(str(latest))
-    store.save(str(latest), {})
+    store.save(SaveRequest(url=str(latest)))
 
     with pytest.raises(CheckpointError, match="does not say where a run was"):
         run_first(job_of(clicks, tmp_path))

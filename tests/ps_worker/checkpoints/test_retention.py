@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from protos.store import SaveRequest
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.retention import checkpoints_of_runs, warn_of_earlier_run
 
 
 def save(folder: Path, *names: str) -> None:
     for name in names:
-        ParameterStore().save(f"{folder}/{name}", {})
+        ParameterStore().save(SaveRequest(url=f"{folder}/{name}"))
 
 
 def test_names_of_runs_come_by_age(tmp_path: Path) -> None:

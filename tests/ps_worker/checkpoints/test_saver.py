@@ -4,11 +4,13 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from protos.errors import CheckpointError
+from protos.store import SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.saver import Saver, Schedule
@@ -66,20 +68,13 @@ class SlowStore(ParameterStore):
         self.write = threading.Event()
         self.error: Exception | None = None
 
-    def save(
-        self,
-        url: str,
-        attachments: Mapping[str, bytes],
-        *,
-        base: str = "",
-        on_snapshot: Callable[[], None] | None = None,
-    ) -> str:
-        assert on_snapshot is not None
-        on_snapshot()
+    def save(self, request: SaveRequest) -> str:
+        assert request.on_snapshot is not None
+        request.on_snapshot()
         assert self.write.wait(LIMIT_S)
         if self.error is not None:
             raise self.error
-        return super().save(url, attachments, base=base)
+        return super().save(replace(request, on_snapshot=None))
 
 
 def saver_of(store: ParameterStore, folder: Path, **settings: int | str) -> Saver:
@@ -144,7 +139,7 @@ def test_a_delta_that_is_not_possible_becomes_a_full_checkpoint(
     saver = saver_of(store, tmp_path, mode="delta")
     saver.save("step-1", 1, {})
     saver.finish()
-    store.save(str(tmp_path / "other"), {})
+    store.save(SaveRequest(url=str(tmp_path / "other")))
 
     saver.save("step-2", 2, {})
     saver.save("step-3", 3, {})
@@ -222,8 +217,8 @@ def test_of_checkpoints_that_were_there_only_those_of_the_run_go(
 ) -> None:
     store = in_process()
     for name in ("step-1", "step-2", "best"):
-        store.save(str(tmp_path / name), {})
-    store.save(str(tmp_path / "serving"), {}, base=str(tmp_path / "best"))
+        store.save(SaveRequest(url=str(tmp_path / name)))
+    store.save(SaveRequest(url=str(tmp_path / "serving"), base=str(tmp_path / "best")))
     section = CheckpointSection(dir=str(tmp_path), keep_last=1, load=str(tmp_path / "step-2"))
     saver = Saver(store, section, own=own)
 

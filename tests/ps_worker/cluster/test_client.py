@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.chunking import MAX_MESSAGE_BYTES, PushPart
+from protos.chunking import MAX_MESSAGE_BYTES, PushChunk
 from protos.errors import (
     GradientError,
     ProtocolError,
@@ -67,11 +67,11 @@ def test_pull_is_one_call_to_each_server_that_has_a_key():
     np.testing.assert_array_equal(np.sort(asked), KEYS)
 
 
-@pytest.mark.parametrize(("part_bytes", "fitting"), [(10, 1), (200, 10), (1_000_000, 500)])
-def test_changed_rows_are_asked_for_as_many_as_fit_a_message(part_bytes, fitting):
+@pytest.mark.parametrize(("chunk_bytes", "fitting"), [(10, 1), (200, 10), (1_000_000, 500)])
+def test_changed_rows_are_asked_for_as_many_as_fit_a_message(chunk_bytes, fitting):
     """A key and its row have 8 + 3 * 4 bytes."""
     transport = transport_to(2)
-    client = client_of(transport, part_bytes=part_bytes)
+    client = client_of(transport, chunk_bytes=chunk_bytes)
     recording = client_spec("recording", dim=3)
     narrow = client_spec("narrow", dim=1)
     client.create_table(recording)
@@ -198,7 +198,7 @@ def test_pull_that_waits_for_a_version_asks_every_server():
 def test_pull_is_cut_where_its_answer_would_be_too_large():
     """A key and its row have 8 + 3 * 4 bytes."""
     transport = transport_to(1)
-    client = client_of(transport, part_bytes=200)
+    client = client_of(transport, chunk_bytes=200)
 
     client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
 
@@ -208,7 +208,7 @@ def test_pull_is_cut_where_its_answer_would_be_too_large():
 def test_dense_blocks_are_pulled_together_where_they_fit():
     """Of two servers, each has pieces of 5, 3 or 4, and 50 elements."""
     transport = transport_to(2)
-    client = client_of(transport, part_bytes=4 * 10)
+    client = client_of(transport, chunk_bytes=4 * 10)
     into = {
         name: np.zeros(length, np.float32) for name, length in [("a", 10), ("b", 7), ("c", 100)]
     }
@@ -230,19 +230,21 @@ def test_push_reaches_every_server_even_if_empty():
 
     client.push_grad(Gradients(), STAMP, at=0).result()
 
-    assert transport.calls == [(server, "push_grad", PushPart([], [], 0, 1)) for server in range(3)]
+    assert transport.calls == [
+        (server, "push_grad", PushChunk([], [], 0, 1)) for server in range(3)
+    ]
     assert client.status().version == 1
 
 
 def test_push_is_cut_into_parts():
     transport = transport_to(2)
-    client = client_of(transport, part_bytes=1000)
+    client = client_of(transport, chunk_bytes=1000)
 
     client.push_grad(gradients(), STAMP).result()
 
     parts = [part for server, _, part in transport.calls if server == 0]
     assert len(parts) > 5
-    assert [part.part for part in parts] == list(range(len(parts)))
+    assert [part.chunk for part in parts] == list(range(len(parts)))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.chunking import PushPart
+from protos.chunking import PushChunk
 from protos.errors import TransportError, UnknownTableError, WrongServerError
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
@@ -114,7 +114,7 @@ def test_messages_which_have_numbers_are_tried_again():
 def test_calls_that_change_something_are_never_tried_again():
     with failing_server(1) as (servicer, endpoint), transport_to(endpoint) as transport:
         with pytest.raises(TransportError, match=rf"PushGrad to server {endpoint} failed: UNAVAIL"):
-            transport.push_grad(0, PushPart([], []), STAMP, None).result()
+            transport.push_grad(0, PushChunk([], []), STAMP, None).result()
         with pytest.raises(TransportError, match="PullChanged to server"):
             transport.pull_changed(0, ["t"], 0, 1).result()
         with pytest.raises(TransportError, match="Leave to server"):
@@ -164,7 +164,7 @@ def test_server_raises_its_own_errors_in_the_worker():
             with pytest.raises(WrongServerError, match="server 1 of 2 was sent"):
                 transport.pull_sparse(0, {"t": KEYS}, Missing.ZEROS, None).result()
             with pytest.raises(WrongServerError, match="server 1 of 2 was sent"):
-                transport.push_grad(0, PushPart([("t", grad)], []), STAMP, None).result()
+                transport.push_grad(0, PushChunk([("t", grad)], []), STAMP, None).result()
             assert transport.status(0).result().store.tables["t"].rows == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from ctr_model.batch import Batch
 from protos.errors import GradientError, JobError, TransportError, WaitTimeoutError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.store import Missing, Store
+from protos.store import Missing, SaveRequest, Store
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
@@ -155,7 +155,7 @@ def test_rows_of_a_checkpoint_reach_the_replica(tmp_path) -> None:
     settings = geo_job(5)
     store = new_store(settings)
     train(new_geo(store, settings))
-    store.save(str(tmp_path / "model"), {})
+    store.save(SaveRequest(url=str(tmp_path / "model")))
     loaded = new_store(settings)
     loaded.load(str(tmp_path / "model"))
 

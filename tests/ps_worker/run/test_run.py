@@ -15,7 +15,7 @@ from ctr_model.features import key_of
 from ctr_model.schema import Schema
 from protos.errors import CheckpointError, DataError, JobError
 from protos.spec import OptimizerSpec
-from protos.store import InferenceSettings, Missing
+from protos.store import InferenceSettings, Missing, SaveRequest
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, load_job, override_job
@@ -347,7 +347,7 @@ def test_checkpoint_of_another_feature_hash_is_refused_by_name(rows: Path, tmp_p
     job = override_job({}, [f"data.train={rows}", f"checkpoint.load={tmp_path}/model"], source="t")
     schema = {**Schema.load("criteo").to_dict(), "hash_version": 99}
     attachments = {"job.json": job.to_json().encode(), "schema.json": json.dumps(schema).encode()}
-    ParameterStore().save(f"{tmp_path}/model", attachments)
+    ParameterStore().save(SaveRequest(url=f"{tmp_path}/model", attachments=attachments))
 
     with pytest.raises(
         CheckpointError,
@@ -423,7 +423,7 @@ def test_run_with_a_folder_of_its_own_is_not_warned(
     settings: list[str], rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "model"
-    ParameterStore().save(f"{folder}/best", {})
+    ParameterStore().save(SaveRequest(url=f"{folder}/best"))
     if settings:
         run_in(folder, rows)
 
@@ -442,7 +442,7 @@ def test_run_that_goes_on_removes_its_old_checkpoints_and_no_others(
         shutil.copytree(folder / "epoch-1", folder / name)
     store = ParameterStore()
     store.load(str(folder))
-    store.save_inference(f"{folder}/step-1", {}, InferenceSettings())
+    store.save(SaveRequest(url=f"{folder}/step-1", inference=InferenceSettings()))
 
     settings = ["checkpoint.keep_last=1", f"checkpoint.load={folder}/epoch-2"]
     run_in(folder, rows, "train.epochs=4", "checkpoint.resume=true", *settings)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protos.store import SaveRequest
 from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.tools import cli
@@ -238,7 +239,7 @@ def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
     store = in_process()
     for sequence, base in enumerate(["", str(tmp_path / "0")]):
         store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
-        store.save(str(tmp_path / str(sequence)), {}, base=base)
+        store.save(SaveRequest(url=str(tmp_path / str(sequence)), base=base))
 
     done = run("compact", tmp_path / "1", tmp_path / "compacted")
 

@@ -1,0 +1,132 @@
+"""Checkpoints: saving the parameters of a run, loading them, resuming it."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, get_args
+
+from protos.errors import UsageError
+from protos.store.parameters import Version
+
+InferenceDtype = Literal["float32", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceSettings:
+    """Contents of an inference checkpoint.
+
+    Attributes:
+        dtype: Of the rows' weights, another one is a UsageError; dense blocks are float32.
+        min_score: Rows of a lower score (docs/feature_life.md) are left out; above 0 all tables have to keep
+            statistics.
+    """
+
+    dtype: InferenceDtype = "float32"
+    min_score: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(InferenceDtype):
+            raise UsageError(
+                f"dtype is {self.dtype!r}, expected one of {', '.join(get_args(InferenceDtype))}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """A checkpoint to save: full, a delta, or for inference.
+
+    Attributes:
+        url: A path or URL that does not exist, or a checkpoint of the same kind, which is replaced.
+        attachments: Files that travel with the parameters, by name.
+        base: The checkpoint that the store saved or loaded last, in the same folder as `url`: only rows
+            that changed since are written, and readers of that delta need the base, too. Empty: all rows.
+        on_snapshot: Called once, when the snapshot is taken: later pushes are no part of the checkpoint.
+            Pushes are held back for a moment; then rows are copied before their first change.
+        inference: Save weights alone, to predict with; no delta can be based on it, and nothing can be
+            trained from it. None: all that training needs. With a base it is a UsageError.
+    """
+
+    url: str
+    attachments: Mapping[str, bytes] = field(default_factory=dict)
+    base: str = ""
+    on_snapshot: Callable[[], None] | None = None
+    inference: InferenceSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.base and self.inference is not None:
+            raise UsageError(
+                f"checkpoint {self.url!r} is for inference and has the base {self.base!r}: an inference "
+                f"checkpoint is never a delta"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProgress:
+    """How much of a worker's training is in the parameters: its last push id up to which all is applied.
+
+    Attributes:
+        incarnation: See `PushId`.
+        sequence: See `PushId`; of a cluster the smallest of all servers.
+        step: All of the worker's batches up to this number are applied.
+        position: Position in its data after them; empty: unknown.
+    """
+
+    incarnation: int
+    sequence: int
+    step: int
+    position: str
+
+
+class Checkpoints(Protocol):
+    """Saving and loading."""
+
+    def require_writable(self, root: str) -> None:
+        """Checks before training that checkpoints can be saved into a folder; leaves nothing there.
+
+        Raises:
+            CheckpointError: If this process or a server cannot, or may not, or sees another storage.
+        """
+        ...
+
+    def save(self, request: SaveRequest) -> str:
+        """Writes and publishes a checkpoint; returns the digest of its contents, of a delta "".
+
+        Others may train meanwhile: the checkpoint is a snapshot of one moment, and has a push as a whole or
+        not at all. Servers take it one by one: between two synchronous steps all of them have the same steps,
+        but of a push applied on arrival one may have its part and another not.
+
+        Raises:
+            CheckpointError: If it cannot be written, a table has no scores to go by, or weights are too large
+                for the dtype; an older checkpoint there stays as it was.
+            UnknownChangesError: If a server does not know what changed since the base; likewise.
+            WaitTimeoutError: If another save does not end in time, or pushes do not.
+            ProtocolError: If the snapshot was dropped, because it was not written soon enough.
+        """
+        ...
+
+    def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
+        """Replaces the parameters by those of a checkpoint, saved from any number of servers.
+
+        Args:
+            url: A checkpoint to train from, or a folder of checkpoints, whose latest is meant.
+            only: Tables and dense blocks to take from it; all others that are declared start fresh, with
+                initial values, whatever the checkpoint has. Empty: all, and all must be there.
+            token: The checkpoint has to be of the save with this token, as its manifest says; empty: any.
+
+        Raises:
+            CheckpointError: If it is not whole, was altered, does not fit or is of another save, or `only`
+                names something that is not there or not declared; nothing was replaced.
+            WaitTimeoutError: If a save or pushes do not end in time; likewise.
+        """
+        ...
+
+    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+        """Resumes an earlier run whose parameters were loaded, before the first push.
+
+        Args:
+            version: That of the parameters.
+            progress: How much of each worker's training is in them; holds until that worker pushes.
+
+        Raises:
+            ProtocolError: If a worker has pushed, or the job does not have such a worker.
+        """
+        ...

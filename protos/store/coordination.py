@@ -1,0 +1,120 @@
+"""Coordination: how the workers of a job wait for each other."""
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.chunking import CHUNK_BYTES
+from protos.errors import ProtocolError
+from protos.futures import Future
+from protos.store.parameters import Version
+
+Numbers = NDArray[np.float64]
+"""Numbers that are reduced over workers: metrics, not parameters."""
+
+MAX_NUMBERS = CHUNK_BYTES // 8
+"""They travel in one message."""
+
+
+def require_numbers(name: str, values: Numbers) -> None:
+    """Raises ProtocolError unless `values` of the all-reduce `name` is float64[N], N <= MAX_NUMBERS."""
+    if values.dtype != np.float64 or values.ndim != 1 or values.size > MAX_NUMBERS:
+        raise ProtocolError(
+            f"all_reduce {name!r} was given {values.dtype} of shape {values.shape}, expected float64[N] "
+            f"with N up to {MAX_NUMBERS}"
+        )
+
+
+class ReduceOp(enum.Enum):
+    """How the numbers of several workers become one, element by element."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Result of an all-reduce.
+
+    Attributes:
+        values: float64[N], read-only.
+        version: The version at which all workers continue, as after a barrier.
+    """
+
+    values: Numbers
+    version: Version
+
+
+class Coordination(Protocol):
+    """Barriers, reductions, clocks and versions that workers wait for."""
+
+    def wait_version(self, at: Version) -> Future[Version]:
+        """Waits until the store has version `at`, on every server; returns the smallest version it has.
+
+        Raises:
+            WaitTimeoutError: If the version does not come; names the workers that are behind.
+        """
+        ...
+
+    def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
+        """Waits until every worker that has not left is at the barrier `name`.
+
+        A worker that waits takes part in no step: it leaves steps from `step` on to the others, by
+        number and never by time. It continues at the returned version, which is the same for all.
+
+        Raises:
+            WaitTimeoutError: If some workers do not come; names them.
+        """
+        ...
+
+    def all_reduce(
+        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+    ) -> Future[Reduced]:
+        """A barrier to which each worker brings numbers, and from which all take their reduction.
+
+        Numbers are reduced in worker order, so that equal numbers give the same sum to the last bit; NaN and
+        infinities go through.
+
+        Args:
+            name: Name of the barrier.
+            worker: Index of the worker.
+            values: float64[N]; may be reused when the call returns.
+            op: How numbers are reduced.
+            step: As for `barrier`.
+
+        Raises:
+            ProtocolError: If `values` is something else, or if workers come with different N or `op`, or with
+                no numbers at all: then all waiting workers get it, the barrier is over and its name free.
+            WaitTimeoutError: If some workers do not come; names them.
+        """
+        ...
+
+    def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
+        """Sets a worker's clock, and waits until no other is too far behind: training within a bound.
+
+        A worker's clock is the number of steps that it has finished since it last left a barrier. A worker
+        that waits in a barrier or has left has no clock, so nobody waits for it. Calls of one worker may
+        overlap and overtake each other: the largest clock stays. But a worker has all answers before it
+        enters a barrier, since its clock starts at 0 after that.
+
+        Args:
+            worker: Index of the worker.
+            clock: Steps that it has finished.
+            at_least: Wait until every worker that trains has finished this number; at most `clock`.
+
+        Returns:
+            The number of steps that the slowest has finished; `at_least` if no worker trains.
+
+        Raises:
+            ProtocolError: If the worker has left, or would wait for itself.
+            WaitTimeoutError: If some workers do not get that far; names them, with their clocks.
+        """
+        ...
+
+    def leave(self, worker: int, *, step: Version) -> None:
+        """Removes a worker for good; it takes part in no step from `step` on."""
+        ...

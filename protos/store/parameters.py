@@ -1,0 +1,140 @@
+"""Parameters: declaring tables and dense blocks, pulling values, pushing gradients."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from protos.futures import Future
+from protos.gradients import Gradients, Values
+from protos.keys import Keys
+from protos.spec import DenseSpec, TableSpec
+
+Version = int
+"""Number of steps applied: one for a synchronous step, one for each batch pushed on arrival."""
+
+
+class Missing(enum.Enum):
+    """What a pull reads for a key that has no row. No pull ever creates a row."""
+
+    INITIAL = "initial"
+    """The row's seeded initial value: training."""
+    ZEROS = "zeros"
+    """Zeros: evaluation and inference, where an untrained embedding would be noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Embeddings read by a pull.
+
+    Attributes:
+        rows: For each table float32[N, D], in the order of its keys.
+        version: The rows have all that was applied up to this version, and perhaps more; of several
+            servers the smallest.
+    """
+
+    rows: Mapping[str, Values]
+    version: Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushId:
+    """Identity of a push: its worker, its number, and what it completes.
+
+    Attributes:
+        worker: Index of the worker, from 0.
+        incarnation: Chosen at random when the worker starts; tells a restarted worker from its past.
+        sequence: Number of this push, from 0, without gaps in one incarnation.
+        step: Number of the worker's batches, from the first of its training, that are whole on a server once
+            this push and all before it are applied.
+        examples: Examples that this push completes; over all pushes each example counts once.
+        batches: Batches that this push completes; over all pushes each batch counts once.
+        pulled: The version of the parameters that the gradients were computed from; of merged batches the
+            oldest.
+        position: Position in the worker's data after these `step` batches, opaque to stores; empty: unknown.
+    """
+
+    worker: int
+    incarnation: int
+    sequence: int
+    step: int
+    examples: int
+    batches: int
+    pulled: Version
+    position: str = ""
+
+
+class ParameterReader(Protocol):
+    """The read-only part of a store."""
+
+    def pull_sparse(
+        self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
+    ) -> Future[Pulled]:
+        """Reads embeddings.
+
+        Args:
+            keys: For each table uint64[N], unique.
+            missing: What a key without a row reads.
+            at: Wait until the store has this version; None reads what is there.
+
+        Returns:
+            The rows, and the version that they have at least.
+
+        Raises:
+            UnknownTableError: If a table does not exist.
+            WaitTimeoutError: If the version does not come; names the workers that are behind.
+        """
+        ...
+
+    def pull_dense(
+        self, into: Mapping[str, Values], *, at: Version | None = None
+    ) -> Future[Version]:
+        """Reads dense blocks into float32 vectors of their full length, and returns the version read.
+
+        The vectors hold the answer once the future is done. Errors as for `pull_sparse`.
+        """
+        ...
+
+
+class Parameters(ParameterReader, Protocol):
+    """Tables of rows and dense blocks that are trained."""
+
+    def create_table(self, spec: TableSpec) -> None:
+        """Declares a table; repeating it with an equal spec is no error.
+
+        Raises:
+            SpecConflictError: If it exists with another spec.
+        """
+        ...
+
+    def create_dense(self, spec: DenseSpec) -> None:
+        """Declares a dense block; repeating it with an equal spec is no error.
+
+        Raises:
+            SpecConflictError: If it exists with another spec.
+        """
+        ...
+
+    def push_grad(
+        self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
+    ) -> Future[Version]:
+        """Hands over gradients. A key without a row gets one.
+
+        Args:
+            gradients: Sums over examples, each with its number of examples.
+            push_id: Identity of the push.
+            at: None applies the push on arrival and advances the version by the batches of the push id. A
+                version `t` makes it the worker's contribution to step `t`: when the contributions of all
+                workers are there, they are added in worker order, divided by the examples of the step,
+                applied once, and the version becomes `t + 1`. Every worker takes part in every step, with
+                empty gradients if need be, until it waits in a barrier or leaves.
+
+        Returns:
+            The version at the time of the answer, which does not wait for the others.
+
+        Raises:
+            GradientError: If lengths do not fit or a value is not finite; nothing was applied.
+            ProtocolError: If the worker is not at step `at`, or if workers push for steps and on arrival at
+                the same time; nothing was applied.
+        """
+        ...

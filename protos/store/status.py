@@ -1,0 +1,163 @@
+"""Status of a store: sizes, progress, staleness, the last save; and of several servers, merged."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+from protos.store.checkpoints import WorkerProgress
+from protos.store.parameters import Version
+from protos.store.staleness import Staleness, merge_staleness
+
+T = TypeVar("T", "TableStatus", "Shrunk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStatus:
+    """Size of one table, or of one server's shards of it.
+
+    Attributes:
+        rows: Number of rows.
+        size_bytes: Memory of rows, index and marks.
+        candidates: Keys that are counted but have no row yet; 0 where a Bloom filter counts.
+        candidate_bytes: Memory of the counters.
+        expired: Rows that shrinks have removed so far.
+        evicted: Rows that made room for others in a table that was full, so far.
+    """
+
+    rows: int
+    size_bytes: int
+    candidates: int = 0
+    candidate_bytes: int = 0
+    expired: int = 0
+    evicted: int = 0
+
+    def __add__(self, other: "TableStatus") -> "TableStatus":
+        """Returns the size of both parts."""
+        return _sum_of_fields(self, other)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrunk:
+    """What a shrink removed from one table, or from one server's shards of it, or would remove.
+
+    Attributes:
+        rows: Number of rows.
+        size_bytes: By how much the table is smaller.
+        left_rows: Rows that are left.
+        candidates: Keys without a row that are no longer counted; 0 where a Bloom filter counts.
+    """
+
+    rows: int = 0
+    size_bytes: int = 0
+    left_rows: int = 0
+    candidates: int = 0
+
+    def __add__(self, other: "Shrunk") -> "Shrunk":
+        """Returns what was removed from both parts."""
+        return _sum_of_fields(self, other)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStatus:
+    """Cost of a save for training, on one server or the most of any server of a cluster.
+
+    Attributes:
+        pause_s: For how long pushes were held back while the snapshot was taken.
+        duration_s: From the snapshot until all was written; 0 before that.
+        is_over: Whether it has ended, saved or failed.
+    """
+
+    pause_s: float
+    duration_s: float
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatus:
+    """What a store holds and has seen.
+
+    Attributes:
+        version: Steps applied.
+        tables: By name.
+        examples: Examples pushed so far, by worker.
+        left: Workers that have left.
+        staleness: Of the batches pushed so far. A push counts as many times as it completes batches, a
+            worker's contribution to a synchronous step once; each with the version that it was applied to
+            minus the version that it was computed from. Every server counts every batch, by its own versions.
+        progress: How much of each worker's training is in the parameters; a worker without has no entry.
+        last_save: Of the last save; None: there was none.
+    """
+
+    version: Version
+    tables: Mapping[str, TableStatus]
+    examples: Mapping[int, int]
+    left: frozenset[int]
+    staleness: Staleness
+    progress: Mapping[int, WorkerProgress]
+    last_save: SaveStatus | None = None
+
+
+def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
+    """Returns the status of a cluster: sizes add up, the rest every server has seen alike.
+
+    Except staleness: pushes reach each server in an order of its own, so the counts of all servers are kept,
+    each batch once for every server.
+    """
+    return StoreStatus(
+        version=min(part.version for part in parts),
+        tables=_sum_by_name(part.tables for part in parts),
+        examples={
+            worker: max(part.examples.get(worker, 0) for part in parts)
+            for worker in sorted({worker for part in parts for worker in part.examples})
+        },
+        left=frozenset.intersection(*(part.left for part in parts)),
+        staleness=merge_staleness(part.staleness for part in parts),
+        progress=merge_progress([part.progress for part in parts]),
+        last_save=merge_saves([part.last_save for part in parts]),
+    )
+
+
+def merge_shrunk(parts: Iterable[Mapping[str, Shrunk]]) -> dict[str, Shrunk]:
+    """Returns what was removed from the tables of a cluster, by table."""
+    return _sum_by_name(parts)
+
+
+def merge_progress(parts: Sequence[Mapping[int, WorkerProgress]]) -> dict[int, WorkerProgress]:
+    """Returns, by worker, the least progress of any server; a worker unknown to one server has none.
+
+    A worker's steps are numbered on from run to run, so they compare where incarnations differ.
+    """
+    everywhere = set.intersection(*map(set, parts)) if parts else set()
+    return {
+        worker: min((part[worker] for part in parts), key=lambda progress: progress.step)
+        for worker in sorted(everywhere)
+    }
+
+
+def merge_saves(parts: Sequence[SaveStatus | None]) -> SaveStatus | None:
+    """Returns the cost of a save for a cluster: the most of any server."""
+    saves = [part for part in parts if part is not None]
+    if not saves:
+        return None
+    return SaveStatus(
+        pause_s=max(save.pause_s for save in saves),
+        duration_s=max(save.duration_s for save in saves),
+        is_over=all(save.is_over for save in saves),
+    )
+
+
+def _sum_of_fields(one: T, other: T) -> T:
+    return type(one)(
+        **{
+            field.name: getattr(one, field.name) + getattr(other, field.name)
+            for field in fields(one)
+        }
+    )
+
+
+def _sum_by_name(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    total: dict[str, T] = {}
+    for part in parts:
+        for name, each in part.items():
+            total[name] = total[name] + each if name in total else each
+    return dict(sorted(total.items()))

@@ -1,0 +1,86 @@
+"""Statuses of several servers, merged into that of a cluster."""
+
+from protos.store import (
+    SaveStatus,
+    Shrunk,
+    Staleness,
+    StoreStatus,
+    TableStatus,
+    WorkerProgress,
+    merge_progress,
+    merge_shrunk,
+    merge_status,
+)
+
+
+def progress(step: int, incarnation: int = 1) -> WorkerProgress:
+    return WorkerProgress(incarnation=incarnation, sequence=0, step=step, position=f"after {step}")
+
+
+def test_worker_goes_on_where_the_server_with_the_least_is() -> None:
+    parts = [{0: progress(7), 1: progress(3)}, {0: progress(6), 1: progress(4)}]
+
+    assert merge_progress(parts) == {0: progress(6), 1: progress(3)}
+
+
+def test_worker_that_a_server_knows_nothing_of_has_no_progress() -> None:
+    assert merge_progress([{0: progress(7), 1: progress(3)}, {0: progress(7)}]) == {0: progress(7)}
+
+
+def test_steps_compare_over_incarnations() -> None:
+    parts = [{0: progress(8, incarnation=2)}, {0: progress(7, incarnation=9)}]
+
+    assert merge_progress(parts) == {0: progress(7, incarnation=9)}
+
+
+def test_no_servers_know_nothing() -> None:
+    assert merge_progress([]) == {}
+
+
+def test_what_was_removed_from_servers_adds_up() -> None:
+    first = {"wide": Shrunk(rows=1, size_bytes=10), "deep": Shrunk(rows=5, size_bytes=6)}
+    second = {"wide": Shrunk(rows=2, size_bytes=20)}
+
+    assert merge_shrunk([first, second]) == {
+        "deep": Shrunk(rows=5, size_bytes=6),
+        "wide": Shrunk(rows=3, size_bytes=30),
+    }
+
+
+def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
+    first = StoreStatus(
+        version=4,
+        tables={
+            "wide": TableStatus(rows=1, size_bytes=10),
+            "deep": TableStatus(rows=5, size_bytes=6),
+        },
+        examples={0: 100, 1: 50},
+        left=frozenset({0, 1}),
+        staleness=Staleness().add(0, 6).add(3),
+        progress={0: progress(7), 1: progress(4)},
+        last_save=SaveStatus(pause_s=0.5, duration_s=1.0, is_over=True),
+    )
+    second = StoreStatus(
+        version=3,
+        tables={"wide": TableStatus(rows=2, size_bytes=20)},
+        examples={0: 90},
+        left=frozenset({1}),
+        staleness=Staleness().add(0, 4).add(5, 3),
+        progress={0: progress(6)},
+        last_save=SaveStatus(pause_s=0.25, duration_s=2.0, is_over=False),
+    )
+
+    merged = merge_status([first, second])
+
+    assert merged == StoreStatus(
+        version=3,
+        tables={
+            "wide": TableStatus(rows=3, size_bytes=30),
+            "deep": TableStatus(rows=5, size_bytes=6),
+        },
+        examples={0: 100, 1: 50},
+        left=frozenset({1}),
+        staleness=Staleness().add(0, 10).add(3).add(5, 3),
+        progress={0: progress(6)},
+        last_save=SaveStatus(pause_s=0.5, duration_s=2.0, is_over=False),
+    )
