@@ -16,7 +16,7 @@ from ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_model.slots import select_slots
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import OneKindOfRows
+from ps_worker.data.blocks.batching import LabelCheck
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format, format_of, reader_of
 from ps_worker.data.tools.number_stats import NumberStats
@@ -121,13 +121,13 @@ def profile_files(
         BadRowError: Names the malformed row beyond the limit.
     """
     bad_rows = BadRows(bad_row_limit)
-    kind = OneKindOfRows()
+    labels = LabelCheck()
     columns = _Columns(schema)
     for path in files:
         reader = reader_of(path, columns.schema, bad_rows, format)
         rows_before = columns.stats.rows
         for block in reader.blocks(FileSplit(path)):
-            kind.require(path, block.rows)
+            labels.require(path, block.rows)
             columns.add(block.rows)
         if columns.stats.rows == rows_before:
             logger.warning("a file has no rows: file=%s", path)

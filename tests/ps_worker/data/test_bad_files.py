@@ -186,11 +186,11 @@ def test_no_row_in_any_file_is_an_error(tmp_path: Path, name: str, kind: Kind) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gzip", "the file is cut off; copy or compress it again"),
-        ("zstd", "the file is cut off; copy or compress it again"),
-        ("parquet", "no sound Parquet file"),
-        ("keys", "no sound Parquet file"),
-        ("orc", "no sound ORC file"),
+        ("gzip", "the file is truncated; copy or compress it again"),
+        ("zstd", "the file is truncated; copy or compress it again"),
+        ("parquet", "not a valid Parquet file"),
+        ("keys", "not a valid Parquet file"),
+        ("orc", "not a valid ORC file"),
     ],
 )
 @kinds
@@ -226,12 +226,12 @@ def test_file_that_vanished_is_named(tmp_path: Path, name: str, kind: Kind) -> N
     ("name", "message"),
     [
         ("criteo", r"no rows in 1 files: {path} \(\d malformed rows\)"),
-        ("csv", "{path}: no column 'C4', which the schema has; the nearest"),
+        ("csv", "{path}: no column 'C4', which the schema requires; its nearest"),
         ("libffm", None),  # left out is missing
         ("multislot", r"no rows in 1 files: {path} \(\d malformed rows\)"),
-        ("parquet", "{path}: no column 'C4', which the schema has; the nearest"),
-        ("keys", "{path}: no column 'C4', which the schema has; the nearest"),
-        ("orc", "{path}: no column 'C4', which the schema has; the nearest"),
+        ("parquet", "{path}: no column 'C4', which the schema requires; its nearest"),
+        ("keys", "{path}: no column 'C4', which the schema requires; its nearest"),
+        ("orc", "{path}: no column 'C4', which the schema requires; its nearest"),
         ("generator", "columns lacks 'C4': a row has every column of the schema"),
         ("pipe", "{path}: the command .*bad line 1, .*the line ends before 'C5'"),
     ],

@@ -220,7 +220,7 @@ def test_position_of_other_shuffles_is_refused() -> None:
         dataset.positioned(replace(position, epoch=1, seed=2))
     with pytest.raises(DataError, match="beyond the end of 60 rows"):
         dataset.positioned(replace(position, epoch=1, seed=1, offset=61))
-    with pytest.raises(UsageError, match="of other files"):
+    with pytest.raises(UsageError, match="belongs to other files"):
         dataset_of("0-61", seed=1).positioned(position)
 
 
@@ -381,7 +381,7 @@ def test_impossible_settings_are_refused(wrong) -> None:
 def test_unknown_slot_and_single_path_are_refused() -> None:
     dataset = dataset_of("0-30")
 
-    with pytest.raises(UsageError, match="no slot 'C9', there are C1, C2, C3"):
+    with pytest.raises(UsageError, match="no slot 'C9', expected one of C1, C2, C3"):
         dataset.slots_shuffle(["C1", "C9"])
     with pytest.raises(UsageError, match="expected a list of paths"):
         dataset.set_filelist("part-0")

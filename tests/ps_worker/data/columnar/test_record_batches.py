@@ -242,7 +242,7 @@ def test_missing_column_is_named_with_the_nearest(tmp_path: Path, suffix: str) -
     path = write(tmp_path / f"a.{suffix}", table.rename_columns(names))
 
     with pytest.raises(
-        DataError, match=rf"a\.{suffix}: no column 'item'.*nearest that it has is 'items'"
+        DataError, match=rf"a\.{suffix}: no column 'item'.*its nearest column is 'items'"
     ):
         read(path)
 
@@ -255,7 +255,7 @@ def test_column_that_is_there_twice_is_refused(tmp_path: Path, suffix: str) -> N
         table = pa.table(ROWS).drop_columns("ignored")
         write(tmp_path / f"a.{suffix}", table.append_column("user", table["user"]))
 
-    with pytest.raises(DataError, match="column 'user' is there twice"):
+    with pytest.raises(DataError, match="column 'user' occurs twice"):
         read(str(tmp_path / f"a.{suffix}"))
 
 

@@ -149,7 +149,7 @@ def test_cut_off_gzip_is_refused(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "a.csv.gz", b"age,user\n" + b"1,a\n" * 1000))
     path.write_bytes(path.read_bytes()[:-9])
 
-    with pytest.raises(DataError, match=r"a\.csv\.gz: the file is cut off"):
+    with pytest.raises(DataError, match=r"a\.csv\.gz: the file is truncated"):
         read(str(path))
 
 

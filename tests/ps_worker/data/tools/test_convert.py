@@ -89,7 +89,7 @@ def test_other_scaling_may_read_the_keys_and_another_order_may_not(tmp_path: Pat
     other_scaling = Schema(dense=(DenseColumn(name="age", scale=2.0),), slots=SCHEMA.slots)
 
     assert rows(files, other_scaling) == rows([tmp_path / "a.tsv"], other_scaling)
-    with pytest.raises(DataError, match="'item' were not made for slot 1"):
+    with pytest.raises(DataError, match="'item' is slot 1 of the schema, but its keys were made"):
         rows(files, Schema(dense=SCHEMA.dense, slots=("item", "user")))
 
 
