@@ -73,7 +73,7 @@ def test_file_of_keys_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "kind", "message"),
     [
-        ({"ctr_ps.hash_version": "2"}, pa.uint64(), "hash version '2', those of the schema of 1: convert"),
+        ({"ctr_ps.hash_version": "2"}, pa.uint64(), "hash version '2', the schema has 1: convert"),
         (
             {"ctr_ps.slots": '["item", "user"]'},
             pa.uint64(),

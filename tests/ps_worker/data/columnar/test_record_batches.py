@@ -301,7 +301,7 @@ def test_label_is_any_kind_of_0_and_1(tmp_path: Path, values: Sequence[object]) 
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
-        ("user", [1.5, 2.0], "column 'user' is of type double.*as slot 1: write it as text"),
+        ("user", [1.5, 2.0], "column 'user' is of type double.*for slot 1: write it as text"),
         ("user", [True, False], "column 'user' is of type bool"),
         ("user", [[0.5], []], r"column 'user' is of type list<.*double>"),
         ("age", ["1", "2"], "column 'age' is of type string, expected numbers"),

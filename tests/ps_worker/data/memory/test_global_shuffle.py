@@ -211,7 +211,7 @@ def test_worker_that_left_before_is_an_error_for_all() -> None:
     store, *_ = one_store(3)
     store.leave(2, step=0)
 
-    with pytest.raises(ProtocolError, match="2 workers shuffle their rows, but there were 3"):
+    with pytest.raises(ProtocolError, match="2 workers shuffle their rows, but the run has 3"):
         shuffle(fleets_of([store, store, store])[:2], [range(10), range(10, 20)])
 
 

@@ -36,7 +36,9 @@ def test_columns_are_aligned() -> None:
 
 @pytest.mark.parametrize(("num_dense", "num_slots"), [(NUM_DENSE + 1, NUM_SLOTS), (NUM_DENSE, 1)])
 def test_rows_of_another_schema_are_refused(num_dense, num_slots) -> None:
-    with pytest.raises(ProtocolError, match=f"received rows of 2 numbers and 3 slots, .* {num_dense} and"):
+    with pytest.raises(
+        ProtocolError, match=f"received rows of 2 numbers and 3 slots, .* {num_dense} and"
+    ):
         unpack_rows(pack_rows(numbered_rows(range(3))), num_dense=num_dense, num_slots=num_slots)
 
 
