@@ -1,1 +1,1 @@
-"""From click logs to batches."""
+"""Datasets: click logs to batches."""

@@ -1,4 +1,4 @@
-"""What datasets of files have in common: their files, and how these are read."""
+"""Base class of datasets of files: the list of files, and their format."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FileDataset:
-    """A dataset that knows what to read; how its rows become batches, each kind of dataset says.
+    """Files with a schema and a format; subclasses turn their rows into batches.
 
     Attributes:
         schema: The columns of the files.
@@ -34,20 +34,20 @@ class FileDataset:
         reader_num: int = 1,
         seed: int = 0,
     ) -> None:
-        """Has no files yet.
+        """Makes a dataset without files.
 
         Args:
             schema: The columns of the files.
             batch_size: B, at least 1.
             thread_num: Training threads, at least 1.
-            format: Of the files, as docs/data.md lists them, or what makes a reader of one's own; None: the
-                end of a file's name tells.
-            bad_row_limit: Malformed rows that a pass over the files skips before it stops.
-            reader_num: Threads that read, a file or split each.
-            seed: Of the order of files or rows.
+            format: Name of a format in docs/data.md, or a factory of readers; None: determined by a file's
+                suffix.
+            bad_row_limit: Malformed rows that a pass over the files may skip.
+            reader_num: Reader threads, each with a file or split of its own.
+            seed: Of shuffles of files or rows; for a global shuffle the same on all workers.
 
         Raises:
-            UsageError: If a number is too small, or there is no such format.
+            UsageError: If a number is too small, or the format is unknown.
         """
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -70,7 +70,7 @@ class FileDataset:
         self._splits: list[FileSplit] | None = None
 
     def set_filelist(self, files: Sequence[str | Path | FileSplit]) -> None:
-        """Sets what to read, in this order: of a worker, its share as `fleet.split_files` returns it."""
+        """Sets the files or splits to read, in order: a worker's own, as `fleet.split_files` returns them."""
         if isinstance(files, str):
             raise UsageError(f"files is {files!r}, expected a list of paths")
         self._splits = [
@@ -80,24 +80,24 @@ class FileDataset:
     def set_pipe_command(
         self, command: str, *, columns: Sequence[str] | None = None, values: "Values" = "keys"
     ) -> None:
-        """Has a command read each file from stdin and print multi-slot text, in place of a format.
+        """Reads each file through a command that prints multi-slot text; replaces the format.
 
         Args:
-            command: For bash; a process runs for every file that is being read.
-            columns: Their order in what it prints; None: "dense_input", the slots, "click".
-            values: What it prints for slots: keys, or text that is hashed.
+            command: For bash, which runs it once per file with the content as stdin.
+            columns: Order of the columns in its output; None: "dense_input", the slots, "click".
+            values: Whether it prints keys for slots, or text to be hashed.
 
         Raises:
-            UsageError: If the command is empty, or the columns are not the schema's.
+            UsageError: If the command is empty, or the columns do not match the schema.
         """
         from ps_worker.data.text.multislot import MultiSlotScanner
         from ps_worker.data.user_code.pipe import PipeReader, piped
 
-        PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # refuses what is wrong
+        PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # checks the arguments
         self._format = piped(command, columns=columns, values=values)
 
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
-        """Has a generator parse the lines of the files, in this process, in place of a format."""
+        """Parses the lines of the files with a generator, in this process; replaces the format."""
         from ps_worker.data.user_code.generator_reader import generated
 
         self._format = generated(generator)

@@ -1,4 +1,4 @@
-"""Formats of files by name and by the end of a file's name: which reader reads what."""
+"""Registry of file formats, by name and by suffix."""
 
 import difflib
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ps_worker.data.files.content import CODECS
 
 MakeReader = Callable[[Schema, BadRows], Reader]
 Format = str | MakeReader
-"""A format of this package by name, or what makes a reader of one's own."""
+"""The name of a format in `FORMATS`, or a factory of custom readers."""
 
 DEFAULT = "criteo"
 
@@ -59,7 +59,7 @@ def _multislot(schema: Schema, bad_rows: BadRows) -> Reader:
     return MultiSlotReader(schema, bad_rows)
 
 
-# A reader is imported when it is needed: some load a lot.
+# Readers are imported on use, as some import large packages.
 FORMATS: dict[str, MakeReader] = {
     "criteo": _criteo,
     "csv": _csv,
@@ -81,20 +81,20 @@ SUFFIXES: dict[str, str] = {
     ".libffm": "libffm",
     ".multislot": "multislot",
 }
-"""Formats by the end of a file's name, before that of its compression; of all others it is the default."""
+"""Formats by suffix, before that of the compression; any other suffix means `DEFAULT`."""
 
 
 def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | None = None) -> Reader:
     """Returns a reader for a file.
 
     Args:
-        path: The file; it is not opened.
-        schema: Of its rows.
-        bad_rows: Counts its malformed rows.
-        format: Of the file; None: its name tells.
+        path: The file, which is not opened.
+        schema: The columns to read.
+        bad_rows: Counts malformed rows.
+        format: None: determined by the suffix.
 
     Raises:
-        UsageError: If there is no such format; names the nearest.
+        UsageError: If the format is unknown; names the nearest.
     """
     if format is None:
         format = format_of(path)
@@ -105,7 +105,7 @@ def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | Non
 
 
 def format_of(path: str) -> str:
-    """Returns the name of the format that a file's name tells."""
+    """Returns the format that a file's suffix stands for."""
     name = PurePath(path)
     if name.suffix in CODECS:
         name = name.with_suffix("")
@@ -113,13 +113,13 @@ def format_of(path: str) -> str:
 
 
 def require_format(name: str) -> None:
-    """Refuses a name that no format has.
+    """Checks the name of a format.
 
     Raises:
-        UsageError: Names the nearest one, and all.
+        UsageError: If it is unknown; names the nearest one, and all.
     """
     if name not in FORMATS:
         nearest = difflib.get_close_matches(name, FORMATS, n=1, cutoff=0.0)[0]
         raise UsageError(
-            f"unknown format {name!r}, did you mean {nearest!r}? There are {', '.join(FORMATS)}"
+            f"unknown format {name!r}, did you mean {nearest!r}? Known formats: {', '.join(FORMATS)}"
         )

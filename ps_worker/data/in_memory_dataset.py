@@ -1,88 +1,54 @@
-"""A dataset that is whole in memory, and is shuffled there: alone, or over all workers.
+"""A dataset in memory, shuffled locally or over all workers.
 
 load -> | local_shuffle, global_shuffle, slots_shuffle, iterate, in any order | -> release
 
-Each iteration gives the same batches until rows are shuffled again. A shuffle depends on the seed, on its
-number since the rows were loaded, and on the rows: who loads and shuffles alike has the same batches again.
+Iterations yield the same batches until the next shuffle. A shuffle depends on the seed, on the number of
+shuffles since loading, and on the rows, so the same calls yield the same batches.
 """
 
+import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ctr_model.batch import Batch
-from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition, digest_of_files
 from ps_worker.data.file_dataset import FileDataset
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format
 from ps_worker.data.memory.global_shuffle import shuffle_globally
 from ps_worker.data.memory.loading import load_rows
 from ps_worker.data.memory.peers import HasPeers
 from ps_worker.data.memory.rows import Index, RowsInMemory, SlotSwap
 
-# What random numbers are drawn for, so that no two kinds of draws are the same.
+# Purposes of random numbers, part of each generator's seed.
 _LOCAL, _GLOBAL, _SLOTS = range(3)
+
+_NO_ROWS = np.empty(0, np.uint32)
 
 
 class InMemoryDataset(FileDataset):
-    """Rows of files, in memory, as batches. For one thread.
+    """Rows of files in memory, as batches; their order does not depend on `reader_num`. For one thread.
 
     Attributes:
         schema: The columns of the files.
         batch_size: B.
         thread_num: Training threads that share its batches.
         bad_rows: Malformed rows that the last loading skipped.
-        has_order: Batches have an order, and so positions.
+        has_order: Whether batches have a defined order, and so positions.
     """
 
     has_order = True
-
-    def __init__(
-        self,
-        schema: Schema,
-        batch_size: int,
-        thread_num: int = 1,
-        *,
-        format: Format | None = None,
-        bad_row_limit: int = 0,
-        reader_num: int = 1,
-        seed: int = 0,
-    ) -> None:
-        """Has no files and no rows yet.
-
-        Args:
-            schema: The columns of the files.
-            batch_size: B, at least 1.
-            thread_num: Training threads, at least 1.
-            format: Of the files, as docs/data.md lists them, or what makes a reader of one's own; None: the
-                end of a file's name tells.
-            bad_row_limit: Malformed rows that a loading skips before it stops.
-            reader_num: Threads that read, a file or split each; the order of rows does not depend on it.
-            seed: Of all shuffles, the same on all workers.
-
-        Raises:
-            UsageError: If a number is too small, or there is no such format.
-        """
-        super().__init__(
-            schema,
-            batch_size,
-            thread_num,
-            format=format,
-            bad_row_limit=bad_row_limit,
-            reader_num=reader_num,
-            seed=seed,
-        )
-        self.bad_rows = 0
-        self._preloading: _Preloading | None = None
-        self._rows: RowsInMemory | None = None
-        self._order: Index = np.empty(0, np.uint32)
-        self._swap: SlotSwap | None = None
-        self._reset_counts()
+    bad_rows = 0
+    _preloading: "_Preloading | None" = None
+    _rows: RowsInMemory | None = None
+    _order: Index = _NO_ROWS
+    _swap: SlotSwap | None = None
+    _num_shuffles = 0
+    _num_slot_shuffles = 0
+    _num_shuffled_globally = 0
 
     def _reset_counts(self) -> None:
         self._num_shuffles = 0
@@ -92,48 +58,56 @@ class InMemoryDataset(FileDataset):
     # Loading
 
     def load_into_memory(self) -> None:
-        """Reads all files; rows that were in memory are released first.
+        """Reads all files; rows in memory are released first.
 
         Raises:
-            UsageError: If no files were set, or they are being loaded.
-            DataError: Names the file that cannot be read, is damaged or does not fit; or says that there are
-                no rows at all.
-            BadRowError: Names file, place and fault of the malformed row beyond the limit.
+            UsageError: If no files were set, or a loading is in progress.
+            DataError: Names the file that cannot be read, is damaged or does not match the schema; or says
+                that there are no rows.
+            BadRowError: Names file, place and fault of the malformed row that exceeded the limit.
         """
         self.preload_into_memory()
         self.wait_preload_done()
 
     def preload_into_memory(self) -> None:
-        """Begins to read all files in the background; rows that were in memory are released first.
+        """Starts reading all files in the background; rows in memory are released first.
 
         Raises:
-            UsageError: If no files were set, or they are being loaded.
+            UsageError: If no files were set, or a loading is in progress.
         """
         splits = self._files()
         self._require_no_preloading("another loading")
         self._set_rows(None)
         self._reset_counts()
         bad_rows = BadRows(self._bad_row_limit)
-        self._preloading = _Preloading(
-            splits, self.schema, self._format, bad_rows, self._reader_num
+        load = functools.partial(
+            load_rows,
+            splits,
+            self.schema,
+            format=self._format,
+            bad_rows=bad_rows,
+            reader_num=self._reader_num,
         )
+        self._preloading = _Preloading(load, bad_rows)
 
     def wait_preload_done(self) -> None:
-        """Waits until all is read.
+        """Waits for the end of a loading.
 
         Raises:
-            UsageError: If nothing is being loaded.
-            CtrPsError: What the loading raised, as `load_into_memory` does.
+            UsageError: If no loading is in progress.
+            CtrPsError: The error of the loading, as for `load_into_memory`.
         """
         if self._preloading is None:
-            raise UsageError("dataset.preload_into_memory() before dataset.wait_preload_done()")
+            raise UsageError(
+                "call dataset.preload_into_memory() before dataset.wait_preload_done()"
+            )
         preloading, self._preloading = self._preloading, None
         rows = preloading.wait()
         self.bad_rows = preloading.bad_rows.total
         self._set_rows(rows)
 
     def release_memory(self) -> None:
-        """Forgets all rows, and gives their memory back to the system; what is being loaded is waited for."""
+        """Releases all rows and returns their memory to the system, after the end of a loading."""
         if self._preloading is not None:
             self.wait_preload_done()
         self._set_rows(None)
@@ -141,13 +115,13 @@ class InMemoryDataset(FileDataset):
 
     def _set_rows(self, rows: RowsInMemory | None) -> None:
         self._rows = rows
-        self._order = np.empty(0, np.uint32) if rows is None else rows.in_order()
+        self._order = _NO_ROWS if rows is None else rows.in_order()
         self._swap = None
 
     # Shuffling
 
     def local_shuffle(self) -> None:
-        """Puts the rows of this worker into a random order.
+        """Shuffles the rows of this worker.
 
         Raises:
             UsageError: If no rows were loaded.
@@ -158,19 +132,19 @@ class InMemoryDataset(FileDataset):
         self._random(_LOCAL, self._num_shuffles).shuffle(self._order)
 
     def global_shuffle(self, fleet: HasPeers | None = None, thread_num: int | None = None) -> None:
-        """Deals the rows of all workers at random to all workers, and shuffles them there; all call it.
+        """Redistributes the rows of all workers at random, and shuffles them locally; collective.
 
-        Each worker has about as many rows then, whatever it had before; one without files, or with an empty
-        list of them, takes part. What `slots_shuffle` swapped is swapped back.
+        Each worker gets about the same number of rows. A worker without files takes part after loading an
+        empty list. Undoes `slots_shuffle`.
 
         Args:
-            fleet: The module `ps_worker.fleet`, of a worker that has begun; None: there is no other worker.
-            thread_num: As in Paddle; has no meaning here.
+            fleet: The module `ps_worker.fleet`, initialized; None: this is the only worker.
+            thread_num: Ignored; accepted as in Paddle.
 
         Raises:
             UsageError: If no rows were loaded.
-            CtrPsError: If another worker has left, died or has other rows; the rows of this worker are lost
-                then, and must be loaded again.
+            CtrPsError: If another worker has left, died or has incompatible rows. The rows of this worker
+                are lost then and must be loaded again.
         """
         rows = self._loaded("dataset.global_shuffle()")
         if fleet is not None:
@@ -182,18 +156,19 @@ class InMemoryDataset(FileDataset):
         self._num_shuffled_globally = self.get_memory_data_size()
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
-        """Gives each row the values that another, random row has in `slots`: how much do they matter?
+        """Permutes the values of `slots` over the rows, to measure how much these slots matter.
 
-        The swap is undone by the next one, so a loop over slots swaps one at a time; no slots: undo only.
-        Slots that are swapped together come from the same row.
+        Slots permuted together stay together. Each call undoes the previous one; an empty list only undoes.
 
         Raises:
-            UsageError: If no rows were loaded, or the schema has no such slot.
+            UsageError: If no rows were loaded, or a slot is not in the schema.
         """
         rows = self._loaded("dataset.slots_shuffle()")
         for slot in slots:
             if slot not in self.schema.slots:
-                raise UsageError(f"no slot {slot!r}, there are {', '.join(self.schema.slots)}")
+                raise UsageError(
+                    f"no slot {slot!r}, expected one of {', '.join(self.schema.slots)}"
+                )
         self._swap = None
         if slots:
             self._num_slot_shuffles += 1
@@ -209,7 +184,7 @@ class InMemoryDataset(FileDataset):
     # Reading
 
     def __iter__(self) -> Iterator[Batch]:
-        """Gives all rows, in batches of B and a last one of what is left.
+        """Yields all rows, in batches of B and a last one of the remaining rows.
 
         Raises:
             UsageError: If no rows were loaded.
@@ -217,17 +192,17 @@ class InMemoryDataset(FileDataset):
         return (batch for batch, _ in self.positioned())
 
     def positioned(self, start: DataPosition | None = None) -> Iterator[tuple[Batch, DataPosition]]:
-        """Gives all rows, or what is left of them.
+        """Yields all rows, or those after a position.
 
         Args:
-            start: Position after which to go on, of a dataset that was loaded and shuffled alike; its epoch
-                is the number of shuffles, its offset a row in the shuffled order. None: from the first row.
+            start: Position to resume from, of a dataset that was loaded and shuffled in the same way: its
+                epoch is the number of shuffles, its offset a row in the shuffled order. None: the first row.
 
         Yields:
             Batches, and the position after each.
 
         Raises:
-            UsageError: If no rows were loaded, or `start` is of another seed or number of shuffles.
+            UsageError: If no rows were loaded, or `start` has another seed, number of shuffles or files.
             DataError: If `start` is beyond the last row.
         """
         rows = self._loaded("a pass over the dataset")
@@ -235,31 +210,31 @@ class InMemoryDataset(FileDataset):
         first = DataPosition(epoch=self._num_shuffles, seed=self._seed, offset=0, files=files)
         start = start or first
         if start.files != files:
-            raise UsageError("the position is of other files than those that were loaded here")
+            raise UsageError("the position belongs to other files than those that were loaded")
         if (start.seed, start.epoch) != (first.seed, first.epoch):
             raise UsageError(
-                f"the position is of seed {start.seed} and {start.epoch} shuffles, and the dataset of seed "
+                f"the position has seed {start.seed} and {start.epoch} shuffles, and the dataset seed "
                 f"{first.seed} and {first.epoch}: load and shuffle as before"
             )
         if (row := (start.offset or 0) + start.skip) > rows.size:
             raise DataError(
-                f"{start} is beyond the end of {rows.size} rows: these are not its files"
+                f"{start} is beyond the end of {rows.size} rows: it belongs to other files"
             )
         return self._batches(rows, self._order, self._swap, row, first)
 
     def _batches(
         self, rows: RowsInMemory, order: Index, swap: SlotSwap | None, row: int, first: DataPosition
     ) -> Iterator[tuple[Batch, DataPosition]]:
-        """Yields batches from a row on; of rows and order as they were, whatever happens meanwhile.
+        """Yields batches from a row on, unaffected by later shuffles and loadings.
 
         Raises:
-            UsageError: If rows were dealt to other workers meanwhile.
+            UsageError: If a global shuffle has released the rows.
         """
         for begin in range(row, rows.size, self.batch_size):
             if rows.are_released:
                 raise UsageError(
-                    "dataset.global_shuffle() in the middle of a pass: its rows have gone to other "
-                    "workers, so end the pass before, or begin another one"
+                    "dataset.global_shuffle() in the middle of a pass: its rows were sent to other "
+                    "workers, so end the pass first, or begin another one"
                 )
             index = order[begin : begin + self.batch_size]
             yield rows.gather(index, swap), replace(first, offset=begin + index.size)
@@ -267,60 +242,53 @@ class InMemoryDataset(FileDataset):
     # Sizes
 
     def get_memory_data_size(self, fleet: HasPeers | None = None) -> int:
-        """Returns how many rows are in memory here; given a fleet, on all workers, which all must ask."""
+        """Returns the number of rows of this worker, or with `fleet`, collectively, of all workers."""
         return _size(0 if self._rows is None else self._rows.size, fleet)
 
     def get_shuffle_data_size(self, fleet: HasPeers | None = None) -> int:
-        """Returns how many rows the last global shuffle left here; given a fleet, on all workers.
+        """Returns the number of rows after the last global shuffle since loading, 0 before the first.
 
-        0 if there was none since they were loaded.
+        With `fleet`, collectively, of all workers.
         """
         return _size(self._num_shuffled_globally, fleet)
 
     def _loaded(self, call: str) -> RowsInMemory:
         self._require_no_preloading(call)
         if self._rows is None:
-            raise UsageError(f"dataset.load_into_memory() before {call}")
+            raise UsageError(f"call dataset.load_into_memory() before {call}")
         return self._rows
 
     def _require_no_preloading(self, call: str) -> None:
         if self._preloading is not None:
-            raise UsageError(f"dataset.wait_preload_done() before {call}: files are being loaded")
+            raise UsageError(
+                f"call dataset.wait_preload_done() before {call}: files are being loaded"
+            )
 
 
 class _Preloading:
-    """A loading in the background.
+    """A loading in a background thread.
 
     Attributes:
         bad_rows: Malformed rows so far.
     """
 
-    def __init__(
-        self,
-        splits: Sequence[FileSplit],
-        schema: Schema,
-        format: Format | None,
-        bad_rows: BadRows,
-        reader_num: int,
-    ) -> None:
-        """Begins at once."""
+    def __init__(self, load: Callable[[], RowsInMemory], bad_rows: BadRows) -> None:
+        """Starts the thread."""
         self.bad_rows = bad_rows
         self._rows: RowsInMemory | None = None
         self._error: BaseException | None = None
 
-        def load() -> None:
+        def run() -> None:
             try:
-                self._rows = load_rows(
-                    splits, schema, format=format, bad_rows=bad_rows, reader_num=reader_num
-                )
-            except BaseException as error:  # raised by who waits
+                self._rows = load()
+            except BaseException as error:  # raised by `wait`
                 self._error = error
 
-        self._thread = threading.Thread(target=load, name="preload", daemon=True)
+        self._thread = threading.Thread(target=run, name="preload", daemon=True)
         self._thread.start()
 
     def wait(self) -> RowsInMemory:
-        """Returns the rows, or raises what the loading raised; a reader that is stuck ends it."""
+        """Returns the rows, or raises the error of the loading; a stuck reader is such an error."""
         self._thread.join()
         if self._rows is None:
             raise self._error or DataError("loading ended without rows")

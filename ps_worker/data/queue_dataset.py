@@ -1,4 +1,4 @@
-"""A dataset that is never whole in memory: files are read while they are trained on.
+"""Streaming dataset: files are read while they are trained on.
 
 one reader: in order    splits --Reader--> blocks --batching--> batches, with positions
 several: in any order   splits --> reader threads, a split each --> bounded queue --> batches
@@ -18,11 +18,11 @@ from ps_worker.data.files.file_split import shuffled
 from ps_worker.data.formats import Format
 from ps_worker.data.reading import Reading
 
-_QUEUED_BATCHES = 4  # that wait for training, for each reader
+_QUEUED_BATCHES = 4  # per reader, waiting for training
 
 
 class QueueDataset(FileDataset):
-    """Files as batches; each iteration is the next epoch, a pass over all of them."""
+    """Batches of files; each iteration is the next epoch, a pass over all files."""
 
     def __init__(
         self,
@@ -36,21 +36,18 @@ class QueueDataset(FileDataset):
         shuffle_files: bool = False,
         seed: int = 0,
     ) -> None:
-        """Has no files yet.
+        """Makes a dataset without files; arguments and errors as for `FileDataset`, except these.
 
         Args:
             schema: The columns of the files.
             batch_size: B, at least 1.
             thread_num: Training threads, at least 1.
-            format: As `FileDataset` has it.
-            bad_row_limit: Malformed rows that an iteration skips before it stops.
-            reader_num: Threads that read, a file or split each; 1: who iterates reads, and batches run on
-                across files in the order of these. With more the order is free.
-            shuffle_files: Whether each epoch has an order of files of its own.
-            seed: Of these orders.
-
-        Raises:
-            UsageError: If a number is too small, or there is no such format.
+            format: See `FileDataset`.
+            bad_row_limit: Malformed rows that an iteration may skip.
+            reader_num: Reader threads, each with a file or split of its own. With 1 the iterating thread
+                reads, and batches follow the order of the files; with more the order is undefined.
+            shuffle_files: Whether to shuffle the order of files in each epoch.
+            seed: Seed of these shuffles.
         """
         super().__init__(
             schema,
@@ -67,7 +64,7 @@ class QueueDataset(FileDataset):
 
     @property
     def rows(self) -> int:
-        """Rows that the last iteration gave so far."""
+        """Rows that the last iteration yielded so far."""
         return 0 if self._pass is None else self._pass.rows
 
     @property
@@ -76,13 +73,14 @@ class QueueDataset(FileDataset):
         return 0 if self._pass is None else self._pass.bad_rows.total
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        """Reads the next epoch; `close` ends reader threads at once, as dropping the iterator does.
+        """Reads the next epoch; closing or dropping the iterator ends the reader threads.
 
         Raises:
             UsageError: If no files were set.
-            DataError: While iterating: names the file that cannot be read, is damaged or does not fit; or
-                says that there are no rows at all.
-            BadRowError: While iterating: names file, place and fault of the malformed row beyond the limit.
+            DataError: While iterating: names the file that cannot be read, is damaged or does not match the
+                schema; or says that there are no rows.
+            BadRowError: While iterating: names file, place and fault of the malformed row that exceeded the
+                limit.
         """
         if self.has_order:
             return (batch for batch, _ in self.positioned())
@@ -90,43 +88,43 @@ class QueueDataset(FileDataset):
 
     @property
     def has_order(self) -> bool:
-        """Whether batches have an order, and so positions: one reader gives them one."""
+        """Whether batches have a defined order, and so positions: with one reader."""
         return self._reader_num == 1
 
     def skip_to(self, epoch: int) -> None:
-        """Makes the next iteration that of `epoch`, counted from 1."""
+        """Sets the epoch of the next iteration, counted from 1."""
         self._epoch = epoch - 1
 
     def positioned(self, start: DataPosition | None = None) -> Iterator[tuple[Batch, DataPosition]]:
-        """Reads the next epoch, or what is left of one.
+        """Reads the next epoch, or the rest of an epoch.
 
         Args:
-            start: Position after which to go on, of a dataset with the same files and settings; None: the
-                next epoch, from its start.
+            start: Position to resume from, of a dataset with the same files and settings; None: the start of
+                the next epoch.
 
         Yields:
             Batches, and the position after each.
 
         Raises:
-            UsageError: If no files were set, there is more than one reader, or `start` is of other files or
+            UsageError: If no files were set, there is more than one reader, or `start` has other files or
                 another seed.
             DataError: As for an iteration; also if `start` is beyond the end of these files.
         """
         if not self.has_order:
             raise UsageError(
-                f"reader_num is {self._reader_num}: only one reader gives batches an order, and so a position"
+                f"reader_num is {self._reader_num}: batches only have an order, and so positions, with 1"
             )
         first = self._next_epoch()
         start = start or first
         if start.seed != first.seed:
             raise UsageError(
-                f"the position is of seed {start.seed}, and the dataset's seed is {first.seed}: the order of "
-                f"its files is another one"
+                f"the position has seed {start.seed}, and the dataset {first.seed}: the order of its files "
+                f"differs"
             )
         if start.files != first.files:
             raise UsageError(
-                f"the position is of other files, of another order of them, or of another shuffle_files: "
-                f"there are {len(self._files())} files now"
+                f"the position belongs to other files, another order of files, or another shuffle_files: "
+                f"the dataset has {len(self._files())} files"
             )
         return self._begin(start).batches()
 
@@ -149,8 +147,8 @@ class _Pass:
     """One iteration.
 
     Attributes:
-        rows: Given so far.
-        bad_rows: Skipped so far.
+        rows: Rows yielded so far.
+        bad_rows: Malformed rows skipped so far.
     """
 
     def __init__(self, reading: Reading, batch_size: int, start: DataPosition) -> None:
@@ -161,14 +159,14 @@ class _Pass:
         self.rows = 0
 
     def batches(self) -> Iterator[tuple[Batch, DataPosition]]:
-        """Yields batches in the order of the splits, from the start position on."""
+        """Yields batches in the order of the splits, from the start position."""
         for batch, position in self._batches():
             self.rows += batch.size
             yield batch, position
         self._reading.end(self.rows)
 
     def merged_batches(self, reader_num: int) -> Generator[Batch, None, None]:
-        """Yields batches of several readers as they come."""
+        """Yields the batches of several readers in order of arrival."""
         readers = [self._batches() for _ in range(min(reader_num, self._reading.num_splits))]
         for batch, _ in merged(readers, capacity=_QUEUED_BATCHES * reader_num):
             self.rows += batch.size

@@ -1,4 +1,4 @@
-"""One pass over splits of files: splits in, blocks out, for one reader or several that share the splits."""
+"""One pass over file splits, by one reader or by several that share the splits."""
 
 import logging
 from collections import deque
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import OneKindOfRows
+from ps_worker.data.blocks.batching import LabelCheck
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
@@ -19,7 +19,7 @@ _SHOWN_FILES = 3
 
 
 class Reading:
-    """Parts of which each is read by one reader. Thread-safe.
+    """A queue of splits, each read by one reader. Thread-safe.
 
     Attributes:
         bad_rows: Malformed rows so far.
@@ -34,22 +34,22 @@ class Reading:
         *,
         start: DataPosition | None = None,
     ) -> None:
-        """Opens nothing yet.
+        """Takes the splits to read; opens no file.
 
         Args:
-            splits: What to read, in this order.
-            schema: Of the rows.
-            format: Of the files; None: their names tell.
+            splits: In the order of reading.
+            schema: The columns to read.
+            format: None: determined by suffixes.
             bad_rows: Counts malformed rows.
-            start: Where to begin; its block is the first one. None: at the first split.
+            start: Position whose block is read first; None: the first split.
 
         Raises:
-            DataError: If `start` is beyond the end of the splits.
+            DataError: If `start` is beyond the last split.
         """
         self._start = start or DataPosition()
         if self._start.split > len(splits):
             raise DataError(
-                f"{start} is beyond the end of {len(splits)} files: they are not those it is of"
+                f"{start} is beyond the end of {len(splits)} files: it belongs to other files"
             )
         self._splits = splits
         self._schema = schema
@@ -57,20 +57,20 @@ class Reading:
         self.bad_rows = bad_rows
         self._to_read = deque(list(enumerate(splits))[self._start.split :])
         self._done: list[int] = []
-        self._kind = OneKindOfRows()
+        self._labels = LabelCheck()
 
     @property
     def num_splits(self) -> int:
-        """Parts in all."""
+        """Number of splits."""
         return len(self._splits)
 
     @property
     def num_done(self) -> int:
-        """Parts that were read to their end."""
+        """Number of splits that were read to their end."""
         return len(self._done)
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
-        """Yields the blocks of splits that no other reader has taken, each with the index of its split."""
+        """Yields the blocks of splits that no other reader has taken, with the index of the split."""
         while True:
             try:
                 index, split = self._to_read.popleft()
@@ -80,7 +80,7 @@ class Reading:
             is_empty = offset is None
             reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
             for block in reader.blocks(split, offset):
-                self._kind.require(split.path, block.rows)
+                self._labels.require(split.path, block.rows)
                 yield index, block
                 is_empty = False
             if is_empty and _is_whole(split):
@@ -88,14 +88,14 @@ class Reading:
             self._done.append(index)
 
     def end(self, rows: int) -> None:
-        """Reports malformed rows beside `rows` good ones.
+        """Ends the pass: logs the number of malformed rows next to that of good `rows`.
 
         Raises:
-            DataError: If whole files had no row at all.
+            DataError: If whole files were read and had no rows.
         """
         self.bad_rows.report(rows)
         is_all = (self._start.split, self._start.offset, self._start.skip) == (0, None, 0)
-        # A split of a file may be shorter than a line.
+        # A split may be shorter than a line, so only whole files must have rows.
         if is_all and not rows and self._splits and all(map(_is_whole, self._splits)):
             names = ", ".join(split.path for split in self._splits[:_SHOWN_FILES])
             more = ", ..." if len(self._splits) > _SHOWN_FILES else ""

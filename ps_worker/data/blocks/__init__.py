@@ -1,1 +1,1 @@
-"""Blocks of rows: what readers give, and how blocks become batches."""
+"""Readers, their blocks of rows, and batches made of blocks."""

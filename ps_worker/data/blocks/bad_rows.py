@@ -1,4 +1,4 @@
-"""Malformed rows: counted, shown, and too many of them refused."""
+"""Counting and logging of malformed rows, up to a limit."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ class BadRows:
     """The malformed rows of one pass over files. Thread-safe."""
 
     def __init__(self, limit: int = 0) -> None:
-        """Passes over `limit` rows; one more is an error.
+        """Allows `limit` malformed rows; one more is an error.
 
         Raises:
             ValueError: If `limit` is negative.
@@ -28,24 +28,24 @@ class BadRows:
 
     @property
     def total(self) -> int:
-        """How many there were so far."""
+        """Number of malformed rows so far."""
         return self._total
 
     @property
     def is_shown(self) -> bool:
-        """Whether the next one will be shown, so that its place is worth working out."""
+        """Whether the next one will be logged or raised, so that its place is worth computing."""
         return self._total < MAX_LOGGED_ROWS or self._total >= self._limit
 
     def add(self, path: str, place: str, fault: str) -> None:
-        """Counts a malformed row, and shows the first ones.
+        """Counts a malformed row and logs the first ones.
 
         Args:
             path: Its file.
-            place: Where in the file, as "12" of line 12 or "row 12".
-            fault: What is wrong, with the value.
+            place: Where in the file: "12" for line 12, or "row 12".
+            fault: The fault, with the value.
 
         Raises:
-            BadRowError: If there are more than the limit.
+            BadRowError: If the limit is exceeded.
         """
         with self._lock:
             self._by_file[path] = self._by_file.get(path, 0) + 1
@@ -60,7 +60,7 @@ class BadRows:
             logger.warning("skipped a malformed row: %s file=%s place=%s", fault, path, place)
 
     def report(self, rows: int) -> None:
-        """Logs how many there were beside `rows` good ones, and in which files most; nothing if none."""
+        """Logs the number of malformed rows next to that of good `rows`, and the files with the most."""
         if not self._by_file:
             return
         worst = sorted(self._by_file.items(), key=lambda item: (-item[1], item[0]))[:3]

@@ -1,4 +1,4 @@
-"""Blocks of any size into batches of one: views of a block where a batch lies in it, else copies.
+"""Re-batching: blocks of any size to batches of B rows, as views where a batch lies within one block.
 
 blocks    | . . . . . | . . . | . . . . . . |
 batches   |  view   |  copy   |  view   | . |       B = 4
@@ -18,24 +18,24 @@ from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
 
 MAX_BATCH_KEYS = 2**31 - 1
-"""The most that int32 offsets count."""
+"""The largest number of keys that int32 offsets can address."""
 
 
 def batches(
     blocks: Iterable[tuple[int, Block]], batch_size: int, start: DataPosition
 ) -> Iterator[tuple[Batch, DataPosition]]:
-    """Yields the rows of blocks in batches, which run on across blocks and splits.
+    """Yields the rows of blocks in batches, which may span blocks and splits.
 
     Args:
-        blocks: Each with the index of its split; the first is that at which `start` points.
+        blocks: Each with the index of its split; the first is the one that `start` points to.
         batch_size: B.
-        start: Where the rows begin: `start.skip` rows of the first split's blocks are left out.
+        start: Where to begin: the first `start.skip` rows of the first split's blocks are skipped.
 
     Yields:
-        Batches of B rows, the last one of what is left, and the position after each.
+        Batches of B rows, the last one of the remaining rows, and the position after each.
 
     Raises:
-        DataError: If the split of `start` has fewer rows than were given of it.
+        DataError: If the split of `start` has fewer rows than `start.skip`.
     """
     skip = start.skip
     pieces: list[Batch] = []
@@ -58,14 +58,14 @@ def batches(
                 pieces, held = [], 0
     if skip:
         raise DataError(
-            f"{start} is beyond the end of its split by {skip} rows: these are not the files that it is of"
+            f"{start} is beyond the end of its split by {skip} rows: it belongs to other files"
         )
     if pieces:
         yield joined(pieces), position
 
 
 def rows_between(rows: Batch, start: int, stop: int) -> Batch:
-    """Returns the rows from `start` to before `stop`, as views wherever possible."""
+    """Returns the rows [start, stop), as views where possible."""
     if start == 0 and stop == rows.size:
         return rows
     offsets = rows.offsets[start * rows.num_slots : stop * rows.num_slots + 1]
@@ -80,10 +80,10 @@ def rows_between(rows: Batch, start: int, stop: int) -> Batch:
 
 
 def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
-    """Returns the offsets of a batch whose slots have so many keys, row by row.
+    """Returns the offsets of a batch from the number of keys of each slot, int[B, S].
 
     Raises:
-        DataError: If there are more keys than offsets count.
+        DataError: If there are more than `MAX_BATCH_KEYS` keys.
     """
     _require_countable(int(lengths.sum(dtype=np.int64)), lengths.shape[0])
     offsets = np.zeros(lengths.size + 1, np.int32)
@@ -92,10 +92,10 @@ def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
 
 
 def joined(pieces: Sequence[Batch]) -> Batch:
-    """Returns the rows of several batches as one; all of them have labels, or none has.
+    """Concatenates batches, either all with labels or all without.
 
     Raises:
-        DataError: If there are more keys than offsets count.
+        DataError: If there are more than `MAX_BATCH_KEYS` keys.
     """
     if len(pieces) == 1:
         return pieces[0]
@@ -115,23 +115,23 @@ def joined(pieces: Sequence[Batch]) -> Batch:
 def _require_countable(num_keys: int, num_rows: int) -> None:
     if num_keys > MAX_BATCH_KEYS:
         raise DataError(
-            f"{num_rows} rows have {num_keys} keys, and a batch has at most {MAX_BATCH_KEYS}: make "
-            f"batches smaller"
+            f"{num_rows} rows have {num_keys} keys, and a batch has at most {MAX_BATCH_KEYS}: use "
+            f"smaller batches"
         )
 
 
-class OneKindOfRows:
-    """Refuses files with labels among files without. Thread-safe."""
+class LabelCheck:
+    """Refuses a mix of files with and without labels. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._first: tuple[str, bool] | None = None
 
     def require(self, path: str, rows: Batch) -> None:
-        """Notes the first file's kind, and compares the others with it.
+        """Compares a file's rows with those of the first file.
 
         Raises:
-            DataError: Names both files if this one's rows are of the other kind.
+            DataError: Names both files if only one of them has labels.
         """
         has_labels = rows.labels is not None
         with self._lock:
@@ -139,5 +139,6 @@ class OneKindOfRows:
         if first[1] != has_labels:
             with_labels, without = (path, first[0]) if has_labels else (first[0], path)
             raise DataError(
-                f"{without} has rows without labels, and {with_labels} has rows with: read them apart"
+                f"{without} has rows without labels, and {with_labels} has rows with labels: read them "
+                f"separately"
             )

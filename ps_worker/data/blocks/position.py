@@ -1,4 +1,4 @@
-"""Where in its data a worker is: enough to go on from there exactly, and small enough for a checkpoint."""
+"""A worker's position in its data, stored in checkpoints for resuming exactly."""
 
 import hashlib
 import json
@@ -13,15 +13,15 @@ from ps_worker.data.files.file_split import FileSplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPosition:
-    """All rows before it were given, none after it.
+    """A position between two rows of a pass: all rows before it were yielded, none after it.
 
     Attributes:
         epoch: Number of the pass, from 1.
-        seed: Of the order of the splits in it.
+        seed: Seed of the order of splits.
         split: Index of the split in the order of the pass.
-        offset: A block's in this split, as `Reader.blocks` takes it; None: the start of the split.
-        skip: Rows from there on that were given already.
-        files: Digest of the files that it is a position in.
+        offset: `Block.offset` within this split; None: the start of the split.
+        skip: Rows after `offset` that were already yielded.
+        files: Digest of the files (`digest_of_files`).
     """
 
     epoch: int = 1
@@ -32,15 +32,15 @@ class DataPosition:
     files: str = ""
 
     def to_json(self) -> str:
-        """Returns a text that `from_json` reads back."""
+        """Returns the position as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Returns the position of which `to_json` gave `text`.
+        """Returns the position that `to_json` wrote.
 
         Raises:
-            DataError: If it is none.
+            DataError: If `text` is not a position.
         """
         try:
             values = json.loads(text)
@@ -48,7 +48,7 @@ class DataPosition:
             raise DataError(f"data position {text!r} is not JSON: {error}") from error
         names = [field.name for field in fields(cls)]
         if isinstance(values, dict) and "part" in values:
-            # A checkpoint from before splits had this name.
+            # Older checkpoints.
             values["split"] = values.pop("part")
         if not isinstance(values, dict) or sorted(values) != sorted(names):
             raise DataError(f"data position {text!r}: expected an object with {', '.join(names)}")
@@ -58,16 +58,16 @@ class DataPosition:
                 raise DataError(f"data position: files is {value!r}, expected a text")
             if name != "files" and not is_count and not (name == "offset" and value is None):
                 raise DataError(
-                    f"data position: {name} is {value!r}, expected a whole number from 0 on"
+                    f"data position: {name} is {value!r}, expected a whole number of at least 0"
                 )
         return cls(**values)
 
 
 Batches = Iterable[Batch | tuple[Batch, DataPosition]]
-"""What is trained on: batches, each with the position after it if its source knows."""
+"""Training data: batches, each with the position after it if its source has positions."""
 
 
 def digest_of_files(splits: Sequence[FileSplit], is_shuffled: bool) -> str:
-    """Returns 16 hex digits that differ where splits, their order or whether they are shuffled differ."""
+    """Returns 16 hex digits over the splits, their order and `is_shuffled`."""
     text = json.dumps([is_shuffled, *([split.path, split.start, split.stop] for split in splits)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""What a reader of files is: splits of files in, blocks of rows out.
+"""The interface of file readers: file splits in, blocks of rows out.
 
-split --Reader.blocks--> Block | Block | ...     in the order of the file
+split --Reader.blocks--> Block | Block | ...     in file order
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from ps_worker.data.files.file_split import FileSplit
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows that were read together.
+    """A block of rows from a reader.
 
     Attributes:
         rows: At least one.
-        offset: From where `Reader.blocks` begins with these rows again; a position in the file, in units of
-            the format: bytes of the content of text, rows of Parquet and ORC.
+        offset: Position of the block in the file, from which `Reader.blocks` can resume: bytes of the
+            (decompressed) content in text, rows in Parquet and ORC.
     """
 
     rows: Batch
@@ -26,10 +26,10 @@ class Block:
 
 
 class Reader(Protocol):
-    """Reads the files of one format. Several threads may use it at once, each for another split."""
+    """Reads the files of one format. Thread-safe: several threads may read different splits."""
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Cuts a file into at most `num_splits` splits of about the same size, in order, without overlap.
+        """Returns at most `num_splits` splits of a file, of about the same size, ordered and disjoint.
 
         Raises:
             DataError: Names the file that cannot be read.
@@ -37,14 +37,14 @@ class Reader(Protocol):
         ...
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split in order.
+        """Yields the rows of a split in file order.
 
         Args:
-            split: What to read.
-            offset: A block's, to begin with that block's rows; None: from the start of the split.
+            split: The split to read.
+            offset: `Block.offset` to resume from; None: the start of the split.
 
         Raises:
-            DataError: Names the file that cannot be read, is damaged or does not fit the schema.
-            BadRowError: Names the malformed row beyond the limit.
+            DataError: Names the file that cannot be read, is damaged or does not match the schema.
+            BadRowError: Names the malformed row that exceeded the limit.
         """
         ...

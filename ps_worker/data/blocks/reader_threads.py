@@ -1,4 +1,4 @@
-"""Iterators that run in threads of their own, as one iterator."""
+"""Reader threads: several iterators, each in a thread of its own, merged into one."""
 
 import logging
 import threading
@@ -24,20 +24,20 @@ def merged(
     stall_limit_s: float = STALL_LIMIT_S,
     join_limit_s: float = JOIN_LIMIT_S,
 ) -> Generator[T, None, None]:
-    """Yields what several iterators yield, in the order in which it comes.
+    """Yields the items of several iterators in order of arrival.
 
-    Leaving the iteration early ends the threads.
+    Closing the generator ends the threads.
 
     Args:
-        sources: Each is gone through in a thread of its own.
-        capacity: The most items that wait to be yielded; who has one more waits.
-        stall_limit_s: The longest without an item from any source.
-        join_limit_s: The longest that leaving waits for sources that are stuck; their threads are left
-            behind, each with a warning.
+        sources: Each is consumed by a thread of its own.
+        capacity: Size of the queue; a source with an item too many waits.
+        stall_limit_s: The longest wait for an item of any source.
+        join_limit_s: The longest wait for the threads at the end; a stuck thread is abandoned with a
+            warning.
 
     Raises:
         BaseException: The first error of any source.
-        DataError: If the sources give nothing for longer than the limit, and do not end.
+        DataError: If no source yields an item or ends for longer than `stall_limit_s`.
     """
     queue = _Queue[T](len(sources), capacity, stall_limit_s)
     threads = [
@@ -56,11 +56,11 @@ def merged(
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                logger.warning("a reader is stuck and is left behind: thread=%s", thread.name)
+                logger.warning("abandoned a stuck reader: thread=%s", thread.name)
 
 
 class _Queue(Generic[T]):
-    """What waits to be taken. Thread-safe."""
+    """A bounded queue with several sources. Thread-safe."""
 
     def __init__(self, num_sources: int, capacity: int, stall_limit_s: float) -> None:
         self._changed = threading.Condition()
@@ -72,7 +72,7 @@ class _Queue(Generic[T]):
         self._is_closed = False
 
     def fill(self, source: Iterator[T]) -> None:
-        """Puts in all that a source yields, until the queue is closed."""
+        """Adds the items of a source until it ends or the queue is closed."""
         try:
             for item in source:
                 if not self._put(item):
@@ -88,7 +88,7 @@ class _Queue(Generic[T]):
                 self._changed.notify_all()
 
     def take(self) -> tuple[T] | None:
-        """Returns an item as a tuple of one; None if all sources have ended."""
+        """Returns an item as a 1-tuple; None if all sources have ended."""
         with self._changed:
             is_there = self._changed.wait_for(
                 lambda: self._items or self._error is not None or not self._num_running,
@@ -106,15 +106,15 @@ class _Queue(Generic[T]):
             return self._items.popleft()
 
     def close(self) -> None:
-        """Lets the sources end."""
+        """Ends the sources."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def _put(self, item: T) -> bool:
-        """Waits for room; returns False if the queue was closed, and nobody will take the item."""
+        """Waits for space and adds an item; returns False if the queue was closed."""
         with self._changed:
-            # Whoever iterates may train or rest as long as they like, and closes when they leave.
+            # No time limit: the consumer may train for any time between two items.
             self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._capacity)
             if not self._is_closed:
                 self._items.append((item,))

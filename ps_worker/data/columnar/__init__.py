@@ -1,1 +1,1 @@
-"""Formats that are columns: Parquet and ORC."""
+"""Columnar formats: Parquet and ORC, and named columns in general."""

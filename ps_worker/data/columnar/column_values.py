@@ -1,8 +1,7 @@
-"""Columns of Arrow as columns of a batch: numbers as float64, values of a slot as keys.
+"""Column values: Arrow arrays to numbers (float64) and to keys of a slot (uint64).
 
-Kernels work on an array's own memory, whatever made it: its data, the bounds of its values in the data and
-its validity, a bitmap of what is not null that is empty where nothing is null. An array may be a view of
-another, so that its first value is not the first in memory.
+Kernels read an array's buffers: data, bounds of the values in the data, and validity, a bitmap with 1 for
+values that are not null, empty if none is null. An array may be a slice, so offsets apply.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from ctr_model.features import hash_bytes, key_of
 from ctr_model.jit import kernel
 
-# Read-only, as all of Arrow's memory is, so that kernels are compiled once.
+# Read-only like Arrow's buffers, so that kernels are compiled for one type only.
 _NO_BYTES = np.frombuffer(b"", np.uint8)
 
 _LARGE_TEXTS = frozenset({pa.lib.Type_LARGE_STRING, pa.lib.Type_LARGE_BINARY})
@@ -24,7 +23,7 @@ _VIEWS = frozenset(
     {pa.lib.Type_STRING_VIEW, pa.lib.Type_BINARY_VIEW, pa.lib.Type_FIXED_SIZE_BINARY}
 )
 _TEXTS = _LARGE_TEXTS | _VIEWS | {pa.lib.Type_STRING, pa.lib.Type_BINARY}
-# Null is the type of a column without any value: it is read as any other.
+# The null type, of a column without any value, is read like an integer.
 _INTEGERS = frozenset(
     {kind.id for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())}
     | {kind.id for kind in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.null())}
@@ -59,7 +58,7 @@ class KeyLists:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Values that are hashed when they are asked for."""
+    """Values that `write` hashes."""
 
     data: NDArray[np.uint8]
     bounds: NDArray[np.integer[Any]]
@@ -76,7 +75,7 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """Values out of a dictionary, whose keys are known."""
+    """Dictionary-encoded values, with the keys of the dictionary."""
 
     choices: NDArray[np.uint64]
     indices: NDArray[np.integer[Any]]
@@ -94,7 +93,7 @@ class _Choices:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Values that are keys already."""
+    """Precomputed keys."""
 
     keys: NDArray[np.uint64]
 
@@ -103,14 +102,14 @@ class _Keys:
 
 
 def is_number_type(kind: pa.DataType) -> bool:
-    """Returns whether `numbers` reads it without looking at text."""
+    """Whether `numbers` reads this type without parsing text."""
     if pa.types.is_dictionary(kind):
         return is_number_type(kind.value_type)
     return kind.id in _INTEGERS | _OTHER_NUMBERS
 
 
 def is_slot_type(kind: pa.DataType) -> bool:
-    """Returns whether `slot_keys` reads it."""
+    """Whether `slot_keys` reads this type."""
     if is_list_type(kind):
         kind = kind.value_type
     if pa.types.is_dictionary(kind):
@@ -119,26 +118,23 @@ def is_slot_type(kind: pa.DataType) -> bool:
 
 
 def is_list_type(kind: pa.DataType) -> bool:
-    """Returns whether its rows hold any number of values."""
+    """Whether a row of this type holds any number of values."""
     return kind.id in _LISTS
 
 
 def is_text_type(kind: pa.DataType) -> bool:
-    """Returns whether its values are bytes."""
+    """Whether values of this type are text or bytes."""
     return kind.id in _TEXTS
 
 
 def numbers(array: pa.Array) -> NDArray[np.float64]:
-    """Returns float64[N], nan where `array` is null.
-
-    Text is read as a decimal number; inf stands for what is none.
-    """
+    """Returns float64[N], nan where `array` is null; text is parsed, inf marks text that is no number."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if is_text_type(array.type):
         array = _parsed(array)
     elif not pa.types.is_float64(array.type):
-        # Integers beyond 2^53 are rounded, as those in text are.
+        # Integers beyond 2^53 are rounded, like those in text.
         array = array.cast(pa.float64(), safe=False)
     values: NDArray[np.float64] = array.to_numpy(zero_copy_only=False)  # null becomes nan
     return values
@@ -148,8 +144,8 @@ def slot_keys(array: pa.Array, slot: int) -> KeyColumn | KeyLists:
     """Returns the keys of a column of slot number `slot`.
 
     Args:
-        array: Of a type that `is_slot_type`. What is null, alone or in a list, has the key of the missing
-            value; an empty list has no keys.
+        array: Of an `is_slot_type`. Null, alone or in a list, gives the key of the missing value; an empty
+            list has no keys.
         slot: From 1.
     """
     if is_list_type(array.type):
@@ -158,18 +154,18 @@ def slot_keys(array: pa.Array, slot: int) -> KeyColumn | KeyLists:
 
 
 def ready_keys(array: pa.Array, slot: int) -> KeyColumn | KeyLists:
-    """Returns the keys in a column of uint64 or of lists of it; null is the missing value of `slot`."""
+    """Returns the keys in a column of uint64 or lists of uint64; null is the missing value of `slot`."""
     if is_list_type(array.type):
         return _key_lists(array, slot, are_keys=True)
     return _ready_column(array, slot)
 
 
 def _parsed(array: pa.Array) -> pa.Array:
-    """Returns text as float64, inf where it is no number."""
+    """Returns text as float64, inf where it is not a number."""
     text = array.cast(pa.binary())
     try:
         return text.cast(pa.float64())
-    except pa.ArrowInvalid:  # it does not say which
+    except pa.ArrowInvalid:  # does not say which value
         is_number = pc.match_substring_regex(text, _NUMBER)
         return pc.if_else(is_number, text, b"inf").cast(pa.float64())
 
@@ -183,7 +179,7 @@ def _key_column(array: pa.Array, slot: int) -> KeyColumn:
         array = array.cast(pa.binary())
     validity, bounds, data = array.buffers()
     bounds_type = np.int64 if array.type.id in _LARGE_TEXTS else np.int32
-    num_bounds = len(array) + 1 if len(array) else 0  # Arrow may leave out the one of no values
+    num_bounds = len(array) + 1 if len(array) else 0  # Arrow may omit bounds of an empty array
     return _Values(
         data=_bytes(data),
         bounds=_view(bounds, bounds_type, array.offset, num_bounds),
@@ -215,7 +211,7 @@ def _ready_column(array: pa.Array, slot: int) -> KeyColumn:
 
 
 def _key_lists(array: pa.Array, slot: int, *, are_keys: bool) -> KeyLists:
-    values = array.flatten()  # without what is behind null lists
+    values = array.flatten()  # drops the values of null lists
     column = _ready_column(values, slot) if are_keys else _key_column(values, slot)
     flat = np.empty((len(values), 1), np.uint64)
     column.write(0, len(values), 0, flat)

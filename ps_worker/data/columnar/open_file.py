@@ -1,4 +1,4 @@
-"""Opens files that are read here and there, not from front to back."""
+"""Opening of columnar files, which need random access."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from ps_worker.data.files.listing import is_url, open_file
 
 @contextmanager
 def open_columnar(path: str, format_name: str) -> Iterator[pa.NativeFile]:
-    """Lends a file for reads at any place; what Arrow raises while it is lent becomes an error that names it.
+    """Opens a file for random access; translates Arrow's errors inside the `with` block.
 
     Raises:
-        DataError: If it cannot be read, or is no sound file of its format.
+        DataError: Names the file if it cannot be read, or is not a valid file of its format.
     """
     try:
         with pa.PythonFile(open_file(path), "r") if is_url(path) else pa.OSFile(path) as file:
@@ -23,5 +23,5 @@ def open_columnar(path: str, format_name: str) -> Iterator[pa.NativeFile]:
         raise DataError(f"cannot read {path!r}: No such file or directory") from error
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}: no sound {format_name} file, or it cannot be read: copy or write it again ({error})"
+            f"{path}: not a valid {format_name} file, or it cannot be read: copy or write it again ({error})"
         ) from error

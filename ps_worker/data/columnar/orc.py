@@ -1,4 +1,4 @@
-"""Reads ORC, stripe by stripe. A split is a range of stripes, an offset the number of a row, from 0."""
+"""ORC reader. A split is a range of stripes, an offset a row number in the file, from 0."""
 
 from collections.abc import Iterator
 
@@ -20,14 +20,14 @@ from ps_worker.data.files.file_split import FileSplit, split_evenly
 
 
 class OrcReader:
-    """Reads the columns of a schema, by name. Several threads may use it at once."""
+    """Reads the columns of a schema by name. Thread-safe."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
         self._schema = schema
         self._bad_rows = bad_rows
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Cuts a file between stripes, as many in each split; see `Reader.splits`."""
+        """Splits a file between stripes; see `Reader.splits`."""
         with open_columnar(path, "ORC") as source:
             num_stripes = orc.ORCFile(source).nstripes
         return [
@@ -36,12 +36,12 @@ class OrcReader:
         ]
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split in order; see `Reader.blocks`."""
+        """Yields the rows of a split; see `Reader.blocks`."""
         for columns in self.columns(split, offset):
             yield from blocks_of(columns, self._schema)
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        """Yields the rows of a split in order as columns; arguments and errors are those of `blocks`."""
+        """Yields the rows of a split as columns; arguments and errors as for `blocks`."""
         with open_columnar(split.path, "ORC") as source:
             file = orc.ORCFile(source)
             columns = match_columns(split.path, file.schema, self._schema)
@@ -49,18 +49,18 @@ class OrcReader:
             decoder = Decoder(split.path, self._schema, columns, self._bad_rows, _place)
             for row, batch in _rows(file, split, offset or 0, columns.names):
                 for start in range(0, len(batch), columns.read_rows):
-                    piece = batch.slice(start, columns.read_rows)
-                    yield decoder.decode(piece, np.arange(row + start, row + start + len(piece)))
+                    rows = batch.slice(start, columns.read_rows)
+                    yield decoder.decode(rows, np.arange(row + start, row + start + len(rows)))
 
 
 def _rows(
     file: orc.ORCFile, split: FileSplit, offset: int, names: list[str]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields the rows of a split from `offset` on, stripe by stripe, and the number of their first row."""
+    """Yields the rows of a split from `offset` on by stripe, each with the number of its first row."""
     last = file.nstripes if split.stop is None else min(split.stop, file.nstripes)
     stop = 0
     for stripe in range(last):
-        # Arrow tells how many rows a stripe has only by reading a column of it.
+        # Arrow reveals the number of rows of a stripe only when a column of it is read.
         is_known_early = stripe < split.start or stop < offset
         if is_known_early:
             num_rows = len(file.read_stripe(stripe, columns=names[:1]))

@@ -1,7 +1,4 @@
-"""Reads Parquet: row group by row group, texts as dictionaries where the file has them.
-
-A split is a range of row groups, an offset the number of a row in the file, from 0.
-"""
+"""Parquet reader. A split is a range of row groups, an offset a row number in the file, from 0."""
 
 from collections.abc import Iterator
 
@@ -22,20 +19,20 @@ from ps_worker.data.columnar.record_batches import (
 )
 from ps_worker.data.files.file_split import FileSplit, split_evenly
 
-# A text column of fewer bytes a value repeats its values so often that it is read up to 5 times faster as a
-# dictionary; one that does not repeat them is up to 4 times slower.
+# A text column with fewer bytes a value repeats its values so often that reading it as a dictionary is up to
+# 5 times faster; without repetition it is up to 4 times slower.
 _DICTIONARY_BYTES = 6
 
 
 class ParquetReader:
-    """Reads the columns of a schema, by name. Several threads may use it at once."""
+    """Reads the columns of a schema by name. Thread-safe."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
         self._schema = schema
         self._bad_rows = bad_rows
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Cuts a file between row groups; see `Reader.splits`."""
+        """Splits a file between row groups; see `Reader.splits`."""
         with open_columnar(path, "Parquet") as source:
             metadata = pq.ParquetFile(source).metadata
             sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
@@ -43,12 +40,12 @@ class ParquetReader:
         return [FileSplit(path, start, stop) for start, stop in ranges]
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split in order; see `Reader.blocks`."""
+        """Yields the rows of a split; see `Reader.blocks`."""
         for columns in self.columns(split, offset):
             yield from blocks_of(columns, self._schema)
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        """Yields the rows of a split in order as columns; arguments and errors are those of `blocks`."""
+        """Yields the rows of a split as columns; arguments and errors as for `blocks`."""
         with open_columnar(split.path, "Parquet") as source:
             plain = pq.ParquetFile(source)
             fields = plain.schema_arrow
@@ -58,7 +55,7 @@ class ParquetReader:
                 source,
                 metadata=plain.metadata,
                 read_dictionary=_dictionary_columns(plain, columns),
-                pre_buffer=False,  # else all row groups are read ahead
+                pre_buffer=False,  # True reads all row groups ahead
                 page_checksum_verification=True,
             )
             decoder = Decoder(split.path, self._schema, columns, self._bad_rows, _place)
@@ -91,7 +88,7 @@ def _decoded(
 
 
 def _dictionary_columns(file: pq.ParquetFile, columns: FileColumns) -> list[str]:
-    """Returns the columns of text to read as dictionaries, judged by the file's first row group."""
+    """Returns the text columns to read as dictionaries, judged by the first row group."""
     if not file.metadata.num_row_groups:
         return []
     group = file.metadata.row_group(0)

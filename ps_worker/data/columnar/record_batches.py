@@ -1,7 +1,7 @@
-"""Record batches of Arrow to blocks of rows: what all formats with named columns share.
+"""Arrow record batches to blocks of rows, for all formats with named columns.
 
 schema, columns of a file --match_columns--> FileColumns
-record batch --decode--> Columns --blocks_of--> Block | Block ...
+record batch --Decoder.decode--> Columns --blocks_of--> Block | Block ...
 """
 
 import functools
@@ -27,7 +27,7 @@ from ps_worker.data.columnar.column_values import (
     slot_keys,
 )
 
-# The keys of a block are written column by column: all of them should stay in the cache.
+# The keys of a block are written column by column, so all of them should fit into the cache.
 BLOCK_ROWS = 4096
 
 _MAX_SHOWN = 60
@@ -38,11 +38,11 @@ class Columns:
     """N good rows, column by column.
 
     Attributes:
-        labels: float32[N], 0 or 1; None where rows have none.
-        numbers: float64[N] of each dense column, as they stand in the data; nan is missing.
-        slots: The array of each slot, of N values or lists.
-        are_keys: Whether slots hold keys, not values.
-        offsets: int64[N], where the rows are in the file.
+        labels: float32[N], 0 or 1; None for rows without labels.
+        numbers: float64[N] per dense column, unscaled; nan is missing.
+        slots: An array of N values or lists per slot.
+        are_keys: Whether slots hold keys instead of values.
+        offsets: int64[N], positions of the rows in the file.
     """
 
     labels: NDArray[np.float32] | None
@@ -57,7 +57,7 @@ class Columns:
         return [make(array, slot) for slot, array in enumerate(self.slots, start=1)]
 
     def where(self, is_wanted: NDArray[np.bool_]) -> "Columns":
-        """Returns the rows that are wanted."""
+        """Returns the rows selected by a mask."""
         mask = pa.array(is_wanted)
         return Columns(
             labels=None if self.labels is None else self.labels[is_wanted],
@@ -69,7 +69,7 @@ class Columns:
 
 
 class Decoder:
-    """Turns the record batches of one split of a file into columns of good rows."""
+    """Decodes the record batches of one split, dropping malformed rows."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class Decoder:
         bad_rows: BadRows,
         place: Callable[[int], str],
     ) -> None:
-        """Reads nothing.
+        """Takes the settings of a file.
 
         Args:
             path: The file.
-            schema: Its columns.
-            columns: Where they are in it.
-            bad_rows: Where malformed rows are counted.
-            place: Says to people where in the file an offset is.
+            schema: The columns to decode.
+            columns: Their columns in the file.
+            bad_rows: Counts malformed rows.
+            place: Formats an offset for messages.
         """
         self._path = path
         self._dense = [column.name for column in schema.dense]
@@ -96,14 +96,14 @@ class Decoder:
         self._place = place
 
     def decode(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> Columns:
-        """Returns the rows of `batch` that are good, and counts the others.
+        """Returns the good rows of `batch` and counts the malformed ones.
 
         Args:
-            batch: Has all of the file's columns that are read, at least.
-            offsets: int64[N], where its rows are in the file.
+            batch: Has at least the columns in `FileColumns.names`.
+            offsets: int64[N], positions of its rows in the file.
 
         Raises:
-            BadRowError: Names file, row and fault of the malformed row beyond the limit.
+            BadRowError: Names file, row and fault of the malformed row that exceeded the limit.
         """
         label = self._columns.label
         labels = None if label is None else numbers(batch.column(label))
@@ -129,7 +129,7 @@ class Decoder:
         labels: NDArray[np.float64] | None,
         dense: list[NDArray[np.float64]],
     ) -> dict[int, str]:
-        """Returns what is wrong with rows, the first fault of each."""
+        """Returns the first fault of each malformed row, by row."""
         faults: dict[int, str] = {}
         if labels is not None:
             for row in _rows_where((labels != 0) & (labels != 1)):
@@ -148,7 +148,7 @@ class Decoder:
 
 
 def blocks_of(columns: Columns, schema: Schema) -> Iterator[Block]:
-    """Yields the rows in order, in blocks that fit into the cache."""
+    """Yields the rows in blocks of up to `BLOCK_ROWS`."""
     keys = columns.key_columns()
     for start in range(0, len(columns.offsets), BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, len(columns.offsets))
@@ -167,7 +167,7 @@ def blocks_of(columns: Columns, schema: Schema) -> Iterator[Block]:
 
 
 def shown(value: object) -> str:
-    """Returns a value of a column for a message: quoted if it is text, and not too long."""
+    """Returns a value for a message: text quoted, long values truncated."""
     if value is None:
         return "missing"
     text = repr(value.decode(errors="backslashreplace") if isinstance(value, bytes) else value)
@@ -182,7 +182,7 @@ def _rows_where(is_true: NDArray[np.bool_]) -> list[int]:
 def _rows_of_keys(
     columns: Sequence[KeyColumn | KeyLists], start: int, stop: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """Returns keys and offsets of the rows [start, stop), as a batch has them."""
+    """Returns keys and offsets of the rows [start, stop) in the layout of `Batch`."""
     size, num_slots = stop - start, len(columns)
     single = [column for column in columns if not isinstance(column, KeyLists)]
     if len(single) == num_slots:
@@ -201,7 +201,7 @@ def _rows_of_keys(
 
 @functools.lru_cache(maxsize=8)
 def _single_offsets(num_slots: int) -> NDArray[np.int32]:
-    """Returns the offsets of a block's slots of one key each, which all such blocks share."""
+    """Returns offsets for slots of one key each, shared by all such blocks."""
     return np.arange(BLOCK_ROWS * num_slots + 1, dtype=np.int32)
 
 
@@ -222,7 +222,7 @@ def _scatter_lists(
     offsets: NDArray[np.int32],
     out: NDArray[np.uint64],
 ) -> None:
-    """Writes the lists of slot `index` to where `offsets` has them."""
+    """Writes the lists of slot `index` to their places in `out`."""
     for row in range(bounds.size - 1):
         target = offsets[row * num_slots + index]
         for position in range(bounds[row], bounds[row + 1]):

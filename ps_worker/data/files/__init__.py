@@ -1,1 +1,1 @@
-"""Files by name: which there are, their content, who reads which split."""
+"""Files: names and patterns, content, splits, atomic writes."""

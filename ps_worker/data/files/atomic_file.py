@@ -1,4 +1,4 @@
-"""Files that take their names only when they are whole, compressed if the name's end asks for it."""
+"""Atomic file writes: a file gets its name once it is complete; compressed according to the suffix."""
 
 import gzip
 from collections.abc import Iterator
@@ -11,25 +11,24 @@ import pyarrow as pa
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Lends a file to write to; it gets its name at the end, and is gone if that is not reached."""
-    hidden = temporary_path(path)
+    """Opens a temporary file for writing; renames it to `path` at the end, or removes it on an error."""
+    temporary = temporary_path(path)
     try:
-        with open_to_write(hidden) as file:
+        with open_to_write(temporary) as file:
             yield file
-        hidden.replace(path)
+        temporary.replace(path)
     finally:
-        hidden.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def temporary_path(path: Path) -> Path:
-    """Returns where a file is written until it is whole: next to it, with the same end of the name."""
+    """Returns the hidden path next to `path`, with the same suffix, for a file under construction."""
     return path.with_name(f".{path.name}")
 
 
 def open_to_write(path: Path) -> BinaryIO:
-    """Opens a file to write to; .gz and .zst are compressed, the same content to the same bytes."""
+    """Opens a file for writing; .gz and .zst are compressed, reproducibly."""
     if path.suffix == ".gz":
-        # The time of writing and the name would be part of the bytes.
         return cast("BinaryIO", _Gzip(path))
     if path.suffix == ".zst":
         return cast("BinaryIO", pa.output_stream(str(path), compression="zstd"))
@@ -37,7 +36,7 @@ def open_to_write(path: Path) -> BinaryIO:
 
 
 class _Gzip(gzip.GzipFile):
-    """A gzip file without name and time; closing it closes the file below."""
+    """A gzip file without name and time in its header; closing it closes the underlying file."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = path.open("wb")

@@ -1,4 +1,4 @@
-"""The content of files as a stream of bytes: as it is, or decompressed as the name's end asks for."""
+"""File content as a stream of bytes, decompressed according to the suffix."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,36 +18,35 @@ _DAMAGE = ("zlib inflate failed", "ZSTD decompress failed")  # how Arrow's messa
 
 
 class Stream(Protocol):
-    """Bytes in their order."""
+    """A readable stream of bytes."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fills `buffer` from its start; returns how many bytes it wrote, 0 at the end."""
+        """Fills `buffer` from its start; returns the number of bytes written, 0 at the end."""
         ...
 
 
 def is_compressed(path: str) -> bool:
-    """Whether the content can be read from its start only."""
+    """Whether the file is compressed, so that its content can only be read from the start."""
     return PurePath(path).suffix in CODECS
 
 
 @contextmanager
 def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
-    """Lends the content of a file, decompressed if the name ends in .gz or .zst.
+    """Opens the content of a file, decompressed if the name ends in .gz or .zst.
 
     Args:
         path: Local path or URL.
-        offset: Bytes of the content to leave out. Compressed content has to be decompressed up to there.
+        offset: Bytes of the content to skip. Compressed content has to be decompressed up to there.
 
     Raises:
-        DataError: Names the file, if it cannot be read, is damaged or is compressed in another way; also
-            what is raised while it is lent.
+        DataError: Names the file, if it cannot be read, is damaged or is compressed in another way. Errors
+            inside the `with` block are translated, too.
     """
     suffix = PurePath(path).suffix
-    if (
-        suffix in _OTHER_CODECS
-    ):  # its bytes have few lines, which might pass for some malformed rows
+    # Compressed bytes contain few newlines, so reading them might look like a few malformed rows.
+    if suffix in _OTHER_CODECS:
         raise DataError(
-            f"{path}: {suffix} files are not read: decompress it, or compress it to .gz or .zst"
+            f"{path}: {suffix} files are not supported: decompress it, or compress it to .gz or .zst"
         )
     codec = CODECS.get(suffix)
     with file_errors(path), _damage_named(path, codec), open_file(path) as file:
@@ -67,9 +66,9 @@ def _damage_named(path: str, codec: str | None) -> Iterator[None]:
     except OSError as error:
         message = str(error)
         if message.startswith("Truncated compressed stream"):
-            raise DataError(f"{path}: the file is cut off; copy or compress it again") from error
+            raise DataError(f"{path}: the file is truncated; copy or compress it again") from error
         if message.startswith(_DAMAGE):
-            raise DataError(f"{path}: not a sound {codec} file ({message})") from error
+            raise DataError(f"{path}: not a valid {codec} file ({message})") from error
         raise
 
 

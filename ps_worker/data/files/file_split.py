@@ -46,10 +46,10 @@ class FileSplitter(Protocol):
 def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str]:
     """Returns the files that one worker reads; every file goes to exactly one worker.
 
-    Each file, largest first, goes to the worker with the fewest bytes so far. A worker may get none.
+    Each file, largest first, goes to the worker with the fewest bytes so far. A worker may get no files.
 
     Args:
-        files: The same for all workers, none twice.
+        files: The same for all workers, without duplicates.
         worker: Index of the worker, from 0.
         num_workers: At least 1.
 
@@ -59,29 +59,29 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
     Raises:
         ValueError: If `worker` is not in [0, num_workers).
         UsageError: Names a file that is listed twice.
-        DataError: Names a file that is not there.
+        DataError: Names a file that does not exist.
     """
     _refuse_duplicates(files)
     weights = {FileSplit(path): float(size_of(path)) for path in files}
-    return [split.path for split in _dealt(weights, worker, num_workers)]
+    return [split.path for split in _assigned(weights, worker, num_workers)]
 
 
 def file_splits(
     reader_of: Callable[[str], FileSplitter], files: Sequence[str], worker: int, num_workers: int
 ) -> list[FileSplit]:
-    """Returns what one worker reads; every row goes to exactly one worker.
+    """Returns the splits that one worker reads; every row goes to exactly one worker.
 
-    These are whole files as long as there is one for each worker, empty ones not counted. Else every file
-    that can be cut is cut into as many splits as there are workers, and splits are dealt as files are.
+    With at least one file per worker, not counting empty ones, these are whole files. Otherwise every file
+    is cut into one split per worker where its format allows it, and splits are assigned as files are.
 
     Args:
         reader_of: Returns the reader of a file.
-        files: The same for all workers, none twice.
+        files: The same for all workers, without duplicates.
         worker: Index of the worker, from 0.
         num_workers: At least 1.
 
     Returns:
-        A list sorted by name and place; empty if there is nothing for this worker.
+        A list sorted by path and start, possibly empty.
 
     Raises:
         ValueError: If `worker` is not in [0, num_workers).
@@ -96,11 +96,11 @@ def file_splits(
     for path, size in sizes.items():
         splits = [FileSplit(path)] if num_splits == 1 else reader_of(path).splits(path, num_splits)
         weights |= dict.fromkeys(splits, size / len(splits))
-    return _dealt(weights, worker, num_workers)
+    return _assigned(weights, worker, num_workers)
 
 
 def split_evenly(sizes: Sequence[int], num_splits: int) -> list[tuple[int, int]]:
-    """Returns at most `num_splits` ranges [start, stop), of about equal sums, that cover `sizes`."""
+    """Returns at most `num_splits` ranges [start, stop) of about equal sums that cover `sizes`."""
     ends = np.cumsum(np.maximum(sizes, 1))
     goals = ends[-1] * np.arange(1, num_splits + 1) / num_splits if len(sizes) else ends
     # A range ends where the sum is nearest to its goal.
@@ -110,7 +110,7 @@ def split_evenly(sizes: Sequence[int], num_splits: int) -> list[tuple[int, int]]
 
 
 def shuffled(splits: Sequence[FileSplit], seed: int, epoch: int) -> list[FileSplit]:
-    """Returns the splits in an order that (seed, epoch) and their number decide, on every machine alike."""
+    """Returns the splits in an order that depends only on seed, epoch and the number of splits."""
 
     def rank(index: int) -> bytes:
         return hashlib.sha256(f"{seed}/{epoch}/{index}".encode()).digest()
@@ -119,7 +119,7 @@ def shuffled(splits: Sequence[FileSplit], seed: int, epoch: int) -> list[FileSpl
 
 
 def shown(split: FileSplit) -> str:
-    """Returns a split as a text: "path" if it is the whole file, else "path[start:stop]"."""
+    """Returns "path" for a whole file, else "path[start:stop]"."""
     if split == FileSplit(split.path):
         return split.path
     return f"{split.path}[{split.start}:{'' if split.stop is None else split.stop}]"
@@ -128,18 +128,18 @@ def shown(split: FileSplit) -> str:
 def _refuse_duplicates(files: Sequence[str]) -> None:
     path, count = next(iter(Counter(files).most_common(1)), ("", 0))
     if count > 1:
-        raise UsageError(f"{path!r} is listed {count} times: a file is dealt to one worker, once")
+        raise UsageError(f"{path!r} is listed {count} times, expected each file once")
 
 
-def _dealt(weights: dict[FileSplit, float], worker: int, num_workers: int) -> list[FileSplit]:
-    """Returns one worker's splits: each split, heaviest first, goes to the worker with the least so far."""
+def _assigned(weights: dict[FileSplit, float], worker: int, num_workers: int) -> list[FileSplit]:
+    """Assigns splits, heaviest first, to the worker with the least load; returns those of `worker`."""
     if not 0 <= worker < num_workers:
         raise ValueError(f"worker_index is {worker!r}, expected one of {num_workers} workers")
     loads = [0.0] * num_workers
     own: list[FileSplit] = []
     for split in sorted(weights, key=lambda split: (-weights[split], split.path, split.start)):
         lightest = loads.index(min(loads))
-        # An empty split counts as a byte: opening it costs something, too.
+        # An empty split counts as one byte, since opening a file has a cost.
         loads[lightest] += max(weights[split], 1.0)
         if lightest == worker:
             own.append(split)

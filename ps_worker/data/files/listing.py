@@ -1,6 +1,6 @@
-"""Which files there are: local paths, patterns, and URLs of any file system that fsspec knows.
+"""File listing: local paths, patterns, and URLs of any file system that fsspec supports.
 
-A path is a `str` everywhere. What has "://" in it is a URL: `s3://clicks/day-1/part-*`, `memory://rows.tsv`.
+A path is a `str` everywhere. A path with "://" is a URL: `s3://clicks/day-1/part-*`, `memory://rows.tsv`.
 """
 
 import glob
@@ -17,28 +17,28 @@ def matching_files(patterns: str | Sequence[str]) -> list[str]:
     """Returns the files that match any of `patterns`, each once, sorted by name.
 
     Args:
-        patterns: Paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders. A comma has
-            no meaning.
+        patterns: Paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders. A comma is
+            part of a name.
 
     Raises:
-        DataError: Names the first pattern that no file matches, or whose file system cannot be asked.
+        DataError: Names the first pattern that no file matches, or whose file system cannot be listed.
     """
     found: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = _url_matches(pattern) if is_url(pattern) else _local_matches(pattern)
         files = [path for path, is_file in matches.items() if is_file]
         if not files:
-            hint = ", which is a folder: ask for what is in it" if matches else ""
+            hint = ", which is a folder: name the files in it" if matches else ""
             raise DataError(f"no file matches {pattern!r}{hint}")
         found.update(files)
     return sorted(found)
 
 
 def size_of(path: str) -> int:
-    """Returns how many bytes a file has; 0 if its file system does not tell.
+    """Returns the size of a file in bytes; 0 if its file system does not report it.
 
     Raises:
-        DataError: If there is no such file.
+        DataError: If the file does not exist.
     """
     with file_errors(path):
         if not is_url(path):
@@ -48,10 +48,10 @@ def size_of(path: str) -> int:
 
 
 def open_file(path: str) -> RawIOBase:
-    """Opens a file to read its bytes as they are; one can `seek` in it.
+    """Opens a file for reading raw bytes; seekable.
 
     Raises:
-        DataError: If there is no such file, or it cannot be read.
+        DataError: If the file does not exist or cannot be read.
     """
     with file_errors(path):
         if not is_url(path):
@@ -61,13 +61,13 @@ def open_file(path: str) -> RawIOBase:
 
 
 def is_url(path: str) -> bool:
-    """Whether fsspec is to be asked instead of the operating system."""
+    """Whether a path is read through fsspec instead of the operating system."""
     return "://" in path
 
 
 @contextmanager
 def file_errors(path: str) -> Iterator[None]:
-    """Makes a DataError that names the file of what goes wrong with it."""
+    """Translates `OSError` to a `DataError` that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -78,7 +78,7 @@ def file_errors(path: str) -> Iterator[None]:
 
 
 def _local_matches(pattern: str) -> dict[str, bool]:
-    """Returns what matches, and whether it is a file."""
+    """Returns the matching paths, and whether each is a file."""
     paths = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207 (absolute patterns)
     return {str(path): path.is_file() for path in paths}
 
@@ -101,7 +101,8 @@ def _url_matches(pattern: str) -> dict[str, bool]:
 def _url_like(pattern: str, url: str) -> str:
     """Returns the URL of a match with the other links of the pattern's chain.
 
-    Of `simplecache::s3://clicks/*` and `zip://*.tsv::s3://clicks.zip` it is the first link with a path.
+    The match replaces the first link with a path, as in `simplecache::s3://clicks/*` and
+    `zip://*.tsv::s3://clicks.zip`.
     """
     links = pattern.split("::")
     links[next(index for index, link in enumerate(links) if "://" in link)] = url
@@ -110,7 +111,7 @@ def _url_like(pattern: str, url: str) -> str:
 
 def _file_system_of(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL, and the file's name in it."""
-    # Late: most jobs read local files only.
+    # Imported here because most jobs only read local files.
     from fsspec.core import url_to_fs
 
     try:

@@ -1,1 +1,1 @@
-"""Rows in memory, and how workers deal them to each other."""
+"""Rows in memory, and their shuffle over all workers."""

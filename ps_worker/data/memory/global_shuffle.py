@@ -1,12 +1,12 @@
-"""Rows dealt at random to all workers, through an exchange of the store.
+"""Global shuffle: redistributes the rows of all workers at random, through an exchange of the store.
 
     own rows --a stretch at a time--> by receiver | 0 --post--> exchange
                                                   | 1 (itself) --> new rows <--take-- exchange
 
-Each worker posts and takes at the same time, so bounded inboxes never block for good. What was sent is
-released at once: one worker holds about as many rows as it had or will have, never both.
+Each worker posts and takes concurrently, so bounded inboxes cannot deadlock. Rows are released as soon as
+they are sent, so a worker never holds its old and its new rows at once.
 
-Who gets a row is drawn from the worker's own generator, and new rows are ordered by who sent them, so the
+The receiver of a row is drawn from the sending worker's generator, and new rows are ordered by sender, so the
 outcome depends on the seed and on the order of rows, not on timing.
 """
 
@@ -27,7 +27,7 @@ from ps_worker.data.memory.rows import Index, RowsInMemory
 
 logger = logging.getLogger(__name__)
 
-PARCEL_BYTES = 2**20
+MESSAGE_BYTES = 2**20
 
 
 def shuffle_globally(
@@ -35,20 +35,20 @@ def shuffle_globally(
     peers: Peers,
     random: np.random.Generator,
     *,
-    message_bytes: int = PARCEL_BYTES,
+    message_bytes: int = MESSAGE_BYTES,
 ) -> RowsInMemory:
-    """Returns this worker's share of the rows of all workers, in no random order yet; all workers call it.
+    """Returns this worker's new rows, assigned at random but ordered by sender; collective.
 
     Args:
-        rows: This worker's own, any number; they are released, and of no use afterwards.
+        rows: This worker's rows, possibly none; they are released and must not be used afterwards.
         peers: The workers.
-        random: Draws who gets which row; another one on each worker.
-        message_bytes: About how many bytes are sent at once.
+        random: Draws the receiver of each row; a different generator on each worker.
+        message_bytes: Approximate size of a message.
 
     Raises:
         ProtocolError: If a worker has left, has another schema, or rows were lost.
-        DataError: If some workers have rows with labels, and others without.
-        WaitTimeoutError: If a worker died on the way; names it.
+        DataError: If only some workers have rows with labels.
+        WaitTimeoutError: If a worker died during the shuffle; names it.
     """
     if peers.num_workers == 1:
         return rows
@@ -60,27 +60,28 @@ def shuffle_globally(
     (num_shuffled,) = peers.total(shuffled.size)
     if num_shuffled != num_rows:
         raise ProtocolError(
-            f"the workers had {num_rows} rows before the shuffle, and have {num_shuffled} after it"
+            f"the workers had {num_rows} rows before the shuffle and have {num_shuffled} after it"
         )
     logger.info("shuffled globally: rows=%d of_all=%d", shuffled.size, num_rows)
     return shuffled
 
 
 def _agree(rows: RowsInMemory, peers: Peers) -> tuple[int, int]:
-    """Returns a number that no other exchange has, and the rows of all workers."""
+    """Returns a random number for the name of the exchange, and the number of rows of all workers."""
     with_labels, without = rows.has_labels is True, rows.has_labels is False
-    # Numbers of 40 bits, of which thousands add up exactly.
+    # 40 bits, so that float64 sums over thousands of workers are exact.
     token, num_workers, num_with, num_without, num_rows = peers.total(
         secrets.randbits(40), 1, with_labels, without, rows.size
     )
     if num_workers != peers.num_workers:
         raise ProtocolError(
-            f"{num_workers} workers shuffle their rows, but there were {peers.num_workers}: who has left "
-            f"would be sent rows, too"
+            f"{num_workers} workers shuffle their rows, but the run has {peers.num_workers}: rows sent to a "
+            f"worker that has left would be lost"
         )
     if num_with and num_without:
         raise DataError(
-            f"{num_with} workers have rows with labels, and {num_without} have rows without: read them apart"
+            f"{num_with} workers have rows with labels, and {num_without} have rows without labels: read "
+            f"them separately"
         )
     return token, num_rows
 
@@ -92,7 +93,7 @@ def _send_all(
     random: np.random.Generator,
     message_bytes: int,
 ) -> None:
-    """Deals rows to the workers, a stretch of about one message for each at a time."""
+    """Sends rows to random workers, in stretches of about one message per worker."""
     order = rows.in_order()
     stretch_bytes = message_bytes * peers.num_workers
     stretch_rows = max(1, stretch_bytes * rows.size // max(1, rows.size_bytes))
@@ -103,28 +104,28 @@ def _send_all(
         bounds = np.searchsorted(receivers[by_receiver], np.arange(peers.num_workers + 1))
         for receiver in _others_first(peers):
             index = stretch[by_receiver[bounds[receiver] : bounds[receiver + 1]]]
-            for piece in _cut(index, rows.bytes_of(index), message_bytes):
-                exchange.send(rows, piece, receiver)
+            for chunk in _chunks(index, rows.bytes_of(index), message_bytes):
+                exchange.send(rows, chunk, receiver)
         rows.release(stretch)
 
 
 def _others_first(peers: Peers) -> Iterator[int]:
-    """Yields all workers, beginning with the next, so that not all workers send to the same one at once."""
+    """Yields all workers, beginning with the next one, so that not all workers send to the same one first."""
     for distance in range(1, peers.num_workers + 1):
         yield (peers.worker + distance) % peers.num_workers
 
 
-def _cut(index: Index, sizes: NDArray[np.int64], piece_bytes: int) -> list[Index]:
-    """Cuts rows of these sizes into pieces of `piece_bytes`, and up to a row more."""
-    pieces = (np.cumsum(sizes) - sizes) // piece_bytes
-    return [piece for piece in np.split(index, np.flatnonzero(np.diff(pieces)) + 1) if piece.size]
+def _chunks(index: Index, sizes: NDArray[np.int64], chunk_bytes: int) -> list[Index]:
+    """Splits rows of these sizes into chunks of `chunk_bytes`, exceeded by less than a row."""
+    numbers = (np.cumsum(sizes) - sizes) // chunk_bytes
+    return [chunk for chunk in np.split(index, np.flatnonzero(np.diff(numbers)) + 1) if chunk.size]
 
 
 class _Exchange:
-    """One worker's side of an exchange: what it sends, and a thread that takes what comes."""
+    """One worker's side of an exchange: posts rows, and receives rows in a thread."""
 
     def __init__(self, peers: Peers, exchange: str, rows: RowsInMemory) -> None:
-        """Will add to `rows` what comes."""
+        """Takes the name of the exchange, and `rows` to which received rows are added."""
         self._peers = peers
         self._exchange = exchange
         self._rows = rows
@@ -132,7 +133,7 @@ class _Exchange:
         self._answers: dict[int, Future[None]] = {}
         self._error: BaseException | None = None
         self._is_over = threading.Event()
-        # A daemon: after an error nobody waits for it. It ends with its call, which has a limit.
+        # A daemon, because after an error nobody joins it. It ends with its call, which has a time limit.
         self._thread = threading.Thread(target=self._take_all, name="global-shuffle", daemon=True)
 
     def __enter__(self) -> Self:
@@ -143,7 +144,7 @@ class _Exchange:
         self._is_over.set()
 
     def send(self, rows: RowsInMemory, index: Index, receiver: int) -> None:
-        """Sends rows to a worker; to this one, adds them."""
+        """Sends rows to a worker, or adds them if it is this one."""
         batch = rows.gather(index)
         if receiver == self._peers.worker:
             self._rows.extend(batch, source=receiver)
@@ -151,7 +152,7 @@ class _Exchange:
             self._post(receiver, pack_rows(batch))
 
     def end(self) -> None:
-        """Says that there is no more, and returns when all workers have said so."""
+        """Posts the end to all workers, and waits for the ends of all workers."""
         for receiver in range(self._peers.num_workers):
             self._post(receiver, None)
         for answer in self._answers.values():
@@ -160,7 +161,7 @@ class _Exchange:
         self._require_health()
 
     def _post(self, receiver: int, content: bytes | None) -> None:
-        """Posts a message once the one before to the same worker was accepted."""
+        """Posts a message once the previous one to the same worker was accepted."""
         self._require_health()
         if receiver in self._answers:
             self._answers.pop(receiver).result()
@@ -189,7 +190,7 @@ class _Exchange:
                 for message in messages:
                     self._add(message)
                 received += len(messages)
-        except BaseException as error:  # raised by who sends
+        except BaseException as error:  # raised by the sending thread
             self._error = error
 
     def _add(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Files into memory: reader threads, a split of a file each, and a line of progress every few seconds."""
+"""Loading of files into memory by reader threads, with progress logs."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 5.0
 
-_QUEUED_BLOCKS = 2  # that wait to be stored, for each reader
+_QUEUED_BLOCKS = 2  # per reader, waiting to be stored
 
 
 def load_rows(
@@ -30,20 +30,20 @@ def load_rows(
     reader_num: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> RowsInMemory:
-    """Returns the rows of all splits; their number in `splits` is their source.
+    """Returns the rows of all splits; the index of a split is the source of its rows.
 
     Args:
-        splits: What to read; none gives no rows.
-        schema: Of the rows.
-        format: Of the files; None: their names tell.
+        splits: May be empty.
+        schema: The columns to read.
+        format: None: determined by suffixes.
         bad_rows: Counts malformed rows.
-        reader_num: Threads that read.
-        clock: Seconds, for the progress.
+        reader_num: Reader threads.
+        clock: In seconds, for the progress.
 
     Raises:
-        DataError: Names the file that cannot be read, is damaged or does not fit; or says that whole files
-            have no rows at all.
-        BadRowError: Names file, place and fault of the malformed row beyond the limit.
+        DataError: Names the file that cannot be read, is damaged or does not match the schema; or says that
+            whole files have no rows.
+        BadRowError: Names file, place and fault of the malformed row that exceeded the limit.
     """
     rows = RowsInMemory(schema.num_dense, len(schema.slots))
     reading = Reading(splits, schema, format, bad_rows)
@@ -62,7 +62,7 @@ def load_rows(
 
 
 class _Progress:
-    """Says how far loading is, every few seconds."""
+    """Logs the progress of loading every few seconds."""
 
     def __init__(self, reading: Reading, rows: RowsInMemory, clock: Callable[[], float]) -> None:
         self._reading = reading
@@ -71,17 +71,17 @@ class _Progress:
         self._start = self._shown = clock()
 
     def show_if_due(self) -> None:
-        """Logs a line if the last one is old enough."""
+        """Logs a line if the last one is `PROGRESS_EVERY_S` old."""
         if self._clock() - self._shown >= PROGRESS_EVERY_S:
             self.show("loading into memory")
 
-    def show(self, what: str) -> None:
+    def show(self, stage: str) -> None:
         """Logs a line."""
         self._shown = self._clock()
         seconds = self._shown - self._start
         logger.info(
             "%s: files=%d/%d rows=%d MB=%d rows/s=%d",
-            what,
+            stage,
             self._reading.num_done,
             self._reading.num_splits,
             self._rows.size,

@@ -1,4 +1,4 @@
-"""All workers of a run, as one of them reaches the others."""
+"""The workers of a run and their communication, as seen by one of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from protos.store import Numbers, ReduceOp, Store
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """One worker's way to the others.
+    """All workers of a run, from the point of view of one.
 
     Attributes:
         store: Carries messages.
-        worker: Which of the workers this is.
-        num_workers: How many there are.
-        all_reduce: Reduces float64[N] over all workers; all of them call it, in the same order.
+        worker: Index of this worker.
+        num_workers: Number of workers.
+        all_reduce: Reduces float64[N] over all workers; collective: all workers call it in the same order.
     """
 
     store: Store
@@ -26,13 +26,13 @@ class Peers:
     all_reduce: Callable[[Numbers, ReduceOp], Numbers]
 
     def total(self, *counts: int) -> list[int]:
-        """Returns the sums over all workers of counts up to 2**53; all workers call it."""
+        """Returns the sums of counts over all workers, up to 2**53; collective."""
         return [int(each) for each in self.all_reduce(np.array(counts, np.float64), ReduceOp.SUM)]
 
 
 class HasPeers(Protocol):
-    """Whatever knows its peers: the module `ps_worker.fleet` for one."""
+    """An object with peers, such as the module `ps_worker.fleet`."""
 
     def peers(self) -> Peers:
-        """Returns this worker's way to the others."""
+        """Returns the workers of the run."""
         ...

@@ -1,9 +1,9 @@
-"""Rows <-> the bytes in which they travel from worker to worker.
+"""Serialization of rows for messages between workers.
 
     header | keys uint64[L] | dense float32[n, num_dense] | labels float32[n] | counts uint16[n, S]
 
-Little-endian. Labels and counts are left out as the header says: where rows have none, and where each slot
-has one key. The wide columns come first, so that all are aligned.
+Little-endian. The header says whether there are labels and counts: counts are omitted if each slot has one
+key. Wider columns come first, so that all are aligned.
 """
 
 import struct
@@ -17,12 +17,12 @@ from protos.errors import ProtocolError
 from ps_worker.data.blocks.batching import offsets_of
 from ps_worker.data.memory.rows import has_one_key_a_slot
 
-# Rows, keys, width of dense, slots, 1 if there are labels, 1 if there are counts.
+# Number of rows and keys, width of dense, number of slots, has labels, has counts.
 _HEADER = struct.Struct("<QQIIII")
 
 
 def pack_rows(rows: Batch) -> bytes:
-    """Returns rows as bytes; of no slot more than 65,535 keys."""
+    """Serializes rows, of up to 65,535 keys a slot."""
     is_single = has_one_key_a_slot(rows)
     header = _HEADER.pack(
         rows.size,
@@ -42,29 +42,29 @@ def pack_rows(rows: Batch) -> bytes:
 
 
 def unpack_rows(data: bytes, *, num_dense: int, num_slots: int) -> Batch:
-    """Returns the rows in `data`, read-only views of it.
+    """Returns the rows in `data` as read-only views.
 
     Raises:
-        ProtocolError: If they are not rows of this many numbers and slots, or cut off.
+        ProtocolError: If `data` is truncated, or has other numbers of dense inputs or slots.
     """
     if len(data) < _HEADER.size:
         raise ProtocolError(
-            f"{len(data)} bytes are not rows: their header alone has {_HEADER.size}"
+            f"a message of {len(data)} bytes is shorter than its header of {_HEADER.size}"
         )
     size, num_keys, width, slots, has_labels, has_counts = _HEADER.unpack_from(data)
     if (width, slots) != (num_dense, num_slots):
         raise ProtocolError(
-            f"rows of {width} numbers and {slots} slots came, and here they have {num_dense} and "
-            f"{num_slots}: all workers need the same schema"
+            f"received rows of {width} numbers and {slots} slots, expected {num_dense} and {num_slots}: all "
+            f"workers need the same schema"
         )
     sizes = [num_keys * 8, size * width * 4, size * 4 * has_labels, size * slots * 2 * has_counts]
     ends = _HEADER.size + np.cumsum(sizes)
     if ends[-1] != len(data):
-        raise ProtocolError(f"rows of {ends[-1]} bytes came as {len(data)}")
+        raise ProtocolError(f"received {len(data)} bytes of rows, their header says {ends[-1]}")
     view = memoryview(data)
     counts = np.frombuffer(view[ends[2] :], "<u2") if has_counts else np.ones(size * slots, "<u2")
     if (num_counted := int(counts.sum(dtype=np.int64))) != num_keys:
-        raise ProtocolError(f"rows came whose slots have {num_counted} keys, with {num_keys} keys")
+        raise ProtocolError(f"received {num_keys} keys, but the counts add up to {num_counted}")
     return Batch(
         labels=np.frombuffer(view[ends[1] : ends[2]], "<f4") if has_labels else None,
         dense=np.frombuffer(view[ends[0] : ends[1]], "<f4").reshape(size, width),

@@ -1,13 +1,13 @@
-"""Rows of any number as columns in memory, which grow without being copied.
+"""Columnar storage of rows in memory, which grows without copying.
 
-    labels  float32[N]              none where the data has none
+    labels  float32[N]              absent if the data has none
     dense   float32[N, num_dense]
-    keys    uint64[L]               row by row, in a row slot by slot: uint64[N, S] if each slot has one
-    starts  int64[N]                | only once a slot had not one key:
-    counts  uint16[N, S]            | where the keys of a row begin, and how many each slot has
+    keys    uint64[L]               by row, then slot: uint64[N, S] if each slot has one key
+    starts  int64[N]                | only if some slot has not exactly one key:
+    counts  uint16[N, S]            | start of a row's keys, and the number of keys per slot
 
-Rows come from numbered sources, splits of files or workers, at the same time. Where each row lies depends on
-timing; in the order of sources, and of each in its own, it does not.
+Rows arrive concurrently from numbered sources: file splits or workers. Their index depends on timing, but not
+`in_order`, which sorts them by source and arrival within the source.
 """
 
 import threading
@@ -24,21 +24,21 @@ from ps_server.table.memory.arena import Arena
 from ps_worker.data.blocks.batching import offsets_of
 
 Index = NDArray[np.integer[Any]]
-"""Numbers of rows: where they lie."""
+"""Row indices."""
 
 MAX_KEYS = 2**16 - 1
-"""The most keys that a slot of a row has here."""
+"""The largest number of keys of a slot of a row."""
 
-_REGION_BYTES = 2**40  # address space for a column: more than any machine has memory
+_REGION_BYTES = 2**40  # address space of a column, more than the memory of any machine
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSwap:
-    """Some slots of each row are read from another row.
+    """A permutation of the values of some slots.
 
     Attributes:
-        donors: int[N], for each row the row that its slots are read from.
-        is_swapped: bool[S], which slots.
+        donors: int[N], for each row the row whose values it gets.
+        is_swapped: bool[S], the slots concerned.
     """
 
     donors: Index
@@ -46,14 +46,14 @@ class SlotSwap:
 
 
 class RowsInMemory:
-    """Columns of rows. `extend` may be called by several threads, all else while nobody changes anything.
+    """Columns of rows. Only `extend` is thread-safe.
 
     Attributes:
-        num_dense: Width of the dense numbers.
+        num_dense: Width of `dense`.
         num_slots: S.
         size: N.
         has_labels: Whether the rows have labels; None without rows.
-        are_released: Whether some of them must not be read any more.
+        are_released: Whether rows were released, which must not be read any more.
     """
 
     def __init__(self, num_dense: int, num_slots: int) -> None:
@@ -74,23 +74,22 @@ class RowsInMemory:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all rows."""
+        """Size of all rows in bytes."""
         widths = 4 * bool(self.has_labels) + 4 * self.num_dense
         widths += 0 if self._starts is None else 8 + 2 * self.num_slots
         return self.size * widths + 8 * self._num_keys
 
     def extend(self, rows: Batch, source: int) -> None:
-        """Appends rows, after those of the same source.
+        """Appends rows of a source. On an error nothing is appended.
 
         Raises:
-            DataError: If they have labels and others have none, or the other way, or a slot has more keys
-                than `MAX_KEYS`; nothing was appended.
+            DataError: If rows with and without labels are mixed, or a slot has more than `MAX_KEYS` keys.
         """
         has_labels = rows.labels is not None
         counts = None if has_one_key_a_slot(rows) else _counts_of(rows)
         with self._lock:
             if self.has_labels not in (None, has_labels):
-                raise DataError("there are rows with labels and rows without: read them apart")
+                raise DataError("there are rows with labels and rows without: read them separately")
             self.has_labels = has_labels
             start, stop = self.size, self.size + rows.size
             self._write_keys(rows, counts)
@@ -102,7 +101,7 @@ class RowsInMemory:
             self._add_segment(source, start, stop)
 
     def in_order(self) -> Index:
-        """Returns int[N], all rows: by their source, and of one source in the order in which they came."""
+        """Returns int[N], the indices of all rows, by source and then in order of arrival."""
         out: Index = np.empty(self.size, np.uint32 if self.size <= 2**32 else np.int64)
         filled = 0
         for _, start, stop in sorted(self._segments):
@@ -112,7 +111,7 @@ class RowsInMemory:
 
     def gather(self, index: Index, swap: SlotSwap | None = None) -> Batch:
         """Returns copies of rows in the order of `index`, int[B]."""
-        # Clipping spares a second copy; there is nothing to clip.
+        # With mode="clip" numpy omits a copy; all indices are valid.
         labels = np.take(self._labels.array[:, 0], index, mode="clip") if self.has_labels else None
         dense = np.take(self._dense.array[:, : self.num_dense], index, axis=0, mode="clip")
         if self._starts is None or self._counts is None:
@@ -124,7 +123,7 @@ class RowsInMemory:
         )
 
     def bytes_of(self, index: Index) -> NDArray[np.int64]:
-        """Returns int64[B]: the bytes of each row."""
+        """Returns int64[B], the size of each row in bytes."""
         widths = 4 * bool(self.has_labels) + 4 * self.num_dense
         if self._counts is None:
             return np.full(len(index), widths + 8 * self.num_slots, np.int64)
@@ -133,7 +132,7 @@ class RowsInMemory:
         return widths + 2 * self.num_slots + 8 * num_keys
 
     def release(self, index: Index) -> None:
-        """Gives the memory of rows back to the system, whole pages of it; they must not be read any more."""
+        """Returns the memory pages of rows to the system; these rows must not be read any more."""
         self.are_released = True
         for run in np.split(index, np.flatnonzero(np.diff(index.astype(np.int64)) != 1) + 1):
             if not run.size:
@@ -149,7 +148,7 @@ class RowsInMemory:
         return max(1, self.num_slots)
 
     def _keys_between(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns where the keys of consecutive rows begin and end."""
+        """Returns the start and stop of the keys of consecutive rows."""
         if self._starts is None:
             return start * self.num_slots, stop * self.num_slots
         first = int(self._starts.array[start, 0])
@@ -170,7 +169,7 @@ class RowsInMemory:
             _write(self._starts, self.size, (self._num_keys + np.cumsum(sizes) - sizes)[:, None])
 
     def _begin_lists(self) -> None:
-        """Writes down for the rows so far that each slot has one key."""
+        """Creates `starts` and `counts` for the rows so far, whose slots have one key each."""
         self._starts, self._counts = _column(np.int64, 1), _column(np.uint16, self.num_slots)
         starts = np.arange(self.size, dtype=np.int64) * self.num_slots
         _write(self._starts, 0, starts[:, None])
@@ -179,7 +178,7 @@ class RowsInMemory:
 
     def _add_segment(self, source: int, start: int, stop: int) -> None:
         if self._segments and self._segments[-1][0] == source:
-            start = self._segments.pop()[1]  # it ends where this one begins
+            start = self._segments.pop()[1]
         self._segments.append((source, start, stop))
 
     def _gather_single(self, index: Index, swap: SlotSwap | None) -> NDArray[np.uint64]:
@@ -192,7 +191,7 @@ class RowsInMemory:
         return keys.reshape(-1)
 
     def _single_offsets(self, size: int) -> NDArray[np.int32]:
-        """Returns the offsets of rows with one key a slot; batches share them."""
+        """Returns offsets for slots of one key each, shared by all batches."""
         length = size * self.num_slots + 1
         if len(self._offsets) < length:
             self._offsets = np.arange(length, dtype=np.int32)
@@ -222,13 +221,13 @@ def has_one_key_a_slot(rows: Batch) -> bool:
 
 
 def _counts_of(rows: Batch) -> NDArray[np.uint16]:
-    """Returns uint16[B, S], how many keys each slot has."""
+    """Returns uint16[B, S], the number of keys of each slot."""
     counts = np.diff(rows.offsets)
     if counts.size and counts.max() > MAX_KEYS:
         slot = int(counts.argmax()) % rows.num_slots + 1
         raise DataError(
-            f"slot {slot} of a row has {counts.max()} values, more than the {MAX_KEYS} that memory holds: "
-            f"cut such lists, or stream the files"
+            f"slot {slot} of a row has {counts.max()} values, more than the {MAX_KEYS} of rows in memory: "
+            f"truncate such lists, or stream the files"
         )
     return counts.astype(np.uint16).reshape(rows.size, rows.num_slots)
 
@@ -250,7 +249,7 @@ def gather_counts(
     counts: NDArray[np.uint16],
     out: NDArray[np.int32],
 ) -> None:
-    """Writes how many keys the slots of rows have to int32[B, S]; those of swapped slots are the donors'."""
+    """Writes the number of keys of each slot to int32[B, S]; swapped slots have those of their donors."""
     for b in range(index.size):
         for slot in range(is_swapped.size):
             row = donors[b] if is_swapped[slot] else index[b]
@@ -267,7 +266,7 @@ def gather_lists(
     keys: NDArray[np.uint64],
     out: NDArray[np.uint64],
 ) -> None:
-    """Writes the keys of rows, row by row and slot by slot; those of swapped slots are the donors'."""
+    """Writes the keys of rows by row and slot; swapped slots have those of their donors."""
     filled = 0
     for b in range(index.size):
         own, given = starts[index[b]], starts[donors[b]]

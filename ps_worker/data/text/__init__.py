@@ -1,1 +1,1 @@
-"""Formats that are lines of text."""
+"""Text formats, one row a line."""

@@ -1,4 +1,4 @@
-"""Which columns a row of multi-slot text or of a user's generator has, in which order."""
+"""Column order of multi-slot text and of a user's data generator, checked against the schema."""
 
 import difflib
 from collections import defaultdict
@@ -13,7 +13,7 @@ LABEL_NAMES = ("click", "label")
 
 
 class Kind(Enum):
-    """What a column is."""
+    """The kind of a column."""
 
     LABEL = auto()
     NUMBER = auto()
@@ -28,22 +28,23 @@ class ColumnOrder:
     """The columns of a row, checked against a schema.
 
     Attributes:
-        names: In their order.
-        columns: What each of them is: its kind, and of a NUMBER its dense column, of a SLOT its slot, from 0.
-        has_label: Whether one of them is the label.
+        names: In order.
+        columns: Kind and index of each; the index of a NUMBER is its dense column, of a SLOT its slot, from
+            0.
+        has_label: Whether the label is among them.
     """
 
     def __init__(self, schema: Schema, names: Sequence[str] | None = None) -> None:
-        """Takes the names in their order.
+        """Takes the names in order.
 
         Args:
-            schema: What there has to be.
+            schema: The columns that a row must have.
             names: "dense_input" for all dense columns together, or the name of each of them; the slots; and
-                "click" or "label", which is left out where rows have no label. None: dense_input, where there
-                are dense columns, then the slots, then click.
+                "click" or "label" if rows have a label. None: "dense_input", if there are dense columns, the
+                slots, "click".
 
         Raises:
-            UsageError: Names what is unknown, ambiguous, twice there or missing.
+            UsageError: Names an unknown, ambiguous, repeated or missing column.
         """
         if isinstance(names, str):
             raise UsageError(f"columns is {names!r}, expected a list of names")
@@ -73,10 +74,10 @@ def _meanings(schema: Schema) -> Mapping[str, Sequence[Column]]:
 def _only_meaning(name: str, meanings: Mapping[str, Sequence[Column]]) -> Column:
     if name not in meanings:
         nearest = difflib.get_close_matches(str(name), meanings, n=1, cutoff=0.0)[0]
-        raise UsageError(f"columns has {name!r}, which is nothing known; did you mean {nearest!r}?")
+        raise UsageError(f"columns has an unknown name {name!r}, did you mean {nearest!r}?")
     if len(meanings[name]) > 1:
         kinds = " and a ".join(kind.name.lower() for kind, _ in meanings[name])
-        raise UsageError(f"column {name!r} is a {kinds} at once: rename it in the schema")
+        raise UsageError(f"column {name!r} is both a {kinds}: rename it in the schema")
     return meanings[name][0]
 
 
@@ -84,13 +85,11 @@ def _refuse_repeated(names: Sequence[str], columns: Sequence[Column]) -> None:
     seen: dict[Column, str] = {}
     for name, column in zip(names, columns, strict=True):
         if column in seen:
-            raise UsageError(
-                f"columns has {seen[column]!r} and then {name!r}: one of them is enough"
-            )
+            raise UsageError(f"columns has {seen[column]!r} and {name!r}, expected one of them")
         seen[column] = name
     single = [name for name, (kind, _) in zip(names, columns, strict=True) if kind is Kind.NUMBER]
     if single and (Kind.NUMBERS, 0) in seen:
-        raise UsageError(f"columns has {DENSE_GROUP!r} and {single[0]!r}, which is one of these")
+        raise UsageError(f"columns has {DENSE_GROUP!r} and {single[0]!r}, which it includes")
 
 
 def _refuse_incomplete(columns: Sequence[Column], schema: Schema) -> None:
@@ -99,4 +98,4 @@ def _refuse_incomplete(columns: Sequence[Column], schema: Schema) -> None:
         dense = enumerate(schema.dense)
         missing += [column.name for i, column in dense if (Kind.NUMBER, i) not in columns]
     if missing:
-        raise UsageError(f"columns lacks {missing[0]!r}: a row has every column of the schema")
+        raise UsageError(f"columns lacks {missing[0]!r}, expected every column of the schema")

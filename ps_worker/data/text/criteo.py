@@ -1,8 +1,8 @@
-r"""Reads click logs in Criteo's layout: label \t numbers \t values, one row a line, plain, .gz or .zst.
+r"""Reader of Criteo's layout: label \t numbers \t values, one row a line.
 
-The schema says how many numbers and values there are: 13 and 26 for Criteo. Rows may come without
-a label, but all or none of a file: most of the rows at its start decide, and a row of the other kind
-is malformed. Values are bytes: none is decoded, so none can be invalid text.
+The schema gives the number of numbers and values, 13 and 26 for Criteo. Either all rows of a file have a
+label or none: the majority of the rows at its start decides, and rows of the other kind are malformed.
+Values are bytes and are never decoded.
 """
 
 from collections import Counter
@@ -21,28 +21,23 @@ from ps_worker.data.text.criteo_scanner import COLUMN, LINE, START, STOP, scan_r
 from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
 from ps_worker.data.text.text_reader import shown
 
-_MAX_MALFORMED = 64  # that one call of the scanner reports
+_MAX_MALFORMED = 64  # malformed rows reported by one call of the scanner
 
 
 class CriteoReader:
-    """Turns files into blocks of rows; a `Reader`, so thread-safe."""
+    """A `Reader` of Criteo's layout. Thread-safe."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        """Opens nothing yet.
-
-        Args:
-            schema: The columns behind the label.
-            bad_rows: Counts malformed rows.
-        """
+        """Takes the columns after the label, and a counter of malformed rows."""
         self._schema = schema
         self._bad_rows = bad_rows
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Cuts a file by bytes, a compressed one not at all; see `Reader.splits`."""
+        """Splits a file by bytes unless it is compressed; see `Reader.splits`."""
         return line_splits(path, num_splits)
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split; offsets are bytes of the content. See `Reader.blocks`."""
+        """Yields the rows of a split; offsets are in bytes of the content. See `Reader.blocks`."""
         scan: _Scan | None = None
         for text, position in line_blocks(split, offset):
             if scan is None:
@@ -55,23 +50,20 @@ class CriteoReader:
                 yield Block(rows, position)
 
     def _has_label(self, text: NDArray[np.uint8]) -> bool:
-        """Returns what most rows of a file's first block say, so that one cut-off row decides nothing.
-
-        Where none has a right length, rows should have a label.
-        """
+        """Decides by majority of the rows in a file's first block; without a valid row, returns True."""
         num_features = len(self._schema.dense) + len(self._schema.slots)
         num_tabs = Counter(line.count(b"\t") for line in text.tobytes().split(b"\n")[:-1])
         return num_tabs[num_features] >= num_tabs[num_features - 1]
 
 
 def _first_block(path: str) -> NDArray[np.uint8]:
-    """Returns where every split of a file looks, so that all agree."""
+    """Returns the block that decides about labels for every split of a file."""
     with closing(line_blocks(FileSplit(path))) as blocks:
         return next(blocks)[0]
 
 
 class _Scan:
-    """One pass over a split of a file. For one thread."""
+    """One pass over a split. For one thread."""
 
     def __init__(
         self, schema: Schema, bad_rows: BadRows, path: str, has_label: bool, lines: LineNumbers
@@ -82,12 +74,12 @@ class _Scan:
         self._has_label = has_label
         self._lines = lines
         self._malformed = np.empty((_MAX_MALFORMED, 4), np.int64)
-        # Every slot holds one key, so all blocks share the offsets; numbers are used up at once.
+        # Reused: every slot has one key, so blocks share offsets, and numbers are scaled at once.
         self._offsets = np.zeros(1, np.int32)
         self._numbers = np.empty((0, len(schema.dense)), np.float64)
 
     def rows_of(self, text: NDArray[np.uint8], position: int) -> Batch:
-        """Returns the rows in a block of lines, which may be none; `position` is its offset."""
+        """Returns the rows, possibly none, in a block of lines at offset `position`."""
         num_lines = int(np.count_nonzero(text == ord("\n")))
         self._make_room(num_lines)
         labels = np.empty(num_lines, np.float32)
@@ -123,8 +115,8 @@ class _Scan:
             self._numbers = np.empty((num_rows, len(self._schema.dense)), np.float64)
 
     def _count_malformed(self, text: bytes, row: NDArray[np.int64], position: int) -> None:
-        """Counts the malformed row `text`; `row` says what the scanner does of it."""
-        # The number of a line may cost a pass over what is before it, its offset costs nothing.
+        """Counts the malformed row `text`, described by `row` of the scanner."""
+        # A line number may take a pass over the file up to there, an offset is known.
         place = (
             str(self._lines.number(int(row[LINE])))
             if self._bad_rows.is_shown
@@ -133,7 +125,7 @@ class _Scan:
         self._bad_rows.add(self._path, place, self._fault(text, int(row[COLUMN])))
 
     def _fault(self, text: bytes, column: int) -> str:
-        """Returns what is wrong with a malformed row, in words."""
+        """Returns the fault of a malformed row for a message."""
         fields = text.split(b"\t")
         expected = len(self._schema.dense) + len(self._schema.slots) + self._has_label
         if len(fields) != expected:

@@ -1,13 +1,12 @@
-r"""One pass over the bytes of tab-separated rows: numbers parsed, values hashed, rows validated.
+r"""Scanner of tab-separated rows: parses numbers, hashes values, validates rows, in one pass over the bytes.
 
-A row is [label] number... value..., with one tab between two and "\n" or "\r\n" at the end:
+A row is [label] number... value..., separated by tabs and terminated by "\n" or "\r\n":
 
     1 \t 5 \t \t -2 \t 68fd1e64 \t \t e5ba7672 \n
 
-The label is 0 or 1; a number is empty (missing) or -?[0-9]+ within int64; a value is any bytes,
-or empty (missing), and is hashed with its slot's number. Whatever breaks this makes the row
-malformed: it is reported, with the column at fault, and takes no place in the columns. If the
-row has as many columns as it should, that column holds no label or no number.
+The label is 0 or 1; a number is empty (missing) or -?[0-9]+ within int64; a value is any bytes, or empty
+(missing), and is hashed with its slot's number. Any other row is malformed: it is reported with the column at
+fault and not written. In a malformed row with the right number of columns, that column is a label or number.
 """
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from ctr_model.features import hash_bytes
 from ctr_model.jit import kernel
 
-# The columns of `malformed`, a row of which describes a malformed row.
+# The columns of `malformed`, which describe a malformed row.
 LINE, START, STOP, COLUMN = range(4)
 
 _TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = (np.uint8(ord(character)) for character in "\t\n\r-0")
@@ -24,7 +23,7 @@ _TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = (np.uint8(ord(character)) for character
 
 @kernel
 def field_end(block: NDArray[np.uint8], position: int) -> int:
-    """Returns where the field that begins at `position` ends: at a tab or a newline."""
+    """Returns the end of the field that begins at `position`: a tab or a newline."""
     while block[position] != _TAB and block[position] != _NEWLINE:
         position += 1
     return position
@@ -32,7 +31,7 @@ def field_end(block: NDArray[np.uint8], position: int) -> int:
 
 @kernel
 def line_end(block: NDArray[np.uint8], position: int) -> int:
-    """Returns where the line that `position` is in ends: at a newline."""
+    """Returns the position of the newline of the line that contains `position`."""
     while block[position] != _NEWLINE:
         position += 1
     return position
@@ -40,7 +39,7 @@ def line_end(block: NDArray[np.uint8], position: int) -> int:
 
 @kernel
 def parse_number(block: NDArray[np.uint8], start: int, stop: int) -> tuple[float, bool]:
-    """Returns the integer in `block[start:stop]`, nan if empty, and whether it is one of int64."""
+    """Returns the integer in `block[start:stop]`, nan if empty, and whether it is a valid int64."""
     if start == stop:
         return np.nan, True
     is_negative = block[start] == _MINUS
@@ -50,7 +49,7 @@ def parse_number(block: NDArray[np.uint8], start: int, stop: int) -> tuple[float
         return np.nan, False
     magnitude = np.uint64(0)
     for position in range(first_digit, stop):
-        digit = block[position] - _ZERO  # unsigned: what is below "0" wraps far above 9
+        digit = block[position] - _ZERO  # unsigned: bytes below "0" wrap to far above 9
         if digit > 9:
             return np.nan, False
         magnitude = magnitude * np.uint64(10) + np.uint64(digit)
@@ -64,7 +63,7 @@ def parse_number(block: NDArray[np.uint8], start: int, stop: int) -> tuple[float
 def scan_label(
     block: NDArray[np.uint8], position: int, row: int, labels: NDArray[np.float32]
 ) -> tuple[bool, int]:
-    """Writes the label; returns whether it is right, and the position after it and its tab."""
+    """Writes the label; returns whether it is valid, and the position after it and its tab."""
     digit = block[position] - _ZERO
     if digit > 1 or block[position + 1] != _TAB:
         return False, position
@@ -76,7 +75,7 @@ def scan_label(
 def scan_numbers(
     block: NDArray[np.uint8], position: int, row: int, numbers: NDArray[np.float64]
 ) -> tuple[int, int]:
-    """Writes a row of `numbers`; returns how many are right, and the position after them."""
+    """Writes a row of `numbers`; returns how many are valid, and the position after them."""
     num_dense = numbers.shape[1]
     for index in range(num_dense):
         stop = field_end(block, position)
@@ -92,7 +91,7 @@ def scan_numbers(
 def scan_values(
     block: NDArray[np.uint8], position: int, row: int, keys: NDArray[np.uint64]
 ) -> tuple[int, int]:
-    """Writes a row of `keys`; returns how many are right, and the position after them."""
+    """Writes a row of `keys`; returns how many are valid, and the position after them."""
     num_slots = keys.shape[1]
     for slot in range(1, num_slots + 1):
         end = field_end(block, position)
@@ -115,10 +114,10 @@ def scan_row(
     numbers: NDArray[np.float64],
     keys: NDArray[np.uint64],
 ) -> tuple[int, int]:
-    """Writes a row of the columns, whole only if the first number returned is 0.
+    """Writes a row of the columns, partially if it is malformed.
 
     Returns:
-        The column at fault, from 1, and where it begins; or 0, and where the next line begins.
+        0 and the start of the next line; or the column at fault, from 1, and its start.
     """
     num_labels = 0
     if has_label:
@@ -150,16 +149,16 @@ def scan_rows(
 
     Args:
         block: uint8[n], whole lines: the last byte is a newline.
-        position: Where a line of the block begins.
-        has_label: Whether rows begin with a label; if not, `labels` is left alone.
+        position: Start of a line in the block.
+        has_label: Whether rows begin with a label; if not, `labels` is not written.
         labels: float32[R], overwritten from the start, as the other columns are.
         numbers: float64[R, num_dense], nan where missing.
         keys: uint64[R, S].
-        malformed: int64[M, 4], a row each: LINE, counted from 0 for the one at `position`, START
-            and STOP in the block, and the COLUMN at fault, from 1.
+        malformed: int64[M, 4], overwritten: LINE, counted from 0 for the one at `position`, START and STOP in
+            the block, and the COLUMN at fault, from 1.
 
     Returns:
-        Where the next line begins, the number of rows written, and of malformed ones.
+        The start of the next line, the number of rows written, and of malformed rows.
     """
     num_rows = 0
     num_malformed = 0

@@ -1,7 +1,7 @@
-r"""One pass over the bytes of separated values: which lines are rows, by number of fields and quotes.
+r"""Scanner of delimiter-separated values: checks number of fields and quotes of each line.
 
-A row is one line. A field that begins with a quote goes on to the next quote that is not doubled, and may
-hold separators; it may not hold a newline, because then no one could begin to read at a line.
+A row is one line. A quoted field ends at the next quote that is not doubled and may contain separators, but
+no newline, so that reading can start at any line.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ctr_model.jit import kernel
 
-# What a line may be, in `faults`.
+# Values of `faults`: a good line, wrong number of fields, unclosed quote, carriage return inside the line.
 GOOD, FIELDS, QUOTE, RETURN = range(4)
 
 NO_QUOTE = -1
@@ -19,7 +19,7 @@ _NEWLINE, _RETURN = np.uint8(ord("\n")), np.uint8(ord("\r"))
 
 @kernel
 def skip_quoted(block: NDArray[np.uint8], position: int, quote: int) -> tuple[bool, int]:
-    """Returns whether the quotes that open at `position` close on the line, and where what follows begins."""
+    """Returns whether the quote opened at `position` is closed on the line, and the position after it."""
     position += 1
     while block[position] != _NEWLINE:
         if block[position] == quote:
@@ -34,7 +34,7 @@ def skip_quoted(block: NDArray[np.uint8], position: int, quote: int) -> tuple[bo
 def scan_line(
     block: NDArray[np.uint8], position: int, separator: int, quote: int, num_fields: int
 ) -> tuple[int, int]:
-    """Returns what the line at `position` is, and where the next one begins."""
+    """Returns the fault of the line at `position`, or GOOD, and the start of the next line."""
     num_separators = 0
     fault = GOOD
     is_start = True  # of a field
@@ -64,15 +64,15 @@ def scan_lines(
     starts: NDArray[np.int64],
     faults: NDArray[np.uint8],
 ) -> None:
-    """Writes where each line of the block begins, then where the block ends, and what each line is.
+    """Finds the starts of all lines of a block, and their faults.
 
     Args:
         block: uint8[n], whole lines: the last byte is a newline.
         separator: The byte between fields.
-        quote: The byte around fields that hold separators, or NO_QUOTE.
-        num_fields: How many fields a row has.
-        starts: int64[number of lines + 1].
-        faults: uint8[number of lines], GOOD or what is wrong.
+        quote: The byte around quoted fields, or NO_QUOTE.
+        num_fields: Fields of a row.
+        starts: int64[number of lines + 1], overwritten with the starts and the end of the block.
+        faults: uint8[number of lines], overwritten.
     """
     position = 0
     for line in range(faults.size):

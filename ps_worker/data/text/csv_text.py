@@ -1,12 +1,12 @@
-r"""Reads CSV with a header, plain or compressed: one row a line, the columns of a schema by name.
+r"""Reader of CSV with a header, one row a line; columns are matched by name.
 
     click,user,age
     1,alice,31
     0,"smith, bob",
 
-The first line names the columns. A missing value is empty. Offsets are bytes of the content, as of all text.
-A quoted value may hold separators and doubled quotes, but no line break: such a line is malformed, as is one
-with another number of fields. Values of slots are bytes: none is decoded, and `NULL` is text like any other.
+A missing value is empty. A quoted value may contain separators and doubled quotes, but no line break: such a
+line is malformed, as is one with another number of fields. Slot values are bytes and are never decoded;
+`NULL` is a value like any other.
 """
 
 import csv
@@ -34,12 +34,12 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class Separated:
-    """What separated values look like.
+class CsvDialect:
+    """Separator and quote.
 
     Attributes:
         separator: One byte.
-        quote: One byte around values that hold separators; None: quotes are bytes like any other.
+        quote: One byte around quoted values; None: there are no quoted values.
     """
 
     separator: str = ","
@@ -47,52 +47,52 @@ class Separated:
 
 
 class CsvReader:
-    """Reads the columns of a schema, by name. Several threads may use it at once."""
+    """Reads the columns of a schema by name. Thread-safe."""
 
     def __init__(
         self,
         schema: Schema,
         bad_rows: BadRows,
         *,
-        look: Separated = Separated(),
+        dialect: CsvDialect = CsvDialect(),
         header: Sequence[str] | None = None,
     ) -> None:
-        """Opens nothing yet.
+        """Takes the settings.
 
         Args:
-            schema: Columns to read; others are passed over.
+            schema: Columns to read; others are ignored.
             bad_rows: Counts malformed rows.
-            look: Of the text.
-            header: Names of all columns, if the files have no header.
+            dialect: Of the text.
+            header: Names of all columns, for files without a header.
         """
         self._schema = schema
         self._bad_rows = bad_rows
-        self._look = look
+        self._dialect = dialect
         self._header = header
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Cuts a file by bytes, a compressed one not at all; see `Reader.splits`."""
+        """Splits a file by bytes unless it is compressed; see `Reader.splits`."""
         return line_splits(path, num_splits)
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split in order; see `Reader.blocks`."""
+        """Yields the rows of a split; offsets are in bytes of the content. See `Reader.blocks`."""
         for columns in self.columns(split, offset):
             yield from blocks_of(columns, self._schema)
 
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        """Yields the rows of a split in order as columns; arguments and errors are those of `blocks`."""
+        """Yields the rows of a split as columns; arguments and errors as for `blocks`."""
         text: _Text | None = None
         for block, position in line_blocks(split, offset):
             if text is None:
                 names, length = self._names(split.path)
-                text = _Text(split.path, names, self._look, self._schema, self._bad_rows)
+                text = _Text(split.path, names, self._dialect, self._schema, self._bad_rows)
             if position == 0 and length:
                 block, position = block[length:], length  # noqa: PLW2901
             if len(block) and (columns := text.columns(block, position)) is not None:
                 yield columns
 
     def _names(self, path: str) -> tuple[list[str], int]:
-        """Returns the names of a file's columns, and how long the line is that has them."""
+        """Returns the names of a file's columns, and the length of its header in bytes."""
         if self._header is not None:
             return list(self._header), 0
         with closing(line_blocks(FileSplit(path))) as blocks:
@@ -102,31 +102,31 @@ class CsvReader:
             names = line.removeprefix(_BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:1: the header is {shown(line)}, which is not UTF-8") from error
-        fields = next(csv.reader([names], delimiter=self._look.separator), [])
+        fields = next(csv.reader([names], delimiter=self._dialect.separator), [])
         return fields, len(line) + 1
 
 
 class _Text:
-    """One pass over a split of a file. For one thread."""
+    """One pass over a split. For one thread."""
 
     def __init__(
-        self, path: str, names: list[str], look: Separated, schema: Schema, bad_rows: BadRows
+        self, path: str, names: list[str], dialect: CsvDialect, schema: Schema, bad_rows: BadRows
     ) -> None:
         self._path = path
         self._names = names
-        self._look = look
+        self._dialect = dialect
         self._bad_rows = bad_rows
         fields = pa.schema([(name, pa.binary()) for name in names])
         columns = match_columns(path, fields, schema)
         self._decoder = Decoder(path, schema, columns, bad_rows, self._place)
-        self._options = _options(names, columns, look)
+        self._options = _options(names, columns, dialect)
 
     def columns(self, block: NDArray[np.uint8], position: int) -> Columns | None:
-        """Returns the rows in a block of lines, None if there are none; `position` is its offset."""
+        """Returns the rows in a block of lines at offset `position`; None without rows."""
         num_lines = int(np.count_nonzero(block == _NEWLINE))
         starts, faults = np.empty(num_lines + 1, np.int64), np.empty(num_lines, np.uint8)
-        quote = NO_QUOTE if self._look.quote is None else ord(self._look.quote)
-        scan_lines(block, ord(self._look.separator), quote, len(self._names), starts, faults)
+        quote = NO_QUOTE if self._dialect.quote is None else ord(self._dialect.quote)
+        scan_lines(block, ord(self._dialect.separator), quote, len(self._names), starts, faults)
         is_good = faults == GOOD
         for line in np.flatnonzero(~is_good):
             text = block[starts[line] : starts[line + 1]].tobytes()
@@ -138,34 +138,34 @@ class _Text:
         return self._decoder.decode(self._parsed(block), position + starts[:-1][is_good])
 
     def _parsed(self, block: NDArray[np.uint8]) -> pa.RecordBatch:
-        """Returns the texts of rows that `scan_lines` found good, null where they are empty."""
+        """Returns the columns of good lines as text, null where empty."""
         table = arrow_csv.read_csv(pa.py_buffer(block), *self._options)
         return table.combine_chunks().to_batches()[0]
 
     def _count(self, offset: int, fault: int, text: bytes) -> None:
         line = text.rstrip(b"\r\n")
         if fault == QUOTE:
-            what = "a quote that the line does not close; values with line breaks cannot be read"
+            reason = "a quote is not closed; values with line breaks are not supported"
         elif fault == FIELDS:
-            separator = self._look.separator
-            what = f"not {len(self._names)} fields between {separator!r} as in the header"
+            separator = self._dialect.separator
+            reason = f"not {len(self._names)} fields separated by {separator!r} as in the header"
         else:
-            what = "a carriage return inside the line"
+            reason = "a carriage return inside the line"
         place = self._place(offset) if self._bad_rows.is_shown else ""
-        self._bad_rows.add(self._path, place, f"{what}: {shown(line)}")
+        self._bad_rows.add(self._path, place, f"{reason}: {shown(line)}")
 
     def _place(self, offset: int) -> str:
         return str(lines_before(self._path, offset) + 1)
 
 
 def _options(
-    names: list[str], columns: FileColumns, look: Separated
+    names: list[str], columns: FileColumns, dialect: CsvDialect
 ) -> tuple[arrow_csv.ReadOptions, arrow_csv.ParseOptions, arrow_csv.ConvertOptions]:
-    """Returns how to parse rows without a header to binary columns."""
+    """Returns options that parse rows without a header to binary columns."""
     return (
         arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),
         arrow_csv.ParseOptions(
-            delimiter=look.separator, quote_char=look.quote or False, ignore_empty_lines=False
+            delimiter=dialect.separator, quote_char=dialect.quote or False, ignore_empty_lines=False
         ),
         arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(columns.names, pa.binary()),

@@ -1,8 +1,8 @@
-r"""Numbers in text, as a kernel reads them: whole numbers exactly, decimals to the nearest float64.
+r"""Kernels that parse numbers in text: uint64 exactly, decimals to the nearest float64.
 
-A decimal s * 10^e, with s of up to 19 digits, is the product of s and a power of ten in twice the precision
-of a float64 (a sum of two), so that only its last step rounds: T. J. Dekker, "A floating-point technique for
-extending the available precision", Numerische Mathematik 18, 1971. Digits after the 19th are left out.
+A decimal s * 10^e, with s of up to 19 digits, is the product of s and a power of ten in double-double
+arithmetic, so that only the last step rounds: T. J. Dekker, "A floating-point technique for extending the
+available precision", Numerische Mathematik 18, 1971. Digits after the 19th are ignored.
 """
 
 from fractions import Fraction
@@ -20,7 +20,7 @@ MAX_KEY_DIGITS = 20
 _ROOM = np.uint64(10**18)  # a significand below this has room for one more digit
 _EXACT = np.uint64(2**53)  # whole numbers up to this are float64 numbers, as are powers up to 10^22
 _EXACT_EXPONENT = 22
-# Far from the smallest and the largest float64, no step of the product loses a bit.
+# Within these exponents no step of the product underflows or overflows.
 _MAX_EXPONENT = 270
 _LEAST_EXPONENT, _GREATEST_EXPONENT = -400, 400  # beyond, s * 10^e is 0 or infinite for every s
 _SPLITTER = 2.0**27 + 1
@@ -32,16 +32,16 @@ _LOW = np.array([float(power - Fraction(float(power))) for power in _POWERS])
 
 @kernel
 def parse_key(block: NDArray[np.uint8], start: int) -> tuple[np.uint64, int]:
-    """Returns the digits at `start` as a number of 64 bits, and where they end; `start` if it is none."""
+    """Returns the digits at `start` as a uint64, and their end, or `start` if there is no such number."""
     key = np.uint64(0)
     position = start
-    digit = block[position] - _ZERO  # unsigned: what is below "0" wraps far above 9
+    digit = block[position] - _ZERO  # unsigned: bytes below "0" wrap to far above 9
     while digit <= 9:
         key = key * np.uint64(10) + np.uint64(digit)
         position += 1
         digit = block[position] - _ZERO
     num_digits = position - start
-    # 20 digits that fit begin with 1, and what overflows then wraps to less than 20 digits.
+    # A uint64 of 20 digits begins with 1; larger numbers that do wrap around to fewer than 20 digits.
     is_long = (num_digits == MAX_KEY_DIGITS) & (block[start] == _ONE) & (key >= np.uint64(10**19))
     fits = (num_digits < MAX_KEY_DIGITS) | is_long
     return key, position if fits else start
@@ -49,7 +49,7 @@ def parse_key(block: NDArray[np.uint8], start: int) -> tuple[np.uint64, int]:
 
 @kernel
 def is_nan(block: NDArray[np.uint8], start: int, stop: int) -> bool:
-    """Returns whether `block[start:stop]` is "nan" in letters of any case."""
+    """Returns whether `block[start:stop]` is "nan", ignoring case."""
     if stop - start != 3:
         return False
     matches = block[start] | _LOWER_CASE == _N
@@ -65,7 +65,7 @@ def scaled_by_power(significand: np.uint64, exponent: int) -> float:
     if significand <= _EXACT and abs(exponent) <= _EXACT_EXPONENT:
         power = _HIGH[_MAX_EXPONENT + abs(exponent)]
         return float(high / power if exponent < 0 else high * power)
-    # Wraps where `high` is the larger one, and reads as the negative number that it is.
+    # If `high` is larger than the significand, the difference wraps around to the right negative int64.
     low = np.float64(np.int64(significand - np.uint64(high)))
     power, power_low = _HIGH[_MAX_EXPONENT + exponent], _LOW[_MAX_EXPONENT + exponent]
     product = high * power
@@ -79,7 +79,7 @@ def scaled_by_power(significand: np.uint64, exponent: int) -> float:
 
 @kernel
 def parse_exponent(block: NDArray[np.uint8], start: int, stop: int) -> tuple[int, bool]:
-    """Returns the exponent in `block[start:stop]`, as "e-5" or nothing, and whether it is one."""
+    """Returns the exponent in `block[start:stop]`, such as "e-5" or nothing, and whether it is valid."""
     if start == stop:
         return 0, True
     is_negative = block[start + 1] == _MINUS
@@ -96,7 +96,7 @@ def parse_exponent(block: NDArray[np.uint8], start: int, stop: int) -> tuple[int
 
 @kernel
 def parse_magnitude(block: NDArray[np.uint8], start: int, stop: int) -> tuple[float, bool]:
-    """Returns the decimal without a sign in `block[start:stop]`, and whether it is one and finite."""
+    """Returns the unsigned decimal in `block[start:stop]`, and whether it is valid and finite."""
     significand = np.uint64(0)
     exponent = 0
     num_digits = 0
@@ -139,10 +139,10 @@ def scale_further(magnitude: float, exponent: int) -> float:
 
 @kernel
 def parse_decimal(block: NDArray[np.uint8], start: int, stop: int) -> tuple[float, bool]:
-    """Returns the decimal in `block[start:stop]`, and whether it is one; "nan" is one, "inf" is not.
+    """Returns the decimal in `block[start:stop]`, and whether it is valid; "nan" is, "inf" is not.
 
-    It is the nearest float64 if its exponent, without a point, is within +-270, and within 3 units of the
-    last place beyond. More digits than 19 decide no tie.
+    The result is the nearest float64 if the exponent of its digits as a whole number is within +-270, else
+    within 3 units in the last place. Digits after the 19th do not break ties.
     """
     is_negative = block[start] == _MINUS
     is_signed = is_negative | (block[start] == _PLUS)

@@ -1,6 +1,6 @@
-r"""Text files as blocks of whole lines, from any line on, at a bounded amount of memory.
+r"""Text files as blocks of whole lines, in bounded memory and starting at any line.
 
-A split of a file is the lines that begin in it, so splits that lie side by side hold every line once:
+A split contains the lines that begin in it, so adjacent splits contain every line once:
 
     bytes   aaaa\nbbbbbbb\ncc\ndddd\n
     splits   |------|-----|----------|      aaaa bbbbbbb | - | cc dddd
@@ -22,7 +22,7 @@ _NEWLINE = np.uint8(ord("\n"))
 
 
 def line_splits(path: str, num_splits: int) -> list[FileSplit]:
-    """Cuts a text file into at most `num_splits` splits of equal numbers of bytes; compressed text into one.
+    """Splits a text file into at most `num_splits` ranges of equal size; a compressed one into one.
 
     Raises:
         DataError: Names the file that cannot be read.
@@ -39,22 +39,20 @@ def line_splits(path: str, num_splits: int) -> list[FileSplit]:
 def line_blocks(
     split: FileSplit, offset: int | None = None, block_bytes: int = BLOCK_BYTES
 ) -> Generator[tuple[NDArray[np.uint8], int], None, None]:
-    r"""Yields the lines of a split as blocks, each block ending with b"\n".
-
-    A last line without an end gets one.
+    r"""Yields the lines of a split as blocks; each block ends with b"\n", which the last line may lack.
 
     Args:
-        split: Of a text file, in bytes of its content.
-        offset: Where a line of the split begins, to begin there; None: with the split's first line.
-        block_bytes: The most that is read at once, and the longest line allowed, with its end.
+        split: In bytes of the content.
+        offset: Start of a line of the split, to resume from; None: the split's first line.
+        block_bytes: Size of a block, and the limit of the length of a line.
 
     Yields:
-        The lines, uint8[n], which the next block overwrites; and their offset in the content.
+        The lines, uint8[n], overwritten by the next block; and their offset in the content.
 
     Raises:
-        DataError: Names the file, if it cannot be read, is damaged or has a line too long.
+        DataError: Names the file, if it cannot be read, is damaged or has too long a line.
     """
-    # The byte before the split tells whether a line begins with the split.
+    # The byte before the split decides whether a line begins at its start.
     begin = max(split.start - 1, 0) if offset is None else offset
     with open_content(split.path, begin) as stream:
         for block, position in _blocks(stream, begin, split.path, block_bytes):
@@ -70,7 +68,7 @@ def line_blocks(
 
 
 def lines_before(path: str, offset: int) -> int:
-    """Returns how many lines begin before `offset`, where one begins.
+    """Returns the number of lines before `offset`, the start of a line.
 
     Raises:
         DataError: Names the file that cannot be read.
@@ -82,21 +80,21 @@ def lines_before(path: str, offset: int) -> int:
 
 
 class LineNumbers:
-    """Numbers of lines, from 1, in a pass that may begin anywhere in a file; counted when asked for.
+    """Line numbers, from 1, in a pass that may begin anywhere in a file; computed on demand.
 
     Attributes:
-        passed: Lines since the pass began.
+        passed: Lines since the start of the pass.
     """
 
     def __init__(self, path: str, offset: int) -> None:
-        """Counts nothing yet; `offset` is where the first line of the pass begins."""
+        """Takes the offset of the first line of the pass."""
         self._path = path
         self._offset = offset
         self._before: int | None = None
         self.passed = 0
 
     def number(self, index: int) -> int:
-        """Returns the number of the line `index` lines, from 0, after those passed."""
+        """Returns the number of line `index`, counted from 0 after those passed."""
         if self._before is None:
             self._before = lines_before(self._path, self._offset)
         return self._before + self.passed + index + 1
@@ -105,10 +103,10 @@ class LineNumbers:
 def _blocks(
     stream: Stream, position: int, path: str, block_bytes: int
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Yields whole lines and their position, the first of which is that of the stream."""
+    """Yields whole lines and their position; `position` is that of the stream."""
     buffer = bytearray(block_bytes)
     memory, array = memoryview(buffer), np.frombuffer(buffer, np.uint8)
-    held = 0  # bytes, at the start of the buffer, of a line whose end is yet to come
+    held = 0  # bytes of an incomplete line, at the start of the buffer
     while count := stream.readinto(memory[held:]):
         filled = held + count
         end = buffer.rfind(b"\n", held, filled) + 1
@@ -127,5 +125,5 @@ def _blocks(
 
 
 def _line_stop(block: NDArray[np.uint8], position: int) -> int:
-    """Returns where the line that `position` is in ends, after its newline."""
+    """Returns the end, after the newline, of the line that contains `position`."""
     return position + int(np.argmax(block[position:] == _NEWLINE)) + 1

@@ -1,11 +1,11 @@
-r"""Paddle's multi-slot text: a line a row, and in it for each column its number of values, and the values.
+r"""Reader of Paddle's multi-slot text: one row a line, with the number of values and the values per column.
 
     columns   dense_input          user     words        click
     line      2 0.5 -3             1 7      3 12 9 44    1 1
 
-The text has no names: which column comes when, the reader is told. A number is what `parse_decimal` takes,
-nan where it is missing, and the schema scales it. The values of a slot are keys as they are, from 0 to
-2^64 - 1, or, with values="text", hashed with the slot's number as every format does it.
+The text has no header, so the reader takes the order of columns. Numbers are parsed by `parse_decimal`, nan
+is missing, and scaled by the schema. Slot values are keys from 0 to 2^64 - 1, or, with values="text", text
+that is hashed with the slot's number.
 """
 
 from collections.abc import Sequence
@@ -33,20 +33,20 @@ _EXPECTED = {
 
 
 class MultiSlotScanner:
-    """Rows from blocks of multi-slot text. Stateless: threads share it."""
+    """A `LineScanner` of multi-slot text. Stateless: threads share it."""
 
     def __init__(
         self, schema: Schema, columns: Sequence[str] | None = None, values: Values = "keys"
     ) -> None:
-        """Takes what the text does not say.
+        """Takes the layout of the text.
 
         Args:
             schema: The columns of a row.
-            columns: Their names in the order of the text, as in `ColumnOrder`.
-            values: What the values of slots are: keys, or text that is hashed.
+            columns: Their names in the order of the text, see `ColumnOrder`.
+            values: Whether slot values are keys, or text to be hashed.
 
         Raises:
-            UsageError: Names what is wrong in `columns`, or `values`.
+            UsageError: If `columns` or `values` are invalid; names the fault.
         """
         if values not in get_args(Values):
             expected = " or ".join(map(repr, get_args(Values)))
@@ -60,7 +60,7 @@ class MultiSlotScanner:
             Kind.SLOT: scanner.KEYS if values == "keys" else scanner.TEXTS,
         }
         self._kinds = np.array([kinds[kind] for kind, _ in self._order.columns], np.int64)
-        # Slots are hashed with their number, which is from 1.
+        # Slots are hashed with their number, from 1.
         self._indexes = np.array(
             [index + (kind is Kind.SLOT) for kind, index in self._order.columns], np.int64
         )
@@ -68,7 +68,7 @@ class MultiSlotScanner:
         self._places = np.argsort(slots)
 
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
-        """Returns the rows of a block of whole lines, maybe none, and what is malformed, in order."""
+        """Returns the rows, possibly none, and the malformed lines of a block of whole lines."""
         num_lines, num_blanks = scanner.count_lines_and_blanks(block)
         num_slots = len(self._schema.slots)
         labels = np.empty(num_lines, np.float32)
@@ -98,7 +98,7 @@ class MultiSlotScanner:
         )
 
     def _fault(self, entry: NDArray[np.int64], rest: bytes) -> str:
-        """Returns what is wrong with a line, of which `rest` begins with what is at fault."""
+        """Returns the fault of a line for a message; `rest` is the line from the fault on."""
         column, count, num_read = (
             int(entry[field]) for field in (scanner.COLUMN, scanner.COUNT, scanner.NUM_READ)
         )
@@ -117,7 +117,7 @@ class MultiSlotScanner:
                 expected = _EXPECTED[int(self._kinds[column])]
                 return f"value {num_read + 1} of {count} of {name} is {word}, expected {expected}"
             case _:
-                return f"after the last column, {name}, stands {shown(rest.rstrip())}"
+                return f"unexpected text after the last column, {name}: {shown(rest.rstrip())}"
 
     def _right_count(self, column: int) -> str:
         right = {scanner.NUMBERS: str(len(self._schema.dense)), scanner.NUMBER: "0 or 1"}
@@ -135,5 +135,5 @@ class MultiSlotReader(TextReader):
         columns: Sequence[str] | None = None,
         values: Values = "keys",
     ) -> None:
-        """Opens nothing yet; arguments and errors are those of `MultiSlotScanner`."""
+        """Takes the layout of the text; arguments and errors as for `MultiSlotScanner`."""
         super().__init__(MultiSlotScanner(schema, columns, values), bad_rows)

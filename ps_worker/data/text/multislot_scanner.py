@@ -1,13 +1,13 @@
-r"""One pass over the bytes of Paddle's multi-slot text: for each column a count, and so many values.
+r"""Scanner of Paddle's multi-slot text, in one pass over the bytes: per column a count and its values.
 
     1 0.5   2 1926 8   0   1 1 \n        a dense column, a slot of two values, one of none, the label
 
-Blanks are the bytes up to 32 but the newline; between two columns there may be any number of them. A value is
-a number, or in a slot of text any bytes that are no blanks; before such a value stands exactly one blank, so
-nothing between two blanks is the empty value. A line that breaks this is reported, with the column at fault,
-and takes no place in the columns of the batch.
+Blanks are the bytes up to 32 except the newline. Columns are separated by any number of blanks. A value is a
+number, or in a slot of text any bytes except blanks; a text is preceded by exactly one blank, so two blanks
+in a row enclose the empty value. Any other line is malformed: it is reported with the column at fault and not
+written.
 
-Conditions on words are joined with & and |: after a short-circuit numba counts references to the arrays in
+Conditions are combined with & and | because after a short-circuit numba counts references to the arrays in
 every call, which takes longer than scanning a word (26 slots and 13 numbers: 0.3M instead of 0.7M rows/s).
 """
 
@@ -19,16 +19,15 @@ from ctr_model.jit import kernel
 from ps_worker.data.text.criteo_scanner import line_end
 from ps_worker.data.text.decimals import parse_decimal, parse_key
 
-# What a column of the text is.
+# Kinds of columns of the text.
 LABEL, NUMBER, NUMBERS, KEYS, TEXTS = range(5)
 
-# The columns of `malformed`, a row of which describes a malformed line: its number from 0, where it begins
-# and ends, what is wrong, in which column, where the text at fault begins, how many values should be there,
-# and how many were read before it.
+# The columns of `malformed`, which describe a malformed line: its number from 0, start and stop, the fault,
+# the column at fault, the position of the fault, the count of the column, and the values read before it.
 LINE, START, STOP, FAULT, COLUMN, POSITION, COUNT, NUM_READ = range(8)
 
-# What is wrong: something else or nothing where a count should be; a count that is wrong for the column;
-# something else or nothing where a value should be; something after the last column.
+# Faults: an invalid or missing count; a count that the column cannot have; an invalid or missing value; text
+# after the last column.
 NO_FAULT, BAD_COUNT, WRONG_COUNT, BAD_VALUE, NO_END = range(5)
 
 _NEWLINE, _RETURN, _BLANK = (np.uint8(ord(character)) for character in "\n\r ")
@@ -37,7 +36,7 @@ _MAX_COUNT = np.uint64(2**31 - 1)
 
 @kernel
 def skip_blanks(block: NDArray[np.uint8], position: int) -> int:
-    """Returns where the next word or the end of the line is."""
+    """Returns the position of the next word or of the end of the line."""
     while block[position] <= _BLANK and block[position] != _NEWLINE:
         position += 1
     return position
@@ -45,7 +44,7 @@ def skip_blanks(block: NDArray[np.uint8], position: int) -> int:
 
 @kernel
 def word_end(block: NDArray[np.uint8], position: int) -> int:
-    """Returns where the word that `position` is in ends: at a blank or a newline."""
+    """Returns the end of the word that contains `position`: a blank or a newline."""
     while block[position] > _BLANK:
         position += 1
     return position
@@ -53,13 +52,13 @@ def word_end(block: NDArray[np.uint8], position: int) -> int:
 
 @kernel
 def is_at_line_end(block: NDArray[np.uint8], position: int) -> bool:
-    r"""Returns whether the line ends at `position`, which is in the line, with "\n" or "\r\n"."""
+    r"""Returns whether the line ends at `position`, with "\n" or "\r\n"."""
     return bool(block[position + (block[position] == _RETURN)] == _NEWLINE)
 
 
 @kernel
 def scan_count(block: NDArray[np.uint8], position: int) -> tuple[int, int]:
-    """Returns the count at `position` and where it ends; -1 and its start, if it is none."""
+    """Returns the count at `position` and its end, or -1 and `position` if there is none."""
     count, end = parse_key(block, position)
     is_count = (end > position) & (block[end] <= _BLANK) & (count <= _MAX_COUNT)
     return (int(np.int64(count)), end) if is_count else (-1, position)
@@ -77,7 +76,7 @@ def scan_numbers(
     """Writes numbers from `dense[row, first]` on.
 
     Returns:
-        How many of `count` are right, and the position: after them, or at what is at fault.
+        The number of valid ones out of `count`, and the position after them, or of the fault.
     """
     for index in range(count):
         start = skip_blanks(block, position)
@@ -93,7 +92,7 @@ def scan_numbers(
 def scan_keys(
     block: NDArray[np.uint8], position: int, count: int, first: int, keys: NDArray[np.uint64]
 ) -> tuple[int, int]:
-    """Writes keys that stand there as numbers from `keys[first]` on; returns as `scan_numbers`."""
+    """Writes keys given as numbers from `keys[first]` on; returns as `scan_numbers`."""
     for index in range(count):
         start = skip_blanks(block, position)
         key, position = parse_key(block, start)
@@ -112,7 +111,7 @@ def scan_texts(
     first: int,
     keys: NDArray[np.uint64],
 ) -> tuple[int, int]:
-    """Writes the keys of values of a slot from `keys[first]` on; returns as `scan_numbers`."""
+    """Hashes the values of a slot and writes their keys from `keys[first]` on; returns as `scan_numbers`."""
     for index in range(count):
         if is_at_line_end(block, position):
             return index, position
@@ -126,7 +125,7 @@ def scan_texts(
 def scan_label(
     block: NDArray[np.uint8], position: int, row: int, labels: NDArray[np.float32]
 ) -> tuple[int, int]:
-    """Writes the label, 0 or 1, of a row; returns as `scan_numbers`."""
+    """Writes the label of a row, 0 or 1; returns as `scan_numbers`."""
     start = skip_blanks(block, position)
     end = word_end(block, start)
     label, _ = parse_decimal(block, start, end)
@@ -138,7 +137,7 @@ def scan_label(
 
 @kernel
 def is_right_count(kind: int, count: int, num_dense: int) -> bool:
-    """Returns whether a column of this kind may have so many values."""
+    """Returns whether a column of this kind may have `count` values."""
     if kind == LABEL:
         return count == 1
     if kind == NUMBER:
@@ -159,11 +158,11 @@ def scan_line(
     keys: NDArray[np.uint64],
     counts: NDArray[np.int64],
 ) -> tuple[int, int, int, int, int, int]:
-    """Writes a row, whole only if there is no fault.
+    """Writes a row, partially if it is malformed.
 
     Returns:
-        The fault, the column, its count, how many of its values are right, the number of keys before and in
-        the row, and the position: of the next line, or of what is at fault.
+        The fault, the column, its count, the number of its valid values, the number of keys up to and with
+        the row, and the position of the next line or of the fault.
     """
     num_slots = 0
     for column in range(len(kinds)):
@@ -211,16 +210,16 @@ def scan_lines(
 
     Args:
         block: uint8[n], whole lines: the last byte is a newline.
-        kinds: int64[columns], what each column of the text is.
-        indexes: int64[columns], of a NUMBER its dense column from 0, of TEXTS their slot's number from 1.
+        kinds: int64[columns], the kind of each column of the text.
+        indexes: int64[columns], for a NUMBER its dense column from 0, for TEXTS the slot's number from 1.
         labels: float32[lines], overwritten from the start, as the other columns are.
         dense: float64[lines, num_dense], nan where missing.
-        keys: uint64[blanks], row by row, inside it slot by slot as the text has them.
-        counts: int64[lines, S], the number of keys of each.
+        keys: uint64[blanks], by row, then by slot in the order of the text.
+        counts: int64[lines, S], the number of keys of each slot.
         malformed: int64[lines, 8].
 
     Returns:
-        The number of rows written, of their keys, and of malformed lines.
+        The number of rows written, their number of keys, and the number of malformed lines.
     """
     num_rows = 0
     num_keys = 0
@@ -248,7 +247,7 @@ def scan_lines(
 
 @kernel
 def count_lines_and_blanks(block: NDArray[np.uint8]) -> tuple[int, int]:
-    """Returns how many lines and how many blanks a block has; no slot has more values than these."""
+    """Returns the number of lines and of blanks in a block; the blanks bound the number of values."""
     num_lines = 0
     num_blanks = 0
     for byte in block:
@@ -270,9 +269,9 @@ def put_slots_in_order(
     """Copies the keys of N rows into the order of the schema.
 
     Args:
-        keys: uint64[L], row by row, inside it slot by slot as the text has them.
+        keys: uint64[L], by row, then by slot in the order of the text.
         counts: int64[N, S], in the order of the text.
-        places: int64[S], where the text has each slot of the schema.
+        places: int64[S], the place of each slot of the schema in the text.
         ordered: uint64[L], overwritten.
         offsets: int32[N * S + 1], overwritten: slot s of row n has `ordered[offsets[n * S + s] : ...]`.
     """

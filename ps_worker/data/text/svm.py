@@ -1,17 +1,16 @@
-r"""The text formats of libsvm and libffm, where a row names what it has and leaves out the rest.
+r"""Readers of libsvm and libffm, sparse text formats.
 
     libsvm    label index:value ...             +1 3:0.5 17:1 204:1
     libffm    label field:index:value ...       1 0:0:0.5 1:u7:1 2:a3:1 2:b9:1
 
 Labels are 1 and +1, 0 and -1; every row has one.
 
-libsvm: a dense column's name is its index, and every other index is a value of the only slot. Its number has
-to be 1, and the index is hashed as it stands there. A number that is left out is 0; the slot may be empty.
+libsvm: the name of a dense column is its index; every other index is a value of the only slot. Its number
+must be 1, and the text of the index is hashed. An omitted number is 0; the slot may be empty.
 
-libffm: fields count from 0 through the dense columns, then the slots, in the order of the schema. In a dense
-column's field the number is the number, and the index means nothing. In a slot's field the number has to be
-1, and the index, any text, is the value that is hashed; a field may come several times. What is left out is
-missing: the schema says what the model sees of a number, and a slot's value is the empty one.
+libffm: fields are numbered from 0, dense columns first, then slots, in the order of the schema. For a dense
+column the index is ignored. For a slot the number must be 1, and the index, any text, is hashed; a field may
+be repeated. Omitted numbers are missing; an omitted slot has the empty value.
 """
 
 import math
@@ -33,17 +32,17 @@ _MAX_INDEX = 2**64 - 1
 
 
 class SvmScanner:
-    """Rows from blocks of libsvm or libffm text. Stateless: threads share it."""
+    """A `LineScanner` of libsvm or libffm. Stateless: threads share it."""
 
     def __init__(self, schema: Schema, *, has_fields: bool) -> None:
         """Takes the columns.
 
         Args:
             schema: The columns of a row.
-            has_fields: Whether it is libffm.
+            has_fields: Whether the format is libffm.
 
         Raises:
-            UsageError: If libsvm cannot have such columns; names one.
+            UsageError: If libsvm does not support the schema; names a column.
         """
         names = [column.name for column in schema.dense]
         indexes = list(range(len(names))) if has_fields else _dense_indexes(schema)
@@ -55,7 +54,7 @@ class SvmScanner:
         self._dense_columns = np.array([*order, len(names)], np.int64)
 
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
-        """Returns the rows of a block of whole lines, maybe none, and what is malformed, in order."""
+        """Returns the rows, possibly none, and the malformed lines of a block of whole lines."""
         num_lines, num_blanks = count_lines_and_blanks(block)
         num_slots = len(self._schema.slots)
         labels = np.empty(num_lines, np.float32)
@@ -82,7 +81,7 @@ class SvmScanner:
         rows = Batch(
             labels=labels[:num_rows],
             dense=self._schema.scale_dense(dense[:num_rows]),
-            # Copied: the bytes bound the number of keys from far above.
+            # Copied, because the buffer is much larger than the keys.
             keys=keys[: offsets[-1]].copy(),
             offsets=offsets,
             num_slots=num_slots,
@@ -101,20 +100,22 @@ class SvmScanner:
         return BadLine(int(entry[scanner.LINE]), start, fault)
 
     def _fault(self, word: bytes) -> str:
-        """Returns what is wrong with a word that is no label."""
+        """Returns the fault of a word other than the label."""
         form = "field:index:number" if self._has_fields else "index:number"
         pieces = word.split(b":")
         if len(pieces) != form.count(":") + 1 or not (pieces[0].isdigit() and pieces[-2]):
-            return f"{shown(word)} is not {form}"
+            return f"{shown(word)} is not of the form {form}"
         if len(pieces[0]) > MAX_KEY_DIGITS or int(pieces[0]) > _MAX_INDEX:
             return f"the first number of {shown(word)} is beyond 2**64 - 1"
         field = int(pieces[0])
         num_fields = len(self._schema.dense) + len(self._schema.slots)
         if self._has_fields and field >= num_fields:
-            return f"the field of {shown(word)} is not one of the schema's, 0 to {num_fields - 1}"
+            return (
+                f"the field of {shown(word)} is not in the schema, expected 0 to {num_fields - 1}"
+            )
         if field not in self._dense:
             slot = self._schema.slots[field - len(self._dense) if self._has_fields else 0]
-            return f"{shown(word)} is a value of slot {slot!r}, so its number has to be 1"
+            return f"{shown(word)} is a value of slot {slot!r}, so its number must be 1"
         name = self._dense[field]
         text = np.frombuffer(word + b"\n", np.uint8)
         number, _ = parse_decimal(text, word.rindex(b":") + 1, len(word))
@@ -124,37 +125,37 @@ class SvmScanner:
 
 
 class LibsvmReader(TextReader):
-    """Reads files in the format of libsvm, plain or compressed."""
+    """Reads files in the libsvm format."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        """Opens nothing yet.
+        """Takes the columns, and a counter of malformed rows.
 
         Raises:
-            UsageError: If the schema has more than one slot, or a dense column that is not named by an index.
+            UsageError: If the schema has several slots, or a dense column whose name is not an index.
         """
         super().__init__(SvmScanner(schema, has_fields=False), bad_rows)
 
 
 class LibffmReader(TextReader):
-    """Reads files in the format of libffm, plain or compressed."""
+    """Reads files in the libffm format."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        """Opens nothing yet."""
+        """Takes the columns, and a counter of malformed rows."""
         super().__init__(SvmScanner(schema, has_fields=True), bad_rows)
 
 
 def _dense_indexes(schema: Schema) -> list[int]:
-    """Returns the index that each dense column is named by."""
+    """Returns the index that is the name of each dense column."""
     if len(schema.slots) > 1:
         raise UsageError(
-            f"libsvm has no fields, so its schema has one slot, not {len(schema.slots)}: "
+            f"libsvm has no fields, so its schema must have one slot, not {len(schema.slots)}: "
             f"use format libffm, or one slot for all indexes"
         )
     for column in schema.dense:
-        # "07" is another text than 7, and would never be asked for.
+        # "07" would never match, because indexes are compared as numbers.
         if not column.name.isdecimal() or str(int(column.name)) != column.name:
             raise UsageError(
-                f"dense column {column.name!r}: with libsvm its name has to be its index, as '3'"
+                f"dense column {column.name!r}: with libsvm its name must be its index, such as '3'"
             )
         if int(column.name) > _MAX_INDEX:
             raise UsageError(f"dense column {column.name!r}: an index is at most 2**64 - 1")

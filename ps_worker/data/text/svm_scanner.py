@@ -1,11 +1,10 @@
-r"""One pass over the bytes of libsvm and libffm text: a label, and words of two or three pieces.
+r"""Scanner of libsvm and libffm text, in one pass over the bytes: a label, and words of two or three fields.
 
     libsvm    label index:value ...             +1 3:0.5 17:1 204:1 \n
     libffm    label field:index:value ...       1 0:0:0.5 1:u7:1 2:a3:1 2:b9:1 \n
 
-Words come in any order; blanks between them, and the way conditions are written, are as in
-`multislot_scanner`. A line that breaks this is reported, with the word at fault, and takes no place in the
-columns of the batch.
+Words come in any order. Blanks, and the use of & and | in conditions, are as in `multislot_scanner`. A
+malformed line is reported with the word at fault and not written.
 """
 
 import numpy as np
@@ -17,8 +16,8 @@ from ps_worker.data.text.criteo_scanner import line_end
 from ps_worker.data.text.decimals import parse_decimal, parse_key
 from ps_worker.data.text.multislot_scanner import skip_blanks, word_end
 
-# The columns of `malformed`, a row of which describes a malformed line: its number from 0, where it begins,
-# and where the word at fault begins.
+# The columns of `malformed`, which describe a malformed line: its number from 0, its start, and the position
+# of the word at fault.
 LINE, START, POSITION = range(3)
 
 _NEWLINE, _COLON, _ZERO, _ONE, _PLUS, _MINUS = (np.uint8(ord(character)) for character in "\n:01+-")
@@ -28,7 +27,7 @@ _NO_FIELD = -1
 
 @kernel
 def parse_label(block: NDArray[np.uint8], start: int, stop: int) -> int:
-    """Returns 1 for "1" and "+1", 0 for "0" and "-1", -1 for all else."""
+    """Returns 1 for "1" and "+1", 0 for "0" and "-1", -1 for anything else."""
     last = block[stop - 1]
     is_bare = (stop - start == 1) & ((last == _ZERO) | (last == _ONE))
     is_signed = (stop - start == 2) & (last == _ONE)
@@ -39,7 +38,7 @@ def parse_label(block: NDArray[np.uint8], start: int, stop: int) -> int:
 
 @kernel
 def colon_after(block: NDArray[np.uint8], start: int, stop: int) -> int:
-    """Returns where the first colon in `block[start:stop]` is; `stop` if there is none."""
+    """Returns the position of the first colon in `block[start:stop]`, or `stop`."""
     position = start
     while (position < stop) & (block[position] != _COLON):
         position += 1
@@ -50,7 +49,7 @@ def colon_after(block: NDArray[np.uint8], start: int, stop: int) -> int:
 def field_of_index(
     index: np.uint64, dense_indexes: NDArray[np.uint64], dense_columns: NDArray[np.int64]
 ) -> int:
-    """Returns the dense column of an index; the number of dense columns, the slot's field, if it is none."""
+    """Returns the dense column of an index, or the number of dense columns, which is the slot's field."""
     place = np.searchsorted(dense_indexes, index)
     is_dense = dense_indexes[place] == index
     return int(dense_columns[place if is_dense else -1])
@@ -65,15 +64,15 @@ def scan_word(
     dense_indexes: NDArray[np.uint64],
     dense_columns: NDArray[np.int64],
 ) -> tuple[int, int, int, float]:
-    """Takes a word apart; arguments are those of `scan_lines`.
+    """Parses a word; arguments as for `scan_lines`.
 
     Returns:
-        Its field, dense columns first, then slots, or _NO_FIELD if it is malformed; where its index begins
-        and ends; its number.
+        Its field, dense columns first, then slots, or _NO_FIELD if it is malformed; start and stop of its
+        index; its number.
     """
     key, end = parse_key(block, start)
     is_valid = (end > start) & (block[end] == _COLON)
-    # A piece that is not there is an empty one at the end of the word.
+    # A missing component is empty and lies at the end of the word.
     index_start = min(end + 1, stop) if has_fields else start
     index_stop = colon_after(block, index_start, stop) if has_fields else end
     number, _ = parse_decimal(block, min(index_stop + 1, stop), stop)
@@ -94,21 +93,21 @@ def scan_features(
     counts: NDArray[np.int64],
     found: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Writes the numbers of a row, and where its values are.
+    """Writes the numbers of a row, and the positions of its values.
 
     Args:
-        block: As for `scan_lines`, as the other arguments are, too.
+        block: As for `scan_lines`, like `has_fields`, `dense_indexes`, `dense_columns` and `dense`.
         position: After the label.
         has_fields: Whether words begin with a field.
         dense_indexes: Of the dense columns.
         dense_columns: Of the dense columns.
-        row: Of `dense`, which is nan there.
+        row: Row of `dense`, filled with nan.
         dense: The numbers.
-        counts: 0; the number of values of each slot is added.
+        counts: int64[S], zeros; overwritten with the number of values of each slot.
         found: int64[words, 3], overwritten: for each value its slot, start and stop.
 
     Returns:
-        How many values there are, or -1; and the position of the end of the line, or of the word at fault.
+        The number of values and the position of the end of the line, or -1 and that of the word at fault.
     """
     num_dense = dense.shape[1]
     num_fields = num_dense + len(counts)
@@ -149,7 +148,7 @@ def put_values(
     offsets: NDArray[np.int32],
     keys: NDArray[np.uint64],
 ) -> None:
-    """Writes the keys of a row slot by slot; the values of a slot keep the order of the line."""
+    """Writes the keys of a row by slot; the values of a slot keep the order of the line."""
     num_slots = len(counts)
     first = row * num_slots
     for slot in range(num_slots):
@@ -184,20 +183,19 @@ def scan_lines(
 
     Args:
         block: uint8[n], whole lines: the last byte is a newline.
-        has_fields: Whether it is libffm. There, a slot without a value gets the empty one; in libsvm it
-            has none.
-        dense_indexes: uint64[num_dense + 1], of libsvm: the dense columns' indexes, ascending, and 2^64 - 1.
-        dense_columns: int64[num_dense + 1], of libsvm: the dense column of each, and num_dense.
+        has_fields: Whether the format is libffm, where a slot without values gets the empty value.
+        dense_indexes: uint64[num_dense + 1], for libsvm: indexes of dense columns, ascending, and 2^64 - 1.
+        dense_columns: int64[num_dense + 1], for libsvm: the dense column of each, and num_dense.
         found: int64[blanks, 3], overwritten.
         labels: float32[lines], overwritten from the start, as the other columns are.
         dense: float64[lines, num_dense], nan where missing.
         counts: int64[S], overwritten.
         keys: uint64[blanks + lines * S].
-        offsets: int32[lines * S + 1], begins with 0.
+        offsets: int32[lines * S + 1], the first is 0.
         malformed: int64[lines, 3].
 
     Returns:
-        The number of rows written, and of malformed lines.
+        The number of rows written and of malformed lines.
     """
     num_rows = 0
     num_malformed = 0

@@ -1,4 +1,4 @@
-"""Reads files of lines in any format that has a scanner of blocks of lines."""
+"""Generic reader of text formats, on top of a scanner of blocks of lines."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class BadLine:
     """A malformed line.
 
     Attributes:
-        index: Its number in the block, from 0.
-        start: Where it begins in the block.
-        fault: What is wrong, with the value.
+        index: Number of the line in the block, from 0.
+        start: Start of the line in the block.
+        fault: The fault, with the value.
     """
 
     index: int
@@ -32,38 +32,33 @@ class BadLine:
 
 
 class LineScanner(Protocol):
-    """A format of lines. Stateless: threads share it."""
+    """Scanner of one format. Stateless: threads share it."""
 
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
-        """Returns the rows of a block of whole lines, maybe none, and what is malformed, in order."""
+        """Returns the rows, possibly none, and the malformed lines of a block of whole lines."""
         ...
 
 
 class TextReader:
-    """Turns files of lines, plain or compressed, into blocks of rows; a `Reader`, so thread-safe."""
+    """A `Reader` of a format with a `LineScanner`. Thread-safe."""
 
     def __init__(self, scanner: LineScanner, bad_rows: BadRows) -> None:
-        """Opens nothing yet.
-
-        Args:
-            scanner: Of the format.
-            bad_rows: Counts malformed lines.
-        """
+        """Takes the scanner, and a counter of malformed lines."""
         self._scanner = scanner
         self._bad_rows = bad_rows
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Cuts a file by bytes, a compressed one not at all; see `Reader.splits`."""
+        """Splits a file by bytes unless it is compressed; see `Reader.splits`."""
         return line_splits(path, num_splits)
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split; offsets are bytes of the content. See `Reader.blocks`."""
+        """Yields the rows of a split; offsets are in bytes of the content. See `Reader.blocks`."""
         lines: LineNumbers | None = None
         for block, position in line_blocks(split, offset):
             lines = lines or LineNumbers(split.path, position)
             rows, bad_lines = self._scanner.scan(block)
             for bad in bad_lines:
-                # The number of a line may cost a pass over what is before it, its offset costs nothing.
+                # A line number may take a pass over the file up to there, an offset is known.
                 place = f"byte {position + bad.start}"
                 if self._bad_rows.is_shown:
                     place = str(lines.number(bad.index))
@@ -74,6 +69,6 @@ class TextReader:
 
 
 def shown(text: bytes) -> str:
-    """Returns text as a message quotes it: with escapes, and cut."""
-    cut = "..." if len(text) > _MAX_SHOWN_BYTES else ""
-    return repr(text[:_MAX_SHOWN_BYTES].decode(errors="backslashreplace")) + cut
+    """Returns text for a message: escaped and truncated."""
+    rest = "..." if len(text) > _MAX_SHOWN_BYTES else ""
+    return repr(text[:_MAX_SHOWN_BYTES].decode(errors="backslashreplace")) + rest

@@ -1,1 +1,1 @@
-"""`ps-data`: makes, converts, splits and describes files."""
+"""`ps-data`: generates, converts, splits and profiles files."""

@@ -1,4 +1,4 @@
-"""`ps-data`: makes click logs with a known truth, and looks into, deals out and converts those that you have.
+"""`ps-data`: generates synthetic click logs; checks, profiles, splits and converts click logs.
 
 ps-data generate data/planted --rows 400000 --test-rows 40000 --files 4 --seed 1
 ps-data check 'data/planted/train/*.tsv'
@@ -34,19 +34,19 @@ Patterns = Annotated[
 ]
 SchemaName = Annotated[
     str,
-    typer.Option("--schema", help="The columns: 'criteo', or the path of a schema file."),
+    typer.Option("--schema", help="Schema of the columns: 'criteo', or the path of a schema file."),
 ]
 FormatName = Annotated[
-    str, typer.Option("--format", help="Format of the files; empty: their names tell.")
+    str, typer.Option("--format", help="Format of the files; empty: determined by the suffix.")
 ]
 BadRowLimit = Annotated[
     int,
-    typer.Option("--bad-row-limit", min=0, help="Malformed rows to pass over before giving up."),
+    typer.Option("--bad-row-limit", min=0, help="Malformed rows to skip before failing."),
 ]
 
 app = typer.Typer(
     name="ps-data",
-    help="Click logs: makes them with a known truth, checks, describes, deals out and converts them.",
+    help="Generate synthetic click logs; check, profile, split and convert click logs.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -54,21 +54,23 @@ app = typer.Typer(
 
 @app.command("generate")
 def generate_command(
-    folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")],
-    rows: Annotated[int, typer.Option(min=1, help="Rows to train on.")] = 400_000,
-    test_rows: Annotated[int, typer.Option(min=MIN_TEST_ROWS, help="Rows to test on.")] = 40_000,
-    files: Annotated[int, typer.Option(min=1, help="Files of rows to train on.")] = 4,
-    test_files: Annotated[int, typer.Option(min=1, help="Files of rows to test on.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Of the truth and the rows.")] = 1,
-    slots: Annotated[int, typer.Option(min=1, help="Slots, of 4 to 4,000 values.")] = NUM_SLOTS,
+    folder: Annotated[Path, typer.Argument(help="Output folder, created if it does not exist.")],
+    rows: Annotated[int, typer.Option(min=1, help="Training rows.")] = 400_000,
+    test_rows: Annotated[int, typer.Option(min=MIN_TEST_ROWS, help="Test rows.")] = 40_000,
+    files: Annotated[int, typer.Option(min=1, help="Files of training rows.")] = 4,
+    test_files: Annotated[int, typer.Option(min=1, help="Files of test rows.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the true model and the rows.")] = 1,
+    slots: Annotated[
+        int, typer.Option(min=1, help="Number of slots, with 4 to 4,000 values each.")
+    ] = NUM_SLOTS,
     zipf: Annotated[
-        float, typer.Option(min=0.0, help="Exponent of Zipf's law, by which values are drawn.")
+        float, typer.Option(min=0.0, help="Exponent of the Zipf distribution of values.")
     ] = ZIPF_EXPONENT,
 ) -> None:
-    """Write click logs with a planted truth, and tell the best AUC that a model can reach.
+    """Generate click logs from a known model, and print the best possible AUC.
 
-    FOLDER gets train/part-*.tsv, test/part-*.tsv, schema.toml with the columns, and planted.json, which holds
-    the best AUC and log loss. The same options give the same bytes. What an earlier call wrote is replaced.
+    FOLDER gets train/part-*.tsv, test/part-*.tsv, schema.toml with the columns, and planted.json with the
+    best AUC and log loss. The output is deterministic and replaces that of an earlier call.
     """
     report = generate(
         folder,
@@ -83,7 +85,7 @@ def generate_command(
     typer.echo(f"train: {rows} rows in {folder}/train/part-*.tsv ({files} files)")
     typer.echo(f"test: {test_rows} rows in {folder}/test/part-*.tsv ({test_files} files)")
     typer.echo(
-        f"the best there is on the test rows: auc={report.best_auc:.4f} "
+        f"best possible on the test rows: auc={report.best_auc:.4f} "
         f"logloss={report.best_log_loss:.4f} (click rate {report.click_rate:.4f})"
     )
 
@@ -95,9 +97,9 @@ def check_command(
     format_name: FormatName = "",
     bad_row_limit: BadRowLimit = 1000,
 ) -> None:
-    """Read click logs as training would, and tell how many rows and clicks there are.
+    """Read click logs like training does, and count rows and clicks.
 
-    The first malformed rows are shown with file, line and fault.
+    The first malformed rows are printed with file, line and fault.
     """
     names = _schema(schema)
     paths = matching_files(patterns)
@@ -123,32 +125,32 @@ def profile_command(
     columns: Annotated[
         str,
         typer.Option(
-            help="In place of a schema: numbers=13,slots=26 for columns I1, ..., I13 and C1, ..., C26."
+            help="Instead of a schema: numbers=13,slots=26 for columns I1, ..., I13 and C1, ..., C26."
         ),
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="Schema file to write, with scaling for these columns.")
+        Path | None, typer.Option(help="Schema file to write, with the scaling of these columns.")
     ] = None,
     transform: Annotated[
         Transform,
         typer.Option(
-            help="In that file: standardised numbers or their logarithms, from the minimum to the 95th "
-            "percentile, or ranks among 21 percentiles."
+            help="Scaling in that file: standardised numbers (none) or logarithms (log1p), minimum to 95th "
+            "percentile (min_max), or ranks among 21 percentiles (quantile)."
         ),
     ] = "log1p",
     missing_indicators: Annotated[
-        bool, typer.Option(help="In that file: one more input for columns with missing numbers.")
+        bool, typer.Option(help="Add an indicator in that file to columns with missing numbers.")
     ] = False,
     format_name: FormatName = "",
     bad_row_limit: BadRowLimit = 1000,
 ) -> None:
-    """Describe the columns of click logs, and write a schema that scales them.
+    """Print statistics of the columns of click logs, and write a schema that scales them.
 
-    One pass in bounded memory; what is estimated is marked, with its error.
+    Takes one pass and bounded memory; estimates are marked, with their error.
     """
     if schema and columns:
         raise UsageError(
-            f"--schema {schema} and --columns {columns} both name the columns: leave one out"
+            f"--schema {schema} and --columns {columns} both name the columns: omit one of them"
         )
     names = _numbered(columns) if columns else _schema(schema or "criteo")
     profile = profile_files(
@@ -172,22 +174,24 @@ def profile_command(
 @app.command("split")
 def split_command(
     patterns: Patterns,
-    out: Annotated[Path, typer.Option(help="Folder for train/, validation/ and maybe test/.")],
+    out: Annotated[
+        Path, typer.Option(help="Output folder for train/, validation/ and, optionally, test/.")
+    ],
     ratio: Annotated[
-        str, typer.Option(help="Of train to validation, or to validation and test.")
+        str, typer.Option(help="Ratio train:validation or train:validation:test.")
     ] = "9:1",
-    seed: Annotated[int, typer.Option(min=0, help="Another one deals otherwise.")] = 1,
-    rows_per_file: Annotated[int, typer.Option(min=1, help="The most rows of a file.")] = (
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the assignment.")] = 1,
+    rows_per_file: Annotated[int, typer.Option(min=1, help="Maximum rows of a file.")] = (
         ROWS_PER_FILE
     ),
     suffix: Annotated[
-        str, typer.Option(help="Of the files: .tsv, or .tsv.gz or .tsv.zst to compress them.")
+        str, typer.Option(help="Suffix of the files: .tsv, or .tsv.gz or .tsv.zst to compress.")
     ] = ".tsv",
 ) -> None:
-    """Deal the rows of text files to a training and a validation set.
+    """Split the rows of text files into a training, a validation and, optionally, a test set.
 
-    A row goes by a hash of the seed and its number over all files, sorted by name, so the same call gives the
-    same sets. They replace those of an earlier call, once they are whole.
+    The set of a row is determined by a hash of the seed and its number over all files, sorted by name, so the
+    result is deterministic. Complete sets replace those of an earlier call.
     """
     sets = split_rows(
         matching_files(patterns),
@@ -207,23 +211,26 @@ def split_command(
 @app.command("convert")
 def convert_command(
     patterns: Patterns,
-    out: Annotated[Path, typer.Option(help="Folder for part-*.parquet; has none yet.")],
+    out: Annotated[Path, typer.Option(help="Output folder, without Parquet files.")],
     keys: Annotated[
         bool,
         typer.Option(
-            "--keys", help="Keys in place of values: quicker to read, tied to the schema."
+            "--keys", help="Write keys instead of values: faster to read, but bound to the schema."
         ),
     ] = False,
     schema: SchemaName = "criteo",
-    rows_per_file: Annotated[int, typer.Option(min=1, help="The most rows of a file.")] = 5_000_000,
+    rows_per_file: Annotated[int, typer.Option(min=1, help="Maximum rows of a file.")] = 5_000_000,
     format_name: FormatName = "",
     bad_row_limit: BadRowLimit = 0,
 ) -> None:
-    """Write click logs as Parquet, which is smaller, read faster, and read in splits.
+    """Convert click logs to Parquet, which is smaller, faster to read and can be split.
 
-    Columns have the names of the schema; numbers are not scaled, so that another schema may do so.
+    Columns have the names of the schema. Numbers are not scaled, so that schemas with other scaling can read
+    the files.
     """
-    from ps_worker.data.tools.convert import convert  # loads Parquet, which no other command needs
+    from ps_worker.data.tools.convert import (
+        convert,  # imports Parquet, which only this command needs
+    )
 
     converted = convert(
         matching_files(patterns),
@@ -251,7 +258,7 @@ def _numbered(columns: str) -> Schema:
     """Returns the schema of "numbers=13,slots=26"."""
     found = re.fullmatch(r"numbers=(\d+),slots=([1-9]\d*)", columns)
     if found is None:
-        raise UsageError(f"columns is {columns!r}, expected a text such as numbers=13,slots=26")
+        raise UsageError(f"columns is {columns!r}, expected the form numbers=13,slots=26")
     return Schema.numbered(int(found[1]), int(found[2]))
 
 

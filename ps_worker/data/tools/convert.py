@@ -1,8 +1,8 @@
-"""Turns click logs into Parquet, which is read faster and in splits.
+"""Conversion of click logs to Parquet, which is faster to read and can be split.
 
-As text, a file has the label, the numbers and the values of the slots, and any schema that names these
-columns reads it. As keys, the values are hashed already: the file can be read under one order of slots and
-one version of the feature hash, which its metadata names.
+A file of text has the label, the numbers and the slot values; any schema with these column names can read
+it. A file of keys has hashed values; it can only be read with the order of slots and the version of the
+feature hash in its metadata.
 """
 
 import json
@@ -28,20 +28,20 @@ from ps_worker.data.columnar.record_batches import Columns, shown
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import format_of
-from ps_worker.data.text.csv_text import CsvReader, Separated
+from ps_worker.data.text.csv_text import CsvDialect, CsvReader
 from ps_worker.data.text.line_blocks import line_blocks
 
 FINGERPRINT_KEY = b"ctr_ps.schema_fingerprint"
 
 FORMATS_IN = ("criteo", "csv", "parquet", "orc")
 
-# A dictionary of all different values of a row group fits, so that no column falls back to plain text.
+# Large enough for all distinct values of a row group, so that no column falls back to plain encoding.
 _DICTIONARY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What was written, and how many malformed rows were left out."""
+    """The written files, their rows, and the number of malformed rows skipped."""
 
     files: list[Path]
     rows: int
@@ -59,29 +59,29 @@ def convert(
     format_in: str | None = None,
     bad_row_limit: int = 0,
 ) -> Converted:
-    """Writes the rows of `files`, in their order, as Parquet; a file has its name only once it is whole.
+    """Writes the rows of `files` in order as Parquet; each file is written atomically.
 
     Args:
         files: Local paths or URLs.
-        out_dir: A local folder, made if it is not there: part-00000.parquet, part-00001.parquet, ...
+        out_dir: A local folder, created if necessary, for part-00000.parquet, part-00001.parquet, ...
         schema: The columns to write.
-        keys: Whether to write keys in place of the values of slots. Numbers are float64 with text, float32
-            with keys; neither is scaled.
-        rows_per_file: The most rows of a file.
-        row_group_rows: The most rows of a row group, which readers take apart no further.
-        format_in: One of FORMATS_IN; None: the files' names tell.
-        bad_row_limit: How many malformed rows are left out; one more is an error.
+        keys: Whether to write keys instead of slot values. Numbers are float64 with text, float32 with keys,
+            unscaled in both cases.
+        rows_per_file: Maximum rows of a file.
+        row_group_rows: Maximum rows of a row group, the smallest unit of a split.
+        format_in: One of FORMATS_IN; None: determined by the suffix.
+        bad_row_limit: Malformed rows to skip; one more is an error.
 
     Raises:
-        UsageError: If a number is too small, a format has no columns to convert, or `out_dir` holds Parquet.
-        DataError: If a file cannot be read, or there is no row in any; if some have labels and some have not.
-        BadRowError: Names file, line and fault of the malformed row beyond the limit.
+        UsageError: If a number is too small, a format cannot be converted, or `out_dir` contains Parquet.
+        DataError: If a file cannot be read, there are no rows, or only some files have labels.
+        BadRowError: Names file, line and fault of the malformed row that exceeded the limit.
     """
     for name, value in (("rows_per_file", rows_per_file), ("row_group_rows", row_group_rows)):
         if value < 1:
             raise UsageError(f"{name} is {value!r}, expected at least 1")
     if out_dir.is_dir() and any(out_dir.glob("*.parquet")):
-        raise UsageError(f"{str(out_dir)!r} has Parquet files already: name another folder")
+        raise UsageError(f"{str(out_dir)!r} already has Parquet files: choose another folder")
     row_group_rows = min(row_group_rows, rows_per_file)
     bad_rows = BadRows(bad_row_limit)
     groups = _row_groups(_tables(files, schema, bad_rows, keys, format_in), row_group_rows)
@@ -93,14 +93,14 @@ def convert(
     rows = sum(num_rows for _, num_rows in written)
     bad_rows.report(rows)
     if not rows:
-        raise DataError(f"no rows in {len(files)} files: there is nothing to convert")
+        raise DataError(f"no rows to convert in {len(files)} files")
     return Converted([path for path, _ in written], rows, bad_rows.total)
 
 
 def _write_files(
     groups: Iterator[pa.Table], folder: Path, groups_per_file: int
 ) -> Iterator[tuple[Path, int]]:
-    """Writes row groups; yields each file that is whole, and its number of rows."""
+    """Writes row groups; yields each complete file and its number of rows."""
     for number, first in enumerate(groups):
         path = folder / f"part-{number:05d}.parquet"
         num_rows = 0
@@ -109,7 +109,7 @@ def _write_files(
             pq.ParquetWriter(
                 file,
                 first.schema,
-                compression="snappy",  # with zstd files are a quarter smaller and read a tenth slower
+                compression="snappy",  # zstd: a quarter smaller, a tenth slower to read
                 dictionary_pagesize_limit=_DICTIONARY_BYTES,
                 write_page_checksum=True,
             ) as writer,
@@ -121,7 +121,7 @@ def _write_files(
 
 
 def _row_groups(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
-    """Yields the rows of `tables` in tables of `num_rows`, the last one of what is left."""
+    """Yields the rows of `tables` in tables of `num_rows`, the last one of the remaining rows."""
     held: list[pa.Table] = []
     held_rows = 0
     for table in tables:
@@ -152,8 +152,8 @@ def _tables(
                 expected = table.schema
             if not table.schema.equals(expected):
                 raise DataError(
-                    f"{path}: its columns are {_listed(table.schema)}, and those of the files before it "
-                    f"{_listed(expected)}: convert them apart"
+                    f"{path}: its columns are {_listed(table.schema)}, those of the previous files "
+                    f"{_listed(expected)}: convert them separately"
                 )
             yield table
 
@@ -165,7 +165,7 @@ def _columns(
     reader: CsvReader | ParquetReader | OrcReader
     if format_in == "criteo":
         header = _criteo_header(path, schema)
-        reader = CsvReader(schema, bad_rows, look=Separated("\t", None), header=header)
+        reader = CsvReader(schema, bad_rows, dialect=CsvDialect("\t", None), header=header)
     elif format_in == "csv":
         reader = CsvReader(schema, bad_rows)
     elif format_in == "parquet":
@@ -180,7 +180,7 @@ def _columns(
 
 
 def _criteo_header(path: str, schema: Schema) -> list[str]:
-    """Returns the names of the columns; the first row of a right length says whether there is a label."""
+    """Returns the names of the columns, with a label if the first row of a valid length has one."""
     names = [*(column.name for column in schema.dense), *schema.slots]
     with closing(line_blocks(FileSplit(path))) as blocks:
         block, _ = next(blocks, (np.empty(0, np.uint8), 0))
@@ -197,24 +197,24 @@ def _label_name(schema: Schema) -> str:
     free = [name for name in LABEL_NAMES if name not in used]
     if not free:
         raise UsageError(
-            f"the schema uses all names of a label ({', '.join(LABEL_NAMES)}): rename one"
+            f"the schema uses all names for a label ({', '.join(LABEL_NAMES)}): rename one of its columns"
         )
     return free[0]
 
 
 def _text_table(path: str, columns: Columns, schema: Schema, bad_rows: BadRows) -> pa.Table:
     if columns.are_keys:
-        raise UsageError(f"{path}: the file holds keys, from which no text can be made")
+        raise UsageError(f"{path}: the file contains keys, which cannot be converted to text")
     try:
         texts = [_texts(array) for array in columns.slots]
-    except pa.ArrowInvalid:  # it does not say which
+    except pa.ArrowInvalid:  # does not say which value
         columns = columns.where(_is_utf8(path, columns, schema, bad_rows))
         texts = [_texts(array) for array in columns.slots]
     return _table(columns, schema, pa.float64(), texts)
 
 
 def _is_utf8(path: str, columns: Columns, schema: Schema, bad_rows: BadRows) -> NDArray[np.bool_]:
-    """Returns which rows can be written as text, and counts the others."""
+    """Returns a mask of the rows that can be written as text, and counts the others as malformed."""
     is_good = np.ones(len(columns.offsets), np.bool_)
     for name, array in zip(schema.slots, columns.slots, strict=True):
         if _is_text(array):
@@ -223,7 +223,7 @@ def _is_utf8(path: str, columns: Columns, schema: Schema, bad_rows: BadRows) -> 
             value = array[row : row + 1]
             if not _is_text(value):
                 is_good[row] = False
-                fault = f"{name!r} is {shown(value[0].as_py())}, not UTF-8, as text must be: ask for keys"
+                fault = f"{name!r} is {shown(value[0].as_py())}, expected UTF-8: write keys instead"
                 bad_rows.add(path, f"offset {columns.offsets[row]}", fault)
     return is_good
 

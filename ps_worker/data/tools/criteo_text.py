@@ -1,4 +1,4 @@
-"""Writes rows as text in Criteo's layout, the inverse of the scanner."""
+"""Writing of rows as text in Criteo's layout, the inverse of `criteo_scanner`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ _HEX_DIGITS = 8
 
 @kernel
 def write_decimal(number: int, position: int, text: NDArray[np.uint8]) -> int:
-    """Writes the digits of `number`, not negative; returns the position after them."""
+    """Writes the digits of a non-negative number; returns the position after them."""
     num_digits = 1
     rest = number // 10
     while rest > 0:
@@ -30,7 +30,7 @@ def write_hex(number: int, position: int, text: NDArray[np.uint8]) -> int:
     """Writes 8 lower-case hex digits; returns the position after them."""
     for offset in range(_HEX_DIGITS - 1, -1, -1):
         digit = np.uint8(number & 15)
-        # "W" is 10 before "a".
+        # "W" + 10 is "a".
         text[position + offset] = digit + (_ZERO if digit < 10 else _LETTERS)
         number >>= 4
     return position + _HEX_DIGITS
@@ -43,7 +43,7 @@ def write_rows(
     values: NDArray[np.int64],
     text: NDArray[np.uint8],
 ) -> int:
-    """Writes rows as `criteo_text` says; returns the number of bytes."""
+    """Writes rows, see `criteo_text`; returns the number of bytes."""
     position = 0
     for row in range(len(clicks)):
         text[position] = _ZERO + np.uint8(clicks[row])
@@ -66,11 +66,11 @@ def write_rows(
 def criteo_text(
     clicks: NDArray[np.bool_], numbers: NDArray[np.float64], values: NDArray[np.int64]
 ) -> bytes:
-    r"""Returns R rows as text: label, numbers, values, with "\t" between and "\n" at the end.
+    r"""Returns R rows as text: label, numbers, values, separated by "\t" and terminated by "\n".
 
     Args:
         clicks: bool[R], the labels.
-        numbers: float64[R, num_dense], whole and in [0, 2^63); nan is missing, written as nothing.
+        numbers: float64[R, num_dense], whole numbers in [0, 2^63); nan is missing, an empty field.
         values: int64[R, S], below 2^32, written as 8 hex digits; -1 is missing.
     """
     row_bytes = 2 + numbers.shape[1] * (1 + _MAX_DIGITS) + values.shape[1] * (1 + _HEX_DIGITS)

@@ -1,8 +1,8 @@
-"""Writes planted click logs to files, with a report of the best that a model can reach on them.
+"""Generation of files of synthetic click logs, with a report of the best possible metrics.
 
     FOLDER/train/part-000.tsv ...    FOLDER/test/part-000.tsv ...    FOLDER/schema.toml    FOLDER/planted.json
 
-The report is written last: where there is one, the rows are all there and fit it.
+The report is written last, so its presence means that the files are complete.
 """
 
 import json
@@ -20,20 +20,20 @@ from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT, PlantedModel
 MIN_TEST_ROWS = 100
 
 _CHUNK_ROWS = 20_000
-_MAX_ZIPF_EXPONENT = 10.0  # all rows have the first value long before
+_MAX_ZIPF_EXPONENT = 10.0  # practically all rows have the first value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedReport:
-    """What was generated, and the best that a model can reach on the test rows.
+    """Sizes, and the best possible metrics on the test rows.
 
     Attributes:
-        rows: Rows to train on.
-        test_rows: Rows to test on.
-        seed: Of weights and rows.
+        rows: Training rows.
+        test_rows: Test rows.
+        seed: Seed of the true model and the rows.
         click_rate: Share of clicks in the test rows.
-        best_auc: Area under the ROC curve of the true probabilities, on the test rows.
-        best_log_loss: Of the true probabilities, on the test rows; natural logarithm.
+        best_auc: AUC of the true probabilities on the test rows.
+        best_log_loss: Log loss (natural logarithm) of the true probabilities on the test rows.
     """
 
     rows: int
@@ -55,26 +55,26 @@ def generate(
     num_slots: int = NUM_SLOTS,
     zipf_exponent: float = ZIPF_EXPONENT,
 ) -> PlantedReport:
-    """Writes planted rows into `folder`, in place of those of an earlier call.
+    """Writes synthetic rows to `folder`, replacing those of an earlier call.
 
-    The same arguments give the same bytes, and more test rows leave the training rows as they are.
+    The output is deterministic; the training rows do not depend on the number of test rows.
 
     Raises:
-        UsageError: If there would be a file without a row, too few test rows to judge by, no slot, or an
-            exponent that is negative or very large.
+        UsageError: If a file would have no rows, there are too few test rows or slots, or the exponent is
+            negative or too large.
         DataError: If the folder cannot be written to.
     """
     if not 1 <= files <= rows or not 1 <= test_files <= test_rows:
         raise UsageError(
-            f"cannot spread {rows} rows over {files} files and {test_rows} test rows over "
-            f"{test_files}: every file needs a row"
+            f"cannot distribute {rows} rows over {files} files and {test_rows} test rows over "
+            f"{test_files}: every file needs at least one row"
         )
     if test_rows < MIN_TEST_ROWS:
-        raise UsageError(f"{test_rows} test rows are too few to judge by, use {MIN_TEST_ROWS}")
+        raise UsageError(f"test_rows is {test_rows}, expected at least {MIN_TEST_ROWS}")
     if num_slots < 1 or not 0 <= zipf_exponent <= _MAX_ZIPF_EXPONENT:
         raise UsageError(
-            f"slots is {num_slots} and zipf {zipf_exponent}, expected at least 1 slot and an exponent from 0 "
-            f"to {_MAX_ZIPF_EXPONENT:.0f}"
+            f"slots is {num_slots} and zipf is {zipf_exponent}, expected at least 1 slot and an exponent "
+            f"from 0 to {_MAX_ZIPF_EXPONENT:.0f}"
         )
     model = PlantedModel(seed, num_slots=num_slots, zipf_exponent=zipf_exponent)
     report_path = folder / "planted.json"
@@ -104,7 +104,7 @@ def generate(
 def _write_files(
     folder: Path, model: PlantedModel, seed: list[int], num_rows: int, num_files: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Writes the rows, evenly over the files; returns their clicks and true probabilities."""
+    """Writes the rows evenly to the files; returns their clicks and true probabilities."""
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob("part-*.tsv"):
         stale.unlink()
@@ -123,7 +123,7 @@ def _write_files(
 
 
 def _auc(clicks: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
-    """Returns the share of (click, no click) pairs in the right order, by the sum of ranks."""
+    """Returns the AUC, computed from the sum of ranks."""
     num_clicks = int(clicks.sum())
     ranks = np.flatnonzero(clicks[np.argsort(probabilities)]) + 1
     pairs = num_clicks * (len(clicks) - num_clicks)

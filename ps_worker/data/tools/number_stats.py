@@ -1,10 +1,9 @@
-"""What the numbers of the data are like, column by column, in one pass and bounded memory.
+"""Statistics of dense columns, in one pass and bounded memory.
 
-Counts, extremes, means and deviations are exact. Percentiles are those of a sample of `MAX_SAMPLE` rows, and
-exact where there are no more. The rows of the sample are those whose hash is smallest, so every row is as
-likely in it as any other, and the blocks in which rows come do not matter. The share of a column that lies
-below a percentile of the sample has the standard error sqrt(p (1 - p) / n), n the sampled rows in which the
-number is not missing: 0.06 % for the 95th percentile of 131,072.
+Counts, extremes, means and deviations are exact. Percentiles are exact up to `MAX_SAMPLE` rows, then those of
+a uniform sample of `MAX_SAMPLE` rows: the rows with the smallest hashes, independent of the division into
+blocks. The share of a column below a percentile of the sample has the standard error sqrt(p (1 - p) / n), n
+the sampled rows in which the number is not missing: 0.06 % for the 95th percentile of 131,072.
 """
 
 import numpy as np
@@ -24,18 +23,17 @@ class Moments:
 
     Attributes:
         counts: int64[C], numbers that are not missing.
-        means: float64[C], 0 where there is none.
+        means: float64[C], 0 without numbers.
     """
 
     def __init__(self, num_columns: int) -> None:
-        """Has seen nothing."""
         self.counts = np.zeros(num_columns, np.int64)
         self.means = np.zeros(num_columns)
         self._squares = np.zeros(num_columns)  # sums of squared distances from the mean
 
     @property
     def deviations(self) -> Floats:
-        """float64[C], of the population; 0 where there is no number."""
+        """Population standard deviations, float64[C]; 0 without numbers."""
         return np.sqrt(self._squares / np.maximum(self.counts, 1))
 
     def add(self, values: Floats) -> None:
@@ -55,7 +53,7 @@ class NumberStats:
     """Statistics of dense columns. For one thread.
 
     Attributes:
-        rows: Seen so far.
+        rows: Number of rows so far.
         minima: float64[C], inf where all are missing.
         maxima: float64[C], -inf where all are missing.
         moments: Of the numbers x.
@@ -63,7 +61,6 @@ class NumberStats:
     """
 
     def __init__(self, num_columns: int) -> None:
-        """Has seen nothing."""
         self.rows = 0
         self.minima = np.full(num_columns, np.inf)
         self.maxima = np.full(num_columns, -np.inf)
@@ -71,10 +68,10 @@ class NumberStats:
         self.log_moments = Moments(num_columns)
         self._sample = np.empty(
             (2 * MAX_SAMPLE, num_columns)
-        )  # of which the first `_sampled` rows count
+        )  # the first `_sampled` rows are valid
         self._hashes = np.empty(2 * MAX_SAMPLE, np.uint64)
         self._sampled = 0
-        self._largest = np.uint64(2**64 - 1)  # hash that gets a row into the sample
+        self._largest = np.uint64(2**64 - 1)  # hash of a row in the sample
 
     def add(self, values: Floats) -> None:
         """Adds rows float64[N, C], nan where missing."""
@@ -91,20 +88,20 @@ class NumberStats:
             self._add_to_sample(values[start : start + MAX_SAMPLE])
 
     def percentiles(self, column: int, shares: Floats) -> Floats:
-        """Returns the least numbers that at least these shares of a column do not exceed.
+        """Returns percentiles of a column, without interpolation.
 
         Args:
-            column: From 0; it must have a number.
-            shares: float64[n], in [0, 1]; 0 and 1 give the extremes, which are exact.
+            column: From 0; must have a number.
+            shares: float64[n], in [0, 1]; 0 and 1 give the exact extremes.
 
         Returns:
-            float64[n], numbers of the data.
+            float64[n], the smallest numbers that at least these shares of the column do not exceed.
         """
         if self._sampled > MAX_SAMPLE:
             self._trim_sample()
         values = self._sample[: self._sampled, column]
         present = values[~np.isnan(values)]
-        if len(present) == 0:  # in so many rows that none of the others was drawn
+        if len(present) == 0:  # all sampled rows lack the number
             present = np.array([self.minima[column], self.maxima[column]])
         found = np.quantile(present, shares, method="inverted_cdf")
         found[shares == 0.0] = self.minima[column]
@@ -113,7 +110,7 @@ class NumberStats:
 
     @property
     def is_exact(self) -> bool:
-        """Whether percentiles are."""
+        """Whether percentiles are exact."""
         return self.rows <= MAX_SAMPLE
 
     def _add_to_sample(self, values: Floats) -> None:
@@ -129,7 +126,7 @@ class NumberStats:
         self._sampled = stop
 
     def _trim_sample(self) -> None:
-        """Leaves the rows with the smallest hashes."""
+        """Keeps the rows with the smallest hashes."""
         order = np.argpartition(self._hashes[: self._sampled], MAX_SAMPLE - 1)[:MAX_SAMPLE]
         self._sample[:MAX_SAMPLE] = self._sample[order]
         self._hashes[:MAX_SAMPLE] = self._hashes[order]

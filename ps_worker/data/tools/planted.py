@@ -1,15 +1,14 @@
-"""Click logs with a known truth, in Criteo's layout: how well could any model do?
+"""Synthetic click logs from a known model, in Criteo's layout.
 
 A click is drawn with probability
 
     sigmoid(bias + gain * (sum over slots of weight[slot, value] + sum over numbers of weight * x))
 
-where x is a number as `criteo_schema` scales it (0 where missing) and all weights are normal.
-Values follow Zipf's law over vocabularies that grow geometrically from slot to slot, so there are
-slots of a few values and slots with a long tail. Bias and gain are set so that `CLICK_RATE` of the
-rows are clicks and the logit's standard deviation is `LOGIT_DEVIATION`, whatever the seed. The
-truth is linear in the features, so every model of clicks contains it; none can beat it, so its
-own AUC and log loss are the best that there are.
+where x is a number as `criteo_schema` scales it (0 where missing) and all weights are normal. Values follow
+Zipf's law over vocabularies that grow geometrically from slot to slot, so there are slots of a few values and
+slots with a long tail. Bias and gain are set so that for every seed the click rate is `CLICK_RATE` and the
+standard deviation of the logit `LOGIT_DEVIATION`. Every model of clicks contains this linear one and none can
+beat it, so its own AUC and log loss are the best possible.
 """
 
 from dataclasses import dataclass, replace
@@ -27,20 +26,20 @@ LOGIT_DEVIATION = 1.5
 
 _SMALLEST_VOCABULARY = 4
 _LARGEST_VOCABULARY = 4_000
-_MISSING_COLUMNS = 1 / 3  # of all columns; the others always hold something
-_MOST_MISSING = 0.5  # of the rows of such a column
-_NUMBER_WEIGHT = 0.5  # standard deviation; that of a slot's values is 1
+_MISSING_COLUMNS = 1 / 3  # share of the columns with missing values
+_MOST_MISSING = 0.5  # largest share of missing values of such a column
+_NUMBER_WEIGHT = 0.5  # standard deviation; 1 for the values of slots
 _CALIBRATION_ROWS = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedRows:
-    """R rows and their truth.
+    """R rows and their click probabilities.
 
     Attributes:
         clicks: bool[R].
         probabilities: float64[R], of a click.
-        numbers: float64[R, num_dense], whole; nan is missing.
+        numbers: float64[R, num_dense], whole numbers; nan is missing.
         values: int64[R, S], 32 bits each; -1 is missing.
     """
 
@@ -52,15 +51,15 @@ class PlantedRows:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """How often each value of a slot occurs, and what it adds to the score."""
+    """Distribution and weights of a slot's values."""
 
-    cumulative: NDArray[np.float64]  # [V], sums of the probabilities, up to 1
+    cumulative: NDArray[np.float64]  # [V], cumulative probabilities
     values: NDArray[np.int64]  # [V]
     weights: NDArray[np.float64]  # [V]
 
     @classmethod
     def draw(cls, rng: np.random.Generator, vocabulary: int, zipf_exponent: float) -> Self:
-        """Returns a slot of `vocabulary` values and the missing one."""
+        """Returns a random slot of `vocabulary` values and the missing one."""
         missing = _draw_missing_rate(rng)
         probabilities = np.arange(1, vocabulary + 1) ** -zipf_exponent
         cumulative = np.cumsum(probabilities) * (1 - missing) / probabilities.sum()
@@ -71,7 +70,7 @@ class _Slot:
 
 
 class PlantedModel:
-    """The truth of one seed. Immutable once made.
+    """The true model for one seed. Immutable.
 
     Attributes:
         schema: The columns of its rows.
@@ -80,12 +79,12 @@ class PlantedModel:
     def __init__(
         self, seed: int, *, num_slots: int = NUM_SLOTS, zipf_exponent: float = ZIPF_EXPONENT
     ) -> None:
-        """Draws the weights, and sets bias and gain.
+        """Draws the weights, and computes bias and gain.
 
         Args:
             seed: At least 0.
-            num_slots: S, at least 1, named C1, C2, ...
-            zipf_exponent: Value k of a slot, from 1, is drawn in proportion to k ** -zipf_exponent.
+            num_slots: S, at least 1; slots are named C1, C2, ...
+            zipf_exponent: Value k of a slot, from 1, has a probability proportional to k ** -zipf_exponent.
         """
         rng = np.random.default_rng([seed, 0])
         slots = tuple(f"C{slot}" for slot in range(1, num_slots + 1))
@@ -128,7 +127,7 @@ class PlantedModel:
         return numbers, values, scores
 
     def _draw_numbers(self, rng: np.random.Generator, num_rows: int) -> NDArray[np.float64]:
-        """Returns counts of which the schema's transform is about normal, as the schema says."""
+        """Returns counts that the schema transforms to about the standard normal distribution."""
         shift = np.array([column.shift for column in self.schema.dense])
         scale = np.array([column.scale for column in self.schema.dense])
         logarithms = rng.normal(shift, scale, (num_rows, len(shift)))
@@ -147,7 +146,7 @@ def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _bias_for(logits: NDArray[np.float64], click_rate: float) -> float:
-    """Returns what to add to `logits` for a mean probability of `click_rate`, by bisection."""
+    """Returns the bias for a mean probability of `click_rate`, by bisection."""
     low, high = -50.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2

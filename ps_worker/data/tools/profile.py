@@ -1,7 +1,7 @@
-"""What the columns of some files are like, in one pass, and a schema that scales them.
+"""Profiles: statistics of the columns of files, in one pass, and a schema that scales them.
 
-Any format that there is a reader for will do: numbers come from it unscaled (as float32, with seven digits),
-values as keys.
+Works for every format with a reader, which provides unscaled numbers (as float32, with seven digits) and
+keys.
 """
 
 import logging
@@ -16,7 +16,7 @@ from ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_model.slots import select_slots
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import OneKindOfRows
+from ps_worker.data.blocks.batching import LabelCheck
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format, format_of, reader_of
 from ps_worker.data.tools.number_stats import NumberStats
@@ -33,18 +33,18 @@ _PERCENTILE_95 = NUM_BOUNDARIES - 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberProfile:
-    """A dense column. Where all is missing, what follows the rate is 0.
+    """Statistics of a dense column; all 0 if all numbers are missing. All are exact except percentiles.
 
     Attributes:
         name: Of the column.
         missing_rate: Share of the rows, in [0, 1].
-        min: Of all numbers, as are `max`, `mean` and `deviation`: of no sample.
-        max: See `min`.
-        mean: See `min`.
-        deviation: Of the population.
+        min: Smallest number.
+        max: Largest number.
+        mean: Mean.
+        deviation: Population standard deviation.
         log_mean: Mean of f(x) = sign(x) log(1 + |x|).
         log_deviation: Deviation of f(x).
-        percentiles: Below which 0 %, 5 %, ... 100 % of the numbers lie.
+        percentiles: The percentiles 0, 5, ..., 100.
     """
 
     name: str
@@ -59,21 +59,21 @@ class NumberProfile:
 
     @property
     def percentile_95(self) -> float:
-        """By which the tutorials normalise."""
+        """The 95th percentile, by which Paddle's tutorials normalise."""
         return self.percentiles[_PERCENTILE_95]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotProfile:
-    """A slot.
+    """Statistics of a slot.
 
     Attributes:
         name: Of the slot.
-        missing_rate: Share of the rows, in [0, 1], that have an empty value or none.
-        num_distinct: Different values, the missing one not among them.
-        is_exact: Whether that and the counts of `top` are; if not, the number has a standard error of 0.81 %.
-        top: The most frequent values with their counts.
-        undercount: By how much the counts of `top` may be too small.
+        missing_rate: Share of the rows, in [0, 1], with an empty value or none.
+        num_distinct: Number of distinct values, without the missing one.
+        is_exact: Whether `num_distinct`, else with a standard error of 0.81 %, and `top` are exact.
+        top: The most frequent values and their counts.
+        undercount: The largest error of the counts of `top`, which may be too small.
     """
 
     name: str
@@ -86,15 +86,15 @@ class SlotProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Some files.
+    """Statistics of files.
 
     Attributes:
         rows: Good rows.
-        bad_rows: Malformed ones.
-        click_rate: Share of the rows; None where they carry no label.
-        numbers: The dense columns, in order.
-        slots: In order.
-        has_exact_percentiles: If not, they are those of a sample, see `number_stats`.
+        bad_rows: Malformed rows.
+        click_rate: Share of clicks; None for rows without labels.
+        numbers: Dense columns, in order.
+        slots: Slots, in order.
+        has_exact_percentiles: Whether percentiles are exact instead of those of a sample (`number_stats`).
     """
 
     rows: int
@@ -112,22 +112,22 @@ def profile_files(
 
     Args:
         files: Paths or URLs.
-        schema: Names of the columns; how it scales them does not matter.
-        format: Of the files; None: their names tell.
-        bad_row_limit: Malformed rows to pass over before giving up.
+        schema: Names of the columns; its scaling is ignored.
+        format: None: determined by the suffix.
+        bad_row_limit: Malformed rows to skip; one more is an error.
 
     Raises:
-        DataError: If a file cannot be read, there are no rows, or some files have labels and some have not.
-        BadRowError: Names the malformed row beyond the limit.
+        DataError: If a file cannot be read, there are no rows, or only some files have labels.
+        BadRowError: Names the malformed row that exceeded the limit.
     """
     bad_rows = BadRows(bad_row_limit)
-    kind = OneKindOfRows()
+    labels = LabelCheck()
     columns = _Columns(schema)
     for path in files:
         reader = reader_of(path, columns.schema, bad_rows, format)
         rows_before = columns.stats.rows
         for block in reader.blocks(FileSplit(path)):
-            kind.require(path, block.rows)
+            labels.require(path, block.rows)
             columns.add(block.rows)
         if columns.stats.rows == rows_before:
             logger.warning("a file has no rows: file=%s", path)
@@ -144,10 +144,10 @@ def schema_of(
     """Returns a schema that scales the columns of a profile.
 
     Args:
-        profile: Of the data to train on.
-        transform: "none" and "log1p" standardise; "min_max" takes the minimum and the 95th percentile, as the
-            tutorials do, and cuts nothing off; "quantile" takes every 5 %.
-        missing_indicators: Whether columns that are missing in some rows get an indicator.
+        profile: Of the training data.
+        transform: "none" and "log1p" standardise; "min_max" uses the minimum and the 95th percentile, as
+            Paddle's tutorials do, without clipping; "quantile" uses the percentiles 0, 5, ..., 100.
+        missing_indicators: Whether to add indicators to columns with missing numbers.
     """
     return Schema(
         dense=tuple(
@@ -162,12 +162,12 @@ def schema_of(
 
 
 def _scaled(column: NumberProfile, transform: Transform) -> DenseColumn:
-    """Returns the column with the transform; one that is always the same, or missing, is only shifted."""
+    """Returns the column with the transform; a constant or always missing column is only shifted."""
     name = column.name
     if column.min == column.max:
         return DenseColumn(name=name, shift=column.min)
     if transform == "min_max":
-        # Where 95 % are the minimum, the maximum is the next best to divide by.
+        # If 95 % of the numbers are the minimum, divide by the maximum instead.
         high = column.percentile_95 if column.percentile_95 > column.min else column.max
         return DenseColumn(name=name, transform=transform, min=column.min, max=high)
     if transform == "quantile":
@@ -180,10 +180,10 @@ def _scaled(column: NumberProfile, transform: Transform) -> DenseColumn:
 
 
 class _Columns:
-    """All that is known of the columns so far.
+    """Statistics of the columns so far.
 
     Attributes:
-        schema: Under which rows have to be read: numbers as they are, and an indicator for each.
+        schema: Schema for reading: unscaled numbers, with an indicator for each.
         stats: Of the numbers.
     """
 
@@ -198,11 +198,11 @@ class _Columns:
         num_slots = len(schema.slots)
         self._missing_keys = [np.uint64(key_of(slot, "")) for slot in range(1, num_slots + 1)]
         self._values = [ValueCounts() for _ in schema.slots]
-        self._present = [0] * num_slots  # rows that have a value
-        self._clicks: float | None = None  # None: rows carry no label
+        self._present = [0] * num_slots  # rows with a value
+        self._clicks: float | None = None  # None: rows without labels
 
     def add(self, rows: Batch) -> None:
-        """Takes rows in."""
+        """Adds rows."""
         num_columns = len(self.schema.dense)
         numbers = rows.dense[:, :num_columns].astype(np.float64)
         numbers[rows.dense[:, num_columns:] == 1] = np.nan
@@ -221,7 +221,7 @@ class _Columns:
         self._present[slot] += int(np.count_nonzero(np.diff(before)))
 
     def profile(self, text_files: Sequence[str], bad_rows: int) -> Profile:
-        """Returns what is known; a value is shown as text if `text_files` have it near their start."""
+        """Returns the profile; shows a value as text if it occurs near the start of `text_files`."""
         tops = [values.top(_NUM_TOP) for values in self._values]
         wanted = [{key for key, _ in top} for top in tops]
         texts = value_texts(text_files, len(self.schema.dense), wanted)

@@ -1,4 +1,4 @@
-"""A profile as tables for a terminal, or for a file that they are sent to."""
+"""Formatting of a profile as tables for a terminal or a file."""
 
 from rich.console import Group
 from rich.table import Table
@@ -8,10 +8,10 @@ from ps_worker.data.tools.profile import NumberProfile, Profile, SlotProfile
 
 
 def profile_table(profile: Profile) -> Group:
-    """Returns what `ps-data profile` prints."""
+    """Returns the output of `ps-data profile`."""
     numbers = _table("column", ("missing", "min", "max", "mean", "deviation", "95th"))
     for number in profile.numbers:
-        numbers.add_row(*map(Text, _number_cells(number)))  # brackets in a name are no markup
+        numbers.add_row(*map(Text, _number_cells(number)))  # no markup: a name may contain brackets
     slots = _table("slot", ("missing", "distinct"), "most frequent values")
     for slot in profile.slots:
         slots.add_row(*map(Text, _slot_cells(slot, profile.rows)))
@@ -45,7 +45,7 @@ def _slot_cells(slot: SlotProfile, rows: int) -> tuple[str, ...]:
 
 
 def _notes(profile: Profile) -> list[str]:
-    """Returns what has to be said of figures that are not exact."""
+    """Returns the errors of figures that are not exact."""
     notes = []
     if not profile.has_exact_percentiles:
         notes.append(

@@ -1,6 +1,6 @@
-"""A random number for each row of the data that depends on nothing but the seed and the row's number.
+"""Row hashes: a pseudorandom number per row that only depends on the seed and the row's number.
 
-So it is the same however the rows come: in blocks of any size, from plain or compressed files.
+It is independent of the division into blocks and of compression.
 """
 
 import numpy as np
@@ -14,12 +14,12 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 @kernel
 def row_hash(seed: int, row: int) -> np.uint64:
-    """Returns a uniform uint64, another one for each row of a seed."""
+    """Returns a uniform uint64, distinct for each row of a seed."""
     return mix64(mix64(np.uint64(seed) + _GAMMA) ^ np.uint64(row))
 
 
 @kernel
 def write_row_hashes(seed: int, first_row: int, hashes: NDArray[np.uint64]) -> None:
-    """Overwrites `hashes` uint64[N] with those of the rows from `first_row` on."""
+    """Overwrites `hashes` uint64[N] with the hashes of the rows from `first_row` on."""
     for i in range(len(hashes)):
         hashes[i] = row_hash(seed, first_row + i)

@@ -1,9 +1,9 @@
-"""Deals the rows of text files to sets, as the tutorials' nine splits to train on and one to validate by.
+"""Splitting of the rows of text files into training, validation and test sets.
 
     FOLDER/train/part-00000.tsv ...    FOLDER/validation/part-00000.tsv ...    FOLDER/test/...
 
-A row goes by a hash of the seed and of its number over all files. So it is in exactly one set, and in the
-same one however the files are read; the sets have the sizes of the ratio in expectation.
+The set of a row is determined by a hash of the seed and its number over all files. The sizes of the sets have
+the given ratio in expectation.
 """
 
 import logging
@@ -59,19 +59,19 @@ def split_rows(
     rows_per_file: int = ROWS_PER_FILE,
     suffix: str = ".tsv",
 ) -> list[WrittenSet]:
-    """Writes the sets, in place of those of an earlier call; all files appear at the end.
+    """Writes the sets, which replace those of an earlier call once all files are complete.
 
     Args:
-        files: Text with a row a line, plain, .gz or .zst; the order of the files counts.
-        folder: Made if it is not there.
-        ratio: Of the sets' sizes: train to validation, or also to test.
+        files: Text with one row a line, plain, .gz or .zst; their order matters.
+        folder: Created if it does not exist.
+        ratio: Sizes of train and validation, or train, validation and test.
         seed: Of the hash.
-        rows_per_file: In all files of a set but the last.
-        suffix: Of the files' names, as ".tsv", ".tsv.gz" or ".tsv.zst".
+        rows_per_file: Rows of all files of a set but the last.
+        suffix: Suffix of the files, such as ".tsv", ".tsv.gz" or ".tsv.zst".
 
     Raises:
-        UsageError: If ratio, seed, rows_per_file or suffix make no sense, or a set's folder has files of
-            other origin.
+        UsageError: If ratio, seed, rows_per_file or suffix are invalid, or a set's folder has files that
+            this function did not write.
         DataError: If a file cannot be read, has a header, is not text, or a set would be empty.
     """
     _require_options(ratio, seed, rows_per_file, suffix)
@@ -81,7 +81,7 @@ def split_rows(
         _require_same_format(path, suffix)
         if Path(path).resolve().parent in [each.resolve() for each in folders]:
             raise UsageError(
-                f"{path!r} lies where the sets are to be written: choose another folder"
+                f"{path!r} is in the folder of a set to be written: choose another folder"
             )
     for each in folders:
         _refuse_foreign_files(each)
@@ -95,7 +95,7 @@ def split_rows(
             for writer in writers:
                 if writer.rows == 0:
                     raise DataError(
-                        f"{writer.folder.name!r} would be empty: {num_rows} rows are too few for it"
+                        f"{writer.folder.name!r} would be empty: {num_rows} rows are too few"
                     )
             return [
                 WrittenSet(writer.folder.name, writer.rows, writer.finish()) for writer in writers
@@ -108,7 +108,7 @@ def parse_ratio(text: str) -> tuple[int, ...]:
     """Returns the numbers of a ratio such as "9:1".
 
     Raises:
-        UsageError: If it has another form.
+        UsageError: If the form is invalid.
     """
     try:
         return tuple(int(number) for number in text.split(":"))
@@ -126,29 +126,29 @@ def _require_options(ratio: Sequence[int], seed: int, rows_per_file: int, suffix
     if rows_per_file < 1:
         raise UsageError(f"rows_per_file is {rows_per_file!r}, expected at least 1")
     if not suffix.startswith(".") or PurePath(f"part{suffix}").name != f"part{suffix}":
-        raise UsageError(f"suffix is {suffix!r}, expected the end of a name, as .tsv.gz")
+        raise UsageError(f"suffix is {suffix!r}, expected a suffix such as .tsv.gz")
 
 
 def _require_lines(path: str) -> None:
     kind = format_of(path)
     if kind in _WITH_HEADERS:
         raise DataError(
-            f"{path}: {kind} files cannot be dealt out line by line; only text without a header can"
+            f"{path}: {kind} files cannot be split by lines, only text without a header"
         )
 
 
 def _require_same_format(path: str, suffix: str) -> None:
-    """Refuses a suffix under which the rows would be read as something else than they are."""
+    """Checks that the suffix stands for the format of the input."""
     kind, kind_out = format_of(path), format_of(f"part{suffix}")
     if kind != kind_out:
         raise UsageError(
-            f"suffix is {suffix!r}, which is the end of {kind_out} files, and {path!r} is {kind}: "
-            f"choose another suffix"
+            f"suffix is {suffix!r}, the suffix of {kind_out} files, but {path!r} is {kind}: choose another "
+            f"suffix"
         )
 
 
 def _refuse_foreign_files(folder: Path) -> None:
-    """Refuses a folder with files that would be read along with the set, and are not of an earlier call."""
+    """Refuses a folder with part-* files that `split_rows` did not write, because they would join the set."""
     for path in sorted(folder.glob("part-*")):
         if not _OWN_NAME.fullmatch(path.name):
             raise UsageError(
@@ -157,7 +157,7 @@ def _refuse_foreign_files(folder: Path) -> None:
 
 
 def _limits(ratio: Sequence[int]) -> NDArray[np.uint64]:
-    """Returns the hashes at which each set but the first begins."""
+    """Returns the first hash of each set except the first."""
     starts = np.cumsum(ratio)[:-1].tolist()
     return np.array([(start << 64) // sum(ratio) for start in starts], np.uint64)
 
@@ -198,8 +198,8 @@ def _deal_lines(
         seed: Of the hash.
         first_row: The number of the first line.
         limits: uint64[K - 1], ascending.
-        out: uint8[K, n], a row of which gets the lines of a set.
-        sizes: int64[K, 2], zeros; gets the bytes and rows of each set.
+        out: uint8[K, n], overwritten with the lines of each set.
+        sizes: int64[K, 2], zeros; overwritten with the bytes and rows of each set.
     """
     row = first_row
     position = 0
@@ -221,11 +221,11 @@ def _deal_lines(
 
 
 class _SetWriter:
-    """Writes one set to files of so many rows, hidden until `finish`; without that they are removed.
+    """Writes one set to temporary files, which `finish` renames; without it they are removed.
 
     Attributes:
         folder: Of the files.
-        rows: Written so far.
+        rows: Number of rows written so far.
     """
 
     def __init__(self, folder: Path, rows_per_file: int, suffix: str) -> None:
@@ -261,7 +261,7 @@ class _SetWriter:
             self.rows += count
 
     def finish(self) -> tuple[Path, ...]:
-        """Puts the files in the place of those that were there."""
+        """Replaces the files of an earlier call, and returns the new ones."""
         self._close()
         for stale in self.folder.glob("part-*"):
             stale.unlink()

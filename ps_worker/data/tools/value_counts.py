@@ -1,15 +1,16 @@
-"""How many different keys there are, and which are the most frequent, in bounded memory.
+"""Number of distinct keys, and the most frequent ones, in bounded memory.
 
-Keys are counted exactly while no more than `MAX_EXACT` different ones have come. From then on:
+Counts are exact up to `MAX_EXACT` distinct keys. Beyond that:
 
-- When the table is full, the median of the counts is taken off all of them, and keys without a count left go
-  (Misra and Gries, "Finding repeated elements", 1982, many decrements at once). A count is then too small, by
-  at most the sum of those medians, which is known.
-- The number of different keys is that of a HyperLogLog with 2^14 registers, whose standard error is 0.81 %,
-  read with the estimator of Ertl, "New cardinality estimation algorithms for HyperLogLog sketches", 2017,
-  algorithm 6, which needs no table of corrections.
+- When the table is full, the median of the counts is subtracted from all of them, and keys without a positive
+  count are removed (Misra and Gries, "Finding repeated elements", 1982, with many decrements at once). Counts
+  are then too small by at most the sum of these medians, which is known.
+- The number of distinct keys is that of a HyperLogLog with 2^14 registers (standard error 0.81 %), with the
+  estimator of Ertl, "New cardinality estimation algorithms for HyperLogLog sketches", 2017, algorithm 6,
+  which needs no correction table.
 
-(Of n keys, the sum of medians is at most 2 n / MAX_EXACT: each is taken off at least half of a full table.)
+(For n keys the sum of medians is at most 2 n / MAX_EXACT, since each is subtracted from at least half of a
+full table.)
 """
 
 import math
@@ -34,14 +35,13 @@ class ValueCounts:
     """Counts of uint64 keys. For one thread.
 
     Attributes:
-        undercount: By how much a count of `top` may be too small; 0 while all is exact.
+        undercount: The largest error of the counts of `top`, which may be too small; 0 while exact.
     """
 
     def __init__(self) -> None:
-        """Has counted nothing."""
         self.undercount = 0
         self._keys = np.empty(_FIRST_CAPACITY, np.uint64)
-        self._counts = np.zeros(_FIRST_CAPACITY, np.int64)  # 0 where there is no key
+        self._counts = np.zeros(_FIRST_CAPACITY, np.int64)  # 0 for empty places
         self._used = 0
         self._registers = np.zeros(_NUM_REGISTERS, np.uint8)
 
@@ -63,11 +63,11 @@ class ValueCounts:
 
     @property
     def num_distinct(self) -> int:
-        """How many different keys there were, about if not `is_exact`."""
+        """Number of distinct keys, estimated unless `is_exact`."""
         return self._used if self.is_exact else round(_estimate(self._registers))
 
     def top(self, num_keys: int) -> list[tuple[int, int]]:
-        """Returns the most frequent keys with their counts, the most frequent first."""
+        """Returns the most frequent keys and their counts, in descending order."""
         is_used = self._counts > 0
         keys, counts = self._keys[is_used], self._counts[is_used]
         order = np.lexsort((keys, -counts))[:num_keys]
@@ -94,7 +94,7 @@ class ValueCounts:
 def _find(
     key: np.uint64, hashed: np.uint64, keys: NDArray[np.uint64], counts: NDArray[np.int64]
 ) -> int:
-    """Returns where a key is in the table, or belongs."""
+    """Returns the place of a key in the table, or the empty place for it."""
     mask = np.uint64(len(keys) - 1)
     slot = hashed & mask
     while counts[slot] > 0 and keys[slot] != key:
@@ -109,7 +109,7 @@ def _insert(
     keys: NDArray[np.uint64],
     counts: NDArray[np.int64],
 ) -> None:
-    """Puts keys that are not there yet into a table with room for them."""
+    """Inserts new keys into a table with enough empty places."""
     for i in range(len(new_keys)):
         slot = _find(new_keys[i], mix64(new_keys[i]), keys, counts)
         keys[slot] = new_keys[i]
@@ -117,8 +117,8 @@ def _insert(
 
 
 @kernel
-def _note(hashed: np.uint64, registers: NDArray[np.uint8]) -> None:
-    """Enters a key into the HyperLogLog: its first bits choose a register, the zeros after them count."""
+def _add_to_sketch(hashed: np.uint64, registers: NDArray[np.uint8]) -> None:
+    """Adds a key to the HyperLogLog: its first bits choose a register, the rank is 1 + the zeros after."""
     rest = hashed << np.uint64(_INDEX_BITS)
     rank = 1
     while rank < _MAX_RANK and (rest >> _TOP_BIT) == 0:
@@ -137,7 +137,7 @@ def _count(
     counts: NDArray[np.int64],
     registers: NDArray[np.uint8],
 ) -> tuple[int, int]:
-    """Counts keys until the table is half full; returns where to go on, and how many keys are in it."""
+    """Counts keys until the table is half full; returns the next position and the number of used places."""
     for i in range(position, len(new_keys)):
         hashed = mix64(new_keys[i])
         slot = _find(new_keys[i], hashed, keys, counts)
@@ -146,16 +146,16 @@ def _count(
                 return i, num_used
             num_used += 1
             keys[slot] = new_keys[i]
-            _note(hashed, registers)
+            _add_to_sketch(hashed, registers)
         counts[slot] += 1
     return len(new_keys), num_used
 
 
 def _estimate(registers: NDArray[np.uint8]) -> float:
-    """Returns about how many different keys were noted."""
+    """Returns the estimated number of distinct keys."""
     num_registers = len(registers)
     of_rank = np.bincount(registers, minlength=_MAX_RANK + 1)
-    z = 0.0  # the largest rank, which takes 2^60 keys, is left out
+    z = 0.0  # without the largest rank, which takes 2^60 keys
     for rank in range(_MAX_RANK - 1, 0, -1):
         z = 0.5 * (z + of_rank[rank])
     z += num_registers * _sigma(of_rank[0] / num_registers)
@@ -163,7 +163,7 @@ def _estimate(registers: NDArray[np.uint8]) -> float:
 
 
 def _sigma(x: float) -> float:
-    """Returns x + sum over k of x^(2^k) 2^(k - 1), from k = 1; at least one register is not empty: x < 1."""
+    """Returns x + sum over k >= 1 of x^(2^k) 2^(k - 1), for x < 1."""
     total, factor = x, 1.0
     while True:
         x *= x

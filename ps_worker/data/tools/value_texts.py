@@ -1,4 +1,4 @@
-"""From keys back to the values that they are of: a hash has no inverse, but the data has the values."""
+"""Lookup of the values of keys in the data, since hashes cannot be inverted."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -13,15 +13,15 @@ _MAX_SHOWN = 24
 def value_texts(
     files: Sequence[str], num_dense: int, wanted: Sequence[Collection[int]]
 ) -> list[dict[int, str]]:
-    """Returns the texts of frequent keys, as far as the first lines of the files have them.
+    """Returns the texts of keys that occur in the first lines of the files.
 
     Args:
         files: In Criteo's layout, with or without labels.
-        num_dense: Columns before the slots, but for the label.
-        wanted: For each slot the keys to look for.
+        num_dense: Dense columns before the slots.
+        wanted: For each slot the keys to find.
 
     Returns:
-        For each slot its texts by key; long ones are cut.
+        For each slot the texts by key; long ones are truncated.
     """
     open_keys = [set(keys) for keys in wanted]
     tried: list[set[bytes]] = [set() for _ in wanted]

@@ -1,1 +1,1 @@
-"""Data by code of the user's own: samples, generators, commands."""
+"""Data from user code: Python samples, data generators, pipe commands."""

@@ -1,4 +1,4 @@
-r"""A user's own parsing as a class, with the names of Paddle's data generators.
+r"""Paddle's data generators: base classes for user-defined parsing of lines.
 
     class Clicks(MultiSlotDataGenerator):
         def generate_sample(self, line):
@@ -11,8 +11,8 @@ r"""A user's own parsing as a class, with the names of Paddle's data generators.
     if __name__ == "__main__":
         Clicks().run_from_stdin()        # cat part-0 | python clicks.py
 
-A line becomes any number of samples, a sample a row of multi-slot text (`ps_worker.data.text.multislot`), or
-of a batch in the same process (`generator_reader.py`). This module loads fast, as pipe commands want it.
+A line becomes any number of samples, and a sample a row of multi-slot text (`text/multislot.py`) or of a
+batch in the same process (`generator_reader.py`). It imports little, because every pipe command loads it.
 """
 
 import math
@@ -31,13 +31,13 @@ Cells = list[tuple[str, list[Any]]]
 
 T = TypeVar("T")
 Produced = Callable[[], Iterable[T]] | Iterable[T]
-"""What a user's method returns: a function that makes an iterator, as in Paddle, or what can be iterated."""
+"""Result of a user's method: an iterable, or as in Paddle a function that returns one."""
 
 _MAX_SHOWN = 60
 
 
 class DataGenerator(ABC):
-    """Samples from lines. A subclass says how; it keeps no state of a file, as threads may share it."""
+    """Samples from lines. Subclasses keep no state of a file, because threads may share an instance."""
 
     batch_size = 32
 
@@ -46,67 +46,67 @@ class DataGenerator(ABC):
         r"""Returns the samples of a line.
 
         Args:
-            line: With its "\n"; None in `run_from_memory`.
+            line: Including "\n"; None in `run_from_memory`.
 
         Returns:
-            A function that returns an iterator of samples, or the iterator. A sample is
-            [(name, [value, ...]), ...], with the same names in the same order each time; None is passed over.
+            Samples, or a function that returns them. A sample is [(name, [value, ...]), ...], with the same
+            names in the same order each time; None is skipped.
         """
 
     def generate_batch(self, samples: list[RawSample]) -> Produced[RawSample]:
-        """Returns what comes of the samples of a batch; may be overridden, to pad them, say."""
+        """Transforms the samples of a batch; may be overridden, for example to pad them."""
         return samples
 
     def set_batch(self, batch_size: int) -> None:
-        """Sets how many samples `generate_batch` gets at once; the last time it gets what is left.
+        """Sets the number of samples that `generate_batch` gets; its last call gets the remaining ones.
 
         Raises:
-            UsageError: If it is below 1.
+            UsageError: If it is less than 1.
         """
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
         self.batch_size = batch_size
 
     def run_from_stdin(self) -> None:
-        """Writes a line of text to stdout for every sample of the lines of stdin.
+        """Reads lines from stdin and writes their samples to stdout as multi-slot text.
 
         Raises:
-            DataError: Names the line, and the value that is wrong.
+            DataError: Names the line and the invalid value.
         """
         self._write_texts(enumerate(sys.stdin.buffer, start=1))
 
     def run_from_memory(self) -> None:
-        """Writes a line of text to stdout for every sample that `generate_sample(None)` has.
+        """Writes the samples of `generate_sample(None)` to stdout as multi-slot text.
 
         Raises:
-            DataError: Names the value that is wrong.
+            DataError: Names the invalid value.
         """
         self._write_texts([(1, None)])
 
     @abstractmethod
     def checked_value(self, value: Any) -> Any:
-        """Returns a value as plain Python knows it.
+        """Returns a value as a plain Python type.
 
         Raises:
-            DataError: If such a generator cannot have it.
+            DataError: If the value is invalid for this generator.
         """
 
     @abstractmethod
     def text_of(self, value: Any) -> str:
-        """Returns how a checked value is written."""
+        """Returns a checked value as text."""
 
     def _write_texts(self, lines: Iterable[tuple[int, bytes | None]]) -> None:
         run = GeneratorRun(self)
         number = 0
         try:
-            for number, line in lines:  # noqa: B007 (told by the error)
+            for number, line in lines:  # noqa: B007 (used in the error)
                 self._write(run.samples_of(line))
             self._write(run.rest())
             sys.stdout.flush()
         except DataError as error:
             raise DataError(f"line {number}: {error}") from error
         except BrokenPipeError:
-            # Who reads has seen enough, as `head` does. What is buffered would fail again at exit.
+            # The reader, such as `head`, has closed the pipe; flushing the buffer at exit would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _write(self, samples: Iterable[Cells]) -> None:
@@ -119,10 +119,7 @@ class DataGenerator(ABC):
 
 
 class MultiSlotDataGenerator(DataGenerator):
-    """Samples of numbers: those of dense columns and the label, and the keys of slots.
-
-    None and nan are a missing number.
-    """
+    """Samples of numbers: dense columns, the label, and keys of slots. None and nan are missing."""
 
     def checked_value(self, value: Any) -> Number:
         """Returns a number; see `DataGenerator.checked_value`."""
@@ -131,7 +128,7 @@ class MultiSlotDataGenerator(DataGenerator):
         if value is None:
             return math.nan
         if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):
-            hint = "; MultiSlotStringDataGenerator has text" if isinstance(value, str) else ""
+            hint = "; use MultiSlotStringDataGenerator for text" if isinstance(value, str) else ""
             raise DataError(f"{shown(value)}, expected a finite number{hint}")
         return int(value) if isinstance(value, Integral) else float(value)
 
@@ -141,23 +138,24 @@ class MultiSlotDataGenerator(DataGenerator):
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
-    """Samples of text, which is written as it is.
-
-    A reader is told by values="text" to hash the values of slots; else they are numbers, and keys.
-    """
+    """Samples of text. Readers of its output hash slot values with values="text", else parse them as keys."""
 
     def checked_value(self, value: Any) -> str:
         """Returns a text; see `DataGenerator.checked_value`."""
         if not isinstance(value, str):
-            raise DataError(f"{shown(value)}, expected text; MultiSlotDataGenerator has numbers")
+            raise DataError(
+                f"{shown(value)}, expected text; use MultiSlotDataGenerator for numbers"
+            )
         if value and min(value) <= " ":
-            raise DataError(f"{shown(value)}, and values of multi-slot text have no blanks in them")
+            raise DataError(
+                f"{shown(value)}, expected a value without blanks, as in multi-slot text"
+            )
         if not value.isascii():
             _require_utf8(value)
         return value
 
     def text_of(self, value: str) -> str:
-        """Returns it."""
+        """Returns `value`."""
         return value
 
 
@@ -165,25 +163,24 @@ class GeneratorRun:
     """One pass of a generator over lines. For one thread.
 
     Attributes:
-        names: Of the first sample's columns; None before it.
+        names: Columns of the first sample; None before it.
     """
 
     def __init__(self, generator: DataGenerator) -> None:
-        """Calls nothing yet."""
         self._generator = generator
         self._waiting: list[RawSample] | None = [] if has_batches(generator) else None
         self.names: tuple[str, ...] | None = None
 
     @property
     def is_between_batches(self) -> bool:
-        """Whether no sample of the lines so far waits for more."""
+        """Whether all samples of the lines so far were yielded."""
         return not self._waiting
 
     def samples_of(self, line: bytes | None) -> Iterator[Cells]:
-        """Yields the checked samples that come with a line.
+        """Yields the checked samples of a line, or of the batch that it completes.
 
         Raises:
-            DataError: Says which column and value is wrong, or what the user's code raised.
+            DataError: Names the invalid column and value, or the error of the user's code.
         """
         text = None if line is None else _decoded(line)
         for sample in _produced("generate_sample", self._generator.generate_sample, text):
@@ -197,7 +194,7 @@ class GeneratorRun:
                 yield from self.rest()
 
     def rest(self) -> Iterator[Cells]:
-        """Yields the checked samples that wait for a whole batch; errors are those of `samples_of`."""
+        """Yields the checked samples of an incomplete batch; errors as for `samples_of`."""
         if self._waiting:
             samples, self._waiting = self._waiting, []
             for sample in _produced("generate_batch", self._generator.generate_batch, samples):
@@ -210,8 +207,8 @@ class GeneratorRun:
             self.names = names
         if names != self.names:
             raise DataError(
-                f"the columns of the sample are {', '.join(names)}, but those of the first one "
-                f"{', '.join(self.names)}"
+                f"the columns of the sample are {', '.join(names)}, expected {', '.join(self.names)} as "
+                f"in the first one"
             )
         return cells
 
@@ -223,7 +220,7 @@ class GeneratorRun:
                 raise DataError(
                     f"a column of the sample is {shown(cell)}, expected (name, [values])"
                 )
-        if hasattr(values, "tolist"):  # of numpy
+        if hasattr(values, "tolist"):  # a numpy array
             values = values.tolist()
         if not isinstance(values, list | tuple):
             raise DataError(f"{name!r} has {shown(values)}, expected a list of values")
@@ -234,12 +231,12 @@ class GeneratorRun:
 
 
 def has_batches(generator: DataGenerator) -> bool:
-    """Returns whether `generate_batch` is overridden, so that samples depend on those around them."""
+    """Returns whether `generate_batch` is overridden, so that a sample may depend on others."""
     return type(generator).generate_batch is not DataGenerator.generate_batch
 
 
 def shown(value: object) -> str:
-    """Returns a value as a message quotes it: cut."""
+    """Returns a value for a message, truncated."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
@@ -248,7 +245,7 @@ def _require_utf8(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{shown(text)}, which UTF-8 cannot write") from error
+        raise DataError(f"{shown(text)}, which cannot be encoded as UTF-8") from error
 
 
 def _decoded(line: bytes) -> str:
@@ -268,11 +265,11 @@ def _cells(sample: RawSample) -> list[Any]:
 
 
 def _produced(name: str, method: Callable[[Any], Produced[T]], argument: object) -> Iterator[T]:
-    """Yields what a user's method produces; what it raises becomes an error of data."""
+    """Yields the results of a user's method; translates its errors to `DataError`."""
     try:
         produced = method(argument)
         yield from produced() if callable(produced) else produced
-    except Exception as error:  # a user's code may raise anything
+    except Exception as error:  # user code may raise anything
         raise DataError(
-            f"{name} raised {type(error).__name__}: {error}; it was given {shown(argument)}"
+            f"{name} raised {type(error).__name__}: {error}; its argument was {shown(argument)}"
         ) from error

@@ -1,8 +1,7 @@
-"""A user's data generator as a reader of files: its samples become rows without being written as text.
+"""Reader that parses files with a user's data generator in this process.
 
-What is text in a slot is hashed, what is a number is a key: the rows are those that the multi-slot reader
-makes of the generator's text, with values="text" of a MultiSlotStringDataGenerator and values="keys" of the
-other.
+Text in a slot is hashed, a number is a key. The rows equal those that the multi-slot reader makes of the
+generator's output, with values="text" for a MultiSlotStringDataGenerator and values="keys" otherwise.
 """
 
 import io
@@ -35,7 +34,7 @@ _BLOCK_ROWS = 1024
 
 
 def generated(generator: DataGenerator) -> MakeReader:
-    """Returns the format of files that a generator parses, as a dataset takes it."""
+    """Returns a format for datasets that parses files with a generator."""
 
     def make(schema: Schema, _: BadRows) -> Reader:
         return GeneratorReader(generator, schema)
@@ -44,30 +43,30 @@ def generated(generator: DataGenerator) -> MakeReader:
 
 
 class GeneratorReader:
-    """Turns the lines of files into blocks of rows by a generator; a `Reader`.
+    """A `Reader` on top of a generator, which threads share.
 
-    Threads share the generator. A line that it cannot parse, or a sample that is wrong, ends the run: that is
-    a fault of code, so no limit of malformed rows applies.
+    A line that the generator cannot parse and an invalid sample are errors: faults of code, to which no limit
+    of malformed rows applies.
     """
 
     def __init__(self, generator: DataGenerator, schema: Schema) -> None:
-        """Calls nothing yet.
+        """Takes the generator.
 
         Args:
-            generator: Its columns are those that `ColumnOrder` takes, in any order.
+            generator: With the columns that `ColumnOrder` requires, in any order.
             schema: The columns of a row.
         """
         self._generator = generator
         self._schema = schema
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Cuts a file by bytes; not at all if it is compressed, or if samples depend on those before."""
+        """Splits a file by bytes, unless it is compressed or samples depend on others (`has_batches`)."""
         return line_splits(path, 1 if has_batches(self._generator) else num_splits)
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split; offsets are bytes of the content. See `Reader.blocks`.
+        """Yields the rows of a split; offsets are in bytes of the content. See `Reader.blocks`.
 
-        A block ends where no sample waits for a batch, so that reading can begin after it.
+        A block ends at the end of a batch of `generate_batch`, so that reading can resume after it.
         """
         lines: LineNumbers | None = None
         rows = _Rows(self._generator, self._schema)
@@ -99,14 +98,14 @@ def _placed(error: DataError, path: str, line: int) -> DataError:
 
 
 def _lines(block: NDArray[np.uint8], position: int) -> Iterator[tuple[bytes, int]]:
-    """Yields the lines of a block, which is at `position`, and where they begin."""
+    """Yields the lines of a block at offset `position`, each with its offset."""
     for line in io.BytesIO(block.tobytes()):
         yield line, position
         position += len(line)
 
 
 class _Rows:
-    """The rows of one pass of a generator over a split."""
+    """Rows from one pass of a generator over a split."""
 
     def __init__(self, generator: DataGenerator, schema: Schema) -> None:
         self._run = GeneratorRun(generator)
@@ -129,7 +128,7 @@ class _Rows:
         self._add(self._run.rest())
 
     def taken(self) -> Batch:
-        """Returns the rows so far, and begins anew."""
+        """Returns and removes the rows so far."""
         columns, self._columns = self._columns, SampleColumns(self._schema)
         return columns.batch()
 
@@ -141,7 +140,7 @@ class _Rows:
 
 
 def _sample(cells: Cells, order: ColumnOrder, schema: Schema) -> Sample:
-    """Returns a generator's sample in the form of `ps_worker.data.user_code.samples`."""
+    """Converts a generator's sample to the form of `samples.py`."""
     label: float | None = None
     dense: list[float | None] = [None] * len(schema.dense)
     slots: list[list[Any]] = [[]] * len(schema.slots)
@@ -173,7 +172,7 @@ def _number(name: str, value: str | float) -> float:
         number = float(value)
     except ValueError:
         number = math.inf
-    # Python reads 1_000, too.
+    # float() accepts "1_000".
     if math.isinf(number) or "_" in value:
         raise DataError(f"{name!r} has {shown(value)}, expected a finite number")
     return number

@@ -1,9 +1,9 @@
-"""A user's own command as a reader of files: it reads a file from stdin and prints multi-slot text.
+"""Reader that pipes files through a user's command, which prints multi-slot text.
 
     file content --> stdin | command | stdout --> MultiSlotScanner --> rows
 
-The output of one run over a file is one split. Offsets are lines of the output: to begin at one, the command
-is run again and so many lines are passed over, so it has to print the same for the same file.
+A file is one split. Offsets are lines of the output: resuming runs the command again and skips that number of
+lines, so its output must be deterministic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,13 +35,13 @@ def piped(
     values: Values = "keys",
     stall_limit_s: float = STALL_LIMIT_S,
 ) -> MakeReader:
-    """Returns the format of files that a command turns into multi-slot text, as a dataset takes it.
+    """Returns a format for datasets that pipes files through a command.
 
     Args:
-        command: For bash; a process runs for every file that is being read.
-        columns: What it prints, as `MultiSlotScanner` takes it.
-        values: Likewise.
-        stall_limit_s: How long it may do nothing.
+        command: For bash, which runs it once per file.
+        columns: Order of the columns in its output, see `MultiSlotScanner`.
+        values: Whether it prints keys or text, see `MultiSlotScanner`.
+        stall_limit_s: The longest time without reading, printing or ending.
     """
 
     def make(schema: Schema, _: BadRows) -> Reader:
@@ -52,28 +52,28 @@ def piped(
 
 
 class PipeReader:
-    """Turns the output of a command into blocks of rows; a `Reader`, so thread-safe.
+    """A `Reader` of the output of a command. Thread-safe.
 
-    A command that fails, prints a malformed line, leaves input unread or does nothing for too long ends the
-    run: that is a fault of code, so no limit of malformed rows applies.
+    A command that fails, prints a malformed line, leaves input unread or stalls is an error: a fault of code,
+    to which no limit of malformed rows applies.
     """
 
     def __init__(
         self, command: str, scanner: MultiSlotScanner, *, stall_limit_s: float = STALL_LIMIT_S
     ) -> None:
-        """Starts nothing yet.
+        """Takes the command.
 
         Args:
             command: For bash.
-            scanner: Of what it prints.
-            stall_limit_s: How long it may do nothing.
+            scanner: Of its output.
+            stall_limit_s: The longest time without reading, printing or ending.
 
         Raises:
             UsageError: If the command is empty, or the limit is not positive.
         """
         if not command.strip():
             raise UsageError(
-                f"the command is {command!r}, expected one that prints multi-slot text"
+                f"the command is {command!r}, expected a command that prints multi-slot text"
             )
         if stall_limit_s <= 0:
             raise UsageError(f"stall_limit_s is {stall_limit_s!r}, expected more than 0")
@@ -82,7 +82,7 @@ class PipeReader:
         self._stall_limit_s = stall_limit_s
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Returns the whole file: only the command knows where it could be cut."""
+        """Returns the whole file, because the format of its content is unknown."""
         return [FileSplit(path)]
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
@@ -90,14 +90,15 @@ class PipeReader:
 
         Raises:
             UsageError: If the split is not a whole file.
-            DataError: Names the file and the command, its exit code, its last words, and the line at fault.
+            DataError: Names the file, the command, its exit code, the end of its stderr, and the malformed
+                line.
         """
         if split != FileSplit(split.path):
-            raise UsageError(f"{split} is not a whole file, and a command reads no other")
+            raise UsageError(f"{split} is not a whole file, and a command only reads whole files")
         line = 0
         with PipeProcess(self._command, split.path, self._stall_limit_s) as process:
             for text in _line_blocks(process):
-                block, begin = _without_first(text, (offset or 0) - line), max(line, offset or 0)
+                block, begin = _skip_lines(text, (offset or 0) - line), max(line, offset or 0)
                 line += int(np.count_nonzero(text == _NEWLINE))
                 rows, bad_lines = self._scanner.scan(block)
                 if bad_lines:
@@ -111,7 +112,7 @@ class PipeReader:
 
 
 def _line_blocks(process: PipeProcess) -> Iterator[NDArray[np.uint8]]:
-    """Yields whole lines; a last one without an end only of a command that ended well."""
+    """Yields whole lines; an unterminated last line only after the command has succeeded."""
     held = bytearray()
     for chunk in process.chunks():
         held += chunk
@@ -128,8 +129,8 @@ def _line_blocks(process: PipeProcess) -> Iterator[NDArray[np.uint8]]:
         yield np.frombuffer(bytes(held), np.uint8)
 
 
-def _without_first(text: NDArray[np.uint8], num_lines: int) -> NDArray[np.uint8]:
-    """Returns lines without the first ones, which may be more than there are."""
+def _skip_lines(text: NDArray[np.uint8], num_lines: int) -> NDArray[np.uint8]:
+    """Returns text without its first lines; empty if it has fewer."""
     if num_lines <= 0:
         return text
     ends = np.flatnonzero(text == _NEWLINE) + 1

@@ -1,9 +1,9 @@
-"""A shell command that is fed a file and whose output is read: bounded, and no wait without a limit.
+"""A shell command with a file as stdin, whose output is read in bounded memory; every wait has a limit.
 
-    file --thread--> stdin | command | stdout --> who iterates
-                                     | stderr --thread--> its last lines, for errors
+    file --thread--> stdin | command | stdout --> caller
+                                     | stderr --thread--> last lines, for errors
 
-The command is a process group of its own, which is killed whatever the end is.
+The command runs in a process group of its own, which is always killed at the end.
 """
 
 import os
@@ -24,22 +24,22 @@ _STDERR_LINES = 20
 _STDERR_BYTES = 1 << 14
 _JOIN_LIMIT_S = 10.0
 
-_SIGNALS = {int(each): each.name for each in signal.Signals}  # real-time ones have no names
+_SIGNALS = {int(each): each.name for each in signal.Signals}  # without real-time signals
 
 
 class PipeProcess:
-    """One run of a command over one file. For one thread, which leaves it by `with`."""
+    """One run of a command over one file; a context manager. For one thread."""
 
     def __init__(self, command: str, path: str, stall_limit_s: float) -> None:
         """Starts the command.
 
         Args:
-            command: For bash, with pipefail, so that no part of a pipeline fails unseen.
-            path: Whose content, decompressed, the command reads from stdin.
-            stall_limit_s: How long the command may do nothing: read nothing, print nothing and not end.
+            command: For bash, with pipefail, so that a failure anywhere in a pipeline is reported.
+            path: File whose decompressed content is its stdin.
+            stall_limit_s: The longest time without reading, printing or ending.
 
         Raises:
-            DataError: If it cannot be started.
+            DataError: If the command cannot be started.
         """
         self._command = command
         self._path = path
@@ -48,7 +48,7 @@ class PipeProcess:
         self._feed_error: Exception | None = None
         self._is_closed = False
         self._stderr = b""
-        # This end of its stdin is kept, to see what the command leaves unread.
+        # Kept open to detect input that the command leaves unread.
         self._unread, write_end = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -82,7 +82,7 @@ class PipeProcess:
         self._close()
 
     def chunks(self) -> Iterator[bytes]:
-        """Yields what the command prints, until it has ended well.
+        """Yields the output of the command until it has succeeded.
 
         Raises:
             DataError: If the command failed, stalled or left input unread, or the file cannot be read.
@@ -94,14 +94,14 @@ class PipeProcess:
             self._wait_for(output)
         self._require_good_end()
 
-    def failure(self, what: str) -> DataError:
-        """Ends the command; returns an error that says what it did wrong, and all that may help."""
+    def failure(self, fault: str) -> DataError:
+        """Kills the command; returns an error with the fault, the exit code and the end of stderr."""
         state = _ending(self._process.poll())
         self._close()
         lines = self._stderr.decode(errors="backslashreplace").splitlines()[-_STDERR_LINES:]
         tail = "".join(f"\n  {line}" for line in lines) or " nothing"
         return DataError(
-            f"{self._path}: the command {self._command!r} {what}; it {state}; its stderr ends with:{tail}"
+            f"{self._path}: the command {self._command!r} {fault}; it {state}; its stderr ends with:{tail}"
         )
 
     def _require_good_end(self) -> None:
@@ -120,12 +120,12 @@ class PipeProcess:
             raise self.failure("did not read all of its input")
 
     def _has_unread(self) -> bool:
-        """Returns whether input is left, of a command that has ended."""
+        """Whether a command that has ended left input unread."""
         self._wait_for(self._unread)
         return os.read(self._unread, 1) != b""
 
     def _wait_for(self, pipe: int) -> None:
-        """Returns when a pipe has something to read, or its end."""
+        """Waits until a pipe is readable or closed."""
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         num_fed = self._num_fed
@@ -141,13 +141,13 @@ class PipeProcess:
                 while count := stream.readinto(buffer):
                     if not self._write(write_end, buffer[:count]):
                         return
-        except Exception as error:  # raised again by who iterates
+        except Exception as error:  # raised again by `chunks`
             self._feed_error = error
         finally:
             os.close(write_end)
 
     def _write(self, write_end: int, data: memoryview) -> bool:
-        """Returns whether somebody can still read it."""
+        """Returns False if the pipe was closed by all readers."""
         while data:
             try:
                 count = os.write(write_end, data)
@@ -166,7 +166,7 @@ class PipeProcess:
         if self._is_closed:
             return
         self._is_closed = True
-        # Also when the command has ended well: what it left in the background would hold our pipes.
+        # Also after success, because background processes of the command may hold the pipes open.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -186,7 +186,7 @@ def _ending(exit_code: int | None) -> str:
         return "was still running and was killed"
     if exit_code < 0:
         return f"was killed by {_SIGNALS.get(-exit_code, f'signal {-exit_code}')}"
-    # A shell ends so when a command of its was killed.
+    # The exit code of a shell whose command was killed by a signal.
     if exit_code - 128 in _SIGNALS:
         return f"ended with exit code {exit_code} ({_SIGNALS[exit_code - 128]})"
     return f"ended with exit code {exit_code}"

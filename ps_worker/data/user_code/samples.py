@@ -1,12 +1,12 @@
-"""Batches from samples that a user's own Python yields.
+"""Batches from samples that user code yields.
 
     a sample:  (label, dense, slots)
-               label  0 or 1; None where there is none
-               dense  the numbers, as they stand in the data: the schema scales them; None or nan is missing
+               label  0 or 1; None for no label
+               dense  the unscaled numbers, which the schema scales; None or nan is missing
                slots  for each slot one value, or a list of any number of values
 
-A value that is text or bytes is hashed with its slot's number, as a reader of files does it; a whole number
-is a key already. One kernel hashes the values of a batch, as a call for each would cost more than all else.
+Text and bytes are hashed with the slot's number, as by file readers; a whole number is a key. One kernel call
+hashes all values of a batch, because a call per value would dominate the cost.
 """
 
 import math
@@ -23,20 +23,23 @@ from ctr_model.features import hash_bytes
 from ctr_model.jit import kernel
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
+from ps_worker.data.user_code.data_generator import shown
 
 Value = str | bytes | int
 Sample = tuple[float | None, Sequence[float | None], Sequence[Value | Sequence[Value]]]
 
-_NUMBERS = (int, float)  # told without asking an abstract class, which takes ten times as long
+_NUMBERS = (
+    int,
+    float,
+)  # checked first, because isinstance with an abstract class is ten times slower
 _LISTS = (list, tuple, np.ndarray)
-_MAX_SHOWN = 60
 
 
 class SampleLoader:
-    """Batches of the samples of a function; each iteration calls it anew.
+    """Batches of the samples of a function; each iteration calls it again.
 
     Attributes:
-        schema: Of the samples.
+        schema: The columns of the samples.
         batch_size: B.
     """
 
@@ -47,23 +50,22 @@ class SampleLoader:
         *,
         batch_size: int,
     ) -> None:
-        """Calls nothing yet.
+        """Takes the source of samples.
 
         Args:
-            samples: A function that returns samples, as a generator function does, or a sequence of them.
+            samples: A function that returns samples, such as a generator function, or a sequence of them.
             schema: Their columns.
             batch_size: B, at least 1.
 
         Raises:
-            UsageError: If `batch_size` is too small, or `samples` is an iterator, which would be empty after
-                one pass.
+            UsageError: If `batch_size` is too small, or `samples` is an iterator, which only lasts for one
+                pass.
         """
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
         if isinstance(samples, Iterator):
             raise UsageError(
-                f"samples is {samples!r}, which can be gone through once only: give the function that "
-                f"makes it"
+                f"samples is {samples!r}, which can only be iterated once: pass the function that returns it"
             )
         self._samples = samples
         self.schema = schema
@@ -77,10 +79,10 @@ class SampleLoader:
 def batches_of_samples(
     samples: Iterable[Sample], schema: Schema, *, batch_size: int
 ) -> Iterator[Batch]:
-    """Yields samples in batches of `batch_size`, the last one of what is left.
+    """Yields samples in batches of `batch_size`, the last one of the remaining samples.
 
     Raises:
-        DataError: Says which sample, which slot or number, and which value is wrong.
+        DataError: Names the sample, the slot or dense column, and the invalid value.
     """
     columns = SampleColumns(schema)
     for number, sample in enumerate(samples, start=1):
@@ -97,7 +99,7 @@ def batches_of_samples(
 
 @dataclass
 class _Hashed:
-    """Values of a batch that are still to be hashed, and where their keys belong."""
+    """Values of a batch to be hashed, with their slots and the positions of their keys."""
 
     data: list[bytes] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -105,27 +107,27 @@ class _Hashed:
 
 
 class SampleColumns:
-    """The columns of a batch under construction; a sample that is refused leaves it unusable."""
+    """The columns of a batch under construction; unusable after an error."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._labels: list[float | None] = []
         self._dense: list[list[float]] = []
-        self._keys: list[int] = []  # 0 where a value is to be hashed
+        self._keys: list[int] = []  # 0 for values to be hashed
         self._hashed = _Hashed()
         self._offsets = [0]
 
     @property
     def size(self) -> int:
-        """Samples so far."""
+        """Number of samples so far."""
         return len(self._labels)
 
     def add(self, sample: Sample) -> None:
-        """Appends a sample; `DataError` says what is wrong with it."""
+        """Appends a sample; raises `DataError` if it is invalid."""
         try:
             label, dense, slots = sample
         except (TypeError, ValueError) as error:
-            raise DataError(f"it is {_shown(sample)}, expected (label, dense, slots)") from error
+            raise DataError(f"it is {shown(sample)}, expected (label, dense, slots)") from error
         self._add_label(label)
         self._add_dense(_list("dense numbers", dense, len(self._schema.dense)))
         values = _list("slots", slots, len(self._schema.slots))
@@ -154,11 +156,11 @@ class SampleColumns:
 
     def _add_label(self, label: Any) -> None:
         if label is not None and not (isinstance(label, Real | np.bool_) and label in (0, 1)):
-            raise DataError(f"the label is {_shown(label)}, expected 0, 1 or None")
+            raise DataError(f"the label is {shown(label)}, expected 0, 1 or None")
         if self._labels and (label is None) != (self._labels[0] is None):
             raise DataError(
-                f"the label is {_shown(label)}, but that of the sample before is "
-                f"{self._labels[-1]!r}: either all samples have a label or none has"
+                f"the label is {shown(label)}, and that of the previous sample {self._labels[-1]!r}: either "
+                f"all samples have a label or none"
             )
         self._labels.append(None if label is None else float(label))
 
@@ -171,7 +173,7 @@ class SampleColumns:
                 row.append(math.nan)
             else:
                 raise DataError(
-                    f"dense column {column.name!r} is {_shown(number)}, expected a number"
+                    f"dense column {column.name!r} is {shown(number)}, expected a number"
                 )
         self._dense.append(row)
 
@@ -188,8 +190,8 @@ class SampleColumns:
             else:
                 name = self._schema.slots[slot - 1]
                 raise DataError(
-                    f"slot {slot} ({name!r}) has {_shown(each)}, expected text, bytes or a key from 0 to "
-                    f"2**64 - 1; a missing value is '', no values are []"
+                    f"slot {slot} ({name!r}) has {shown(each)}, expected text, bytes or a key from 0 to "
+                    f"2**64 - 1; '' is a missing value, [] no values"
                 )
         self._offsets.append(len(keys))
 
@@ -199,15 +201,15 @@ class SampleColumns:
         except UnicodeEncodeError as error:
             name = self._schema.slots[slot - 1]
             raise DataError(
-                f"slot {slot} ({name!r}) has {_shown(text)}, which UTF-8 cannot write"
+                f"slot {slot} ({name!r}) has {shown(text)}, which cannot be encoded as UTF-8"
             ) from error
 
 
-def _list(what: str, values: Any, length: int) -> Iterable[Any]:
+def _list(name: str, values: Any, length: int) -> Iterable[Any]:
     if not isinstance(values, _LISTS):
-        raise DataError(f"its {what} are {_shown(values)}, expected a list of {length}")
+        raise DataError(f"its {name} are {shown(values)}, expected a list of {length}")
     if len(values) != length:
-        raise DataError(f"it has {len(values)} {what}, expected {length} as in the schema")
+        raise DataError(f"it has {len(values)} {name}, expected {length} as in the schema")
     return values
 
 
@@ -215,7 +217,7 @@ def _float(name: str, number: Any) -> float:
     try:
         return float(number)
     except OverflowError as error:
-        raise DataError(f"dense column {name!r} has a number that no float holds") from error
+        raise DataError(f"dense column {name!r} has a number too large for a float64") from error
 
 
 def _is_number(value: object) -> bool:
@@ -225,11 +227,6 @@ def _is_number(value: object) -> bool:
 def _is_key(value: object) -> bool:
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     return is_whole and 0 <= int(value) < 2**64  # type: ignore[call-overload]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 @kernel

@@ -76,9 +76,9 @@ def test_row_with_a_wrong_label_is_skipped_and_reported_or_an_error(
         ("gzip", "1\t1\t2\ta\tb", "5 columns, expected 6"),
         ("zstd", "1\t1\t2\ta\tb\tc\td", "7 columns, expected 6"),
         ("csv", "x,1,2,a,b,c", "the label is 'x', expected 0 or 1"),
-        ("csv", "1,1,2,a,b", "not 6 fields between ',' as in the header: '1,1,2,a,b'"),
+        ("csv", "1,1,2,a,b", "not 6 fields separated by ',' as in the header: '1,1,2,a,b'"),
         ("libffm", "x 0:0:1 2:a:1", "the label is 'x', expected 0, 1, \\+1 or -1"),
-        ("libffm", "1 5:a:1", "the field of '5:a:1' is not one of the schema's, 0 to 4"),
+        ("libffm", "1 5:a:1", "the field of '5:a:1' is not in the schema, expected 0 to 4"),
         ("multislot", "2 1 2 1 a 1 b 1 c 1 x", "value 1 of 1 of 'click' .* is 'x', expected 0 or"),
         ("multislot", "2 1 2 1 a 1 b 1 1", "the line ends before 'click'"),
     ],
@@ -186,11 +186,11 @@ def test_no_row_in_any_file_is_an_error(tmp_path: Path, name: str, kind: Kind) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gzip", "the file is cut off; copy or compress it again"),
-        ("zstd", "the file is cut off; copy or compress it again"),
-        ("parquet", "no sound Parquet file"),
-        ("keys", "no sound Parquet file"),
-        ("orc", "no sound ORC file"),
+        ("gzip", "the file is truncated; copy or compress it again"),
+        ("zstd", "the file is truncated; copy or compress it again"),
+        ("parquet", "not a valid Parquet file"),
+        ("keys", "not a valid Parquet file"),
+        ("orc", "not a valid ORC file"),
     ],
 )
 @kinds
@@ -226,13 +226,13 @@ def test_file_that_vanished_is_named(tmp_path: Path, name: str, kind: Kind) -> N
     ("name", "message"),
     [
         ("criteo", r"no rows in 1 files: {path} \(\d malformed rows\)"),
-        ("csv", "{path}: no column 'C4', which the schema has; the nearest"),
+        ("csv", "{path}: no column 'C4', which the schema requires; its nearest"),
         ("libffm", None),  # left out is missing
         ("multislot", r"no rows in 1 files: {path} \(\d malformed rows\)"),
-        ("parquet", "{path}: no column 'C4', which the schema has; the nearest"),
-        ("keys", "{path}: no column 'C4', which the schema has; the nearest"),
-        ("orc", "{path}: no column 'C4', which the schema has; the nearest"),
-        ("generator", "columns lacks 'C4': a row has every column of the schema"),
+        ("parquet", "{path}: no column 'C4', which the schema requires; its nearest"),
+        ("keys", "{path}: no column 'C4', which the schema requires; its nearest"),
+        ("orc", "{path}: no column 'C4', which the schema requires; its nearest"),
+        ("generator", "columns lacks 'C4', expected every column of the schema"),
         ("pipe", "{path}: the command .*bad line 1, .*the line ends before 'C5'"),
     ],
 )

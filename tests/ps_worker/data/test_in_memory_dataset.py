@@ -214,13 +214,13 @@ def test_position_of_other_shuffles_is_refused() -> None:
     *_, (_, position) = dataset.positioned()
     dataset.local_shuffle()
 
-    with pytest.raises(UsageError, match="seed 1 and 0 shuffles, and the dataset of seed 1 and 1"):
+    with pytest.raises(UsageError, match="seed 1 and 0 shuffles, and the dataset seed 1 and 1"):
         dataset.positioned(position)
     with pytest.raises(UsageError, match="seed 2 and 1 shuffles"):
         dataset.positioned(replace(position, epoch=1, seed=2))
     with pytest.raises(DataError, match="beyond the end of 60 rows"):
         dataset.positioned(replace(position, epoch=1, seed=1, offset=61))
-    with pytest.raises(UsageError, match="of other files"):
+    with pytest.raises(UsageError, match="belongs to other files"):
         dataset_of("0-61", seed=1).positioned(position)
 
 
@@ -246,7 +246,7 @@ def test_pass_ends_with_an_error_once_its_rows_are_dealt_to_others() -> None:
         return str(raised.value)
 
     for message in on_each(work, fleets_of([ParameterStore(num_workers=2)] * 2)):
-        assert "its rows have gone to other workers" in message
+        assert "its rows were sent to other workers" in message
 
 
 def test_rows_are_loaded_in_the_background() -> None:
@@ -381,7 +381,7 @@ def test_impossible_settings_are_refused(wrong) -> None:
 def test_unknown_slot_and_single_path_are_refused() -> None:
     dataset = dataset_of("0-30")
 
-    with pytest.raises(UsageError, match="no slot 'C9', there are C1, C2, C3"):
+    with pytest.raises(UsageError, match="no slot 'C9', expected one of C1, C2, C3"):
         dataset.slots_shuffle(["C1", "C9"])
     with pytest.raises(UsageError, match="expected a list of paths"):
         dataset.set_filelist("part-0")

@@ -325,19 +325,19 @@ def test_position_of_other_files_or_another_seed_is_refused(files: list[Path]) -
         next(dataset.positioned(replace(start, split=3)))
     with pytest.raises(DataError, match="beyond the end of its split by 6 rows"):
         next(dataset.positioned(replace(start, offset=0, skip=9)))
-    with pytest.raises(UsageError, match="of seed 3, and the dataset's seed is 0"):
+    with pytest.raises(UsageError, match="has seed 3, and the dataset 0"):
         dataset.positioned(replace(start, seed=3))
     for other in (
         dataset_of(files[:1]),
         dataset_of(files[::-1]),
         dataset_of(files, shuffle_files=True),
     ):
-        with pytest.raises(UsageError, match="of other files, of another order"):
+        with pytest.raises(UsageError, match="belongs to other files, another order"):
             other.positioned(start)
 
 
 def test_positions_are_of_one_reader(files: list[Path]) -> None:
-    with pytest.raises(UsageError, match="reader_num is 2: only one reader"):
+    with pytest.raises(UsageError, match="reader_num is 2: batches only have an order"):
         dataset_of(files, reader_num=2).positioned()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ctr_model.batch import Batch
 from protos.errors import DataError
 from ps_worker.data.blocks import batching
-from ps_worker.data.blocks.batching import OneKindOfRows, batches, joined, offsets_of, rows_between
+from ps_worker.data.blocks.batching import LabelCheck, batches, joined, offsets_of, rows_between
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
 
@@ -150,10 +150,10 @@ def test_slices_and_joins_keep_rows_without_labels() -> None:
 
 @pytest.mark.parametrize("is_first_labelled", [True, False])
 def test_files_with_and_without_labels_are_refused_by_name(is_first_labelled: bool) -> None:
-    kind = OneKindOfRows()
+    labels = LabelCheck()
     names = ["with.tsv", "without.tsv"] if is_first_labelled else ["without.tsv", "with.tsv"]
-    kind.require(names[0], rows_of([(1, 1)], has_labels=is_first_labelled))
-    kind.require("same.tsv", rows_of([(1, 1)], has_labels=is_first_labelled))
+    labels.require(names[0], rows_of([(1, 1)], has_labels=is_first_labelled))
+    labels.require("same.tsv", rows_of([(1, 1)], has_labels=is_first_labelled))
 
     with pytest.raises(DataError, match=r"^without\.tsv has .* without labels, and with\.tsv has"):
-        kind.require(names[1], rows_of([(1, 1)], has_labels=not is_first_labelled))
+        labels.require(names[1], rows_of([(1, 1)], has_labels=not is_first_labelled))

@@ -104,7 +104,7 @@ def test_sources_that_give_nothing_are_not_waited_for_for_ever(
         next(items)
     is_over.set()
 
-    assert caplog.messages == ["a reader is stuck and is left behind: thread=reader-0"]
+    assert caplog.messages == ["abandoned a stuck reader: thread=reader-0"]
     for thread in threading.enumerate():
         if thread.name == "reader-0":
             thread.join(LIMIT_S)

@@ -37,5 +37,5 @@ def test_truncated_file_is_refused(tmp_path: Path, kept: int) -> None:
     path = Path(write(tmp_path / "a.orc", 50, 10))
     path.write_bytes(path.read_bytes()[:kept])
 
-    with pytest.raises(DataError, match=r"a\.orc: no sound ORC file.*copy or write it again"):
+    with pytest.raises(DataError, match=r"a\.orc: not a valid ORC file.*copy or write it again"):
         list(OrcReader(SCHEMA, BadRows()).blocks(FileSplit(str(path))))

@@ -73,8 +73,12 @@ def test_file_of_keys_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "kind", "message"),
     [
-        ({"ctr_ps.hash_version": "2"}, pa.uint64(), "hash version '2', those of the schema of 1: convert"),
-        ({"ctr_ps.slots": '["item", "user"]'}, pa.uint64(), "'user' were not made for slot 1, .*'item'"),
+        ({"ctr_ps.hash_version": "2"}, pa.uint64(), "hash version '2', the schema has 1: convert"),
+        (
+            {"ctr_ps.slots": '["item", "user"]'},
+            pa.uint64(),
+            "'user' is slot 1 of the schema, but its keys were made with .*'item'",
+        ),
         ({}, pa.int64(), "'user' is of type int64, expected keys as uint64"),
         ({}, pa.list_(pa.int64()), "'user' is of type list<.*int64>, expected keys as uint64"),
     ],
@@ -116,7 +120,7 @@ def test_truncated_file_is_refused(sound: Path, kept: float) -> None:
     path.write_bytes(content[: int(kept * len(content)) if isinstance(kept, float) else kept])
 
     with pytest.raises(
-        DataError, match=r"cut\.parquet: no sound Parquet file.*copy or write it again"
+        DataError, match=r"cut\.parquet: not a valid Parquet file.*copy or write it again"
     ):
         read_keys(path)
 
@@ -125,7 +129,7 @@ def test_text_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_text("1\t2\t3\n" * 100)
 
-    with pytest.raises(DataError, match=r"a\.parquet: no sound Parquet file"):
+    with pytest.raises(DataError, match=r"a\.parquet: not a valid Parquet file"):
         read_keys(path)
 
 

@@ -242,7 +242,7 @@ def test_missing_column_is_named_with_the_nearest(tmp_path: Path, suffix: str) -
     path = write(tmp_path / f"a.{suffix}", table.rename_columns(names))
 
     with pytest.raises(
-        DataError, match=rf"a\.{suffix}: no column 'item'.*nearest that it has is 'items'"
+        DataError, match=rf"a\.{suffix}: no column 'item'.*its nearest column is 'items'"
     ):
         read(path)
 
@@ -255,7 +255,7 @@ def test_column_that_is_there_twice_is_refused(tmp_path: Path, suffix: str) -> N
         table = pa.table(ROWS).drop_columns("ignored")
         write(tmp_path / f"a.{suffix}", table.append_column("user", table["user"]))
 
-    with pytest.raises(DataError, match="column 'user' is there twice"):
+    with pytest.raises(DataError, match="column 'user' occurs twice"):
         read(str(tmp_path / f"a.{suffix}"))
 
 
@@ -301,7 +301,7 @@ def test_label_is_any_kind_of_0_and_1(tmp_path: Path, values: Sequence[object]) 
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
-        ("user", [1.5, 2.0], "column 'user' is of type double.*as slot 1: write it as text"),
+        ("user", [1.5, 2.0], "column 'user' is of type double.*for slot 1: write it as text"),
         ("user", [True, False], "column 'user' is of type bool"),
         ("user", [[0.5], []], r"column 'user' is of type list<.*double>"),
         ("age", ["1", "2"], "column 'age' is of type string, expected numbers"),

@@ -70,7 +70,7 @@ def test_truncated_file_is_named(suffix: str, missing_bytes: int, tmp_path: Path
     path = tmp_path / f"cut{suffix}"
     path.write_bytes(packed(CONTENT, suffix)[:-missing_bytes])
 
-    with pytest.raises(DataError, match=rf"cut{suffix}: the file is cut off"):
+    with pytest.raises(DataError, match=rf"cut{suffix}: the file is truncated"):
         read(str(path))
 
 
@@ -85,7 +85,7 @@ def test_damaged_file_is_named(suffix: str, position: int, tmp_path: Path) -> No
     path = tmp_path / f"damaged{suffix}"
     path.write_bytes(data)
 
-    with pytest.raises(DataError, match=rf"damaged{suffix}: not a sound (gzip|zstd) file"):
+    with pytest.raises(DataError, match=rf"damaged{suffix}: not a valid (gzip|zstd) file"):
         read(str(path))
 
 
@@ -107,6 +107,6 @@ def test_other_compression_is_refused_and_not_read_as_text(suffix: str, tmp_path
     path.write_bytes(CONTENT)
 
     with pytest.raises(
-        DataError, match=rf"a\.tsv{suffix}: {suffix} files are not read: decompress"
+        DataError, match=rf"a\.tsv{suffix}: {suffix} files are not supported: decompress"
     ):
         read(str(path))

@@ -64,7 +64,7 @@ def test_pattern_without_match_is_named(tmp_path: Path) -> None:
 
 
 def test_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a folder: ask for what is in it"):
+    with pytest.raises(DataError, match="is a folder: name the files in it"):
         matching_files(str(tmp_path))
 
 
@@ -108,7 +108,7 @@ def test_files_of_an_archive_match(tmp_path: Path) -> None:
     [
         ("memory://bucket/absent*", r"no file matches 'memory://bucket/absent\*'$"),
         ("memory://bucket/absent", "no file matches 'memory://bucket/absent'$"),
-        ("memory://bucket/day", "is a folder: ask for what is in it"),
+        ("memory://bucket/day", "is a folder: name the files in it"),
         ("nowhere://bucket/*", r"cannot read 'nowhere://bucket/\*': Protocol not known: nowhere"),
     ],
 )

@@ -161,7 +161,7 @@ def test_rows_that_are_lost_are_an_error_for_all() -> None:
     shares = [range(1_000), range(1_000, 2_000)]
 
     for first_asked in (fleets, fleets[::-1]):
-        with pytest.raises(ProtocolError, match="had 2000 rows before the shuffle, and have 1"):
+        with pytest.raises(ProtocolError, match="had 2000 rows before the shuffle and have 1"):
             shuffle(first_asked, shares)
 
 
@@ -211,7 +211,7 @@ def test_worker_that_left_before_is_an_error_for_all() -> None:
     store, *_ = one_store(3)
     store.leave(2, step=0)
 
-    with pytest.raises(ProtocolError, match="2 workers shuffle their rows, but there were 3"):
+    with pytest.raises(ProtocolError, match="2 workers shuffle their rows, but the run has 3"):
         shuffle(fleets_of([store, store, store])[:2], [range(10), range(10, 20)])
 
 
@@ -234,5 +234,7 @@ def test_rows_of_another_schema_name_the_worker() -> None:
         shuffle_globally(rows, fleet.peers(), np.random.default_rng(0))
 
     fleets = fleets_of(one_store(2, wait_limit_s=0.5))
-    with pytest.raises(ProtocolError, match="from worker 0: rows of 2 numbers and 3 slots came"):
+    with pytest.raises(
+        ProtocolError, match="from worker 0: received rows of 2 numbers and 3 slots"
+    ):
         on_each(work, fleets[::-1])

@@ -13,7 +13,7 @@ from protos.errors import BadRowError, DataError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.csv_text import CsvReader, Separated
+from ps_worker.data.text.csv_text import CsvDialect, CsvReader
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(DenseColumn(name="age"),), slots=("user",))
@@ -79,10 +79,10 @@ def test_missing_number_is_empty_or_nan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        (b"1", "not 2 fields between ',' as in the header: '1'"),
-        (b"1,a,b", "not 2 fields between ',' as in the header: '1,a,b'"),
-        (b"", "not 2 fields between ',' as in the header: ''"),
-        (b'1,"a', "a quote that the line does not close; values with line breaks .*: '1,\"a'"),
+        (b"1", "not 2 fields separated by ',' as in the header: '1'"),
+        (b"1,a,b", "not 2 fields separated by ',' as in the header: '1,a,b'"),
+        (b"", "not 2 fields separated by ',' as in the header: ''"),
+        (b'1,"a', "a quote is not closed; values with line breaks .*: '1,\"a'"),
         (b"1,a\rb", r"a carriage return inside the line: '1,a\\rb'"),
         (b"x,a", "column 'age' is 'x', expected a finite number"),
         (b"\xff,a", r"column 'age' is '\\\\xff', expected a finite number"),
@@ -149,7 +149,7 @@ def test_cut_off_gzip_is_refused(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "a.csv.gz", b"age,user\n" + b"1,a\n" * 1000))
     path.write_bytes(path.read_bytes()[:-9])
 
-    with pytest.raises(DataError, match=r"a\.csv\.gz: the file is cut off"):
+    with pytest.raises(DataError, match=r"a\.csv\.gz: the file is truncated"):
         read(str(path))
 
 
@@ -166,7 +166,7 @@ def test_empty_file_has_no_rows(tmp_path: Path) -> None:
 
 def test_header_may_be_given_and_the_separator_be_another(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b'"a\t1\nb"\t2\n')
-    reader = CsvReader(SCHEMA, BadRows(), look=Separated("\t", None), header=["user", "age"])
+    reader = CsvReader(SCHEMA, BadRows(), dialect=CsvDialect("\t", None), header=["user", "age"])
 
     (block,) = reader.blocks(FileSplit(path))
 

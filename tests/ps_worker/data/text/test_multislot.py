@@ -149,7 +149,7 @@ def test_schema_without_numbers_has_no_column_for_them() -> None:
         ("2 1 2 1 18446744073709551616 0 1 1", "is '18446744073709551616', expected a whole"),
         ("2 1 2 0 0 1 2", "value 1 of 1 of 'click' (column 4 of 4) is '2', expected 0 or 1"),
         ("2 1 2 0 0 1 nan", "value 1 of 1 of 'click' (column 4 of 4) is 'nan', expected 0 or 1"),
-        ("2 1 2 0 0 1 1 3 4", "after the last column, 'click' (column 4 of 4), stands '3 4'"),
+        ("2 1 2 0 0 1 1 3 4", "after the last column, 'click' (column 4 of 4): '3 4'"),
         ("2 1 2 1 " + "q" * 99, "is '" + "q" * 60 + "'..., expected"),
     ],
 )  # fmt: skip
@@ -300,13 +300,16 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
         ("user", "columns is 'user', expected a list of names"),
         (
             ["dense_input", "usr", "words", "click"],
-            "'usr', which is nothing known; did you mean 'user'",
+            "unknown name 'usr', did you mean 'user'",
         ),
         (["dense_input", "words", "click"], "columns lacks 'user'"),
         (["age", "user", "words", "click"], "columns lacks 'n'"),
-        (["dense_input", "user", "words", "user"], "has 'user' and then 'user'"),
-        (["dense_input", "user", "words", "click", "label"], "has 'click' and then 'label'"),
-        (["dense_input", "user", "words", "n"], "has 'dense_input' and 'n', which is one of these"),
+        (["dense_input", "user", "words", "user"], "has 'user' and 'user', expected one"),
+        (
+            ["dense_input", "user", "words", "click", "label"],
+            "has 'click' and 'label', expected one",
+        ),
+        (["dense_input", "user", "words", "n"], "has 'dense_input' and 'n', which it includes"),
     ],
 )
 def test_wrong_columns_are_refused(columns: list[str], message: str) -> None:
@@ -317,7 +320,7 @@ def test_wrong_columns_are_refused(columns: list[str], message: str) -> None:
 def test_name_that_means_two_things_is_refused() -> None:
     schema = Schema(dense=(DenseColumn(name="user"),), slots=("user",))
 
-    with pytest.raises(UsageError, match="column 'user' is a number and a slot at once"):
+    with pytest.raises(UsageError, match="column 'user' is both a number and a slot"):
         MultiSlotScanner(schema)
 
 

@@ -158,7 +158,7 @@ def test_profile_is_the_same_of_any_format(tmp_path: Path) -> None:
         (
             ["profile", "x.tsv", "--columns", "13,26"],
             2,
-            "expected a text such as numbers=13,slots=26",
+            "expected the form numbers=13,slots=26",
         ),
         (["profile", "x.tsv", "--columns", "numbers=13,slots=0"], 2, "numbers=13,slots=0"),
         (

@@ -89,7 +89,7 @@ def test_other_scaling_may_read_the_keys_and_another_order_may_not(tmp_path: Pat
     other_scaling = Schema(dense=(DenseColumn(name="age", scale=2.0),), slots=SCHEMA.slots)
 
     assert rows(files, other_scaling) == rows([tmp_path / "a.tsv"], other_scaling)
-    with pytest.raises(DataError, match="'item' were not made for slot 1"):
+    with pytest.raises(DataError, match="'item' is slot 1 of the schema, but its keys were made"):
         rows(files, Schema(dense=SCHEMA.dense, slots=("item", "user")))
 
 
@@ -177,7 +177,7 @@ def test_keys_can_be_converted_again_but_not_to_text(tmp_path: Path) -> None:
     again = convert([str(keys)], tmp_path / "again", SCHEMA, keys=True)
 
     assert rows(again.files) == rows([source])
-    with pytest.raises(UsageError, match=r"part-00000\.parquet: the file holds keys"):
+    with pytest.raises(UsageError, match=r"part-00000\.parquet: the file contains keys"):
         convert([str(keys)], tmp_path / "text", SCHEMA)
 
 
@@ -196,7 +196,7 @@ def test_malformed_rows_are_left_out_up_to_the_limit(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_need_keys(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", [LINES[0], "1\t2\t\udcff\titem", LINES[1]])
 
-    with pytest.raises(BadRowError, match=r"a\.tsv:offset 15: 'user' is '\\\\xff', not UTF-8"):
+    with pytest.raises(BadRowError, match=r"a\.tsv:offset 15: 'user' is '\\\\xff', expected UTF-8"):
         convert([path], tmp_path / "none", SCHEMA)
     text = convert([path], tmp_path / "text", SCHEMA, bad_row_limit=1)
     keys = convert([path], tmp_path / "keys", SCHEMA, keys=True)
@@ -221,7 +221,7 @@ def test_file_appears_when_it_is_whole(tmp_path: Path) -> None:
         ({"row_group_rows": 0}, UsageError, "row_group_rows is 0, expected at least 1"),
         ({"format_in": "libsvm"}, UsageError, "cannot convert the format 'libsvm', only criteo, csv"),
         ({"files": ["empty.tsv"]}, DataError, "no rows in 1 files"),
-        ({"files": ["a.tsv", "b.tsv"]}, DataError, r"b\.tsv: its columns are age: .*convert them apart"),
+        ({"files": ["a.tsv", "b.tsv"]}, DataError, r"b\.tsv: its columns are age: .*convert them separately"),
         ({"files": ["none.tsv"]}, DataError, r"cannot read .*none\.tsv"),
         ({"out_dir": "a.tsv"}, DataError, r"cannot write to .*a\.tsv"),
     ],
@@ -245,5 +245,5 @@ def test_folder_with_parquet_in_it_is_left_alone(tmp_path: Path) -> None:
     source = write(tmp_path / "a.tsv")
     convert([source], tmp_path / "out", SCHEMA)
 
-    with pytest.raises(UsageError, match="has Parquet files already: name another folder"):
+    with pytest.raises(UsageError, match="already has Parquet files: choose another folder"):
         convert([source], tmp_path / "out", SCHEMA)

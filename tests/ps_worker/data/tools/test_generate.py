@@ -163,12 +163,12 @@ def test_truth_can_be_learnt_but_not_beaten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"files": 501}, "every file needs a row"),
-        ({"files": 0}, "every file needs a row"),
-        ({"test_files": 201}, "every file needs a row"),
-        ({"test_rows": 99}, "99 test rows are too few"),
+        ({"files": 501}, "every file needs at least one row"),
+        ({"files": 0}, "every file needs at least one row"),
+        ({"test_files": 201}, "every file needs at least one row"),
+        ({"test_rows": 99}, "test_rows is 99, expected at least 100"),
         ({"num_slots": 0}, "slots is 0"),
-        ({"zipf_exponent": -1}, "zipf -1"),
+        ({"zipf_exponent": -1}, "zipf is -1"),
     ],
 )
 def test_impossible_numbers_of_rows_are_refused(

@@ -191,7 +191,7 @@ def test_set_without_a_row_is_refused(tmp_path: Path, num_rows: int) -> None:
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet", "rows.orc"])
 def test_file_with_more_than_rows_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=f"{name}: .* cannot be dealt out line by line"):
+    with pytest.raises(DataError, match=f"{name}: .* cannot be split by lines"):
         split_rows([write(tmp_path / name, ["a,b"])], tmp_path / "out")
 
 
@@ -199,7 +199,7 @@ def test_sets_are_never_written_over_their_source(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     file = write(tmp_path / "train" / "part-00000.tsv", lines_of(100))
 
-    with pytest.raises(UsageError, match="lies where the sets are to be written"):
+    with pytest.raises(UsageError, match="is in the folder of a set to be written"):
         split_rows([file], tmp_path)
 
     assert len(Path(file).read_text().splitlines()) == 100
@@ -223,7 +223,7 @@ def test_files_that_an_earlier_call_did_not_write_are_not_touched(
 def test_suffix_of_another_format_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.svm", lines_of(500))
 
-    with pytest.raises(UsageError, match=r"'.tsv', which is the end of criteo files, .* is libsvm"):
+    with pytest.raises(UsageError, match=r"'.tsv', the suffix of criteo files, but .* is libsvm"):
         split_rows([file], tmp_path)
 
     assert split_rows([file], tmp_path, suffix=".svm")[0].files[0].name == "part-00000.svm"

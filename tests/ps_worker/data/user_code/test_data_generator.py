@@ -188,25 +188,29 @@ GOOD = "[[('age', [1]), ('click', [1])]]"
         (
             Texts,
             "[[('age', [1])]]",
-            "'age' has 1, expected text; MultiSlotDataGenerator has numbers",
+            "'age' has 1, expected text; use MultiSlotDataGenerator for numbers",
         ),
-        (Texts, r"[[('age', ['\ud800'])]]", r"'age' has '\ud800', which UTF-8 cannot write"),
+        (
+            Texts,
+            r"[[('age', ['\ud800'])]]",
+            r"'age' has '\ud800', which cannot be encoded as UTF-8",
+        ),
         (
             Texts,
             "[[('age', ['a b'])]]",
-            "'age' has 'a b', and values of multi-slot text have no blanks",
+            "'age' has 'a b', expected a value without blanks",
         ),
         (Texts, "[[('age', ['a\\n'])]]", "'age' has 'a\\n', and values"),
         (
             Clicks,
             "[[('click', [1]), ('age', [1])]]",
-            "are click, age, but those of the first one age, click",
+            "are click, age, expected age, click as in the first one",
         ),
-        (Clicks, "[[('age', [1])]]", "are age, but those of the first one age, click"),
+        (Clicks, "[[('age', [1])]]", "are age, expected age, click as in the first one"),
         (
             Clicks,
             "1/0",
-            "generate_sample raised ZeroDivisionError: division by zero; it was given '1/0\\n'",
+            "generate_sample raised ZeroDivisionError: division by zero; its argument was '1/0\\n'",
         ),
     ],
 )

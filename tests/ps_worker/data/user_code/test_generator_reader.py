@@ -265,5 +265,5 @@ def test_columns_that_the_schema_does_not_have_are_told(tmp_path: Path) -> None:
     path.write_text("1 1 1\n")
     schema = Schema(dense=SCHEMA.dense, slots=("user", "word"))
 
-    with pytest.raises(UsageError, match="'words', which is nothing known; did you mean 'word'"):
+    with pytest.raises(UsageError, match="unknown name 'words', did you mean 'word'"):
         list(GeneratorReader(Numbers(), schema).blocks(FileSplit(str(path))))

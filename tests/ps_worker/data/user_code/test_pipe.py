@@ -214,7 +214,7 @@ def test_damaged_file_is_told_before_what_the_command_says_of_it(tmp_path: Path)
     path = tmp_path / "part-0.gz"
     path.write_bytes(gzip.compress(lines(0, 5000).encode())[:-20])
 
-    assert "part-0.gz: the file is cut off" in failure("cat; exit 1", FileSplit(str(path)))
+    assert "part-0.gz: the file is truncated" in failure("cat; exit 1", FileSplit(str(path)))
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_last_batch_is_what_is_left() -> None:
         (7, r"sample 2: it is 7, expected \(label, dense, slots\)"),
         ((2, *GOOD[1:]), "sample 2: the label is 2, expected 0, 1 or None"),
         (("1", *GOOD[1:]), "sample 2: the label is '1'"),
-        ((None, *GOOD[1:]), "sample 2: the label is None, but that of the sample before is 1"),
+        ((None, *GOOD[1:]), "sample 2: the label is None, and that of the previous sample 1"),
         ((1, [1], GOOD[2]), "sample 2: it has 1 dense numbers, expected 2"),
         ((1, 5, GOOD[2]), "sample 2: its dense numbers are 5, expected a list of 2"),
         ((1, [1, "x"], GOOD[2]), "sample 2: dense column 'n' is 'x', expected a number"),
@@ -100,8 +100,11 @@ def test_last_batch_is_what_is_left() -> None:
         ((1, [1, 2], ["a", "b", ["c", None]]), r"slot 3 \('words'\) has None"),
         ((1, [1, 2], ["a", -1, "c"]), r"slot 2 \('ad'\) has -1"),
         ((1, [1, 2], [2**64, "b", "c"]), r"slot 1 \('user'\) has 18446744073709551616"),
-        ((1, [1, 10**400], GOOD[2]), "dense column 'n' has a number that no float holds"),
-        ((1, [1, 2], ["\ud800", "b", "c"]), r"slot 1 \('user'\) has '.*, which UTF-8 cannot write"),
+        ((1, [1, 10**400], GOOD[2]), "dense column 'n' has a number too large for a float64"),
+        (
+            (1, [1, 2], ["\ud800", "b", "c"]),
+            r"slot 1 \('user'\) has '.*, which cannot be encoded as UTF-8",
+        ),
         ((1, [1, 2], [True, "b", "c"]), r"slot 1 \('user'\) has True"),
     ],
 )
@@ -127,7 +130,7 @@ def test_loader_takes_a_list_of_samples() -> None:
 
 
 def test_loader_of_what_can_be_read_once_is_refused() -> None:
-    with pytest.raises(UsageError, match="once only: give the function"):
+    with pytest.raises(UsageError, match="only be iterated once: pass the function"):
         SampleLoader(iter([GOOD]), SCHEMA, batch_size=2)
 
 
