@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Learns one day of clicks after another with examples/daily.toml: each day begins with the model of the day
-# before, ages its rows, lets the expired ones go, and leaves a checkpoint of its own.
+# Trains on one day of clicks after another with examples/daily.toml: each day loads the model of the day before,
+# decays its statistics, removes expired rows, and saves its own checkpoint.
 #
-#   examples/daily.sh 'clicks/2026-11-19/*' 'clicks/2026-11-20/*'     # a pattern of files for each day
-#   examples/daily.sh 'clicks/2026-11-21/*'                           # goes on from the newest day before
+#   examples/daily.sh 'clicks/2026-11-19/*' 'clicks/2026-11-20/*'     # a file pattern per day
+#   examples/daily.sh 'clicks/2026-11-21/*'                           # starts from the newest earlier day
 #   MODELS=s3://models/clicks PREVIOUS=s3://models/clicks/2026-11-20 SERVERS=4 WORKERS=8 examples/daily.sh ...
 #
-# A URL is not listed: name the model of the day before as PREVIOUS.
-# Safe to repeat, with more days as they come: one that is done is passed over, one that was killed goes on.
+# URLs are not listed: name the model of the day before as PREVIOUS.
+# Safe to repeat, with more days as they come: finished days are skipped, interrupted ones resumed.
 set -euo pipefail
 models=${MODELS:-output/daily}
 servers=${SERVERS:-2}
@@ -16,10 +16,10 @@ job=$(dirname "$0")/daily.toml
 
 previous=${PREVIOUS:-}
 for files in "$@"; do
-    day=$(basename "${files%/*[*?[]*}") # of a pattern the folder, else the file
+    day=$(basename "${files%/*[*?[]*}") # the folder of a pattern, or else the file
     day=${day%%.*}
     if [[ -z $previous ]]; then
-        for model in "$models"/*/; do # in the order of their names
+        for model in "$models"/*/; do # ordered by name
             [[ -d $model && $(basename "$model") < $day ]] && previous=$models/$(basename "$model")
         done
     fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Plants a click model in data, trains CTR-DNN on it with 2 servers and 2 workers, and holds the result
-# against the best that is possible.
+# Generates data from a known click model, trains CTR-DNN on it with 2 servers and 2 workers, and compares the AUC
+# with the best possible one.
 set -euo pipefail
 rows=${ROWS:-400000}
 

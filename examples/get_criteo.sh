@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Fetches Criteo's click logs of the Display Advertising Challenge, 45.8 million rows, as FOLDER/train/part-* and
-# FOLDER/test/part-*, where the jobs in examples/ look for them. Needs 4.3 GB for the archive and 25 GB to unpack.
+# Downloads Criteo's click logs of the Display Advertising Challenge, 45.8 million rows, as FOLDER/train/part-* and
+# FOLDER/test/part-*, where the jobs in examples/ expect them. Needs 4.3 GB for the archive and 25 GB to unpack.
 #
 #   examples/get_criteo.sh                 to data/criteo
 #   examples/get_criteo.sh FOLDER
 #
-# An interrupted download goes on when it is called again. CRITEO_URL names another archive, as file:///tmp/dac.tar.gz;
-# CRITEO_SHA256 is checked if it is set, as nobody has published one.
+# Run it again to continue an interrupted download. CRITEO_URL names another archive, such as file:///tmp/dac.tar.gz;
+# CRITEO_SHA256 is compared if set: no checksum was ever published.
 #
 # Criteo offers the data for non-commercial use only: CC BY-NC-SA 4.0.
 set -euo pipefail
 
-# The archive of Paddle's tutorials: raw_data/part-* and test_data/part-*. Its size stands in their text.
+# The archive of Paddle's tutorials: raw_data/part-* and test_data/part-*. Their text gives its size.
 tutorial=https://fleet.bj.bcebos.com/ctr_data.tar.gz
 tutorial_bytes=4041125592
-# Criteo's own: train.txt, and a test.txt without labels, which is left out.
+# Criteo's own: train.txt, and a test.txt without labels, which is not used.
 criteo=https://go.criteo.net/criteo-research-kaggle-display-advertising-challenge-dataset.tar.gz
 criteo_rows=45840617
 
@@ -49,7 +49,7 @@ put it on this machine and call: CRITEO_URL=file:///path/of/dac.tar.gz $0 $folde
 without any of it, rows with a planted truth will do: ps-data generate data/planted"
 }
 
-# download URL ARCHIVE: fetches, or goes on with what an earlier call left; gives up on a connection that stalls.
+# download URL ARCHIVE: starts or continues a download; fails if the connection stalls.
 download() {
     say "downloading $1"
     curl --fail --location --continue-at - --connect-timeout 20 --speed-limit 1000 --speed-time 60 \
@@ -57,7 +57,7 @@ download() {
     mv "$2.partial" "$2"
 }
 
-# check URL ARCHIVE: what is known of the archive holds.
+# check URL ARCHIVE: compares the size and checksum if known.
 check() {
     local bytes
     bytes=$(wc -c <"$2")
@@ -69,7 +69,7 @@ check() {
     fi
 }
 
-# unpack URL ARCHIVE: puts rows into train/ and test/, which appear when they are whole.
+# unpack URL ARCHIVE: puts rows into train/ and test/, which appear when complete.
 unpack() {
     say "unpacking $2"
     rm -rf "$unpacked"
@@ -94,7 +94,7 @@ unpack() {
     mv "$test" "$folder/test"
 }
 
-# check_rows URL FILE: Criteo's file has all of its rows.
+# check_rows URL FILE: checks that Criteo's file has all of its rows.
 check_rows() {
     [[ $1 == "$criteo" ]] || return 0
     local rows
@@ -102,7 +102,7 @@ check_rows() {
     ((rows == criteo_rows)) || fail "train.txt has $rows rows, expected $criteo_rows: remove the archive, try again"
 }
 
-# check_columns FOLDER: the first rows are a label, 13 numbers and 26 values.
+# check_columns FOLDER: checks that the first rows are a label, 13 numbers and 26 values.
 check_columns() {
     find "$1" -name 'part-*' -print -quit | grep -q . || fail "the archive has no part-* in ${1##*/}"
     find "$1" -name 'part-*' -exec head -q -n 100 {} + |
