@@ -1,18 +1,18 @@
-"""Saving a table while others push to it, and loading it.
+"""Saving a table during pushes, and loading it.
 
     python -m benchmarks.bench_checkpoint                        # 10 M rows, about a minute, 2 GB of disk
     python -m benchmarks.bench_checkpoint --rows 1000000 --folder /mnt/checkpoints
 
-Rows are of dim 10 with Adagrad. Prints one JSON line a case:
+Rows have dim 10 with Adagrad. Prints one JSON line per case:
 
-    push    how long pushes take while nobody saves
-    train   saves while one thread pushes: how long they and pushes take, and by how much memory was above
-            what it had been at most, of the table's
-    save    nobody pushes; beside a plain file of the same size that is written from its beginning to its end
-            and forced to disk, through the page cache and past it
-    load    all rows, and how many a second of one core; and how long it takes to touch as much new memory
+    push    time of pushes without a save
+    train   saves while one thread pushes: time of saves and pushes, and peak memory of a save as a fraction
+            of the table's
+    save    saves without pushes, compared with sequential writes of a plain file of the same size, synced,
+            through the page cache and past it
+    load    time to load all rows, rows per second and core, and time to touch the same amount of new memory
 
-Everything is in one process, so a push has to share the interpreter, too.
+Everything runs in one process, so pushes and saves share the interpreter.
 """
 
 import argparse
@@ -54,7 +54,7 @@ SPEC = TableSpec(
 
 
 class Pusher:
-    """Pushes keys drawn at random, a fixed number of times a second; remembers how long each push took."""
+    """Pushes random keys at a fixed rate, and records the time of each push."""
 
     def __init__(
         self, store: ParameterStore, keys: Keys, push_keys: int, pushes_per_s: float
@@ -84,7 +84,7 @@ class Pusher:
 
     @contextmanager
     def pushing(self) -> Iterator[list[float]]:
-        """Pushes in a thread; lends the list to which it adds the seconds that each push took."""
+        """Pushes in a thread; yields the list of seconds per push, which grows."""
         is_over = threading.Event()
         seconds: list[float] = []
 
@@ -107,7 +107,7 @@ class Pusher:
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
-    """Lends a list that holds, in the end, by how much this process was larger than before at most."""
+    """Yields a list whose only element is, at the end, the peak growth of this process in bytes."""
     is_over = threading.Event()
     before = anonymous_bytes()
     peak = [0]
@@ -126,14 +126,14 @@ def peak_memory() -> Iterator[list[int]]:
 
 
 def anonymous_bytes() -> int:
-    """Returns the memory of this process in use, without pages of mapped files."""
+    """Returns the resident memory of this process in bytes, without mapped files."""
     _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 def plain_write_s(path: Path, size_bytes: int, flags: int) -> float:
-    """Returns how long it takes to write a file from its beginning to its end, and to force it to disk."""
-    chunk = mmap.mmap(-1, CHUNK_BYTES)  # begins where a page does, as direct writing needs
+    """Returns the seconds to write a file sequentially and sync it."""
+    chunk = mmap.mmap(-1, CHUNK_BYTES)  # page-aligned, as O_DIRECT needs
     chunk.write(np.random.default_rng(0).bytes(CHUNK_BYTES))
     start = time.perf_counter()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
@@ -148,7 +148,7 @@ def plain_write_s(path: Path, size_bytes: int, flags: int) -> float:
 
 
 def save_rates(store: ParameterStore, folder: Path, file_bytes: int) -> dict[str, float]:
-    """Saves several times, and writes as much to a plain file before each: a disk's speed comes and goes."""
+    """Saves several times, each after writing plain files of the same size, as a disk's speed varies."""
     saves, cached, direct = [], [], []
     for number in range(REPEATS):
         cached.append(plain_write_s(folder / "plain", file_bytes, 0))
@@ -180,21 +180,21 @@ def filled_store(keys: Keys) -> ParameterStore:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Returns how long a call takes."""
+    """Returns the seconds that a call takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def touch(size_bytes: int) -> None:
-    """Takes new memory from the system, in huge pages where there are any, and writes to each page."""
+    """Maps new memory, in huge pages if possible, and writes to each page."""
     memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
 
 
 def latency(seconds: list[float]) -> dict[str, float]:
-    """Returns median and 99th percentile in milliseconds."""
+    """Returns median and 99th percentile of push times in milliseconds."""
     return {
         "pushes": len(seconds),
         "push_p50_ms": round(1e3 * statistics.median(seconds), 2),
@@ -210,7 +210,7 @@ def report(case: str, rows: int, **measured: float) -> None:
 
 
 def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> None:
-    """Fills a table and prints its lines."""
+    """Fills a table and prints a line per case."""
     keys = all_keys(rows)
     filled_store(keys[:FILL_KEYS]).save(SaveRequest(url=str(folder / "first")))  # compiles
     store = filled_store(keys)
@@ -228,7 +228,7 @@ def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> Non
 def measure_pushed(
     store: ParameterStore, pusher: Pusher, folder: Path, before: list[float]
 ) -> None:
-    """Saves several times while `pusher` pushes; `before` is how long its pushes took when nobody saved."""
+    """Saves several times while `pusher` pushes; `before` has push times without a save."""
     during: list[float] = []
     seconds = []
     table = store.status().tables[SPEC.name]
@@ -254,10 +254,10 @@ def measure_pushed(
 
 
 def measure_load(rows: int, url: str) -> None:
-    """Loads into an empty store, twice: the second time nothing is compiled.
+    """Loads into an empty store, twice; the first time compiles.
 
-    A virtual machine may have to be given memory before it can be used, which can take longer than all else:
-    what touching as much new memory takes is reported beside it.
+    On a virtual machine, getting new memory from the host can take longer than the load itself, so the time
+    to touch the same amount is reported too.
     """
     for is_warm in (False, True):
         store = ParameterStore()
@@ -277,7 +277,7 @@ def measure_load(rows: int, url: str) -> None:
 
 
 def main() -> None:
-    """Measures one table in a folder of its own."""
+    """Measures one table in a temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))

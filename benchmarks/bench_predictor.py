@@ -1,14 +1,14 @@
-"""Online prediction: how soon a predictor is ready, and how long it takes to answer.
+"""Online prediction: time to load a predictor, and latency of predictions.
 
-    python -m benchmarks.bench_predictor                  # one JSON line a case; 2 GB of disk, 3 of memory
+    python -m benchmarks.bench_predictor                  # one JSON line per case; 2 GB of disk, 3 of memory
     python -m benchmarks.bench_predictor --rows 1000000
 
-    load     from the call of Predictor.load to the first answer, in a fresh process that has imported it;
-             kernels are compiled and cached, the files lie in the page cache
-    predict  one thread asks for batches of 1, 32 and 512 examples, whose keys are drawn from all rows; BLAS
-             has one thread, as in a server that answers in several
+    load     from Predictor.load to the first prediction, in a fresh process that has imported it, with
+             kernels compiled and cached, and the files in the page cache
+    predict  one thread predicts batches of 1, 32 and 512 examples, with keys drawn from all rows; BLAS has
+             one thread, as in a server that predicts in several
 
-The model is the CTR-DNN of the other benchmarks, with rows and Adagrad state of dim 10, as a job saves it.
+The model is the CTR-DNN of the other benchmarks, with dim 10 and Adagrad, as saved by a job.
 """
 
 import argparse
@@ -40,11 +40,11 @@ REPEATS = 200
 
 
 def main() -> None:
-    """Prints a line a case."""
+    """Prints a line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--answer", help=argparse.SUPPRESS)  # what the fresh process is to load
+    parser.add_argument("--answer", help=argparse.SUPPRESS)  # URL for the fresh process
     options = parser.parse_args()
     if options.answer:
         print(json.dumps(answered(options.answer, options.rows)))
@@ -54,7 +54,7 @@ def main() -> None:
         save_model(url, options.rows)
         rounds = [in_fresh_process(url, options.rows) for _ in range(options.rounds + 1)]
     for case in rounds[0]:
-        numbers = [line[case] for line in rounds[1:]]  # the first compiles what it needs
+        numbers = [line[case] for line in rounds[1:]]  # the first round compiles
         print(
             json.dumps(
                 {
@@ -71,17 +71,17 @@ def main() -> None:
 
 
 def ctr_dnn_job() -> Job:
-    """Returns a job of the tutorial's network."""
+    """Returns a job with the network of Paddle's tutorial."""
     return override_job({}, ["model.dim=10", "model.hidden=[400, 400, 400]"], source="benchmark")
 
 
 def keys_of_rows(start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Returns the keys of rows `start` to `stop`: all different, and as scattered as hashes are."""
+    """Returns the keys of rows `start` to `stop`: distinct, and scattered like hashes."""
     return np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def save_model(url: str, rows: int) -> None:
-    """Saves a model whose table has so many rows."""
+    """Saves a model with `rows` rows."""
     job = ctr_dnn_job()
     plan = plan_of(job)
     store = ParameterStore()
@@ -98,7 +98,7 @@ def save_model(url: str, rows: int) -> None:
 
 
 def in_fresh_process(url: str, rows: int) -> dict[str, float]:
-    """Returns what `answered` measures in a process of its own."""
+    """Runs `answered` in a fresh process and returns its result."""
     output = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench_predictor", "--answer", url, "--rows", str(rows)],
         check=True,
@@ -111,7 +111,7 @@ def in_fresh_process(url: str, rows: int) -> dict[str, float]:
 
 
 def answered(url: str, rows: int) -> dict[str, float]:
-    """Returns milliseconds by case."""
+    """Loads and predicts; returns milliseconds by case."""
     rng = np.random.default_rng(0)
     start = time.perf_counter()
     predictor = Predictor.load(url)
@@ -130,7 +130,7 @@ def answered(url: str, rows: int) -> dict[str, float]:
 
 
 def random_batch(predictor: Predictor, rng: np.random.Generator, rows: int, size: int) -> Batch:
-    """Returns examples with a key of some row in each slot."""
+    """Returns examples with the key of a random row in each slot."""
     num_slots = len(predictor.schema.slots)
     drawn = rng.integers(0, rows, size * num_slots, np.uint64) + np.uint64(1)
     return Batch(

@@ -1,1 +1,1 @@
-"""How a cluster runs: the launcher, images, manifests. Imports nothing of the other packages."""
+"""Deployment: the launcher `ps-launch`, images, manifests. Imports none of the other packages."""

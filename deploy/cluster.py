@@ -1,12 +1,11 @@
-"""Runs the processes of a cluster on this machine and leaves none of them behind.
+"""Processes of a cluster on this machine, none of which outlives the launcher.
 
-What ends the processes when the launcher ends:
-    it returns, fails, or gets a signal it can catch    `stop`: SIGTERM, after a grace SIGKILL
-    it is killed (SIGKILL, out of memory)               the kernel, see `deploy.tether`
+    launcher returns, fails or gets a signal    `stop`: SIGTERM, then SIGKILL after a grace period
+    launcher is killed (SIGKILL, OOM)           the kernel kills them, see `deploy.tether`
 
-Each process leads a process group of its own, so a Ctrl-C in the terminal reaches the launcher alone,
-which then ends all in order. One thread a process waits for its end and reports it to a queue; signals
-come through the same queue, so the main thread waits for one thing and nothing polls.
+Each process leads its own process group, so Ctrl-C in the terminal reaches only the launcher, which then
+stops all in order. A thread per process waits for its exit and reports it to a queue; signals go to the same
+queue, so the main thread waits on one queue without polling.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ log = logging.getLogger("ps-launch")
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A process has ended with what `Popen.returncode` says."""
+    """A process exited; `returncode` is that of `Popen`."""
 
     name: str
     returncode: int
@@ -40,43 +39,43 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """The launcher was asked to end."""
+    """The launcher received a signal to stop."""
 
     number: int
 
 
-Events = queue.SimpleQueue[Exited | Signalled]  # its `put` may be called in a signal handler
+Events = queue.SimpleQueue[Exited | Signalled]  # `put` is safe in a signal handler
 
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """File descriptors that a process's output is copied to while it runs."""
+    """File descriptors to which a process's output is copied."""
 
     stdout: int
     stderr: int
 
 
 class ClusterError(Exception):
-    """Why a cluster is ended before its time, and with which exit code."""
+    """Reason to stop a cluster early, with an exit code."""
 
     exit_code = 1
     log_path: Path | None = None
 
 
 class ProcessFailedError(ClusterError):
-    """A process ended otherwise than with exit code 0; those in `early` had ended well before it."""
+    """A process failed; those in `early` had exited with code 0 before it."""
 
     def __init__(
         self, name: str, returncode: int, log_path: Path, early: Sequence[str] = ()
     ) -> None:
-        before = f", after {', '.join(early)} had ended with code 0" if early else ""
+        before = f", after {', '.join(early)} had exited with code 0" if early else ""
         super().__init__(f"{name} {describe_end(returncode)}{before}")
         self.exit_code = exit_code_of(returncode)
         self.log_path = log_path
 
 
 class SignalledError(ClusterError):
-    """The launcher was asked to end by a signal."""
+    """The launcher received a signal to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"got {signal.Signals(number).name}")
@@ -84,17 +83,17 @@ class SignalledError(ClusterError):
 
 
 class StillRunningError(ClusterError):
-    """Processes that should have ended by themselves have not."""
+    """Processes did not exit in time."""
 
     def __init__(self, names: Sequence[str], seconds: float) -> None:
-        super().__init__(f"{', '.join(names)} did not end within {seconds:g} s")
+        super().__init__(f"{', '.join(names)} did not exit within {seconds:g} s")
 
 
 class LocalCluster:
-    """The running processes and their logs; leaving the `with` block ends them.
+    """Running processes and their logs; leaving the `with` block stops them.
 
-    To be used from the main thread only: the kernel's tether is tied to the thread that starts a
-    process, and signals are handled there.
+    Use it from the main thread only: the kernel ties a process to the thread that started it, and signals
+    are handled there.
     """
 
     def __init__(
@@ -105,13 +104,13 @@ class LocalCluster:
         grace_seconds: float = 10.0,
         notice_seconds: float = 10.0,
     ) -> None:
-        """Starts nothing yet.
+        """Starts no process.
 
         Args:
             log_dir: Folder of the log files.
-            events: Where the signals of this process go.
+            events: Queue that also receives the signals of this process.
             grace_seconds: Time between SIGTERM and SIGKILL.
-            notice_seconds: How long processes may outlive those that they need before this is said.
+            notice_seconds: Time after the exit of other processes until a warning that some still run.
         """
         self._log_dir = log_dir
         self._events = events
@@ -128,7 +127,7 @@ class LocalCluster:
         self.stop()
 
     def start(self, spec: ProcessSpec, terminal: Terminal | None = None) -> None:
-        """Starts a process that writes to its log, and to `terminal` too where one is given."""
+        """Starts a process whose output goes to its log, and to `terminal` if given."""
         log = self._logs.enter_context(self.log_path(spec.name).open("wb", buffering=0))
         process = subprocess.Popen(
             (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command),
@@ -139,21 +138,21 @@ class LocalCluster:
             process_group=0,
         )
         self._running[spec.name] = process
-        threading.Thread(target=self._report_end, args=(spec.name, process), daemon=True).start()
+        threading.Thread(target=self._report_exit, args=(spec.name, process), daemon=True).start()
         if terminal and process.stdout and process.stderr:
             self._copy(process.stdout, log, terminal.stdout)
             self._copy(process.stderr, log, terminal.stderr)
 
     def wait_for(self, names: Collection[str], timeout_seconds: float = math.inf) -> None:
-        """Returns when the named processes have ended with exit code 0.
+        """Waits until the named processes have exited with code 0.
 
-        That others end before them, with 0, is no failure: servers end when their workers are done. But
-        it is said when the named ones go on for long, as they may wait for what is no longer there.
+        Others may exit before them with code 0, as servers do when their workers are done. If the named ones
+        then run for long, a warning is logged, as they may wait for servers that are gone.
 
         Raises:
-            ProcessFailedError: as soon as any process of the cluster fails, named or not.
-            SignalledError: when the launcher is to end.
-            StillRunningError: when `timeout_seconds` have passed.
+            ProcessFailedError: When any process of the cluster fails, named or not.
+            SignalledError: When the launcher receives a signal.
+            StillRunningError: After `timeout_seconds`.
         """
         deadline, notice_at = time.monotonic() + timeout_seconds, math.inf
         early: list[str] = []
@@ -172,34 +171,34 @@ class LocalCluster:
                     raise StillRunningError(waiting, timeout_seconds)
                 case None:
                     notice_at = math.inf
-                    self._say_early(early, waiting)
+                    self._warn_early(early, waiting)
 
     def stop(self) -> None:
-        """Ends what still runs; a signal that comes meanwhile cuts the grace short."""
+        """Stops all running processes; a signal during the grace period ends it."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self._running.values():
-                with contextlib.suppress(ProcessLookupError):  # ended, not yet reported
+                with contextlib.suppress(ProcessLookupError):  # exited, not yet reported
                     os.killpg(process.pid, number)
-            self._take_ends(time.monotonic() + self._grace_seconds)
+            self._collect_exits(time.monotonic() + self._grace_seconds)
         for copy in self._copies:
             copy.join(self._grace_seconds)
         self._logs.close()
 
     def log_path(self, name: str) -> Path:
-        """Returns the file that a process's stdout and stderr go to."""
+        """Returns the log file of a process's stdout and stderr."""
         return self._log_dir / f"{name}.log"
 
-    def _say_early(self, early: Sequence[str], waiting: Sequence[str]) -> None:
+    def _warn_early(self, early: Sequence[str], waiting: Sequence[str]) -> None:
         log.warning(
-            "%s ended %g s ago with code 0, but %s still %s. Servers end when all workers are done: did "
-            "they serve at all? A script calls fleet.run_server() where fleet.is_server()",
+            "%s exited %g s ago with code 0, but %s still %s. Servers exit when all workers are done: did "
+            "they serve at all? A script calls fleet.run_server() if fleet.is_server()",
             ", ".join(early),
             self._notice_seconds,
             ", ".join(waiting),
             "runs" if len(waiting) == 1 else "run",
         )
 
-    def _take_ends(self, deadline: float) -> None:
+    def _collect_exits(self, deadline: float) -> None:
         while self._running:
             event = self._next_event(deadline)
             if not isinstance(event, Exited):
@@ -218,13 +217,13 @@ class LocalCluster:
         copy.start()
         self._copies.append(copy)
 
-    def _report_end(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def _report_exit(self, name: str, process: subprocess.Popen[bytes]) -> None:
         self._events.put(Exited(name, process.wait()))
 
 
 @contextlib.contextmanager
 def signals_as_events(events: Events) -> Iterator[None]:
-    """Turns the signals that ask a program to end into events; those ignored (`nohup`) stay so."""
+    """Turns SIGINT, SIGTERM and SIGHUP into events; those ignored (`nohup`) stay ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = {
         number: signal.signal(number, lambda number, _: events.put(Signalled(number)))
@@ -239,7 +238,7 @@ def signals_as_events(events: Events) -> Iterator[None]:
 
 
 def _copy(source: IO[bytes], sinks: list[int]) -> None:
-    """Copies `source` to its end; a sink that fails is left out, so the process is never held up."""
+    """Copies `source` to its end; sinks that fail are dropped, so that the process is never blocked."""
     with source:
         while chunk := os.read(source.fileno(), 1 << 16):
             for sink in list(sinks):

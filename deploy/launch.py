@@ -1,7 +1,6 @@
-"""`ps-launch`: a whole cluster on this machine, each server and worker a process with a log file.
+"""`ps-launch`: a cluster on this machine, each server and worker a process with a log file.
 
-The commands to copy:
-
+Examples:
     ps-launch --server-num 2 --worker-num 2 examples/demo.toml
     ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
     ps-launch --server-num 1 --worker-num 2 examples/ctr_dnn.py --epochs 2
@@ -27,7 +26,7 @@ from deploy.programs import Commands, commands_of_job, commands_of_script, is_sc
 HOST = "127.0.0.1"
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 WORKER_COMMAND = "ps-worker train"
-CANNOT_BIND = 3  # the exit code of a server whose port is taken
+CANNOT_BIND = 3  # exit code of a server whose port is taken
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
 
@@ -37,7 +36,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to run: the commands of both roles, how many of each, and how patient to be."""
+    """A cluster to run: commands, number of processes, and time limits."""
 
     commands: Commands
     num_servers: int
@@ -51,12 +50,12 @@ class Launch:
 def run(launch: Launch, terminal: Terminal) -> int:
     """Runs a cluster to its end and returns the exit code: 0, or that of the first failure.
 
-    `terminal` shows the output of trainer 0. Where another program took a server's port in the moment
-    between our letting go of it and the server's binding it, all is started once more.
+    `terminal` shows the output of trainer 0. If another program takes a server's port between its release
+    here and the server's bind, the cluster is started once more.
     """
     code = _run_once(launch, terminal)
     if code == CANNOT_BIND:
-        log.warning("a port was taken in the meantime: starting again with other ports")
+        log.warning("a port was taken by another program: starting again with other ports")
         code = _run_once(launch, terminal)
     return code
 
@@ -78,7 +77,7 @@ def _run_once(launch: Launch, terminal: Terminal) -> int:
             cluster.wait_for(workers)
             cluster.wait_for(servers, launch.server_exit_seconds)
         except ClusterError as reason:
-            log.error("%s: ending what still runs", reason)
+            log.error("%s: stopping all processes", reason)
             cluster.stop()
             if reason.log_path:
                 log.error("the end of %s:\n%s", reason.log_path, tail(reason.log_path))
@@ -107,7 +106,7 @@ def _start(
 
 
 def free_port() -> socket.socket:
-    """Returns a socket bound to a free port of this machine, which nobody else gets until it is closed."""
+    """Returns a socket bound to a free port, which is reserved until the socket is closed."""
     held = socket.socket()
     held.bind((HOST, 0))
     return held
@@ -123,10 +122,10 @@ def tail(path: Path) -> str:
 
 
 class _LaunchCommand(TyperCommand):
-    """Leaves all that follows a script to the script; our own options may also follow a job."""
+    """Passes everything after a script to the script; after a job, options are the launcher's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Looks for the first word that is no option, then reads the options before or around it."""
+        """Finds the program first, which decides whether options may follow it."""
         ctx.allow_interspersed_args = False
         found, _, _ = self.make_parser(ctx).parse_args(list(args))
         ctx.allow_interspersed_args = not is_script(found["program"])
@@ -146,7 +145,7 @@ def command(
         ),
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Of the script: all that follows it.")
+        list[str] | None, typer.Argument(help="Arguments of the script: everything after it.")
     ] = None,
     server_num: Annotated[int, typer.Option(min=1, help="Number of server processes.")] = 1,
     worker_num: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
@@ -154,19 +153,19 @@ def command(
         "log"
     ),
     json: Annotated[
-        bool, typer.Option("--json", help="End stdout with the result of trainer 0 as JSON.")
+        bool, typer.Option("--json", help="Print the result of trainer 0 as JSON in the last line.")
     ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job; repeatable."),
     ] = None,
     server_command: Annotated[
-        str | None, typer.Option(help=f"What a server of a job runs; default: {SERVER_COMMAND}.")
+        str | None, typer.Option(help=f"Command of a job's servers; default: {SERVER_COMMAND}.")
     ] = None,
     worker_command: Annotated[
         str | None,
         typer.Option(
-            help="What a worker of a job runs, before the job and its overrides; "
+            help="Command of a job's workers, before the job and its overrides; "
             f"default: {WORKER_COMMAND}."
         ),
     ] = None,

@@ -1,13 +1,13 @@
-"""What a cluster on one machine consists of: the name, the command and the environment of each process.
+"""Plan of a cluster on one machine: name, command and environment of each process.
 
-Pure: no process is started and no port is opened here.
+Pure: starts no process and opens no port.
 """
 
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What this machine's shell may have set for a role of its own must not leak into another role.
+# Inherited values of these must not leak into the role of a process.
 ROLE_VARIABLES = (
     "TRAINING_ROLE",
     "PADDLE_PSERVERS_IP_PORT_LIST",
@@ -20,7 +20,7 @@ ROLE_VARIABLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """One process to start: `name` is also the stem of its log file, `role` its role variables."""
+    """A process to start: `name` is also the stem of its log file, `role` its role variables."""
 
     name: str
     command: tuple[str, ...]
@@ -30,7 +30,7 @@ class ProcessSpec:
 def server_specs(
     command: Sequence[str], endpoints: Sequence[str], num_workers: int
 ) -> list[ProcessSpec]:
-    """Returns one server for each of `endpoints` ("host:port")."""
+    """Returns a server for each of `endpoints` ("host:port")."""
     specs = []
     for index, endpoint in enumerate(endpoints):
         host, _, port = endpoint.rpartition(":")
@@ -43,7 +43,7 @@ def server_specs(
 def worker_specs(
     command: Sequence[str], endpoints: Sequence[str], num_workers: int
 ) -> list[ProcessSpec]:
-    """Returns `num_workers` workers that train against the servers at `endpoints`."""
+    """Returns `num_workers` workers for the servers at `endpoints`."""
     specs = []
     for index in range(num_workers):
         role = _shared_role("TRAINER", endpoints, num_workers)
@@ -53,19 +53,19 @@ def worker_specs(
 
 
 def environment_of(spec: ProcessSpec, inherited: dict[str, str]) -> dict[str, str]:
-    """Returns the whole environment of a process: `inherited` less any role, plus its own role."""
+    """Returns the environment of a process: `inherited` without role variables, plus its own role."""
     kept = {name: value for name, value in inherited.items() if name not in ROLE_VARIABLES}
-    # Unbuffered, so that a process that is killed leaves all it said in its log.
+    # Unbuffered, so that the log of a killed process is complete.
     return kept | {"PYTHONUNBUFFERED": "1"} | spec.role
 
 
 def exit_code_of(returncode: int) -> int:
-    """Returns the exit code a shell would report: 128 + n for a process ended by signal n."""
+    """Returns the exit code as shells report it: 128 + n after signal n."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def describe_end(returncode: int) -> str:
-    """Returns how a process ended, as the predicate of a sentence."""
+    """Returns how a process exited, as the predicate of a sentence."""
     if returncode < 0:
         return f"was ended by {signal.Signals(-returncode).name}"
     return f"exited with code {returncode}"

@@ -1,4 +1,4 @@
-"""What servers and workers run: for a job the commands of both roles, for a script the script itself."""
+"""Commands of servers and workers: for a job, one per role; for a script, the script itself."""
 
 import shlex
 import shutil
@@ -12,34 +12,34 @@ import typer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """The programs of both roles, with their arguments."""
+    """Commands of both roles."""
 
     server: tuple[str, ...]
     worker: tuple[str, ...]
 
 
 def is_script(program: object) -> bool:
-    """Returns whether a path names a script for both roles, and not a job."""
+    """Whether a path names a script for both roles, not a job."""
     return str(program).endswith(".py")
 
 
 def commands_of_script(
     script: Path, arguments: Sequence[str], of_jobs: Mapping[str, object]
 ) -> Commands:
-    """Returns the commands of a script: the same for both roles, with the Python that runs the launcher.
+    """Returns the commands of a script: the same for both roles, run by this Python.
 
     Args:
         script: A .py file.
-        arguments: All that followed it, which is its own.
-        of_jobs: The options that only jobs have, with their values; false where not given.
+        arguments: Arguments of the script.
+        of_jobs: Values of the options that only jobs accept; false if not given.
 
     Raises:
-        typer.BadParameter: If one of them was given.
+        typer.BadParameter: If one of `of_jobs` was given.
     """
     if given := [option for option, value in of_jobs.items() if value]:
         raise typer.BadParameter(
-            f"{', '.join(given)} is for jobs, but {str(script)!r} is a script: what it is to read stands "
-            f"after its name"
+            f"{', '.join(given)} is for jobs, but {str(script)!r} is a script: put the script's own "
+            f"arguments after its name"
         )
     command = (sys.executable, str(script), *arguments)
     return Commands(server=command, worker=command)
@@ -54,15 +54,15 @@ def commands_of_job(
     overrides: Sequence[str],
     as_json: bool,
 ) -> Commands:
-    """Returns the commands of a job: workers get it, with what it is overridden by.
+    """Returns the commands of a job: workers get the job and its overrides.
 
     Args:
         job: A TOML file.
-        arguments: What followed it; there should be none.
+        arguments: Must be empty.
         server: Command line of a server.
-        worker: Command line of a worker, up to the job.
+        worker: Command line of a worker, before the job.
         overrides: Values of `--set`.
-        as_json: Whether workers are to end with JSON.
+        as_json: Whether workers print their result as JSON.
 
     Raises:
         typer.BadParameter: If there are arguments, or a program is not installed.
@@ -79,7 +79,7 @@ def commands_of_job(
 
 
 def split_command(line: str) -> tuple[str, ...]:
-    """Returns the words of a command line, its program looked up next to this Python, then on PATH.
+    """Splits a command line; the program is looked up next to this Python, then on PATH.
 
     Raises:
         typer.BadParameter: If there is no such program.

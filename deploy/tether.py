@@ -1,10 +1,10 @@
-"""Becomes another program that the kernel ends together with the process that started it.
+"""Replaces itself by a program that the kernel kills when its parent dies (PR_SET_PDEATHSIG).
 
     python tether.py PARENT_PID PROGRAM [ARGUMENT]...
 
-Run as a file of its own, before the program: code between fork and exec (`preexec_fn`) is not safe
-in a process with threads. The setting survives exec, holds for this one process and not for its
-children, and exists on Linux only; elsewhere the program runs untethered.
+A program of its own, because code between fork and exec (`preexec_fn`) is not safe in a process with
+threads. The setting survives exec and is not inherited by children. Linux only: elsewhere the program just
+runs.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ def main() -> None:
     parent, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # the parent died before prctl
         sys.exit(128 + signal.SIGKILL)
     os.execvp(program[0], program)
 

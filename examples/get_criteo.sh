@@ -94,7 +94,7 @@ unpack() {
     mv "$test" "$folder/test"
 }
 
-# check_rows URL FILE: Criteo's file has all of its rows.
+# check_rows URL FILE: checks that Criteo's file has all of its rows.
 check_rows() {
     [[ $1 == "$criteo" ]] || return 0
     local rows
@@ -102,7 +102,7 @@ check_rows() {
     ((rows == criteo_rows)) || fail "train.txt has $rows rows, expected $criteo_rows: remove the archive, try again"
 }
 
-# check_columns FOLDER: the first rows are a label, 13 numbers and 26 values.
+# check_columns FOLDER: checks that the first rows are a label, 13 numbers and 26 values.
 check_columns() {
     find "$1" -name 'part-*' -print -quit | grep -q . || fail "the archive has no part-* in ${1##*/}"
     find "$1" -name 'part-*' -exec head -q -n 100 {} + |

@@ -1,1 +1,1 @@
-"""Checkpoints: Arrow files of rows, and the manifest that makes them one."""
+"""Checkpoints: Arrow files and the manifest that lists them."""

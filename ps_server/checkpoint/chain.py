@@ -1,10 +1,9 @@
-"""Deltas on a base: which checkpoints a delta needs, and the rows that come of them.
+"""Chains of deltas: the checkpoints that a delta needs, and how their rows are merged.
 
-    full <---- delta <---- delta        each names its base, beside it, with the checksum of its manifest
+full <---- delta <---- delta        each has the name of its base, in the same folder, and the sha256 of
+the base's manifest: so a base that was replaced is detected
 
-    rows = rows of the base, aged, without those that were removed or changed since + rows that changed
-
-So a base that was replaced since breaks the chain, and that is noticed.
+rows = rows of the base, decayed, without those removed or changed since + changed rows
 """
 
 from dataclasses import dataclass
@@ -24,13 +23,13 @@ from ps_server.table.rows.statistics import CLICK, SHOW, UNSEEN
 
 @dataclass(frozen=True, slots=True)
 class ShardChange:
-    """What a delta says of one shard.
+    """Changes of one shard since the base.
 
     Attributes:
-        rows: Those that changed or are new.
-        removed: uint64[N] ascending, keys that lost their row at some time since the base.
-        passes: How often the other rows have aged.
-        decay: What a pass left of their shows and clicks.
+        rows: Changed and new rows.
+        removed: uint64[N] ascending, keys whose rows were removed at any time since the base.
+        passes: Decay passes over the other rows.
+        decay: Factor of a pass for shows and clicks.
     """
 
     rows: Rows
@@ -40,11 +39,11 @@ class ShardChange:
 
 
 def merged(base: Rows, change: ShardChange) -> Rows:
-    """Returns the rows of a shard, ascending by key, after a change of those of the base."""
+    """Returns the rows of a shard after a change, ascending by key."""
     new = change.rows
     stays = ~(_are_in(base.keys, change.removed) | _are_in(base.keys, new.keys))
     keys = np.concatenate([base.keys[stays], new.keys])
-    order = np.argsort(keys, kind="stable")  # two sorted runs, which this merges
+    order = np.argsort(keys, kind="stable")  # merges two sorted runs
     old_statistics = _aged(base.statistics[stays], change)
     return Rows(
         keys=keys[order],
@@ -63,7 +62,7 @@ def _are_in(keys: Keys, sorted_keys: Keys) -> np.ndarray[tuple[int], np.dtype[np
 
 
 def _aged(statistics: Values, change: ShardChange) -> Values:
-    """Returns statistics after some passes, by the same steps as ps_server/table/feature_life/expiry.py."""
+    """Returns statistics after the decay passes, computed as in ps_server/table/feature_life/expiry.py."""
     if not (change.passes and statistics.shape[1]):
         return statistics
     aged = statistics.copy()
@@ -75,10 +74,10 @@ def _aged(statistics: Values, change: ShardChange) -> Values:
 
 
 def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]:
-    """Returns a checkpoint and those that it needs, the full one first.
+    """Returns a checkpoint and those it needs, the full one first.
 
     Raises:
-        CheckpointError: If one is missing, was replaced since, or does not fit; says which.
+        CheckpointError: If one is missing, was replaced, or does not fit; names it.
     """
     published = read_published(folder)
     chain = [(folder, published)]
@@ -86,14 +85,14 @@ def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]
         base_folder = beside(folder, base)
         if not base_folder.has(MANIFEST):
             raise CheckpointError(
-                f"{folder.url} needs its base {base_folder.url}, and there is no checkpoint: it was removed "
-                f"or moved; load an older one that is whole"
+                f"{folder.url} needs its base {base_folder.url}, where there is no checkpoint: it was "
+                f"removed or moved; load an older checkpoint"
             )
         base_published = read_published(base_folder)
         if base_published.sha256 != published.manifest.base_sha256:
             raise CheckpointError(
-                f"{folder.url} needs its base {base_folder.url} as it was, but that was replaced since: its "
-                f"manifest has the sha256 {base_published.sha256}, not {published.manifest.base_sha256}"
+                f"{folder.url} needs its base {base_folder.url}, which was replaced since: its manifest has "
+                f"the sha256 {base_published.sha256}, not {published.manifest.base_sha256}"
             )
         _require_fitting(published.manifest, base_published.manifest, folder.url)
         folder, published = base_folder, base_published
@@ -102,15 +101,15 @@ def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]
 
 
 def dependants(folder: Folder) -> list[str]:
-    """Returns the names of the deltas that need the checkpoint in a folder, ascending; all are beside it.
+    """Returns the names of the deltas that need a checkpoint, ascending; they are in the same parent folder.
 
-    Those whose base was replaced before are none: they cannot be read with it either.
+    Deltas whose base was replaced already do not count, as they cannot be read.
 
     Raises:
-        CheckpointError: If what is beside it cannot be listed.
+        CheckpointError: If the parent folder cannot be listed.
     """
     above = folder.url.rpartition("/")[0]
-    if not folder.has(MANIFEST) or above.endswith(":/"):  # nothing is beside a whole bucket
+    if not folder.has(MANIFEST) or above.endswith(":/"):  # a bucket has no parent
         return []
     published = published_in(folder_at(above or "/"))
     found, bases = list[str](), [folder.name]
@@ -132,17 +131,17 @@ def require_unneeded(folder: Folder) -> None:
     """Checks that no delta needs the checkpoint in a folder, so that it may be replaced.
 
     Raises:
-        CheckpointError: If one does, or if what is beside it cannot be listed.
+        CheckpointError: If one does, or if the parent folder cannot be listed.
     """
     if names := dependants(folder):
         raise CheckpointError(
-            f"{folder.url} will not be replaced: {', '.join(names)} beside it cannot be read without it as "
-            f"it is; write to another place"
+            f"{folder.url} will not be replaced: {', '.join(names)} in the same folder need it unchanged; "
+            f"write to another place"
         )
 
 
 def beside(folder: Folder, name: str) -> Folder:
-    """Returns the folder `name` in that which `folder` is in."""
+    """Returns the folder `name` with the same parent as `folder`."""
     return folder_at(f"{folder.url.rpartition('/')[0]}/{name}")
 
 
@@ -150,8 +149,8 @@ def _require_fitting(manifest: Manifest, base: Manifest, url: str) -> None:
     shapes, base_shapes = _shapes_of(manifest), _shapes_of(base)
     if shapes != base_shapes:
         raise CheckpointError(
-            f"{url} does not fit its base {manifest.base!r}: tables have (dim, shards, optimizer, widths of "
-            f"state and statistics) {shapes}, there {base_shapes}"
+            f"{url} does not fit its base {manifest.base!r}: its tables have (dim, shards, optimizer, "
+            f"widths of state and statistics) {shapes}, those of the base {base_shapes}"
         )
 
 

@@ -1,9 +1,9 @@
-"""Checkpoints to predict with: weights alone, of the rows that are worth it.
+"""Inference checkpoints: weights only, of rows with a minimum score.
 
     rows with a score of at least min_score  -->  key, weights as float32 or float16
     dense blocks                             -->  weights as float32
 
-They have no optimizer state and no statistics, so nothing can be trained on from them.
+Without optimizer state and statistics they cannot be loaded for training.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,8 +24,8 @@ from ps_server.table.rows.statistics import scores_of
 
 
 @dataclass(frozen=True, slots=True)
-class _WorthyRows:
-    """A `TableSource` of the rows that are worth keeping, with weights alone."""
+class _InferenceRows:
+    """A `TableSource` of the weights of rows with at least `min_score`."""
 
     source: TableSource
     settings: InferenceSettings
@@ -42,19 +42,19 @@ class _WorthyRows:
 
     def export_shard(self, shard: int) -> Rows:
         rows = self.source.export_shard(shard)
-        stays = _scores(self.spec, rows) >= self.settings.min_score
-        nothing = np.empty((int(stays.sum()), 0), np.float32)
+        kept = _scores(self.spec, rows) >= self.settings.min_score
+        nothing = np.empty((int(kept.sum()), 0), np.float32)
         return Rows(
-            keys=rows.keys[stays],
-            weights=_narrowed(self.spec.name, rows.weights[stays], self.settings),
+            keys=rows.keys[kept],
+            weights=_narrowed(self.spec.name, rows.weights[kept], self.settings),
             state=nothing,
             statistics=nothing,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
-    """A `DenseSource` of weights alone."""
+class _InferenceBlock:
+    """A `DenseSource` without optimizer state."""
 
     source: DenseSource
 
@@ -69,7 +69,7 @@ class _Weights:
 
 
 def _scores(spec: TableSpec, rows: Rows) -> NDArray[np.float64]:
-    """Returns the rows' scores float64[N]; of rows without statistics infinity."""
+    """Returns the scores of rows, float64[N]; infinity without statistics."""
     if spec.statistics is None or not rows.statistics.shape[1]:
         return np.full(rows.keys.size, np.inf)
     return scores_of(rows.statistics, spec.statistics)
@@ -81,7 +81,7 @@ def _narrowed(table: str, weights: Values, settings: InferenceSettings) -> Value
     if not np.array_equal(np.isfinite(narrowed), np.isfinite(weights)):
         largest = float(np.abs(weights[np.isfinite(weights)]).max())
         raise CheckpointError(
-            f"table {table!r} has a weight of {largest:g}, which no {settings.dtype} holds: use float32"
+            f"table {table!r} has a weight of {largest:g}, out of the range of {settings.dtype}: use float32"
         )
     return narrowed
 
@@ -93,24 +93,24 @@ def write_inference_share(
     blocks: Sequence[DenseSource],
     settings: InferenceSettings,
 ) -> list[Entry]:
-    """Writes what of one server's shards and pieces predictions need into the folder of a save.
+    """Writes one server's share of an inference checkpoint into the folder of a save.
 
     Raises:
-        CheckpointError: If it cannot be written, if rows are to have a score and have none, or if weights are
-            too large.
+        CheckpointError: If it cannot be written, if `min_score` is set and a table has no statistics, or if
+            weights are out of the dtype's range.
     """
     for table in tables:
         if settings.min_score > 0 and not table.statistics_width:
             raise CheckpointError(
-                f"table {table.spec.name!r} keeps no statistics, so its rows have no score: save with "
+                f"table {table.spec.name!r} keeps no statistics, so its rows have no scores: save with "
                 f"min_score = 0, not {settings.min_score:g}"
             )
     return [
         *(
             write_table_file(
-                folder, server_index, _WorthyRows(table, settings), dtype=settings.dtype
+                folder, server_index, _InferenceRows(table, settings), dtype=settings.dtype
             )
             for table in tables
         ),
-        *(write_dense_file(folder, server_index, _Weights(block)) for block in blocks),
+        *(write_dense_file(folder, server_index, _InferenceBlock(block)) for block in blocks),
     ]

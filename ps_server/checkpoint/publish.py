@@ -1,12 +1,12 @@
-"""How a folder becomes a checkpoint, and how one is found.
+"""Publishing of checkpoints as an atomic step, and finding them.
 
-    <name>/MANIFEST.json      put last, in one step, in place of the one before
-    <name>/data-<token>/      what one save wrote; while it is being written, it holds TOKEN
+    <name>/MANIFEST.json      replaced atomically, last
+    <name>/data-<token>/      files of one save; has a file TOKEN while it is being written
     LATEST                    in a folder of checkpoints: the name of the newest
 
-A manifest names the one `data-` folder that belongs to it, so a crash at any point leaves the old
-checkpoint or the new one to be found, and at most a `data-` folder that no manifest names: the next save
-to that place removes it. Two saves to one place at a time are not supported.
+A manifest names its `data-` folder, so a crash at any point leaves either the old checkpoint or the new one,
+and perhaps a `data-` folder without a manifest, which the next save to the same target removes. Concurrent
+saves to one target are not supported. Retention of old checkpoints is in retention.py.
 """
 
 import json
@@ -35,11 +35,11 @@ OWN_FILES = {MANIFEST, f"{MANIFEST}.next", f"{MANIFEST}.part"}
 
 
 def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, str]:
-    """Makes the folder for what a save to `target` writes, and returns it and its token.
+    """Creates the data folder of a save to `target`, and returns it and its token.
 
     Raises:
-        CheckpointError: If it cannot be made, or if `target` is something else than a checkpoint, or one of
-            the other use: to train on, or to predict with.
+        CheckpointError: If it cannot be created, if `target` exists and is not a checkpoint, or if it is an
+            inference checkpoint and this is not, or the other way round.
     """
     _require_replaceable(target, is_inference=is_inference)
     _remove_leftovers(target)
@@ -55,40 +55,39 @@ def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, st
 
 
 def publish(target: Folder, data: Folder, manifest: Manifest) -> None:
-    """Makes `target` the checkpoint of a manifest; one that is there already is replaced.
+    """Publishes a manifest at `target`, replacing the checkpoint there.
 
     Raises:
-        CheckpointError: If that fails; an old checkpoint is still there, or already replaced by the
-            new one, whole either way.
+        CheckpointError: If that fails; the old checkpoint or the new one is there, complete.
     """
-    data.remove_file(TOKEN)  # from here on no server writes to it any more
+    data.remove_file(TOKEN)  # from here on servers refuse to write to it
     target.put(MANIFEST, manifest_to_json(manifest).encode())
     try:
         _remove_data(target, keep=data.name)
     except CheckpointError as error:
-        logger.warning("saved, but what was there before is left: %s", error)
+        logger.warning("saved, but could not remove the files of the old checkpoint: %s", error)
 
 
 def discard(target: Folder, data: Folder) -> None:
-    """Removes what a save has written that failed, unless it may have been published all the same."""
+    """Removes the data of a failed save, unless it was published nevertheless."""
     try:
         if target.has(MANIFEST) and read_manifest(target).data_folder == data.name:
             return
         data.remove()
         target.remove_if_empty()
     except CheckpointError as error:
-        logger.warning("what a save that failed has written is left: %s", error)
+        logger.warning("could not remove the files of a failed save: %s", error)
 
 
 def require_writable(root: str | Path, check_servers: Callable[[str, str], object]) -> None:
-    """Finds out before training whether a folder can take checkpoints.
+    """Checks, before training, that checkpoints can be saved into a folder.
 
     Args:
-        root: The folder of checkpoints.
-        check_servers: Has every server check a folder in it with `check_folder`, by its URL and token.
+        root: Folder of checkpoints.
+        check_servers: Has every server check a probe folder with `check_folder`, given its URL and token.
 
     Raises:
-        CheckpointError: If it cannot.
+        CheckpointError: If this process or a server cannot write to it.
     """
     probe = folder_at(root).child("probe")
     data, token = open_data(probe)
@@ -100,7 +99,7 @@ def require_writable(root: str | Path, check_servers: Callable[[str, str], objec
 
 @dataclass(frozen=True, slots=True)
 class PublishedManifest:
-    """A manifest in storage, and the checksum that it carries."""
+    """A published manifest, and the checksum in it."""
 
     manifest: Manifest
     sha256: str
@@ -110,7 +109,7 @@ def read_published(target: Folder) -> PublishedManifest:
     """Returns the manifest of a checkpoint, with its checksum.
 
     Raises:
-        CheckpointError: If it is not there, was altered, or is of another version.
+        CheckpointError: If it does not exist, was altered, or has another format version.
     """
     text = target.read(MANIFEST)
     manifest = manifest_from_json(text, f"{target.url}/{MANIFEST}")
@@ -123,33 +122,33 @@ def read_manifest(target: Folder) -> Manifest:
 
 
 def write_latest(root: str | Path, name: str) -> None:
-    """Says in `root/LATEST` that the newest of the checkpoints in `root` is `name`.
+    """Makes `name` the latest of the checkpoints in `root`.
 
     Raises:
-        CheckpointError: If it is no checkpoint, or cannot be said.
+        CheckpointError: If it is not a checkpoint, or `LATEST` cannot be written.
     """
     folder = folder_at(root)
     if not _is_checkpoint_in(folder, name):
         raise CheckpointError(
-            f"{name!r} is no checkpoint in {folder.url}: it cannot be the latest one"
+            f"{name!r} is not a checkpoint in {folder.url}: it cannot be the latest one"
         )
     folder.put(LATEST, f"{name}\n".encode())
 
 
 def has_latest(root: str | Path) -> bool:
-    """Returns whether a folder of checkpoints says which is the newest, and so has one.
+    """Returns whether a folder of checkpoints has `LATEST`.
 
     Raises:
-        CheckpointError: If its storage cannot be reached.
+        CheckpointError: If the storage cannot be reached.
     """
     return folder_at(root).has(LATEST)
 
 
 def resolve(url: str | Path) -> Folder:
-    """Returns the folder of the checkpoint `url`, or of the latest one in it.
+    """Returns the folder of the checkpoint `url`, or of the latest one in that folder.
 
     Raises:
-        CheckpointError: If there is none; says what is missing.
+        CheckpointError: If there is none; names what is missing.
     """
     folder = folder_at(url)
     return folder if folder.has(MANIFEST) else _resolve_latest(folder)
@@ -158,26 +157,28 @@ def resolve(url: str | Path) -> Folder:
 def _resolve_latest(root: Folder) -> Folder:
     if not root.has(LATEST):
         if not root.files() and not root.folders():
-            raise CheckpointError(f"no checkpoint {root.url}: there is nothing")
+            raise CheckpointError(
+                f"no checkpoint {root.url}: the folder is empty or does not exist"
+            )
         raise CheckpointError(
-            f"no {MANIFEST} in {root.url}: not a checkpoint, or its save did not finish; and no "
-            f"{LATEST}: not a folder of checkpoints"
+            f"no {MANIFEST} in {root.url}: not a checkpoint, or its save did not finish; and no {LATEST}: "
+            f"not a folder of checkpoints"
         )
     name = root.read(LATEST).decode(errors="replace").strip()
     if not _is_checkpoint_in(root, name):
         raise CheckpointError(
-            f"{root.url}/{LATEST} names {name!r}, which is no checkpoint in {root.url}: no folder of "
-            f"that name has a {MANIFEST}, so its save did not finish or it was removed; give the "
-            f"path of one that is whole, or write its name into {LATEST}"
+            f"{root.url}/{LATEST} names {name!r}, which is not a checkpoint in {root.url}: no folder of that "
+            f"name has a {MANIFEST}, so its save did not finish or it was removed; give the path of a "
+            f"complete one, or write its name into {LATEST}"
         )
     return folder_at(root.child(name).url)
 
 
 def published_in(root: Folder) -> dict[str, PublishedManifest]:
-    """Returns the manifests of the checkpoints in a folder, by name, without those that cannot be read.
+    """Returns the manifests of the checkpoints in a folder, by name; skips damaged ones with a warning.
 
     Raises:
-        CheckpointError: If the folder cannot be listed, or not all in it be reached.
+        CheckpointError: If the folder cannot be listed, or storage cannot be reached.
     """
     published = {}
     for folder in map(root.child, root.folders()):
@@ -185,12 +186,12 @@ def published_in(root: Folder) -> dict[str, PublishedManifest]:
             try:
                 published[folder.name] = read_published(folder)
             except CheckpointError as error:
-                logger.warning("left where it is, as nobody can read it: %s", error)
+                logger.warning("skipped a checkpoint that cannot be read: %s", error)
     return published
 
 
 def _is_checkpoint_in(root: Folder, name: str) -> bool:
-    """Whether there is a checkpoint `root/name`, and `name` is a plain name."""
+    """Whether `name` is a plain name, and `root/name` a checkpoint."""
     is_plain = name not in ("", ".", "..") and "/" not in name
     return is_plain and root.child(name).has(MANIFEST)
 
@@ -203,8 +204,8 @@ def _require_replaceable(target: Folder, *, is_inference: bool) -> None:
     if files <= OWN_FILES and all(map(is_data_folder, folders)):
         return
     raise CheckpointError(
-        f"{target.url} is there, and is not a checkpoint: it will not be replaced; choose another "
-        f"folder, or remove it"
+        f"{target.url} exists and is not a checkpoint: it will not be replaced; choose another folder, or "
+        f"remove it"
     )
 
 
@@ -212,24 +213,24 @@ def _require_same_use(target: Folder, *, is_inference: bool) -> None:
     try:
         kind = read_manifest(target).kind
     except CheckpointError:
-        return  # of no use to anybody
+        return  # damaged: it may be replaced
     if (kind == "inference") != is_inference:
-        use = "predict with" if is_inference else "train on"
+        new = "an inference checkpoint" if is_inference else "a checkpoint for training"
         raise CheckpointError(
-            f"{target.url} is a checkpoint of kind {kind!r}: one to {use} will not replace it; choose "
-            f"another folder, or remove it"
+            f"{target.url} is a checkpoint of kind {kind!r}: {new} will not replace it; choose another "
+            f"folder, or remove it"
         )
 
 
 def _remove_leftovers(target: Folder) -> None:
-    """Removes what saves that were killed have left, before it takes the room of the next one."""
+    """Removes the data of interrupted saves, to free the space for the next one."""
     if not target.has(MANIFEST):
         _remove_data(target, keep="")
         return
     try:
         named = read_manifest(target).data_folder
     except CheckpointError:
-        return  # it will be replaced; until then nobody knows what belongs to it
+        return  # which data belongs to it is unknown until it is replaced
     _remove_data(target, keep=named)
 
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint, whatever the number of servers that saved it and of those that load it."""
+"""Reading a checkpoint, on any number of servers."""
 
 import hashlib
 from collections import deque
@@ -42,16 +42,16 @@ FileT = TypeVar("FileT", TableEntry, CountersEntry)
 
 
 class Checkpoint:
-    """A checkpoint in storage. Nothing comes out of it that is not what was saved; arrays are read-only.
+    """A checkpoint in storage. Checksums are compared on reading; arrays are read-only.
 
-    A delta is read with its base: what comes out is the whole model.
+    A delta is read with its base, as the whole model.
 
     Attributes:
-        url: Where it is.
-        name: The last part of that.
-        manifest: What it consists of; of a delta without its base.
-        sha256: The checksum that the manifest carries; empty before it is published.
-        base: What a delta changes; None: this is no delta.
+        url: Path or URL.
+        name: Last component of `url`.
+        manifest: Its own manifest, not that of its base.
+        sha256: Checksum in the manifest; empty before it is published.
+        base: Base of a delta; else None.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Checkpoint:
         sha256: str = "",
         base: "Checkpoint | None" = None,
     ) -> None:
-        """Takes a folder to be what the manifest says; `open` reads a published one.
+        """Opens a folder with a manifest, published or not; `open` finds a published one.
 
         Raises:
-            CheckpointError: If the manifest is not whole, or a file is missing or has another size.
+            CheckpointError: If the manifest is not complete, or a file is missing or has another size.
         """
         require_whole(manifest, f"{folder.url}/{MANIFEST}")
         self.url, self.name = folder.url, folder.name
@@ -80,10 +80,10 @@ class Checkpoint:
 
     @classmethod
     def open(cls, url: str | Path) -> "Checkpoint":
-        """Opens the checkpoint `url`, or the latest one in that folder; a delta with all that it needs.
+        """Opens the checkpoint `url`, or the latest one in that folder; a delta with its chain.
 
         Raises:
-            CheckpointError: If there is none, or it is not whole.
+            CheckpointError: If there is none, or it is not complete.
         """
         checkpoint: Checkpoint | None = None
         for folder, published in manifests_of_chain(resolve(url)):
@@ -94,28 +94,28 @@ class Checkpoint:
 
     @property
     def token(self) -> str:
-        """What tells its save from all others."""
+        """Token of its save."""
         return self.manifest.data_folder.partition("-")[2]
 
     @cached_property
     def chain(self) -> Sequence["Checkpoint"]:
-        """The checkpoints that are read for this one, the full one first and this one last."""
+        """The checkpoints that this one consists of, the full one first and this one last."""
         chain = [self]
         while (base := chain[-1].base) is not None:
             chain.append(base)
         return chain[::-1]
 
     def require(self, names: Iterable[str], only: Collection[str] = ()) -> None:
-        """Checks that there is a table or a dense block of each name, or of each in `only`.
+        """Checks that there is a table or dense block of each of `names`, or of `only` if given.
 
         Raises:
-            CheckpointError: If one is missing: whoever loads would go on with initial values for it. If
-                `only` has one that is not in `names`: it would be taken for nothing.
+            CheckpointError: If one is missing, which would silently keep initial values, or if `only` has a
+                name that is not in `names`.
         """
         declared, saved = frozenset(names), self.tables.keys() | self.blocks.keys()
         if strange := sorted(frozenset(only) - declared if only else ()):
             raise CheckpointError(
-                f"{', '.join(strange)} cannot be taken from checkpoint {self.url}: the model has only "
+                f"{', '.join(strange)} cannot be loaded from checkpoint {self.url}: the model has only "
                 f"{', '.join(sorted(declared))}"
             )
         if missing := sorted((frozenset(only) or declared) - saved):
@@ -125,32 +125,32 @@ class Checkpoint:
             )
 
     def require_token(self, token: str) -> None:
-        """Checks that a save with this token has left it; an empty one fits any.
+        """Checks that it is of the save with this token; an empty token matches any.
 
         Raises:
-            CheckpointError: If it was another: it has replaced the checkpoint that somebody read before.
+            CheckpointError: If another save replaced the checkpoint in the meantime.
         """
         if token and token != self.token:
             raise CheckpointError(
                 f"{self.url} is of save {self.token!r}, and was of {token!r} when the load began: it was "
-                f"replaced meanwhile; load once more, and save to a folder of another name"
+                f"replaced in the meantime; load again, and save to a folder of another name"
             )
 
     def require_trainable(self) -> None:
-        """Checks that there is all that training needs.
+        """Checks that the checkpoint can be loaded for training.
 
         Raises:
-            CheckpointError: If this is a checkpoint to predict with.
+            CheckpointError: If it is an inference checkpoint.
         """
         if self.manifest.kind == "inference":
             raise CheckpointError(
-                f"checkpoint {self.url} is of kind 'inference': it has weights and nothing of optimizers or "
-                f"statistics, so it serves to predict; load the full checkpoint that it was made of"
+                f"checkpoint {self.url} is of kind 'inference': it has weights, but no optimizer state or "
+                f"statistics, so it only serves to predict; load the full checkpoint that it was made from"
             )
 
     @property
     def model_digest(self) -> str:
-        """The digest of the saved model; of a delta empty, `digest_of_files` finds it."""
+        """The digest of the saved model; empty for a delta, for which `digest_of_files` computes it."""
         return self.manifest.model_digest
 
     @cached_property
@@ -165,7 +165,7 @@ class Checkpoint:
 
     @property
     def file_urls(self) -> Sequence[str]:
-        """Where its manifest and all of its files are, of a delta those of its chain."""
+        """URLs of its manifest and files; of a delta, those of its chain."""
         return [
             *(() if self.base is None else self.base.file_urls),
             f"{self.url}/{MANIFEST}",
@@ -205,7 +205,7 @@ class Checkpoint:
             yield shard, reduce(merged, (change[shard] for change in changes), rows)
 
     def read_changes(self, table: str, shards: Set[int]) -> dict[int, ShardChange]:
-        """Returns what this delta says of some shards of a table, by number.
+        """Returns the changes that this delta makes to shards of a table, by number.
 
         Raises:
             CheckpointError: If a file was altered.
@@ -224,11 +224,10 @@ class Checkpoint:
             yield from read_table_file(self._data, entry, spec.dim, shards)
 
     def map_rows(self, table: str) -> list[Layer]:
-        """Returns a table's rows, to be looked up where they are: the newest layer first.
+        """Maps a table's rows for lookups, newest layer first; checksums are not compared.
 
         Raises:
-            CheckpointError: If there is no such table, or a file was cut or belongs elsewhere; checksums are
-                not compared, which would read everything.
+            CheckpointError: If there is no such table, or a file was truncated or belongs to something else.
         """
         spec = self.table(table)
         return [link._map_own_rows(spec) for link in reversed(self.chain)]
@@ -242,7 +241,7 @@ class Checkpoint:
         )
 
     def read_candidates(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
-        """Yields the keys without a row of those shards that have some saved, with the shards' numbers.
+        """Yields the candidates of shards with the shards' numbers, if any are saved.
 
         Raises:
             CheckpointError: If a file was altered.
@@ -254,7 +253,7 @@ class Checkpoint:
     def read_counters(
         self, table: str, shards: Iterable[int]
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yields the counters of those shards that have some saved, with the shards' numbers.
+        """Yields the counters of shards with the shards' numbers, if any are saved.
 
         Raises:
             CheckpointError: If a file was altered.
@@ -263,17 +262,17 @@ class Checkpoint:
         for entry in _holding(self.manifest.files_of_counters(table), wanted):
             yield from read_counters_file(self._data, entry, wanted)
 
-    def read_dense(self, block: str, part: slice) -> DensePiece:
-        """Returns elements `part.start` to `part.stop` of a dense block.
+    def read_dense(self, block: str, elements: slice) -> DensePiece:
+        """Returns elements of a dense block, from `elements.start` to `elements.stop`.
 
-        Scalars are those of the saved piece that the part begins in: pieces differ in them only if
-        they were saved by servers that had not applied the same pushes.
+        Scalars are those of the saved piece with the first element: pieces differ in them only if their
+        servers had not applied the same pushes.
 
         Raises:
-            CheckpointError: If there is no such block or part, or a file was altered.
+            CheckpointError: If there is no such block, or `elements` exceeds it, or a file was altered.
         """
         spec = _find(self.blocks, block, "dense block", self.url)
-        start, stop = part.start, part.stop
+        start, stop = elements.start, elements.stop
         if not 0 <= start <= stop <= spec.length:
             raise CheckpointError(
                 f"checkpoint {self.url}: dense block {block!r} has {spec.length} elements, not "
@@ -306,11 +305,11 @@ class Checkpoint:
         return content
 
     def attachment_url(self, name: str) -> str:
-        """Returns where an attachment is, for people."""
+        """Returns the URL of an attachment, for messages."""
         return f"{self._attachments.url}/{name}"
 
     def verify(self) -> None:
-        """Reads everything, of a delta with what it needs.
+        """Reads every file, of a delta those of its chain, and compares all checksums.
 
         Raises:
             CheckpointError: If anything was altered.
@@ -319,7 +318,7 @@ class Checkpoint:
             link.verify_own()
 
     def verify_own(self) -> None:
-        """Reads all of its own files, of a delta not what it needs; raises as `verify`."""
+        """Like `verify`, of its own files only."""
         for name, table in self.tables.items():
             shards = frozenset(range(table.num_shards))
             deque(self._read_own_shards(table, shards), maxlen=0)
@@ -331,12 +330,12 @@ class Checkpoint:
         found = self.digest_of_own_files()
         if found != self.model_digest:
             raise CheckpointError(
-                f"{self.url}/{MANIFEST} says that the model's digest is {self.model_digest}, but "
-                f"the files hold a model with digest {found}"
+                f"{self.url}/{MANIFEST} says that the model's digest is {self.model_digest}, but the "
+                f"digest of the files is {found}"
             )
 
     def digest_of_files(self) -> str:
-        """Returns the model's digest, which is read if need be: of a delta all rows of its chain.
+        """Returns the model's digest; for a delta, all rows of its chain are read.
 
         Raises:
             CheckpointError: If a file that is read was altered.
@@ -351,10 +350,10 @@ class Checkpoint:
         return model_digest(self._read_dense_weights(), shards)
 
     def digest_of_own_files(self) -> str:
-        """Returns the model's digest, from dense blocks and the digests of shards; of a delta "".
+        """Returns the model's digest, from dense blocks and the digests of shards; "" for a delta.
 
         Raises:
-            CheckpointError: If the file of a dense block was altered.
+            CheckpointError: If a dense block's file was altered.
         """
         dense = self._read_dense_weights()
         return (
@@ -376,7 +375,8 @@ def _require_sizes(folder: Folder, sizes: Mapping[str, int]) -> None:
             raise CheckpointError(f"{folder.url}/{file} is part of the checkpoint, but is missing")
         if found[file] != size_bytes:
             raise CheckpointError(
-                f"{folder.url}/{file} has {found[file]} bytes, the manifest says {size_bytes}; was it cut?"
+                f"{folder.url}/{file} has {found[file]} bytes, the manifest says {size_bytes}; was it "
+                f"truncated?"
             )
 
 
@@ -387,13 +387,13 @@ def _find(things: Mapping[str, T], name: str, kind: str, url: str) -> T:
 
 
 def _holding(files: Iterable[FileT], shards: Set[int]) -> Iterator[FileT]:
-    """Yields the files with any of some shards: others are not even opened."""
+    """Yields the files with any of the shards."""
     for file in files:
         if any(batch.shard in shards for batch in file.batches):
             yield file
 
 
 def _overlapping(files: Sequence[DenseEntry], start: int, stop: int) -> list[DenseEntry]:
-    """Returns the files with a part of `[start, stop)`; for an empty part, one that touches it."""
+    """Returns the files that overlap `[start, stop)`; if that is empty, one that touches it."""
     found = [file for file in files if file.start < stop and start < file.start + file.length]
     return found or [file for file in files if file.start <= start <= file.start + file.length][:1]

@@ -15,20 +15,20 @@ logger = logging.getLogger(__name__)
 
 
 def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
-    """Removes the oldest of some checkpoints of a folder, and what is left of ones removed in part.
+    """Removes all but the newest checkpoints of a run, and the rest of removals that were interrupted.
 
-    The one that LATEST names stays, and so do those of kind inference and those that one which stays needs.
+    The one that LATEST names, those of kind inference, and the bases of those kept are never removed.
 
     Args:
-        root: A folder of checkpoints.
+        root: Folder of checkpoints.
         number: How many of `own` to keep, at least 1; 0 keeps all.
-        own: The names of those that may go.
+        own: Names of the checkpoints that may be removed.
 
     Returns:
-        The names of those removed.
+        Names of the checkpoints removed.
 
     Raises:
-        CheckpointError: If the folder cannot be read, or one cannot be removed.
+        CheckpointError: If the folder cannot be read, or a checkpoint cannot be removed.
     """
     if not number:
         return []
@@ -36,7 +36,7 @@ def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
     latest = folder.read(LATEST).decode().strip() if folder.has(LATEST) else ""
     for name in folder.folders():
         if name in own:
-            _remove_rest(folder.child(name))
+            _finish_removal(folder.child(name))
     manifests = manifests_in(root)
     candidates = [name for name in manifests if name in own and manifests[name].kind != "inference"]
     old = candidates[:-number]
@@ -51,7 +51,7 @@ def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
 
 
 def _with_bases(names: Iterable[str], manifests: dict[str, Manifest]) -> set[str]:
-    """Returns `names` and all checkpoints that these need."""
+    """Returns `names` with the bases that they need."""
     kept: set[str] = set()
     for name in names:
         needed: str | None = name
@@ -61,20 +61,18 @@ def _with_bases(names: Iterable[str], manifests: dict[str, Manifest]) -> set[str
     return kept
 
 
-def _remove_rest(folder: Folder) -> None:
-    """Removes a folder that was a checkpoint: its manifest went first, and then somebody was killed."""
+def _finish_removal(folder: Folder) -> None:
+    """Removes the rest of a checkpoint whose removal was interrupted: its manifest was removed first."""
     names = folder.folders()
     is_rest = bool(names) and not folder.files() and all(map(is_data_folder, names))
-    # A save at work has a TOKEN in its folder until it has a manifest.
+    # A running save has a TOKEN in its data folder until it has a manifest.
     if is_rest and not any(folder.child(name).has(TOKEN) for name in names):
         folder.remove()
-        logger.info("removed what was left of an old checkpoint=%s", folder.url)
+        logger.info("removed the rest of an old checkpoint=%s", folder.url)
 
 
 def manifests_in(root: str | Path) -> dict[str, Manifest]:
-    """Returns the manifest of each checkpoint in a folder, by name, the oldest first.
-
-    Those whose manifest is damaged are left out, with a warning.
+    """Returns the manifests of the checkpoints in a folder by name, oldest first; skips damaged ones.
 
     Raises:
         CheckpointError: If the folder cannot be read.
@@ -84,15 +82,15 @@ def manifests_in(root: str | Path) -> dict[str, Manifest]:
 
 
 def remove_unfinished(root: str | Path) -> list[str]:
-    """Removes from a folder of checkpoints what saves that were killed have left, under whatever names.
+    """Removes the data of interrupted first saves from a folder of checkpoints.
 
-    To be called when nobody saves into the folder: a save at work looks the same.
+    Must not be called during a save into the folder, which looks the same.
 
     Returns:
-        The names of those removed.
+        Names of the folders removed.
 
     Raises:
-        CheckpointError: If the folder cannot be read, or one cannot be removed.
+        CheckpointError: If the folder cannot be read, or one in it cannot be removed.
     """
     folder = folder_at(root)
     removed = [name for name in folder.folders() if _is_unfinished(folder.child(name))]
@@ -102,7 +100,7 @@ def remove_unfinished(root: str | Path) -> list[str]:
 
 
 def _is_unfinished(folder: Folder) -> bool:
-    if folder.has(MANIFEST):  # perhaps by another name: see `RenamingFolder`
+    if folder.has(MANIFEST):  # also as MANIFEST.json.next: see `RenamingFolder`
         return False
     names = folder.folders()
     return bool(names) and all(map(is_data_folder, names)) and folder.files().keys() <= OWN_FILES

@@ -1,4 +1,4 @@
-"""Where a process may save and load: whoever reaches a server could have it write and read anywhere else."""
+"""Roots: the folders in which a server may save and load, as any client could name another place."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,18 +9,18 @@ from ps_server.checkpoint.storage.folders import place_of
 
 
 class Roots:
-    """Folders that checkpoints have to be in; without any, they may be anywhere."""
+    """Folders that checkpoints have to be in; if there are none, any place is allowed."""
 
     def __init__(self, urls: Iterable[str] = ()) -> None:
         """Takes paths and URLs.
 
         Raises:
-            CheckpointError: If one cannot be that of a folder.
+            CheckpointError: If one is not valid.
         """
         self._places = [place_of(url) for url in urls]
 
     def require(self, urls: Sequence[str]) -> None:
-        """Checks that places, with all links followed, are in one of the roots.
+        """Checks that all `urls`, after following links, are in one of the roots.
 
         Raises:
             CheckpointError: If one is not.
@@ -29,18 +29,18 @@ class Roots:
             place = place_of(url)
             if not any(f"{place}/".startswith(f"{root.rstrip('/')}/") for root in self._places):
                 raise CheckpointError(
-                    f"{url!r} is outside of {', '.join(self._places)}: this server saves and loads there "
-                    f"only (--checkpoint-root)"
+                    f"{url!r} is outside of {', '.join(self._places)}: this server saves and loads only "
+                    f"there (--checkpoint-root)"
                 )
 
     def open(self, url: str) -> Checkpoint:
         """Opens the checkpoint `url`, or the latest one in that folder.
 
         Raises:
-            CheckpointError: If there is none, it is not whole, or a part of it is not in the roots.
+            CheckpointError: If there is none, it is not complete, or a file of it is not in the roots.
         """
         self.require([url])
-        found = resolve(url).url  # where LATEST leads, which may be a link
+        found = resolve(url).url  # LATEST may lead to a link
         self.require([found])
         checkpoint = Checkpoint.open(found)
         self.require(checkpoint.file_urls)

@@ -1,4 +1,4 @@
-"""A saved model, read where it lies: no servers, and nothing is loaded beforehand but the dense blocks."""
+"""Parameters of a checkpoint for inference without servers: rows are mapped, only dense blocks are loaded."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +15,13 @@ from ps_server.checkpoint.reader import Checkpoint
 
 
 class SavedModel:
-    """The parameters of one checkpoint. Immutable, so any thread may read."""
+    """The parameters of one checkpoint. Immutable, so thread-safe."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Maps the rows, and reads the dense blocks.
 
         Raises:
-            CheckpointError: If a file is missing, cut or, as far as it is read, altered.
+            CheckpointError: If a file is missing or truncated, or altered in what is read of it.
         """
         self.checkpoint = checkpoint
         self._rows = {name: checkpoint.map_rows(name) for name in checkpoint.tables}
@@ -35,7 +35,7 @@ class SavedModel:
         """Opens the checkpoint `url`, or the latest one in that folder.
 
         Raises:
-            CheckpointError: If there is none, or it is not whole.
+            CheckpointError: If there is none, or it is not complete.
         """
         return cls(Checkpoint.open(url))
 
@@ -45,7 +45,7 @@ class SavedModel:
         return MappingProxyType(self._dense)
 
     def read(self, table: str, keys: Keys) -> Values:
-        """Returns the rows of `keys` uint64[N], float32[N, D]; a key without a row reads as in inference.
+        """Returns the rows of `keys` uint64[N] as float32[N, D]; missing keys have the table's default value.
 
         Raises:
             CheckpointError: If there is no such table.

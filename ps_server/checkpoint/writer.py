@@ -1,4 +1,4 @@
-"""Saving: what each server does for its part, and what the one that asks them does around it."""
+"""Saving: a server writes its share, and the saving process makes all shares a checkpoint."""
 
 import hashlib
 import time
@@ -32,16 +32,16 @@ from ps_server.table.contents import CountersSource, DenseSource, RemovedSource,
 
 
 def shared_folder(url: str, token: str) -> Folder:
-    """Returns the folder that the saving worker made, once it is sure that this process sees the same.
+    """Returns the data folder of a save, after checking that this process sees the same as the saver.
 
     Raises:
-        CheckpointError: If it sees none, or another one.
+        CheckpointError: If it sees no folder, or another one.
     """
     folder = folder_at(url)
     advice = "servers and workers need shared storage, at the same path or URL"
     if not folder.has(TOKEN):
         raise CheckpointError(
-            f"this server does not see the worker's folder {url}, or the save was given up: {advice}"
+            f"this server does not see the worker's folder {url}, or the save was aborted: {advice}"
         )
     if folder.read(TOKEN) != token.encode():
         raise CheckpointError(f"this server sees another folder {url} than the worker: {advice}")
@@ -49,10 +49,10 @@ def shared_folder(url: str, token: str) -> Folder:
 
 
 def check_folder(url: str, token: str, server_index: int) -> None:
-    """Finds out whether a server can write into a folder that the saving worker made and will remove.
+    """Checks that a server can write into the probe folder of `require_writable`.
 
     Raises:
-        CheckpointError: If it sees none, or another one, or cannot write there.
+        CheckpointError: If it sees no folder, or another one, or cannot write to it.
     """
     shared_folder(url, token).put(f"probe.server-{server_index}", b"")
 
@@ -67,20 +67,19 @@ def write_share(
     counters: Sequence[CountersSource] = (),
     removed: Sequence[RemovedSource] = (),
 ) -> list[Entry]:
-    """Writes one server's shards and pieces into the folder of a save; again is no error.
+    """Writes one server's share of a checkpoint into the folder of a save; idempotent.
 
     Args:
-        folder: Of the save.
-        server_index: Which server this is.
-        tables: Its shards of each table.
+        folder: Data folder of the save.
+        server_index: Index of the server.
+        tables: Its shards of each table; of a delta, with only the rows that changed.
         blocks: Its piece of each dense block.
-        candidates: Keys without a row, of the tables that count them one by one.
-        counters: Counters of keys without a row, of the tables that have them.
-        removed: Keys that lost their row since the base, of each table; of a delta, whose tables have only
-            rows that changed.
+        candidates: Keys not admitted yet, of tables that count them exactly.
+        counters: Counters of keys without a row, of tables that have a counting filter.
+        removed: Of a delta: keys whose rows were removed since the base, of each table.
 
     Raises:
-        CheckpointError: If it cannot be written.
+        CheckpointError: If a file cannot be written.
     """
     return [
         *(write_table_file(folder, server_index, table) for table in tables),
@@ -92,16 +91,16 @@ def write_share(
 
 
 def open_base(base: str | Path, target: str | Path) -> Checkpoint:
-    """Opens the checkpoint on which a delta at `target` is to be based.
+    """Opens the base of a delta to be saved at `target`.
 
     Raises:
-        CheckpointError: If it is none, is in another folder, or would be replaced by the delta.
+        CheckpointError: If it does not exist, is in another folder, or would be replaced by the delta.
     """
     checkpoint, folder = Checkpoint.open(base), folder_at(target)
     checkpoint.require_trainable()
     if beside(folder, checkpoint.name).url != checkpoint.url:
         raise CheckpointError(
-            f"a delta at {folder.url} cannot be based on {checkpoint.url}: both have to be in one folder"
+            f"a delta at {folder.url} cannot be based on {checkpoint.url}: both must be in one folder"
         )
     if folder.url in [link.url for link in checkpoint.chain]:
         raise CheckpointError(
@@ -122,22 +121,22 @@ def save_checkpoint(
     is_inference: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> str:
-    """Writes a whole checkpoint, publishes it, and returns the model's digest; of a delta "".
+    """Saves and publishes a checkpoint, and returns the model's digest; "" for a delta.
 
     Args:
-        target: A path or URL where there is nothing, or a checkpoint, which is replaced, but none to
-            train on by one to predict with, nor the other way round.
-        write_shares: Has every server write its part into the folder whose URL it gets, after
-            `shared_folder` with the token it gets; returns the parts of all of them.
+        target: Path or URL. A checkpoint there is replaced, except one for training by one for inference, or
+            the other way round.
+        write_shares: Called with the URL of the data folder and the token; has every server write its share,
+            after `shared_folder`, and returns all shares.
         tables: Every table, by name.
         blocks: Every dense block, by name.
-        attachments: Files that travel with the parameters, by name.
-        base: What it is a delta of, by `open_base`; None: of nothing.
-        is_inference: Whether the parts are such as `write_inference_share` writes.
+        attachments: Opaque files to save with the parameters, by name.
+        base: Base of a delta, from `open_base`; None: not a delta.
+        is_inference: Whether the shares are written by `write_inference_share`.
         clock: Seconds since 1970.
 
     Raises:
-        CheckpointError: If it cannot be written, or is not whole; an older checkpoint is still there.
+        CheckpointError: If it cannot be written, or is not complete; an older checkpoint is kept.
     """
     for name in attachments:
         require_name(name)
@@ -153,7 +152,7 @@ def save_checkpoint(
             created=created,
             version=min((share.version for share in shares), default=0),
             workers=merge_progress([share.workers for share in shares]),
-            model_digest="",  # of what the files hold, once they are all there
+            model_digest="",  # filled in below, when all files are there
             tables=tuple(tables.values()),
             blocks=tuple(blocks.values()),
             entries=tuple(entry for share in shares for entry in share.entries),

@@ -74,10 +74,14 @@ def test_model_to_predict_with_and_one_to_train_on_do_not_replace_each_other(
     store.save(SaveRequest(url=half, inference=InferenceSettings(dtype="float16")))
 
     for url, kind in ((full, "full"), (delta, "delta")):
-        with pytest.raises(CheckpointError, match=rf"of kind '{kind}': one to predict with will"):
+        with pytest.raises(
+            CheckpointError, match=rf"of kind '{kind}': an inference checkpoint will"
+        ):
             store.save(SaveRequest(url=url, inference=InferenceSettings()))
     for base in ("", delta):
-        with pytest.raises(CheckpointError, match="of kind 'inference': one to train on will not"):
+        with pytest.raises(
+            CheckpointError, match="of kind 'inference': a checkpoint for training will not"
+        ):
             store.save(SaveRequest(url=half, base=base))
 
     assert Checkpoint.open(full).model_digest == digest
@@ -133,7 +137,7 @@ def test_part_that_is_not_there_is_refused(store, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no wide, only deep, other"):
         store.load(str(tmp_path / "model"), only=["deep", "wide"])
     with pytest.raises(
-        CheckpointError, match=r"other cannot be taken from .* only deep, tower, wide"
+        CheckpointError, match=r"other cannot be loaded from .* only deep, tower, wide"
     ):
         store.load(str(tmp_path / "model"), only=["other"])
 

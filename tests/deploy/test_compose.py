@@ -1,4 +1,4 @@
-"""The Compose file: what must agree between its services, and with the image."""
+"""The Compose file: consistency between its services, and with the image."""
 
 import shutil
 import subprocess
@@ -26,7 +26,7 @@ def test_file_at_the_top_is_the_one_in_deploy() -> None:
     link = ROOT / "docker-compose.yml"
 
     assert link.is_symlink()
-    assert link.readlink() == Path("deploy/docker-compose.yml")  # relative: it survives a move
+    assert link.readlink() == Path("deploy/docker-compose.yml")  # relative, so that it can be moved
 
 
 def test_list_of_servers_is_the_servers() -> None:
@@ -56,7 +56,7 @@ def test_servers_and_workers_see_one_folder_of_checkpoints() -> None:
         assert "output:/work/output" in service["volumes"]
 
 
-def test_volumes_lie_where_the_image_lets_its_user_write() -> None:
+def test_volumes_are_mounted_where_the_user_of_the_image_can_write() -> None:
     mounts = {mount for service in SERVICES.values() for mount in service["volumes"]}
 
     assert {mount.split(":")[0] for mount in mounts} == COMPOSE["volumes"].keys()

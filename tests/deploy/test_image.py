@@ -1,4 +1,4 @@
-"""What the image is built from."""
+"""Build context of the image."""
 
 import tomllib
 from pathlib import Path

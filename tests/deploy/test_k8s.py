@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: schemas do not see what must agree between documents."""
+"""The Kubernetes manifests: schemas, and consistency between documents."""
 
 import shutil
 import subprocess
@@ -111,7 +111,7 @@ def test_a_server_is_the_one_that_its_pod_name_says() -> None:
     role = environment("StatefulSet")
 
     assert role["TRAINING_ROLE"] == "PSERVER"
-    assert list(role).index("POD_NAME") < list(role).index("POD_IP")  # else it is not expanded
+    assert list(role).index("POD_NAME") < list(role).index("POD_IP")  # otherwise it is not expanded
     assert role["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     assert role["POD_IP"] == f"$(POD_NAME).{only('Service')['metadata']['name']}"
     assert "--stay" in containers("StatefulSet")[0]["command"]
@@ -143,11 +143,11 @@ def test_a_worker_is_the_one_that_its_completion_index_says() -> None:
 
 
 def test_worker_that_fails_ends_the_job() -> None:
-    """Started anew, it would wait in the first barrier for workers that are in another."""
+    """After a restart it would wait in the first barrier, while the others are in another."""
     job = only("Job")["spec"]
 
     assert job["backoffLimit"] == 0
-    assert "podFailurePolicy" not in job  # it could have a pod replaced in spite of the limit
+    assert "podFailurePolicy" not in job  # it could replace a pod despite the limit
     assert job["template"]["spec"]["restartPolicy"] == "Never"
 
 
@@ -180,9 +180,9 @@ def test_names_that_a_pod_refers_to_exist(kind: str) -> None:
     assert {image["name"] for image in KUSTOMIZATION["images"]} >= set(values_of("image", pod))
 
 
-def test_words_of_a_fixed_choice_are_of_that_choice() -> None:
+def test_enumerated_fields_have_known_values() -> None:
     choices: dict[str, list[str] | list[list[str]]] = {
-        "accessModes": [["ReadWriteMany"]],  # servers on several nodes write one folder
+        "accessModes": [["ReadWriteMany"]],  # servers on several nodes write to one folder
         "imagePullPolicy": ["Always", "IfNotPresent", "Never"],
         "fsGroupChangePolicy": ["Always", "OnRootMismatch"],
         "podManagementPolicy": ["OrderedReady", "Parallel"],

@@ -1,7 +1,7 @@
-"""`ps-launch` as a program, with stand-ins for the server and the worker.
+"""`ps-launch` as a program, with fakes of the server and the worker.
 
-The stand-ins meet in named pipes, so nothing polls: opening one waits for the other side, and reading one
-to its end waits until every process that holds it is gone.
+The fakes synchronise through named pipes, without polling: opening one waits for the other side, and reading
+one to its end waits until every process that holds it has exited.
 """
 
 import json
@@ -102,7 +102,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def run_here(server: str, worker: str, **patience: float) -> tuple[int, str]:
-    """Runs a launch in this process; returns its exit code and what trainer 0 printed."""
+    """Runs a launch in this process; returns its exit code and the output of trainer 0."""
     with Path("shown").open("wb") as shown:
         launch = Launch(
             commands=Commands(server=python(server), worker=python(worker)),
@@ -195,7 +195,7 @@ def test_a_killed_launcher_leaves_no_child(start: Start) -> None:
             alive.readline()
         process.kill()
 
-        assert alive.read() == ""  # comes to its end only when all writers are gone
+        assert alive.read() == ""  # ends only when all writers have exited
 
     finish(process)
 
@@ -278,7 +278,7 @@ def test_a_closed_terminal_does_not_stop_training() -> None:
     assert Path("log/trainer.0.log").read_text().endswith("line 19999\n")
 
 
-def test_a_held_port_is_nobody_elses_until_it_is_closed() -> None:
+def test_a_held_port_is_reserved_until_it_is_closed() -> None:
     with free_port() as held, socket.socket() as other:
         with pytest.raises(OSError, match="in use"):
             other.bind(held.getsockname())
@@ -295,7 +295,7 @@ def test_a_missing_job_is_a_usage_error_before_anything_starts() -> None:
     assert not Path("log").exists()
 
 
-def test_a_script_is_both_roles_and_all_behind_it_is_its_own() -> None:
+def test_a_script_is_both_roles_and_gets_all_arguments_after_it() -> None:
     own = ["--worker-num", "9", "--set", "a=b", "--help", "--", "-x"]
 
     done = launch_script(SCRIPT, "--worker-num", "2", "script.py", *own)
@@ -322,7 +322,7 @@ def test_options_of_jobs_before_a_script_are_usage_errors(option: list[str]) -> 
     assert not Path("log").exists()
 
 
-def test_a_word_behind_a_job_is_a_usage_error() -> None:
+def test_an_argument_after_a_job_is_a_usage_error() -> None:
     done = launch_script(SCRIPT, "job.toml", "--json", "epochs=2")
 
     assert done.returncode == 2
@@ -341,15 +341,15 @@ def test_workers_that_long_outlive_their_servers_are_named(
 
     handler = Said()
     logging.getLogger("ps-launch").addHandler(handler)
-    fails_once_it_was_said = "open('said').read(); raise SystemExit(4)"
+    fails_after_the_warning = "open('said').read(); raise SystemExit(4)"
 
-    code, _ = run_here("", fails_once_it_was_said, notice_seconds=0.01)
+    code, _ = run_here("", fails_after_the_warning, notice_seconds=0.01)
 
     logging.getLogger("ps-launch").removeHandler(handler)
     assert code == 4
-    assert "pserver.0 ended 0.01 s ago with code 0, but trainer.0 still runs" in caplog.text
+    assert "pserver.0 exited 0.01 s ago with code 0, but trainer.0 still runs" in caplog.text
     assert "fleet.run_server()" in caplog.text
-    assert "trainer.0 exited with code 4, after pserver.0 had ended with code 0" in caplog.text
+    assert "trainer.0 exited with code 4, after pserver.0 had exited with code 0" in caplog.text
 
 
 def test_tail_of_a_long_log_is_its_last_lines() -> None:

@@ -1,4 +1,4 @@
-"""docs/operations.md leaves nothing out."""
+"""docs/operations.md is complete: options, role variables, exit codes."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The roles of a local cluster, as data."""
+"""Role variables of a local cluster, and how exits are described."""
 
 import pytest
 

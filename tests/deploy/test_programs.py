@@ -1,4 +1,4 @@
-"""The commands of jobs and scripts."""
+"""Commands of jobs and scripts."""
 
 import sys
 from pathlib import Path

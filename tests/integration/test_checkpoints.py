@@ -64,7 +64,7 @@ def test_checkpoint_that_is_replaced_while_it_is_loaded_is_refused(
         before = store.digest()
         monkeypatch.setattr(Checkpoint, "verify", verify_and_replace)
 
-        with pytest.raises(CheckpointError, match="replaced meanwhile"):
+        with pytest.raises(CheckpointError, match="replaced in the meantime"):
             store.load(folder)
 
         assert store.digest() == before

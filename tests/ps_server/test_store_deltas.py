@@ -226,7 +226,7 @@ def test_a_table_that_is_newer_than_the_base_is_refused(tmp_path: Path) -> None:
 def test_a_delta_stands_beside_its_base_and_replaces_nothing_it_needs(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 1)
 
-    with pytest.raises(CheckpointError, match="both have to be in one folder"):
+    with pytest.raises(CheckpointError, match="both must be in one folder"):
         store.save(SaveRequest(url=str(tmp_path / "elsewhere" / "2"), base=str(tmp_path / "1")))
     for needed in ("0", "1"):
         with pytest.raises(CheckpointError, match="which it needs: choose another name"):
@@ -239,7 +239,7 @@ def test_a_missing_base_is_named(tmp_path: Path) -> None:
 
     for name in ("2", "3"):
         with pytest.raises(
-            CheckpointError, match=rf"2 needs its base {tmp_path}/1, and there is no"
+            CheckpointError, match=rf"2 needs its base {tmp_path}/1, where there is no"
         ):
             Checkpoint.open(tmp_path / name)
     Checkpoint.open(tmp_path / "0")
@@ -249,7 +249,9 @@ def test_a_base_that_was_replaced_is_named(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 2)
     store.save(SaveRequest(url=str(tmp_path / "0")))
 
-    with pytest.raises(CheckpointError, match=rf"1 needs its base {tmp_path}/0 as it was, but"):
+    with pytest.raises(
+        CheckpointError, match=rf"1 needs its base {tmp_path}/0, which was replaced"
+    ):
         Checkpoint.open(tmp_path / "2")
 
 

@@ -1,4 +1,4 @@
-"""A small model as plain arrays, cut over servers and saved without any table."""
+"""A small model as plain arrays, divided between servers and saved without tables."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -65,13 +65,13 @@ class FakeBlock:
         return self.piece
 
     def share(self, server_index: int, num_servers: int) -> "FakeBlock":
-        snapshot = piece_of_server(self.spec.length, server_index, num_servers)
+        piece = piece_of_server(self.spec.length, server_index, num_servers)
         return FakeBlock(
             self.spec,
             DensePiece(
-                snapshot.start,
-                self.piece.weights[snapshot],
-                self.piece.element_state[:, snapshot],
+                piece.start,
+                self.piece.weights[piece],
+                self.piece.element_state[:, piece],
                 self.piece.scalars,
             ),
         )
@@ -134,7 +134,7 @@ def random_rows(
 
 
 def random_bits(rng: np.random.Generator, num_rows: int, width: int) -> Values:
-    """Returns float32[N, S] of any bits, as of columns that are not numbers."""
+    """Returns float32[N, S] of random bits, as in columns that hold integers."""
     return rng.integers(0, 2**32, (num_rows, width), np.uint32).view(np.float32)
 
 
@@ -218,7 +218,7 @@ def bytes_of(rows: Rows) -> list[bytes]:
 
 
 def content(checkpoint: Checkpoint) -> list[bytes]:
-    """Reads everything that a checkpoint holds."""
+    """Reads the whole content of a checkpoint."""
     parts = []
     for name, table in checkpoint.tables.items():
         for _, rows in sorted(

@@ -1,4 +1,4 @@
-"""Processes killed, and disks full, at any step of what changes the file system."""
+"""Kills and full disks at any call that changes the file system."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ class Killed(BaseException):
 
 @contextmanager
 def steps_counted(fails: Callable[[int], BaseException | None]) -> Iterator[list[str]]:
-    """Counts the calls that change the file system, from 1; raises what `fails` gives for them."""
+    """Counts the calls that change the file system, from 1; raises the error that `fails` returns for one."""
     steps: list[str] = []
 
     def watched(name: str, function: Callable[..., object]) -> Callable[..., object]:
@@ -33,7 +33,7 @@ def steps_counted(fails: Callable[[int], BaseException | None]) -> Iterator[list
 
 
 def killed_at(step: int) -> Callable[[int], BaseException | None]:
-    """A killed process does nothing any more: no step after that one works either."""
+    """A killed process makes no further calls: all later ones raise too."""
     return lambda number: Killed() if number >= step else None
 
 

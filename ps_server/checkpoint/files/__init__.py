@@ -1,1 +1,1 @@
-"""The files of a checkpoint: rows as Arrow, the manifest, digests."""
+"""Files of a checkpoint: Arrow files, the manifest, digests and checksums."""

@@ -1,12 +1,11 @@
-"""Digests: of a shard, of a piece of a dense block, of a whole model.
+"""Digests of shards and models, and checksums of other saved arrays.
 
-The model's digest is a hash over digests of shards, and a shard is whole on any number of servers: so
-each server hashes its own shards, and the model's digest does not depend on how many there are.
+The digest of a model is a hash over the digests of its shards. A shard is never divided between servers, so
+each server hashes its own shards, and the digest does not depend on the number of servers.
 All numbers are hashed as little-endian bytes.
 
-Numbers are hashed by XXH3, which finds what was damaged, and is no defence against who alters a file on
-purpose. SHA-256 took 50 ns a row of 88 bytes, as long as all else in a save, where the processor has
-instructions for it, and several times that where it has none.
+Arrays are hashed with XXH3, which detects damage but not deliberate changes. SHA-256 took 50 ns per row of
+88 bytes with processor support, as long as the rest of a save, and several times that without.
 """
 
 import hashlib
@@ -24,36 +23,36 @@ EMPTY_SHARD_DIGEST = xxhash.xxh3_128().digest()
 
 
 def shard_digest(rows: Rows) -> bytes:
-    """Returns the XXH3-128 over keys, weights and state; without rows `EMPTY_SHARD_DIGEST`."""
+    """Returns the XXH3-128 of keys, weights and state; `EMPTY_SHARD_DIGEST` if there are no rows."""
     return _xxh3(rows.keys, rows.weights, rows.state)
 
 
 def statistics_checksum(rows: Rows) -> bytes:
-    """Returns the XXH3-128 over the statistics, which are no part of the model."""
+    """Returns the XXH3-128 of the statistics, which do not count towards the model's digest."""
     return _xxh3(rows.statistics)
 
 
 def counters_checksum(counters: NDArray[np.uint8]) -> bytes:
-    """Returns the XXH3-128 over a shard's counters of keys without a row."""
+    """Returns the XXH3-128 of a shard's counters."""
     return _xxh3(counters)
 
 
 def piece_checksum(piece: DensePiece) -> bytes:
-    """Returns the XXH3-128 over weights and element state; the manifest holds the rest."""
+    """Returns the XXH3-128 of weights and element state; the other fields are in the manifest."""
     return _xxh3(piece.weights, piece.element_state)
 
 
 def model_digest(dense: Mapping[str, Values], shards: Mapping[tuple[str, int], bytes]) -> str:
     """Returns the SHA-256 of a model, in hexadecimal.
 
-        number of blocks; for each block by name: name, length, weights;
-        for each table by name, each shard by number that has rows: name, shard, digest of the shard
+        number of blocks; per block, by name: name, length, weights;
+        per non-empty shard, by table name and number: name, shard, digest of the shard
 
-    Counts, lengths and shard numbers are uint64, a name follows its length in bytes.
+    Counts, lengths and shard numbers are uint64; a name is preceded by its length in bytes.
 
     Args:
-        dense: For each dense block all of its weights, float32[n].
-        shards: The digests of shards by table and shard number; empty shards may be missing.
+        dense: All weights of each dense block, float32[n].
+        shards: Digests of shards by table and shard number; empty shards may be missing.
     """
     sha = hashlib.sha256(_uint64(len(dense)))
     for name, weights in sorted(dense.items()):

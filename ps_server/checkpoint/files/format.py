@@ -1,13 +1,13 @@
-"""Arrow files, each by one server: shards of a table, what counts its other keys, a piece of a dense block.
+"""Arrow files of a checkpoint, each written by one server.
 
-    table.<name>.server-<i>.arrow        each record batch one shard: key, weights, state, statistics
-    candidates.<name>.server-<i>.arrow   each record batch one shard: key, statistics
-    removed.<name>.server-<i>.arrow      each record batch one shard: key
-    counters.<name>.server-<i>.arrow     each record batch one shard: counter
+    table.<name>.server-<i>.arrow        a record batch per shard: key, weights, state, statistics
+    candidates.<name>.server-<i>.arrow   a record batch per shard: key, statistics
+    removed.<name>.server-<i>.arrow      a record batch per shard: key
+    counters.<name>.server-<i>.arrow     a record batch per shard: counter
     dense.<name>.server-<i>.arrow        one record batch: weight, state_0, state_1, ...
 
-Numbers pass between numpy and a local file without a copy; what is read is a read-only view of the
-mapped file, and is handed out only after its checksum was found right.
+Arrays read from a local file are read-only views of the mapped file, without a copy, and are returned only
+after their checksums matched.
 """
 
 import os
@@ -54,16 +54,16 @@ from ps_server.table.contents import (
 
 
 def _num_processors() -> int:
-    """Returns how many processors this process may use."""
+    """Returns the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # Linux has it
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 ENCODERS = min(2, max(1, _num_processors() // 2))
-"""Threads that make shards ready; the other processors are left to training.
+"""Threads that encode shards; the other processors are left to training.
 
-Copying, sorting and hashing take 50 to 80 ns a row of 88 bytes, so two keep up with a disk of 2 GB/s.
+Copying, sorting and hashing take 50 to 80 ns per row of 88 bytes, so two keep up with a disk of 2 GB/s.
 """
 
 T = TypeVar("T")
@@ -72,7 +72,13 @@ T = TypeVar("T")
 def encoded_in_order(
     encode: Callable[[int], T], shards: Iterable[int], *, encoders: int = ENCODERS
 ) -> Generator[T, None, None]:
-    """Yields `encode(shard)` of each shard, in their order; to be closed by whoever stops early."""
+    """Yields `encode(shard)` of each shard in order; close it to stop early.
+
+        shard 4: being written | 5, 6: being encoded | 7, ...: not started
+
+    So writing waits for the disk and not for sorting and hashing, and at most `encoders` + 1 shards are in
+    memory beside the table.
+    """
     remaining = iter(shards)
     with ThreadPoolExecutor(encoders, thread_name_prefix="encode") as threads:
         pending: deque[Future[T]] = deque(
@@ -83,7 +89,7 @@ def encoded_in_order(
                 encoded = pending.popleft().result()
                 pending.extend(threads.submit(encode, shard) for shard in islice(remaining, 1))
                 yield encoded
-                del encoded  # before the next is begun
+                del encoded  # before the next is started
         finally:
             for future in pending:
                 future.cancel()
@@ -97,12 +103,12 @@ def write_table_file(
     *,
     dtype: InferenceDtype = "float32",
 ) -> TableEntry:
-    """Writes one server's shards of a table, or of keys without a row, so that they last.
+    """Writes one server's shards of a table, or of keys without a row, durably.
 
     Weights have to be of `dtype`.
 
     Raises:
-        CheckpointError: If it cannot be written.
+        CheckpointError: If the file cannot be written.
     """
     table = source.spec.name
     require_name(table)
@@ -140,10 +146,10 @@ def write_table_file(
 
 
 def write_removed_file(folder: Folder, server_index: int, source: RemovedSource) -> TableEntry:
-    """Writes which keys of one server's shards lost their row, so that it lasts.
+    """Writes the keys of one server's shards whose rows were removed, durably.
 
     Raises:
-        CheckpointError: If it cannot be written.
+        CheckpointError: If the file cannot be written.
     """
     entry = write_table_file(folder, server_index, source, "removed")
     return replace(entry, passes=source.passes)
@@ -152,16 +158,16 @@ def write_removed_file(folder: Folder, server_index: int, source: RemovedSource)
 def read_table_file(
     folder: Folder, entry: TableEntry, dim: int, shards: Container[int]
 ) -> Iterator[tuple[int, Rows]]:
-    """Yields those of `shards` that the file holds, with their numbers.
+    """Yields the shards of a file with their numbers, weights as float32.
 
     Args:
-        folder: Where the file is.
-        entry: What the manifest says of it.
-        dim: Columns of weights in a row; of candidates 0.
-        shards: Which ones to read.
+        folder: Folder of the file.
+        entry: Its entry in the manifest.
+        dim: Columns of weights; 0 for candidates.
+        shards: Shards to read; those not in the file are ignored.
 
     Raises:
-        CheckpointError: If the file was cut or altered, or belongs elsewhere.
+        CheckpointError: If the file was truncated or altered, or belongs to something else.
     """
     widths = (dim, entry.state_width, entry.statistics_width)
     schema = _rows_schema(entry.table, widths, entry.dtype)
@@ -173,10 +179,10 @@ def read_table_file(
 
 
 def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> MappedRows:
-    """Returns the rows of a file to be looked up where they are; their checksums are not compared.
+    """Maps the rows of a file for lookups; their checksums are not compared.
 
     Raises:
-        CheckpointError: If the file was cut, altered so that it has no rows to look up, or belongs elsewhere.
+        CheckpointError: If the file was truncated, cannot be parsed, or belongs to something else.
     """
     url = f"{folder.url}/{entry.file}"
     with folder.open(entry.file) as source:
@@ -188,7 +194,7 @@ def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> Mapped
     for position, saved in enumerate(entry.batches):
         keys, *lists = _read_batch(reader, position, saved.rows, url).columns
         if saved.rows:
-            # Of rows without columns no values are read.
+            # Rows without columns have no values to read.
             values = lists[0].values if spec.dim else keys
             shards[saved.shard] = SavedShard(
                 rows=saved.rows,
@@ -205,10 +211,10 @@ def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> Mapped
 
 
 def write_counters_file(folder: Folder, server_index: int, source: CountersSource) -> CountersEntry:
-    """Writes the counters of one server's shards of a table, so that they last.
+    """Writes the counters of one server's shards of a table, durably.
 
     Raises:
-        CheckpointError: If it cannot be written.
+        CheckpointError: If the file cannot be written.
     """
     table = source.spec.name
     require_name(table)
@@ -228,10 +234,10 @@ def write_counters_file(folder: Folder, server_index: int, source: CountersSourc
 def read_counters_file(
     folder: Folder, entry: CountersEntry, shards: Container[int]
 ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Yields the counters of those of `shards` that the file holds, with their numbers.
+    """Yields the counters of the `shards` in a file, with the shards' numbers.
 
     Raises:
-        CheckpointError: If the file was cut or altered, or belongs elsewhere.
+        CheckpointError: If the file was truncated or altered, or belongs to something else.
     """
     for saved, batch in _read_shards(folder, entry, _counters_schema(entry.table), shards):
         counters: NDArray[np.uint8] = batch.column(0).to_numpy(zero_copy_only=True)
@@ -241,10 +247,10 @@ def read_counters_file(
 
 
 def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> DenseEntry:
-    """Writes one server's piece of a dense block, so that it lasts.
+    """Writes one server's piece of a dense block, durably.
 
     Raises:
-        CheckpointError: If it cannot be written.
+        CheckpointError: If the file cannot be written.
     """
     name, piece = source.spec.name, source.export()
     require_name(name)
@@ -266,10 +272,10 @@ def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> 
 
 
 def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
-    """Returns the piece that the file holds.
+    """Returns the piece in a file.
 
     Raises:
-        CheckpointError: If the file was cut or altered, or belongs elsewhere.
+        CheckpointError: If the file was truncated or altered, or belongs to something else.
     """
     with _open(folder, entry.file, _dense_schema(entry.block, entry.num_states), 1) as source:
         batch = _read_batch(source, 0, entry.length, f"{folder.url}/{entry.file}")
@@ -298,7 +304,7 @@ def _rows_schema(table: str, widths: Sequence[int], dtype: InferenceDtype) -> pa
 
 
 def _dtypes(dtype: InferenceDtype) -> tuple[InferenceDtype, InferenceDtype, InferenceDtype]:
-    """Returns the types of weights, state and statistics."""
+    """Returns the dtypes of weights, state and statistics."""
     return dtype, "float32", "float32"
 
 
@@ -384,12 +390,12 @@ def _open(
 def _reader_of(
     source: pa.NativeFile, schema: pa.Schema, num_batches: int, url: str
 ) -> pa.ipc.RecordBatchFileReader:
-    """Returns a reader of a file that has what the manifest says."""
+    """Opens a file and checks its schema and number of batches."""
     with _parsing(url):
         reader = pa.ipc.open_file(source)
     if not reader.schema.equals(schema, check_metadata=True):
         raise CheckpointError(
-            f"{url} was altered or belongs elsewhere: its schema is not {_words(schema)}"
+            f"{url} was altered or belongs to something else: its schema is not {_words(schema)}"
         )
     if reader.num_record_batches != num_batches:
         raise CheckpointError(
@@ -417,7 +423,7 @@ def _read_batch(
 ) -> pa.RecordBatch:
     with _parsing(url):
         batch = reader.get_batch(position)
-        batch.validate(full=True)  # so that a damaged length is an error, not a read out of bounds
+        batch.validate(full=True)  # a damaged length must not be a read out of bounds
     if batch.num_rows != num_rows:
         raise CheckpointError(
             f"{url} was altered: record batch {position} has {batch.num_rows} rows, the manifest says "
@@ -428,7 +434,7 @@ def _read_batch(
 
 @contextmanager
 def _parsing(url: str) -> Iterator[None]:
-    """Names the file in whatever Arrow finds wrong with its bytes."""
+    """Turns Arrow's errors into a CheckpointError that names the file."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -436,12 +442,12 @@ def _parsing(url: str) -> Iterator[None]:
 
 
 def _start_in(content: pa.Buffer, column: pa.Array, url: str) -> int:
-    """Returns where in a file the numbers of a column begin, all of which have to lie there."""
+    """Returns the offset of a column's values in a file, after checking that all of them are in it."""
     numbers = column.buffers()[1]
     start: int = numbers.address - content.address + column.offset * column.type.bit_width // 8
     size_bytes = len(column) * column.type.bit_width // 8
     if start % 8 or not 0 <= start <= content.size - size_bytes:
-        raise CheckpointError(f"{url} was altered: it has no numbers where it says")
+        raise CheckpointError(f"{url} was altered: a column is misaligned or outside of the file")
     return start
 
 

@@ -1,7 +1,7 @@
-"""The manifest: what a checkpoint consists of, and the checksum of each part.
+"""The manifest: contents and checksums of a checkpoint, and the names of its files.
 
-`MANIFEST.json` lists specs, entries (one a file, made by the server that wrote the file) and
-attachments, and carries a checksum of itself. It is written last: a folder without it is no checkpoint.
+`MANIFEST.json` lists specs, entries (one per file, made by the server that wrote it) and attachments, and
+has a checksum of itself. It is written last: a folder without it is not a checkpoint.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from protos.spec import DenseSpec, TableSpec
 from protos.store import InferenceDtype, WorkerProgress
 
 FORMAT_VERSION = 3
-"""Of the files and of the manifest together; a reader knows one version."""
+"""Of the files and the manifest together; a reader accepts only this version."""
 
 MANIFEST = "MANIFEST.json"
 TOKEN = "TOKEN"
@@ -40,29 +40,29 @@ def require_name(name: str) -> None:
 
 
 def new_token() -> str:
-    """Returns a token that no other save has."""
+    """Returns a random token that identifies a save."""
     return secrets.token_hex(16)
 
 
 def data_folder(token: str) -> str:
-    """Returns the name of the folder for the files of one save."""
+    """Returns the name of the folder with the files of a save."""
     return f"data-{token}"
 
 
 def is_data_folder(name: str) -> bool:
-    """Whether a folder holds the files of a save."""
+    """Whether a folder of this name holds the files of a save."""
     return _DATA.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardBatch:
-    """One record batch of a table's file.
+    """One record batch: a shard.
 
     Attributes:
-        shard: Number of the shard that it holds.
-        rows: Its length.
-        xxh3: `shard_digest`, or `counters_checksum`, in hexadecimal.
-        statistics_xxh3: `statistics_checksum`, in hexadecimal; empty: there are none.
+        shard: Shard number.
+        rows: Number of rows; of counters, of bytes.
+        xxh3: `shard_digest` or `counters_checksum`, in hexadecimal.
+        statistics_xxh3: `statistics_checksum`, in hexadecimal; empty without statistics.
     """
 
     shard: int
@@ -73,18 +73,19 @@ class ShardBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """A file with one server's shards of a table, or of keys that have no row in it, yet or any more.
+    """A file of one server's shards of a table, or of keys without a row.
 
     Attributes:
-        kind: "candidates" have keys and statistics only, "removed" (since the base of a delta) only keys.
-        file: Its name in the folder of the save.
-        size_bytes: Its size.
-        table: Name of the table.
-        state_width: Columns of optimizer state in a row.
-        statistics_width: Columns of statistics in a row.
-        passes: How often the rows of the base have aged; of removed keys only.
+        kind: "candidates" (not admitted yet) have keys and statistics, "removed" (since the base of a delta)
+            only keys.
+        file: File name in the data folder.
+        size_bytes: File size.
+        table: Table name.
+        state_width: Columns of optimizer state.
+        statistics_width: Columns of statistics.
+        passes: Decay passes since the base; of kind "removed" only.
         dtype: Of the weights.
-        batches: The file's record batches, in their order.
+        batches: Record batches in file order.
     """
 
     kind: Literal["rows", "candidates", "removed"] = "rows"
@@ -100,14 +101,14 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountersEntry:
-    """A file with the counters that one server keeps of keys without a row, as bytes.
+    """A file of one server's counters of a table: the counting filter of keys without a row, as bytes.
 
     Attributes:
-        kind: Tells it from other entries.
-        file: Its name in the folder of the save.
-        size_bytes: Its size.
-        table: Name of the table.
-        batches: The file's record batches, in their order, with a row for each byte.
+        kind: Discriminator.
+        file: File name in the data folder.
+        size_bytes: File size.
+        table: Table name.
+        batches: Record batches in file order, a row per byte.
     """
 
     kind: Literal["counters"] = "counters"
@@ -119,17 +120,17 @@ class CountersEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseEntry:
-    """A file with one server's piece of a dense block.
+    """A file of one server's piece of a dense block.
 
     Attributes:
-        kind: Tells it from other entries.
-        file: Its name in the folder of the save.
-        size_bytes: Its size.
+        kind: Discriminator.
+        file: File name in the data folder.
+        size_bytes: File size.
         block: Name of the dense block.
-        start: Position in the block of the piece's first element.
-        length: Elements of the piece.
-        num_states: Numbers of optimizer state that each element has.
-        scalars: The optimizer's state of the whole piece.
+        start: Index in the block of the piece's first element.
+        length: Number of elements.
+        num_states: Optimizer state values per element.
+        scalars: Optimizer state of the whole piece.
         xxh3: `piece_checksum`, in hexadecimal.
     """
 
@@ -149,12 +150,12 @@ Entry = Annotated[TableEntry | CountersEntry | DenseEntry, Field(discriminator="
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one server wrote, and of which moment it is.
+    """One server's share of a checkpoint.
 
     Attributes:
-        entries: One for each of its files.
-        version: The server's version at that moment.
-        workers: How much of each worker's training is in it.
+        entries: One per file.
+        version: The server's version at its snapshot.
+        workers: Training progress of each worker at the snapshot.
     """
 
     entries: tuple[Entry, ...]
@@ -164,7 +165,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file that travels with the parameters; its bytes mean nothing here."""
+    """An opaque file saved with the parameters."""
 
     size_bytes: int
     sha256: str
@@ -172,21 +173,21 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything about a checkpoint but the numbers.
+    """Contents of a checkpoint.
 
     Attributes:
-        kind: "full": everything; "delta": of the rows those that changed since its base, all else whole;
-            "inference": weights only.
-        base: Name of the checkpoint, in the same folder, that this one needs; None: it needs none.
-        base_sha256: That of the base's manifest.
+        kind: "full"; "delta": only rows that changed since the base, all else complete; "inference": weights
+            only.
+        base: Of a delta, the name of its base, in the same folder; else None.
+        base_sha256: Of the base's manifest.
         data_folder: Name of the folder with the files, beside the manifest.
-        created: When it was saved, in seconds since 1970.
-        version: Steps that are in it on every server.
-        workers: How much of each worker's training is in it on every server.
-        model_digest: Of the model that the files hold; of a delta, whose rows are not all read for it, empty.
-        tables: Specs as they were declared.
-        blocks: Specs as they were declared.
-        entries: One for each file but attachments.
+        created: Time of the save, in seconds since 1970.
+        version: Steps applied on every server.
+        workers: Training progress of each worker that is applied on every server.
+        model_digest: Of the saved model; empty for a delta, as it would take reading all rows.
+        tables: Specs as declared.
+        blocks: Specs as declared.
+        entries: One per file, without attachments.
         attachments: By name.
     """
 
@@ -208,20 +209,20 @@ class Manifest:
         return self._of_table(name, "rows")
 
     def num_rows(self, table: str) -> int:
-        """Returns how many rows of a table are in the files: of a delta those that changed."""
+        """Returns the number of rows in a table's files; of a delta, of rows that changed."""
         return sum(batch.rows for entry in self.files_of_table(table) for batch in entry.batches)
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes of all files in bytes, attachments included."""
+        """Sizes of all files in bytes, attachments included."""
         return [file.size_bytes for file in (*self.entries, *self.attachments.values())]
 
     def files_of_candidates(self, name: str) -> list[TableEntry]:
-        """Returns the entries of the keys that have no row in a table yet, if it counts them."""
+        """Returns the entries of keys that a table counts and has not admitted."""
         return self._of_table(name, "candidates")
 
     def files_of_removed(self, name: str) -> list[TableEntry]:
-        """Returns the entries of the keys that lost their row in a table, of a delta."""
+        """Returns the entries of keys whose rows were removed since the base of a delta."""
         return self._of_table(name, "removed")
 
     def _of_table(self, name: str, kind: str) -> list[TableEntry]:
@@ -232,7 +233,7 @@ class Manifest:
         ]
 
     def files_of_counters(self, name: str) -> list[CountersEntry]:
-        """Returns the entries of a table's counters, if it has some."""
+        """Returns the entries of a table's counters."""
         return [
             entry
             for entry in self.entries
@@ -240,7 +241,7 @@ class Manifest:
         ]
 
     def files_of_block(self, name: str) -> list[DenseEntry]:
-        """Returns the entries of one dense block, in the order of their pieces."""
+        """Returns the entries of a dense block, in the order of their pieces."""
         files = [
             entry for entry in self.entries if isinstance(entry, DenseEntry) and entry.block == name
         ]
@@ -252,15 +253,15 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def share_to_json(share: Share) -> str:
-    """Returns a server's part as JSON, for `SaveResponse`."""
+    """Returns a share as JSON, for `SaveResponse`."""
     return _SHARE.dump_json(share).decode()
 
 
 def share_from_json(text: str) -> Share:
-    """Returns what `share_to_json` was given.
+    """Inverse of `share_to_json`.
 
     Raises:
-        CheckpointError: If it is something else, as from a server of another release.
+        CheckpointError: If it is not a share, as from a server of another release.
     """
     try:
         return _SHARE.validate_json(text)
@@ -272,7 +273,7 @@ def share_from_json(text: str) -> Share:
 
 
 def shard_digests(entries: Sequence[Entry]) -> dict[tuple[str, int], bytes]:
-    """Returns the digest of each shard, by table and shard."""
+    """Returns the digests of shards, by table and shard number."""
     return {
         (entry.table, batch.shard): bytes.fromhex(batch.xxh3)
         for entry in entries
@@ -282,27 +283,27 @@ def shard_digests(entries: Sequence[Entry]) -> dict[tuple[str, int], bytes]:
 
 
 def manifest_to_json(manifest: Manifest) -> str:
-    """Returns the text of `MANIFEST.json`."""
+    """Returns the content of `MANIFEST.json`."""
     document = {"format_version": FORMAT_VERSION, **_MANIFEST.dump_python(manifest, mode="json")}
     return json.dumps({**document, "sha256": _checksum(document)}, indent=1) + "\n"
 
 
 def manifest_from_json(text: bytes, source: str) -> Manifest:
-    """Returns what `manifest_to_json` was given.
+    """Inverse of `manifest_to_json`.
 
     Args:
-        text: The content of a `MANIFEST.json`.
-        source: Its path, for messages.
+        text: Content of a `MANIFEST.json`.
+        source: Its URL, for messages.
 
     Raises:
-        CheckpointError: If it was cut or altered, or has another format version.
+        CheckpointError: If it was truncated or altered, or has another format version.
     """
     try:
         document = json.loads(text)
     except ValueError as exc:
-        raise CheckpointError(f"{source} is not JSON, was it cut or altered? {exc}") from exc
+        raise CheckpointError(f"{source} is not JSON, was it truncated or altered? {exc}") from exc
     if not isinstance(document, dict):
-        raise CheckpointError(f"{source} is not a manifest: it is no JSON object")
+        raise CheckpointError(f"{source} is not a manifest: it is not a JSON object")
     version = document.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
@@ -319,7 +320,7 @@ def manifest_from_json(text: bytes, source: str) -> Manifest:
 
 
 def _require_inside(manifest: Manifest, source: str) -> None:
-    """Refuses names that may lead out of the checkpoint's folder: anybody can write a manifest."""
+    """Refuses names that may lead out of the checkpoint's folder: a manifest is untrusted input."""
     names = [*(entry.file for entry in manifest.entries), *manifest.attachments]
     try:
         for name in names if manifest.base is None else [*names, manifest.base]:
@@ -328,24 +329,24 @@ def _require_inside(manifest: Manifest, source: str) -> None:
         raise CheckpointError(f"{source} is not a manifest: {error}") from error
     if not is_data_folder(manifest.data_folder):
         raise CheckpointError(
-            f"{source} is not a manifest: {manifest.data_folder!r} is no folder of a save"
+            f"{source} is not a manifest: {manifest.data_folder!r} is not the folder of a save"
         )
 
 
 def require_whole(manifest: Manifest, source: str) -> None:
-    """Checks that the entries hold each shard and each dense element once.
+    """Checks that the entries hold each shard and each dense element exactly once.
 
     Args:
-        manifest: To be checked.
-        source: The checkpoint, for messages.
+        manifest: Manifest to check.
+        source: Its URL, for messages.
 
     Raises:
-        CheckpointError: If one is missing, doubled or of something undeclared.
+        CheckpointError: If one is missing, duplicated or of an undeclared table or block.
     """
     if (manifest.kind == "delta") != (manifest.base is not None):
         raise CheckpointError(
-            f"{source}: it is of kind {manifest.kind!r} and has the base {manifest.base!r}; deltas have "
-            f"one, and no others"
+            f"{source}: kind is {manifest.kind!r} and base {manifest.base!r}; deltas have a base, other "
+            f"kinds have none"
         )
     belonging: set[Entry] = set()
     for table in manifest.tables:
@@ -358,11 +359,11 @@ def require_whole(manifest: Manifest, source: str) -> None:
         belonging.update(block_files)
     strays = sorted(entry.file for entry in manifest.entries if entry not in belonging)
     if strays:
-        raise CheckpointError(f"{source}: files {strays} are of tables or blocks without a spec")
+        raise CheckpointError(f"{source}: files {strays} belong to tables or blocks without a spec")
 
 
 def _files_of(manifest: Manifest, table: str) -> Iterator[Sequence[TableEntry | CountersEntry]]:
-    """Yields groups of files, each of which has to hold every shard of a table."""
+    """Yields groups of files that have to hold every shard of a table."""
     yield manifest.files_of_table(table)
     if manifest.kind == "delta":
         yield manifest.files_of_removed(table)
@@ -377,7 +378,7 @@ def _require_whole_table(
     shards = sorted(batch.shard for entry in entries for batch in entry.batches)
     if shards != list(range(spec.num_shards)):
         raise CheckpointError(
-            f"{source}: table {spec.name!r} has {spec.num_shards} shards, each to be saved once, but "
+            f"{source}: table {spec.name!r} has {spec.num_shards} shards, to be saved once each, but "
             f"the files hold shards {shards}; was each server asked once?"
         )
     widths = {
@@ -397,7 +398,7 @@ def _require_whole_block(spec: DenseSpec, entries: Sequence[DenseEntry], source:
     stops = [entry.start + entry.length for entry in entries]
     if not entries or [0, *stops] != [*starts, spec.length]:
         raise CheckpointError(
-            f"{source}: dense block {spec.name!r} has {spec.length} elements, each to be saved once, "
+            f"{source}: dense block {spec.name!r} has {spec.length} elements, to be saved once each, "
             f"but the files hold pieces {list(zip(starts, stops, strict=True))}; was each server "
             f"asked once?"
         )
@@ -410,7 +411,7 @@ def _require_whole_block(spec: DenseSpec, entries: Sequence[DenseEntry], source:
 
 
 def _checksum(document: Mapping[str, object]) -> str:
-    # Of the values, not of the bytes: white space and the order of keys mean nothing.
+    # Of the values, not of the bytes: white space and the order of keys do not matter.
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -1,10 +1,10 @@
-"""Looking up rows where they are saved: binary search in mapped files, nothing is read beforehand.
+"""Rows of memory-mapped checkpoint files, looked up by binary search without loading them.
 
     file:  ... | keys of shard 3, ascending | values of shard 3 | ... | keys of shard 5 | values ... |
                  ^ key_starts[3]              ^ value_starts[3]
 
-A lookup touches the pages that it needs, so a model of any size is ready at once and shared by all processes
-that map it. Searches of a block of keys go step by step together: their waits for memory overlap.
+A lookup touches only the pages it needs, so a model of any size is ready at once, and processes that map it
+share its memory. Keys are searched in groups, step by step together, so that their memory accesses overlap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,18 +18,18 @@ from protos.keys import Keys
 from protos.placement import shard_of
 from protos.runtime.jit import kernel
 
-_BLOCK = 32
+_GROUP = 32
 _KEY_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SavedShard:
-    """Where in a file's bytes the rows of one shard are.
+    """Position of one shard in a file.
 
     Attributes:
-        rows: How many.
-        keys_at: Where their keys begin, uint64 ascending; a multiple of 8.
-        values_at: Where their values begin, row after row.
+        rows: Number of rows.
+        keys_at: Offset in bytes of the keys, uint64 ascending; a multiple of 8.
+        values_at: Offset in bytes of the values, row by row.
     """
 
     rows: int
@@ -45,12 +45,12 @@ def _find(
     keys: Keys,
     positions: NDArray[np.int64],
 ) -> None:
-    """Overwrites `positions` int64[N] with each key's place in its shard; -1: it is not there."""
-    starts = np.empty(_BLOCK, np.int64)
-    lows = np.empty(_BLOCK, np.int64)
-    counts = np.empty(_BLOCK, np.int64)
-    for first in range(0, keys.size, _BLOCK):
-        size = min(_BLOCK, keys.size - first)
+    """Overwrites `positions` int64[N] with the index of each key in its shard, or -1."""
+    starts = np.empty(_GROUP, np.int64)
+    lows = np.empty(_GROUP, np.int64)
+    counts = np.empty(_GROUP, np.int64)
+    for first in range(0, keys.size, _GROUP):
+        size = min(_GROUP, keys.size - first)
         longest = np.int64(0)
         for i in range(size):
             shard = shard_of(keys[first + i], num_rows.size)
@@ -78,7 +78,7 @@ def _copy(
     positions: NDArray[np.int64],
     out: NDArray[np.uint8],
 ) -> None:
-    """Copies the values of keys with a position into their rows of `out` uint8[N, bytes of a row]."""
+    """Copies the values of the keys found into their rows of `out` uint8[N, bytes of a row]."""
     row_bytes = out.shape[1]
     for i in range(keys.size):
         if positions[i] >= 0:
@@ -87,7 +87,7 @@ def _copy(
 
 
 class MappedRows:
-    """Rows of some shards of a table in the bytes of one file. Read-only, so any thread may read."""
+    """Rows of one file: some shards of a table. Read-only, so thread-safe."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class MappedRows:
         num_shards: int,
         shards: Mapping[int, SavedShard],
     ) -> None:
-        """Takes what a file says of itself to be true.
+        """Trusts the positions in `shards`.
 
         Args:
-            content: uint8[...], the file, which begins at a multiple of 8 in memory.
+            content: uint8[...], the file, aligned to 8 bytes in memory.
             dim: Width of a row.
-            dtype: Of its values.
+            dtype: Of the values.
             num_shards: Of the table.
-            shards: Those that the file holds, by number.
+            shards: The shards in the file, by number.
         """
         self._content = content
         self._words = content[: content.size // _KEY_BYTES * _KEY_BYTES].view(np.uint64)
@@ -119,10 +119,10 @@ class MappedRows:
             self._value_starts[number] = shard.values_at
 
     def read(self, keys: Keys, out: Values) -> NDArray[np.bool_]:
-        """Writes the rows of those `keys` uint64[N] that are here into their rows of `out` float32[N, D].
+        """Writes the rows of the `keys` uint64[N] that this file has into `out` float32[N, D].
 
         Returns:
-            bool[N], which are.
+            bool[N], whether each key was found.
         """
         positions = np.empty(keys.size, np.int64)
         _find(self._words, self._key_starts, self._num_rows, keys, positions)
@@ -136,19 +136,19 @@ class MappedRows:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One checkpoint's rows of a table, and keys of which older checkpoints have rows that are no more."""
+    """Rows of a table in one checkpoint of a chain, and keys whose rows it removes from the older ones."""
 
     rows: Sequence[MappedRows]
     removed: Sequence[MappedRows]
 
 
 def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> None:
-    """Writes the rows of those `keys` uint64[N] that have one into their rows of `out` float32[N, D].
+    """Writes the rows of the `keys` uint64[N] that exist into `out` float32[N, D].
 
     Args:
-        layers: The newest first.
-        keys: What to look up.
-        out: Other rows stay as they are.
+        layers: Newest first.
+        keys: Keys to look up.
+        out: Rows of keys not found are left unchanged.
     """
     newest, *older = layers
     is_open = ~_read_layer(newest, keys, out)
@@ -162,7 +162,7 @@ def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> None:
 
 
 def _read_layer(layer: Layer, keys: Keys, out: Values) -> NDArray[np.bool_]:
-    """Writes the rows that are here; returns bool[N], of which keys older layers have nothing to say."""
+    """Writes the rows of this layer; returns bool[N], whether it has or removes each key."""
     is_known = np.zeros(keys.size, np.bool_)
     for file in layer.rows:
         is_known |= file.read(keys, out)

@@ -1,1 +1,1 @@
-"""Where checkpoints are: folders of this machine, object stores, remote file systems."""
+"""Storage of checkpoints: local folders, object stores, remote file systems."""

@@ -1,10 +1,10 @@
-"""A new file of a local file system, written once from its beginning to its end.
+"""Sequential writes to a new local file with O_DIRECT, past the page cache.
 
-    write --copied--> buffer --when it is full--> disk, past the page cache
+    write --copied--> buffer --when full--> disk
 
-Nobody reads a checkpoint soon, so its pages would only push out others; and to put 880 MB into the page
-cache took 0.3 to 2.4 s of processor time, to write them past it 0.05 s. A file system that has no such way
-gets the same pieces through the page cache, and is made to write them to disk now and then.
+A checkpoint is not read soon, so its pages would only evict others. Writing 880 MB through the page cache
+took 0.3 to 2.4 s of processor time, past it 0.05 s. File systems without O_DIRECT get the same writes through
+the page cache, with regular fsyncs.
 """
 
 import errno
@@ -19,24 +19,24 @@ import numpy as np
 import pyarrow as pa
 
 BUFFER_BYTES = 4 * 2**20
-"""Written at once. A multiple of the blocks of all disks, as the way past the page cache needs."""
+"""Bytes per write; a multiple of any disk's block size, as O_DIRECT needs."""
 
 FORCE_BYTES = 64 * 2**20
-"""How much the page cache may hold before the disk is made to write it: by itself it begins after seconds.
+"""Bytes between fsyncs without O_DIRECT: the kernel on its own starts to write only after seconds.
 
 A multiple of `BUFFER_BYTES`.
 """
 
-_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux has it
-_NO_SUCH_WAY = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
+_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux only
+_NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 @contextmanager
 def direct_file(path: Path) -> Iterator[pa.NativeFile]:
-    """Makes a file to be written; all of it is on the disk when the block has ended without an error.
+    """Creates a file for writing; all of it is on disk when the block ends without an error.
 
     Raises:
-        OSError: If there is one of that name already, or it cannot be written.
+        OSError: If the file exists or cannot be written.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -49,21 +49,21 @@ def direct_file(path: Path) -> Iterator[pa.NativeFile]:
 
 
 class _Writer:
-    """What `pyarrow.PythonFile` needs of a file to be written. Not thread-safe."""
+    """A writable file for `pyarrow.PythonFile`. Not thread-safe."""
 
     def __init__(self, descriptor: int) -> None:
-        """Writes an empty file, and never closes it."""
+        """Writes to a descriptor of an empty file, without closing it."""
         self.closed = False
         self._descriptor = descriptor
         self._is_direct = _DIRECT != 0
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._buffer = mmap.mmap(-1, BUFFER_BYTES, flags)  # begins where a page does
+        self._buffer = mmap.mmap(-1, BUFFER_BYTES, flags)  # page-aligned, as O_DIRECT needs
         self._bytes = np.frombuffer(self._buffer, np.uint8)
         self._filled = 0
         self._written = 0
 
     def write(self, content: pa.Buffer | bytes) -> int:
-        """Takes all of `content`."""
+        """Accepts all of `content`."""
         left = np.frombuffer(content, np.uint8)
         size = left.size
         while left.size:
@@ -72,20 +72,20 @@ class _Writer:
             left = left[room.size :]
             self._filled += room.size
             if self._filled == BUFFER_BYTES:
-                self._empty_buffer()
+                self._flush_buffer()
         return size
 
     def close(self) -> None:
-        """Takes no more; whether what came is all, only the caller of `direct_file` knows."""
+        """Accepts no more; `direct_file` calls `finish` only if no error occurred."""
         self.closed = True
 
     def finish(self) -> None:
-        """Writes what is left, and waits until the disk has all of it."""
-        self._is_direct = False  # what is left ends anywhere
-        self._empty_buffer()
+        """Writes the rest of the buffer and syncs the file."""
+        self._is_direct = False  # the rest is not a multiple of the block size
+        self._flush_buffer()
         os.fsync(self._descriptor)
 
-    def _empty_buffer(self) -> None:
+    def _flush_buffer(self) -> None:
         left = memoryview(self._buffer)[: self._filled]
         while left:
             count = self._write_once(left)
@@ -96,14 +96,14 @@ class _Writer:
             os.fsync(self._descriptor)
 
     def _write_once(self, content: memoryview) -> int:
-        """Writes as much of `content` as goes at once, and returns how much that was."""
+        """Writes `content` with one call, perhaps only a part, and returns the number of bytes written."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         try:
             wanted = flags | _DIRECT if self._is_direct else flags & ~_DIRECT
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, wanted)
             return os.write(self._descriptor, content)
         except OSError as error:
-            if not self._is_direct or error.errno not in _NO_SUCH_WAY:
+            if not self._is_direct or error.errno not in _NOT_SUPPORTED:
                 raise
             self._is_direct = False
             return self._write_once(content)

@@ -1,11 +1,11 @@
-"""Where checkpoints are: in folders of this machine, or in any that fsspec reaches by a URL.
+"""Folders of checkpoints: local, or any that fsspec reaches by a URL.
 
-    path, file://              mapped into memory to be read, past the page cache to disk when written
-    s3://, gs://, memory://    object stores: a file is there once it is whole, by one request
-    hdfs://, sftp://           remote file systems: a file is renamed into its place
+    path, file://              read by mapping, written to disk past the page cache
+    s3://, gs://, memory://    object stores: a file appears whole, by one request
+    hdfs://, sftp://           remote file systems: a file is renamed into place
 
-The code above sees a `Folder` and no difference. Whatever goes wrong is a CheckpointError that names the
-URL and what was tried.
+The rest of the package sees only `Folder`. Every failure is a CheckpointError that names the URL and the
+operation.
 """
 
 import os
@@ -29,16 +29,16 @@ _NO_PLACE = re.compile(r"[*?\[\]]|::|%2[eE]")
 
 
 class Folder(Protocol):
-    """A folder that may be there or not, and the files in it. Thread-safe."""
+    """A folder, which need not exist, and its files. Thread-safe."""
 
     @property
     def url(self) -> str:
-        """Where it is: an absolute path without symbolic links, or a URL; others open it by that."""
+        """An absolute path without symbolic links, or a URL; `folder_at` opens it in any process."""
         ...
 
     @property
     def name(self) -> str:
-        """The last part of `url`."""
+        """Last component of `url`."""
         ...
 
     def child(self, name: str) -> "Folder":
@@ -46,47 +46,47 @@ class Folder(Protocol):
         ...
 
     def make(self) -> None:
-        """Makes the folder and those above it, where storage knows folders."""
+        """Creates the folder and its parents, where storage has folders."""
         ...
 
     def files(self) -> Mapping[str, int]:
-        """Returns the sizes in bytes of the files in it, by name; none if there is no such folder."""
+        """Returns the sizes of its files in bytes, by name; empty if it does not exist."""
         ...
 
     def folders(self) -> Sequence[str]:
-        """Returns the names of the folders in it, links left out."""
+        """Returns the names of its subfolders, without links."""
         ...
 
     def has(self, file: str) -> bool:
-        """Whether there is a file of this name."""
+        """Whether it has a file of this name."""
         ...
 
     def read(self, file: str) -> bytes:
-        """Returns what a file holds."""
+        """Returns the content of a file."""
         ...
 
     def put(self, file: str, content: bytes) -> None:
-        """Replaces a file in one step: whoever reads finds all of the old one or all of the new one."""
+        """Writes or replaces a file atomically: readers see all of the old content or all of the new."""
         ...
 
     def create(self, file: str) -> AbstractContextManager[pa.NativeFile]:
-        """Opens a new file to write; it is whole, and lasts, when the block has ended without an error."""
+        """Opens a new file for writing; it is complete and durable when the block ends without an error."""
         ...
 
     def open(self, file: str) -> AbstractContextManager[pa.NativeFile]:
-        """Opens a file to read."""
+        """Opens a file for reading."""
         ...
 
     def remove_file(self, file: str) -> None:
-        """Removes a file; that it is not there is no error."""
+        """Removes a file if it exists."""
         ...
 
     def remove(self) -> None:
-        """Removes the folder with all that is in it; that it is not there is no error."""
+        """Removes the folder with its content if it exists."""
         ...
 
     def remove_if_empty(self) -> None:
-        """Removes the folder unless something is in it."""
+        """Removes the folder if it is empty."""
         ...
 
 
@@ -94,41 +94,41 @@ def folder_at(url: str | Path) -> Folder:
     """Returns the folder at a path or a URL.
 
     Raises:
-        CheckpointError: If it cannot be one, or its storage cannot be reached.
+        CheckpointError: If the path or URL is invalid, or the storage cannot be reached.
     """
     place = place_of(url)
     if "://" not in place:
         return LocalFolder(Path(place))
-    # Late: most checkpoints are local.
+    # Imported late: most checkpoints are local.
     from ps_server.checkpoint.storage.remote import remote_folder
 
     return remote_folder(place)
 
 
 def place_of(url: str | Path) -> str:
-    """Returns the one name of a place: an absolute path without symbolic links, or a URL; nothing is reached.
+    """Returns the canonical name: an absolute path without symbolic links, or a URL; storage is not reached.
 
     Raises:
-        CheckpointError: If it cannot be the place of a checkpoint.
+        CheckpointError: If the path or URL is invalid.
     """
     text = str(url)
     match = _URL.match(text)
     if _SHORT_URL.match(text) or ("://" in text and match is None):
         raise CheckpointError(
-            f"{text!r} is neither a path nor a URL of one file system: a URL is scheme://..., and loses a "
-            f"slash as a pathlib.Path"
+            f"{text!r} is neither a path nor a URL of one file system: a URL begins with scheme://, and "
+            f"loses a slash as a pathlib.Path"
         )
     scheme, rest = (match[1].lower(), text[match.end() :]) if match else ("file", text)
     if scheme in _LOCAL_SCHEMES:
         try:
             return str(Path(rest).resolve())
-        except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a zero byte
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a NUL byte
             raise CheckpointError(
                 f"{text!r} cannot be the path of a checkpoint: {error}"
             ) from error
     if _NO_PLACE.search(rest) or {".", ".."} & set(rest.split("/")):
         raise CheckpointError(
-            f"{text!r} cannot be the URL of a checkpoint: it has to be without '..', patterns and chained "
+            f"{text!r} cannot be the URL of a checkpoint: it must be without '..', patterns and chained "
             f"file systems"
         )
     return f"{scheme}://{rest.rstrip('/')}"
@@ -136,7 +136,7 @@ def place_of(url: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
-    """A `Folder` in a file system of this machine, mounted ones included."""
+    """A `Folder` in a local or mounted file system."""
 
     path: Path
 
@@ -159,7 +159,7 @@ class LocalFolder:
         with _errors("make", self.path):
             missing = [folder for folder in self.path.parents if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            # Each is listed in the one above, whose list is forced to disk apart from it.
+            # A folder's entry is in its parent, which is synced separately.
             for folder in (self.path, *missing):
                 _sync(folder.parent)
 
@@ -216,15 +216,15 @@ class LocalFolder:
         """See `Folder`."""
         path = self.path / file
         with _errors("write", path):
-            path.unlink(missing_ok=True)  # it might be a link to elsewhere
-            # Forced to disk by whoever writes it: another machine cannot force this one's pages.
+            path.unlink(missing_ok=True)  # it might be a link
+            # Synced by the writer: another machine cannot sync this one's pages.
             with direct_file(path) as sink:
                 yield sink
             _sync(self.path)
 
     @contextmanager
     def open(self, file: str) -> Iterator[pa.NativeFile]:
-        """See `Folder`; what is read from it is mapped, not copied."""
+        """See `Folder`; reads are mapped, not copied."""
         path = self.path / file
         with _errors("read", path), pa.memory_map(str(path)) as source:
             yield source
@@ -255,7 +255,7 @@ def _errors(operation: str, path: Path) -> Iterator[None]:
 
 
 def _sync(path: Path) -> None:
-    """Forces a file's content, or a folder's list of files, to disk."""
+    """Syncs a file's content, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

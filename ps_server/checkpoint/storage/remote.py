@@ -1,7 +1,7 @@
-"""Folders of checkpoints behind a URL, through fsspec: object stores and remote file systems.
+"""Remote folders through fsspec: object stores and remote file systems.
 
-Credentials and endpoints are fsspec's own business (docs/checkpoint.md). What it lists is never cached:
-other processes write there, too.
+Credentials and endpoints are configured for fsspec (docs/checkpoint.md). Listings are never cached, as other
+processes write to the same storage.
 """
 
 import io
@@ -14,14 +14,14 @@ import pyarrow as pa
 from protos.errors import CheckpointError
 
 _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory")
-"""Where a file appears whole, and a rename would be a copy; all others are taken to be file systems."""
+"""Storage where a file appears whole and a rename is a copy; other schemes are taken for file systems."""
 
 
 def remote_folder(url: str) -> "RemoteFolder":
-    """Returns the folder at a URL, as `place_of` has it.
+    """Returns the folder at a URL of the form that `place_of` returns.
 
     Raises:
-        CheckpointError: If its storage cannot be reached.
+        CheckpointError: If the storage cannot be reached.
     """
     from fsspec.core import url_to_fs
 
@@ -35,12 +35,12 @@ class RemoteFolder:
     """A `Folder` in an object store."""
 
     def __init__(self, file_system: Any, path: str, url: str) -> None:
-        """Names a folder.
+        """Refers to a folder.
 
         Args:
             file_system: An `fsspec.AbstractFileSystem`.
-            path: The folder's name there.
-            url: The same for everybody.
+            path: Path in that file system.
+            url: URL of the same folder.
         """
         self._file_system = file_system
         self._path = path
@@ -56,7 +56,7 @@ class RemoteFolder:
         return type(self)(self._file_system, f"{self._path}/{name}", f"{self.url}/{name}")
 
     def make(self) -> None:
-        """See `Folder`; object stores know none, and a bucket is not made by mistake."""
+        """No-op: object stores have no folders, and a bucket must not be created by mistake."""
 
     def files(self) -> Mapping[str, int]:
         """See `Folder`."""
@@ -79,7 +79,7 @@ class RemoteFolder:
 
     def has(self, file: str) -> bool:
         """See `Folder`."""
-        # Not `isfile`, for which storage that does not answer has no such file.
+        # Not `isfile`, which returns False when storage does not answer.
         with _errors("read", f"{self.url}/{file}"), suppress(FileNotFoundError):
             return bool(self._file_system.info(f"{self._path}/{file}")["type"] == "file")
         return False
@@ -125,13 +125,13 @@ class RemoteFolder:
             self._file_system.rm(self._path, recursive=True)
 
     def remove_if_empty(self) -> None:
-        """See `Folder`; object stores know no empty ones."""
+        """No-op: object stores have no empty folders."""
 
 
 class RenamingFolder(RemoteFolder):
-    """A `Folder` in a remote file system, whose renames may remove what they replace a moment before.
+    """A `Folder` in a remote file system, where a rename may remove its target a moment before it is done.
 
-    What replaces a file waits as `<file>.next`, whole, and stands for it in that moment.
+    The new content is complete as `<file>.next` by then, which is read if `<file>` is missing.
     """
 
     def make(self) -> None:
@@ -145,21 +145,21 @@ class RenamingFolder(RemoteFolder):
 
     def read(self, file: str) -> bytes:
         """See `Folder`."""
-        is_cut_short = not super().has(file) and super().has(f"{file}.next")
-        return super().read(f"{file}.next" if is_cut_short else file)
+        is_interrupted = not super().has(file) and super().has(f"{file}.next")
+        return super().read(f"{file}.next" if is_interrupted else file)
 
     def put(self, file: str, content: bytes) -> None:
         """See `Folder`."""
         path = f"{self._path}/{file}"
         if super().has(f"{file}.next"):
-            self._settle(file)
+            self._finish_put(file)
         with _errors("write", f"{self.url}/{file}"):
             self._file_system.pipe_file(f"{path}.part", content)
             self._file_system.mv(f"{path}.part", f"{path}.next")
             self._file_system.mv(f"{path}.next", path)
 
-    def _settle(self, file: str) -> None:
-        """Ends a put that was cut short."""
+    def _finish_put(self, file: str) -> None:
+        """Finishes a put that was interrupted."""
         if super().has(file):
             super().remove_file(f"{file}.next")
         else:
@@ -178,7 +178,7 @@ class RenamingFolder(RemoteFolder):
 
 
 class _OpenFile(io.RawIOBase):
-    """A file of fsspec's whose errors name it."""
+    """A file of fsspec whose errors name its URL."""
 
     def __init__(self, file_system: Any, path: str, mode: str, url: str) -> None:
         self._url = url
@@ -229,7 +229,7 @@ def _errors(operation: str, url: str) -> Iterator[None]:
         raise CheckpointError(
             f"cannot {operation} {url}: no such file, folder or bucket"
         ) from error
-    # Each package behind fsspec has errors of its own, without a common class.
+    # Each package behind fsspec has its own errors, without a common base class.
     except Exception as error:
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise CheckpointError(f"cannot {operation} {url}: {kind}{error}") from error

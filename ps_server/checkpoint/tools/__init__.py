@@ -1,1 +1,1 @@
-"""`ps-ckpt`: what is done with checkpoints beside saving and loading them."""
+"""`ps-ckpt`: inspection, export and rewriting of checkpoints."""

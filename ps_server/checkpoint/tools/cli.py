@@ -1,4 +1,4 @@
-"""`ps-ckpt`: looks into checkpoints, compares, exports and reshards them.
+"""`ps-ckpt`: inspects, verifies, compares, exports and reshards checkpoints.
 
 ps-ckpt inspect output/demo/model
 ps-ckpt verify s3://models/clicks/epoch-3
@@ -7,8 +7,7 @@ ps-ckpt export output/demo/model exported --format parquet
 ps-ckpt reshard output/demo/model resharded --servers 8
 ps-ckpt compact output/demo/model/step-900 compacted
 
-Wherever a checkpoint is asked for, a folder of checkpoints stands for its latest one. Exit codes are those of
-protos/errors.py.
+A folder of checkpoints means the latest one in it. Exit codes are those of protos/errors.py.
 """
 
 import json
@@ -42,10 +41,10 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Looks into checkpoints, compares, exports and reshards them.",
+    help="Inspect, verify, compare, export and reshard checkpoints.",
 )
 
-_FILE_WIDTH = 200  # characters a line of a table that goes to a file or a pipe
+_FILE_WIDTH = 200  # characters per line of output to a file or a pipe
 
 Url = Annotated[str, typer.Argument(help="Path or URL of a checkpoint, or of a folder of them.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
@@ -54,10 +53,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 @app.command()
 def inspect(
     url: Url,
-    top: Annotated[int, typer.Option(min=0, help="How many of the keys shown most.")] = 10,
+    top: Annotated[int, typer.Option(min=0, help="Number of most shown keys to list.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Shows rows, bytes, norms, shows and clicks of every table."""
+    """Show rows, bytes, norms, shows and clicks of every table."""
     checkpoint = Checkpoint.open(url)
     tables = [inspect_table(checkpoint, name, top) for name in sorted(checkpoint.tables)]
     blocks = [inspect_block(checkpoint, name) for name in sorted(checkpoint.blocks)]
@@ -77,10 +76,10 @@ def inspect(
 def verify(
     url: Url,
     is_all: Annotated[
-        bool, typer.Option("--all", help="Every checkpoint of a folder, a line each.")
+        bool, typer.Option("--all", help="Every checkpoint in a folder, one line each.")
     ] = False,
 ) -> None:
-    """Reads every byte and compares every checksum; exit code 5 if anything was altered."""
+    """Read every byte and compare every checksum; exit code 5 if anything was altered."""
     if is_all:
         _verify_all(url)
         return
@@ -105,7 +104,7 @@ def _verify_all(url: str) -> None:
 
 @app.command()
 def diff(first: Url, second: Url, as_json: AsJson = False) -> None:
-    """Tells how many rows differ between two checkpoints, and by how much."""
+    """Show how many rows differ between two checkpoints, and by how much."""
     one, other = Checkpoint.open(first), Checkpoint.open(second)
     differences = compare(one, other)
     if as_json:
@@ -133,33 +132,35 @@ def diff(first: Url, second: Url, as_json: AsJson = False) -> None:
 @app.command()
 def export(
     url: Url,
-    to: Annotated[str, typer.Argument(help="Folder or URL for a file of each table.")],
+    to: Annotated[str, typer.Argument(help="Folder or URL for the files, one per table.")],
     kind: Annotated[
         Literal["tables", "inference"],
-        typer.Option(help="Files for other programs, or a checkpoint to predict with."),
+        typer.Option(help="Files for other programs, or an inference checkpoint."),
     ] = "tables",
     file_format: Annotated[
-        ExportFormat, typer.Option("--format", help="Of the files; of kind tables.")
+        ExportFormat, typer.Option("--format", help="File format; for kind tables.")
     ] = "parquet",
     table: Annotated[
         list[str] | None, typer.Option(help="Only this table; repeatable; default: all.")
     ] = None,
-    state: Annotated[bool, typer.Option("--state", help="The optimizer's state, too.")] = False,
+    state: Annotated[
+        bool, typer.Option("--state", help="Include optimizer state; for kind tables.")
+    ] = False,
     dtype: Annotated[
-        InferenceDtype, typer.Option(help="Of the rows' weights; of kind inference.")
+        InferenceDtype, typer.Option(help="Of the rows' weights; for kind inference.")
     ] = "float32",
     min_score: Annotated[
-        float, typer.Option(min=0, help="Rows of a lower score are left out; of kind inference.")
+        float, typer.Option(min=0, help="Omit rows with a lower score; for kind inference.")
     ] = 0.0,
 ) -> None:
-    """Writes the rows of tables for other programs, or a checkpoint with what predictions need."""
+    """Export the rows of tables for other programs, or an inference checkpoint."""
     if kind == "inference":
         if table or state or file_format != "parquet":
-            raise UsageError("--table, --state and --format are of --kind tables")
+            raise UsageError("--table, --state and --format need --kind tables")
         _export_inference(url, to, InferenceSettings(dtype=dtype, min_score=min_score))
         return
     if dtype != "float32" or min_score:
-        raise UsageError("--dtype and --min-score are of --kind inference")
+        raise UsageError("--dtype and --min-score need --kind inference")
     checkpoint, folder = Checkpoint.open(url), folder_at(to)
     names = table or sorted(checkpoint.tables)
     for name in names:
@@ -179,7 +180,7 @@ def _export_inference(url: str, to: str, settings: InferenceSettings) -> None:
         if settings.min_score and not files[0].statistics_width:
             raise UsageError(
                 f"--min-score {settings.min_score:g}: table {name!r} keeps no statistics, so its rows have "
-                f"no score: leave the option out"
+                f"no scores: leave the option out"
             )
     rows = export_inference(checkpoint, to, settings)
     left_out = f" left_out={rows.left_out}" if settings.min_score else ""
@@ -190,9 +191,9 @@ def _export_inference(url: str, to: str, settings: InferenceSettings) -> None:
 def reshard(
     url: Url,
     to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
-    servers: Annotated[int, typer.Option(min=1, help="How many would have saved it.")],
+    servers: Annotated[int, typer.Option(min=1, help="Number of servers to write files for.")],
 ) -> None:
-    """Saves a checkpoint anew in the files of another number of servers; any number loads either."""
+    """Rewrite a checkpoint as saved by another number of servers; any number can load either."""
     reshard_checkpoint(Checkpoint.open(url), to, servers)
     typer.echo(folder_at(to).url)
 
@@ -202,7 +203,7 @@ def compact(
     url: Url,
     to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
 ) -> None:
-    """Saves a delta with all that it needs as one full checkpoint."""
+    """Rewrite a delta and its chain as one full checkpoint."""
     compact_checkpoint(Checkpoint.open(url), to)
     compacted = Checkpoint.open(to)
     rows = sum(map(compacted.manifest.num_rows, compacted.tables))
@@ -210,7 +211,7 @@ def compact(
 
 
 def _summary(checkpoint: Checkpoint) -> dict[str, object]:
-    """Returns its figures: `files` and `bytes` are its own, `chain_*` also of what it needs."""
+    """Returns figures of a checkpoint: `files` and `bytes` are its own, `chain_*` those of its chain."""
     manifest = checkpoint.manifest
     chain_sizes = [size for link in checkpoint.chain for size in link.manifest.sizes]
     return {
@@ -235,7 +236,7 @@ def _show_summary(checkpoint: Checkpoint) -> None:
     if checkpoint.base is None:
         del summary["chain"]
     else:
-        del summary["digest"]  # `verify` finds it
+        del summary["digest"]  # empty; `verify` computes it
         summary["chain"] = " <- ".join(link.name for link in checkpoint.chain)
         summary["files"] = f"{summary['files']} of the delta, {chain_files} of the chain"
         summary["bytes"] = f"{summary['bytes']} of the delta, {chain_bytes} of the chain"
@@ -244,7 +245,7 @@ def _show_summary(checkpoint: Checkpoint) -> None:
 
 
 def _show_tables(tables: Sequence[TableReport], *, is_delta: bool) -> None:
-    """Prints the figures of tables; `is_delta`: rows of the whole model, and those that changed."""
+    """Prints figures of tables; of a delta, the rows of the model and those of the delta."""
     names = [f"{quantile:.0%}" for quantile in QUANTILES]
     sizes = ("rows", "rows of delta", "bytes of delta") if is_delta else ("rows", "bytes")
     columns = ("table", "dim", *sizes, "candidates")
@@ -289,7 +290,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 
 def main() -> None:
-    """Runs the command."""
+    """Entry point of `ps-ckpt`."""
     try:
         app()
     except CtrPsError as error:

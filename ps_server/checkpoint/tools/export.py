@@ -1,4 +1,4 @@
-"""Checkpoints for other programs: a file a table, as Parquet or as text."""
+"""Exports: tables as Parquet or text for other programs, and inference checkpoints."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,16 +29,16 @@ _STATISTICS = ("show", "click", "unseen", "last_seen")
 def export_table(
     checkpoint: Checkpoint, name: str, folder: Folder, kind: ExportFormat, *, with_state: bool
 ) -> str:
-    """Writes a table's rows to a file in `folder`, shard after shard; returns the file's name.
+    """Writes a table's rows to a file in `folder`, shard by shard; returns the file's name.
 
     Raises:
         CheckpointError: If there is no such table, a file was altered, or the new file cannot be written.
-        UsageError: If the new file is there already.
+        UsageError: If the new file exists.
     """
     spec = checkpoint.table(name)
     file = f"{name}.{'parquet' if kind == 'parquet' else 'tsv'}"
     if folder.has(file):
-        raise UsageError(f"{folder.url}/{file} is there already: remove it, or export elsewhere")
+        raise UsageError(f"{folder.url}/{file} exists: remove it, or export elsewhere")
     shards = checkpoint.read_shards(name, range(spec.num_shards))
     tables = (_columns(rows, with_state=with_state) for _, rows in shards)
     write = _write_parquet if kind == "parquet" else _write_text
@@ -70,7 +70,7 @@ def _write_parquet(tables: Iterator[pa.Table], folder: Folder, file: str) -> Non
 
 
 def _write_text(tables: Iterator[pa.Table], folder: Folder, file: str) -> None:
-    """Writes columns between tabs, the numbers of one column between blanks, a line of names first."""
+    """Writes a header line, columns separated by tabs, and the numbers of one column by blanks."""
     first = next(tables)
     with folder.create(file) as sink:
         sink.write("\t".join(first.column_names).encode() + b"\n")
@@ -81,7 +81,7 @@ def _write_text(tables: Iterator[pa.Table], folder: Folder, file: str) -> None:
 
 
 def _texts(column: pa.Array) -> Sequence[str]:
-    """Returns what stands in each row: the shortest text that is read as the same number."""
+    """Returns the text of each row: the shortest that parses to the same numbers."""
     if not pa.types.is_fixed_size_list(column.type):
         texts: list[str] = column.to_numpy().astype(str).tolist()
         return texts
@@ -96,7 +96,7 @@ def _chain(first: pa.Table, rest: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True)
 class ExportedRows:
-    """How many rows of all tables were written, and how many left out for their score."""
+    """Number of rows written, over all tables, and omitted for their score."""
 
     written: int
     left_out: int
@@ -105,15 +105,15 @@ class ExportedRows:
 def export_inference(
     checkpoint: Checkpoint, target: str | Path, settings: InferenceSettings
 ) -> ExportedRows:
-    """Saves a checkpoint as one to predict with, and returns how many rows are in it.
+    """Saves an inference checkpoint of a checkpoint.
 
     Args:
-        checkpoint: What to save; every checksum is compared.
-        target: Where to.
-        settings: What of it.
+        checkpoint: Checkpoint to export; every checksum is compared.
+        target: Path or URL of the new checkpoint.
+        settings: Dtype and minimum score.
 
     Raises:
-        CheckpointError: As `write_inference_share`, or if a file was altered; what was at the target stays.
+        CheckpointError: As `write_inference_share`, or if a file was altered; the target is left unchanged.
     """
     checkpoint.require_trainable()
     found: dict[tuple[str, int], int] = {}

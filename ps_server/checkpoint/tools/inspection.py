@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in figures, and how two of them differ."""
+"""Figures of a checkpoint, verification of a folder, and differences between two checkpoints."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopKey:
-    """A key that was shown often, and the score of its row."""
+    """One of the most shown keys, with its score."""
 
     key: int
     show: float
@@ -35,18 +35,17 @@ class TableReport:
     """Figures of one table.
 
     Attributes:
-        table: Its name.
+        table: Table name.
         dim: Columns of weights.
         state_width: Columns of optimizer state.
-        rows: How many it has in the whole model, of a delta with those of its chain.
-        own_rows: How many are in the checkpoint's own files: of a delta those that changed.
-        size_bytes: Of the checkpoint's own files; candidates, counters and removed keys included.
-        candidates: Keys that are counted one by one and have no row.
-        norms: Quantiles of the L2 norms of the rows' weights, finite ones, see `QUANTILES`; empty without
-            rows.
-        show: Quantiles of what the rows count; empty if they do not.
-        click: Likewise.
-        top: The keys shown most often, that first.
+        rows: Rows of the model; of a delta, with those of its chain.
+        own_rows: Rows in the checkpoint's own files; of a delta, those that changed.
+        size_bytes: Size of the checkpoint's own files, with candidates, counters and removed keys.
+        candidates: Keys counted exactly and not admitted.
+        norms: `QUANTILES` of the finite L2 norms of the rows' weights; empty without rows.
+        show: `QUANTILES` of shows; empty without statistics.
+        click: `QUANTILES` of clicks; empty without statistics.
+        top: Most shown keys, in descending order.
     """
 
     table: str
@@ -64,7 +63,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockReport:
-    """Figures of one dense block: its elements, its bytes in files, and the L2 norm of its weights."""
+    """Figures of one dense block: elements, file size, and the L2 norm of its weights."""
 
     block: str
     length: int
@@ -73,7 +72,7 @@ class BlockReport:
 
 
 def inspect_table(checkpoint: Checkpoint, name: str, num_top: int) -> TableReport:
-    """Returns the figures of a table; 12 bytes of memory a row while it works.
+    """Returns the figures of a table; needs 12 bytes of memory per row.
 
     Raises:
         CheckpointError: If there is no such table, or a file was altered.
@@ -126,12 +125,12 @@ def inspect_block(checkpoint: Checkpoint, name: str) -> BlockReport:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a checkpoint of a folder is whole.
+    """Result of verifying one checkpoint.
 
     Attributes:
-        name: Of the checkpoint.
-        kind: As in its manifest; empty if that cannot be read.
-        problem: What is wrong with it or with what it needs; empty: it is whole.
+        name: Name of the checkpoint.
+        kind: Kind in its manifest; empty if that cannot be read.
+        problem: First error of the checkpoint or its chain; empty if it is whole.
     """
 
     name: str
@@ -140,16 +139,16 @@ class Verdict:
 
 
 def verify_all(root: str | Path) -> Iterator[Verdict]:
-    """Reads every checkpoint of a folder, each byte once, and yields what it found, ascending by name.
+    """Verifies every checkpoint in a folder, ascending by name; each file is read once.
 
     Raises:
-        CheckpointError: If the folder cannot be read, or no checkpoint is in it.
+        CheckpointError: If the folder cannot be read, or has no checkpoint.
     """
     folder = folder_at(root)
     children = [child for child in map(folder.child, folder.folders()) if child.has(MANIFEST)]
     if not children:
         raise CheckpointError(f"no checkpoint in {folder.url}: give a folder of checkpoints")
-    problems: dict[str, str] = {}  # by URL, of a checkpoint's own files
+    problems: dict[str, str] = {}  # by URL, in a checkpoint's own files
     for child in children:
         kind = ""
         try:
@@ -196,15 +195,15 @@ def _most_shown(keys: list[TopKey], number: int) -> list[TopKey]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How the rows of a table, or the elements of a dense block, differ in two checkpoints.
+    """Difference between two checkpoints in the rows of a table, or the elements of a dense block.
 
     Attributes:
-        name: Of the table or block.
-        only_first: Rows that only the first one has.
-        only_second: Rows that only the second one has.
-        changed: Rows that both have, with other weights or other state.
-        same: Rows that both have, alike to the last bit.
-        largest: The largest difference of a weight that both have and that is a number.
+        name: Table or block name.
+        only_first: Rows only in the first.
+        only_second: Rows only in the second.
+        changed: Rows in both, with different weights or state.
+        same: Rows in both, equal bit for bit.
+        largest: Largest absolute difference of a weight in both, NaN ignored.
     """
 
     name: str
@@ -215,7 +214,7 @@ class Difference:
     largest: float = 0.0
 
     def __add__(self, other: "Difference") -> "Difference":
-        """Returns the difference over the rows of both."""
+        """Returns the sum over the rows of both."""
         return Difference(
             name=self.name,
             only_first=self.only_first + other.only_first,
@@ -227,10 +226,10 @@ class Difference:
 
 
 def compare(first: Checkpoint, second: Checkpoint) -> list[Difference]:
-    """Returns the differences of tables and dense blocks, in the order of their names.
+    """Returns the differences of tables and dense blocks, ordered by name.
 
     Raises:
-        CheckpointError: If they are of models of other shapes, or a file was altered.
+        CheckpointError: If the models have different shapes, or a file was altered.
     """
     _require_alike(first, second)
     tables = [_compare_table(first, second, name) for name in first.tables]
@@ -246,7 +245,7 @@ def _require_alike(first: Checkpoint, second: Checkpoint) -> None:
         shapes.append((tables, blocks))
     if shapes[0] != shapes[1]:
         raise CheckpointError(
-            f"{first.url} and {second.url} are of models of other shapes: tables with (dim, shards) and "
+            f"{first.url} and {second.url} have models of different shapes: tables with (dim, shards) and "
             f"dense blocks with their lengths are {shapes[0]} and {shapes[1]}"
         )
 
@@ -279,8 +278,8 @@ def _compare_rows(name: str, one: Rows, other: Rows) -> Difference:
 
 
 def _compare_block(first: Checkpoint, second: Checkpoint, name: str) -> Difference:
-    part = slice(0, first.blocks[name].length)
-    one, other = (checkpoint.read_dense(name, part).weights for checkpoint in (first, second))
+    whole = slice(0, first.blocks[name].length)
+    one, other = (checkpoint.read_dense(name, whole).weights for checkpoint in (first, second))
     is_same = _same_bits(one[:, None], other[:, None])
     return Difference(
         name=name,
@@ -291,7 +290,7 @@ def _compare_block(first: Checkpoint, second: Checkpoint, name: str) -> Differen
 
 
 def _same_bits(one: Values, other: Values) -> NDArray[np.bool_]:
-    """Returns for float32[N, D] which rows are alike to the last bit."""
+    """Returns bool[N], which rows of two float32[N, D] are equal bit for bit."""
     return np.asarray(np.all(one.view(np.uint32) == other.view(np.uint32), axis=1), np.bool_)
 
 

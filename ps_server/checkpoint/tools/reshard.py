@@ -1,4 +1,4 @@
-"""A checkpoint as another number of servers would have saved it."""
+"""Rewriting of checkpoints: for another number of servers, or a delta as a full checkpoint."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -59,16 +59,16 @@ class _SavedBlock:
 
 
 def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> None:
-    """Saves a checkpoint anew, in the files that `num_servers` servers would have written.
+    """Saves a checkpoint as `num_servers` servers would have written it.
 
     Args:
-        checkpoint: What to save; every checksum is compared.
-        target: Where to; may be the place of the checkpoint itself, if no delta needs that.
+        checkpoint: Checkpoint to save; every checksum is compared.
+        target: Path or URL; may be that of the checkpoint itself, if no delta needs it.
         num_servers: At least 1.
 
     Raises:
-        CheckpointError: If a file was altered, a delta needs what is at the target, or it cannot be
-            written; what was at the target stays.
+        CheckpointError: If a file was altered, a delta needs the checkpoint at the target, or it cannot be
+            written; the target is left unchanged.
     """
     if num_servers < 1:
         raise CheckpointError(f"cannot reshard for {num_servers} servers: give at least 1")
@@ -96,12 +96,12 @@ def save_again(
     *,
     is_inference: bool = False,
 ) -> str:
-    """Saves a checkpoint in other files; arguments as of `save_checkpoint`.
+    """Saves a checkpoint with other shares; arguments are those of `save_checkpoint`.
 
     Raises:
-        CheckpointError: As of that, or if a delta needs what is at the target.
+        CheckpointError: As `save_checkpoint`, or if a delta needs the checkpoint at the target.
     """
-    # A job may save the same names again, and its deltas with them; here they would never come back.
+    # A job may replace a base, as it saves its deltas again; here they would be lost.
     require_unneeded(folder_at(target))
     return save_checkpoint(
         target,
@@ -110,7 +110,7 @@ def save_again(
         blocks=checkpoint.blocks,
         attachments={name: checkpoint.attachment(name) for name in checkpoint.attachments},
         is_inference=is_inference,
-        clock=lambda: checkpoint.manifest.created,  # it is no newer than it was
+        clock=lambda: checkpoint.manifest.created,  # its age does not change
     )
 
 
@@ -130,7 +130,7 @@ def _write_share(
 
 @dataclass(frozen=True, slots=True)
 class SavedSources:
-    """What one server would hold of a checkpoint, to be written."""
+    """The shards and pieces of a checkpoint that one server would hold."""
 
     tables: Sequence[SavedTable[Rows]]
     blocks: Sequence[DenseSource]
@@ -139,7 +139,7 @@ class SavedSources:
 
 
 def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSources:
-    """Returns what server `server` of so many would hold of a checkpoint; every checksum is compared."""
+    """Returns the shards and pieces that server `server` of `num_servers` would hold."""
     tables, candidates, counters = [], [], []
     for name, spec in checkpoint.tables.items():
         shards = shards_of_server(spec.num_shards, server, num_servers)
@@ -160,14 +160,14 @@ def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSo
 
 
 def compact(checkpoint: Checkpoint, target: str | Path) -> None:
-    """Saves the model of a delta as a full checkpoint, in the files of as many servers as saved the delta.
+    """Saves the model of a delta as a full checkpoint, for the same number of servers.
 
     Args:
-        checkpoint: What to save; every checksum is compared.
-        target: Where to; may be the place of the delta, if no other delta needs that.
+        checkpoint: Checkpoint to save; every checksum is compared.
+        target: Path or URL; may be that of the delta, if no other delta needs it.
 
     Raises:
-        CheckpointError: As `reshard`; what was at the target stays.
+        CheckpointError: As `reshard`.
     """
     files = Counter(
         entry.table if isinstance(entry, TableEntry) else entry.block

@@ -1,4 +1,4 @@
-"""What needs what in a folder of checkpoints, and that none of it is taken away."""
+"""Dependencies between the checkpoints of a folder: a base that is needed is not replaced."""
 
 import uuid
 from collections.abc import Callable
@@ -68,7 +68,8 @@ def test_what_deltas_need_is_not_replaced(
     before = content_of(tmp_path)
 
     with pytest.raises(
-        CheckpointError, match=rf"/{target} will not be replaced: {needed_by} beside it .*write to"
+        CheckpointError,
+        match=rf"/{target} will not be replaced: {needed_by} in the same .*write to",
     ):
         write(tmp_path / source, tmp_path / target)
 

@@ -1,4 +1,4 @@
-"""Checkpoints to predict with, from a store or from another checkpoint."""
+"""Inference checkpoints, from a store or from another checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -134,18 +134,18 @@ def test_weights_that_float16_does_not_hold_are_refused(export: Export, tmp_path
     large = SparseGrad(KEYS[:1], np.full((1, DEEP.dim), 1e6, np.float32), 1)
     store.push_grad(Gradients({"deep": large}), push_id(sequence=1)).result()
 
-    with pytest.raises(CheckpointError, match=r"weight of 1e\+06, which no float16 holds"):
+    with pytest.raises(CheckpointError, match=r"weight of 1e\+06, out of the range of float16"):
         export(store, tmp_path / "export", HALF)
 
 
-def test_training_does_not_begin_from_it(tmp_path: Path) -> None:
+def test_it_cannot_be_loaded_for_training(tmp_path: Path) -> None:
     store = trained()
     from_store(store, tmp_path / "export", HALF)
     url = str(tmp_path / "export")
 
     for loading in (trained(), trained(num_servers=2)):
         before = loading.digest()
-        with pytest.raises(CheckpointError, match="is of kind 'inference': it has weights and"):
+        with pytest.raises(CheckpointError, match="is of kind 'inference': it has weights, but"):
             loading.load(url)
         assert loading.digest() == before
     with pytest.raises(CheckpointError, match="is of kind 'inference'"):
@@ -158,7 +158,7 @@ def test_it_does_not_replace_the_checkpoint_that_it_is_made_of(tmp_path: Path) -
     digest = trained().save(SaveRequest(url=str(tmp_path / "full")))
 
     with pytest.raises(
-        CheckpointError, match="/full is a checkpoint of kind 'full': one to predict"
+        CheckpointError, match="/full is a checkpoint of kind 'full': an inference checkpoint"
     ):
         export_inference(Checkpoint.open(tmp_path / "full"), tmp_path / "full", HALF)
 
@@ -168,7 +168,7 @@ def test_it_does_not_replace_the_checkpoint_that_it_is_made_of(tmp_path: Path) -
 
 
 def test_deltas_go_on_past_it(tmp_path: Path) -> None:
-    """What changed before it was saved is in the next delta still."""
+    """Rows that changed before it was saved are still in the next delta."""
     store = trained()
     store.save(SaveRequest(url=str(tmp_path / "full")))
     grad = SparseGrad(KEYS[:5], np.ones((5, DEEP.dim), np.float32), 1, np.ones((5, 2), np.uint32))

@@ -1,4 +1,4 @@
-"""Publishing: the old checkpoint or the new one is to be found, whatever happens when."""
+"""Publishing: at any time the old checkpoint or the new one is complete."""
 
 import os
 from collections.abc import Callable
@@ -252,7 +252,7 @@ def test_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         require_writable(tmp_path / "file", check_folder)
 
 
-def test_finding_out_whether_a_folder_is_writable_leaves_nothing_in_it(tmp_path: Path) -> None:
+def test_checking_that_a_folder_is_writable_leaves_nothing_in_it(tmp_path: Path) -> None:
     seen = []
 
     def check_servers(url: str, token: str) -> None:
@@ -266,7 +266,7 @@ def test_finding_out_whether_a_folder_is_writable_leaves_nothing_in_it(tmp_path:
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_server_that_must_not_write_is_told_of_and_leaves_nothing(tmp_path: Path) -> None:
+def test_server_that_cannot_write_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     def other_storage(url: str, token: str) -> None:
         check_folder(f"{url}-elsewhere", token, 0)
 
@@ -323,7 +323,7 @@ def test_latest_that_cannot_be_written_stays(tmp_path: Path) -> None:
 def test_only_a_checkpoint_of_the_folder_can_be_the_latest(tmp_path: Path, name: str) -> None:
     OLD.save(tmp_path / "root" / "epoch-1")
 
-    with pytest.raises(CheckpointError, match=r"is no checkpoint in .*root"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint in .*root"):
         write_latest(tmp_path / "root", name)
 
 
@@ -332,7 +332,7 @@ def test_latest_that_names_no_checkpoint_is_refused(tmp_path: Path, content: byt
     OLD.save(tmp_path / "epoch-1")
     (tmp_path / "LATEST").write_bytes(content)
 
-    with pytest.raises(CheckpointError, match=r"LATEST names .* is no checkpoint in"):
+    with pytest.raises(CheckpointError, match=r"LATEST names .* is not a checkpoint in"):
         resolve(tmp_path)
 
 
@@ -346,7 +346,9 @@ def test_folder_without_manifest_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_missing_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*gone: there is nothing"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint .*gone: the folder is empty or does not exist"
+    ):
         resolve(tmp_path / "gone")
 
 

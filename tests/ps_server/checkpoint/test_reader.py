@@ -1,4 +1,4 @@
-"""Reading: any number of servers, and no byte that was not saved."""
+"""Reading: on any number of servers, and detection of damage."""
 
 import shutil
 from dataclasses import replace
@@ -34,13 +34,13 @@ from tests.support.checkpoints import (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint with few bytes: each of them is altered."""
+    """A checkpoint of few bytes, so that each can be altered."""
     fake_counting_model().save(tmp_path / "saved")
     return tmp_path / "saved"
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """Returns where a file of a checkpoint is."""
+    """Returns the path of a file of a checkpoint."""
     return folder / name if name == "MANIFEST.json" else next(folder.glob("data-*")) / name
 
 
@@ -110,7 +110,7 @@ def test_specs_and_attachments_come_back(tmp_path: Path) -> None:
 
 
 def test_scalars_are_those_of_the_piece_that_the_part_begins_in(tmp_path: Path) -> None:
-    """Servers that applied pushes as they came may differ in them; each gets its own back."""
+    """Servers of an asynchronous run may differ in them; each gets its own back."""
     block = fake_block("mlp", length=9)
 
     def write_shares(url: str, token: str) -> list[Share]:
@@ -172,7 +172,7 @@ ARROW_FILES = FILES[1:5]
 
 @pytest.mark.parametrize("name", FILES)
 def test_altered_byte_is_refused_by_name_or_means_nothing(folder: Path, name: str) -> None:
-    """Arrow pads and repeats itself; a change there leaves every number as it was saved."""
+    """Changes in padding and in the second copy of the schema leave every value as saved."""
     whole = content(Checkpoint.open(folder))
     path = path_of(folder, name)
     original = path.read_bytes()
@@ -265,7 +265,7 @@ def test_attachment_that_vanishes_after_opening_is_refused(folder: Path) -> None
 
 
 def other_of(model: FakeModel) -> FakeModel:
-    """Returns a model with the same keys and sizes, and other numbers."""
+    """Returns a model with the same keys and sizes, and other values."""
 
     def changed(table: FakeTable) -> FakeTable:
         rows = {
@@ -284,7 +284,7 @@ def other_of(model: FakeModel) -> FakeModel:
 
 @pytest.mark.parametrize("name", ARROW_FILES)
 def test_file_of_another_checkpoint_is_refused_by_name(folder: Path, name: str) -> None:
-    """Of the same size, so that only its content tells."""
+    """Of the same size, so that only its content differs."""
     checkpoint = Checkpoint.open(folder)
     other_of(fake_counting_model()).save(folder.with_name("other"))
     content(Checkpoint.open(folder.with_name("other")))
@@ -296,19 +296,19 @@ def test_file_of_another_checkpoint_is_refused_by_name(folder: Path, name: str) 
 
 
 def test_file_of_another_table_is_refused_by_name(tmp_path: Path) -> None:
-    """With the same numbers in it, so that only its schema tells."""
+    """With the same values, so that only its schema differs."""
     tables = {name: fake_table(name) for name in ("left", "rite")}
     FakeModel(tables, {}).save(tmp_path / "saved")
     left, right = (path_of(tmp_path / "saved", f"table.{side}.server-0.arrow") for side in tables)
 
     shutil.copy(right, left)
 
-    with pytest.raises(CheckpointError, match=r"table\.left.*belongs elsewhere"):
+    with pytest.raises(CheckpointError, match=r"table\.left.*belongs to something else"):
         Checkpoint.open(tmp_path / "saved").verify()
 
 
 def test_manifest_of_another_model_is_noticed_by_its_digest(folder: Path) -> None:
-    """A manifest that lies about the digest, and is consistent otherwise."""
+    """A manifest with a wrong digest, otherwise consistent."""
     path = folder / "MANIFEST.json"
     manifest = manifest_from_json(path.read_bytes(), str(path))
     path.write_text(manifest_to_json(replace(manifest, model_digest="0" * 64)))

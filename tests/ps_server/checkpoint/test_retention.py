@@ -1,4 +1,4 @@
-"""Retention: old checkpoints of a run are removed, and nothing that anybody needs."""
+"""Retention: old checkpoints of a run are removed, and nothing else."""
 
 from contextlib import suppress
 from dataclasses import replace

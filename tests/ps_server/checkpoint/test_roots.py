@@ -1,4 +1,4 @@
-"""Roots: nothing is written or read outside, whatever the way there looks like."""
+"""Roots: nothing is written or read outside of them, links included."""
 
 import shutil
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_what_is_outside_is_refused(root: Path, url: str) -> None:
 
 @pytest.mark.parametrize("url", ["s3://bucket/models/../x", "s3://bucket/models/%2e%2E/x"])
 def test_url_that_may_lead_out_is_refused(url: str) -> None:
-    with pytest.raises(CheckpointError, match=r"has to be without '\.\.'"):
+    with pytest.raises(CheckpointError, match=r"must be without '\.\.'"):
         Roots(["s3://bucket/models"]).require([url])
 
 

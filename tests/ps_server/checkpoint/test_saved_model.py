@@ -1,4 +1,4 @@
-"""A saved model read where it lies: damage is an error that names the file, or one wrong number."""
+"""Mapped checkpoints: damage is an error that names the file, or a wrong value."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ MASKS = (0x01, 0x40, 0xFF)
 
 
 def test_damaged_file_of_rows_is_refused_by_name_or_read(tmp_path: Path) -> None:
-    """Checksums are not compared here, so it may be read with other numbers, but only from its own bytes."""
+    """Checksums are not compared, so values may be wrong, but are never read from outside the file."""
     model, folder = fake_counting_model(), tmp_path / "saved"
     model.save(folder)
     path = sorted(folder.glob("data-*/table.*.arrow"))[0]
@@ -36,7 +36,7 @@ def test_damaged_file_of_rows_is_refused_by_name_or_read(tmp_path: Path) -> None
 
 
 def test_file_whose_end_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
-    """There Arrow says where everything is."""
+    """Arrow's footer, with the offsets of everything, is there."""
     fake_counting_model().save(tmp_path / "saved")
     path = sorted((tmp_path / "saved").glob("data-*/table.*.arrow"))[0]
     content = bytearray(path.read_bytes())

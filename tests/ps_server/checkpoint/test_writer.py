@@ -1,4 +1,4 @@
-"""Saving: what is asked of servers, and what is refused before anything is published."""
+"""Saving: shared folders, and errors before anything is published."""
 
 import json
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_server_that_comes_late_does_not_write_into_what_was_published(tmp_path:
 
     save_with(tmp_path / "saved", write_shares=write_shares)
 
-    with pytest.raises(CheckpointError, match="or the save was given up"):
+    with pytest.raises(CheckpointError, match="or the save was aborted"):
         shared_folder(*asked[0])
 
 

@@ -241,7 +241,7 @@ def test_damage_is_found_where_it_was_asked_for(data: Path, tmp_path: Path) -> N
     Predictor.load(tmp_path)  # reads no rows, and so does not see it
 
     table.write_bytes(content[:-9])
-    with pytest.raises(CheckpointError, match="was it cut"):
+    with pytest.raises(CheckpointError, match="was it truncated"):
         Predictor.load(tmp_path)
 
 

@@ -104,7 +104,7 @@ def test_run_goes_on_from_the_checkpoint_that_was_read_alone(tmp_path) -> None:
         run = EarlierRun(url=url, token=token, version=0, progress={}, state=state)
         worker.save(url, {})
 
-    with pytest.raises(CheckpointError, match="replaced meanwhile"):
+    with pytest.raises(CheckpointError, match="replaced in the meantime"):
         Worker(ParameterStore(), small_model(), JOB, earlier_run=run)
 
 

@@ -1,4 +1,4 @@
-"""Digests: what is hashed, and what they may not depend on."""
+"""Digests and checksums: the bytes hashed, and what must not affect them."""
 
 import hashlib
 import struct

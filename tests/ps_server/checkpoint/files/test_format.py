@@ -1,4 +1,4 @@
-"""Arrow files: what goes in comes out, and nothing else does."""
+"""Arrow files: round trips, and the order in which shards are encoded."""
 
 import threading
 from contextlib import closing
@@ -100,7 +100,7 @@ def test_only_the_shards_asked_for_are_read(folder: LocalFolder) -> None:
     assert [shard for shard, _ in read_table_file(folder, entry, 3, {6, 3, 99})] == [3, 6]
 
 
-def test_extreme_keys_and_numbers_that_are_none_survive(folder: LocalFolder) -> None:
+def test_extreme_keys_and_nan_survive(folder: LocalFolder) -> None:
     rows = Rows(
         keys=np.array([0, 2**64 - 1], np.uint64),
         weights=np.array([[np.nan], [-np.inf]], np.float32),
@@ -185,7 +185,7 @@ def test_folder_that_cannot_be_written_is_named(folder: LocalFolder) -> None:
 
 
 def test_results_come_in_the_order_of_the_shards() -> None:
-    """Also when a later one is ready first."""
+    """Even if a later one is encoded first."""
     is_second_done = threading.Event()
 
     def encode(shard: int) -> int:
@@ -198,7 +198,7 @@ def test_results_come_in_the_order_of_the_shards() -> None:
     assert list(encoded_in_order(encode, range(5), encoders=2)) == [0, 10, 20, 30, 40]
 
 
-def test_no_more_than_one_shard_beside_those_in_the_making_is_begun() -> None:
+def test_no_more_than_one_shard_is_waiting_beside_those_being_encoded() -> None:
     begun: list[int] = []
     may_end = threading.Semaphore(0)
 
@@ -231,7 +231,7 @@ def test_error_of_one_shard_ends_it() -> None:
     assert len(begun) <= 6
 
 
-def test_who_stops_early_leaves_no_thread_behind() -> None:
+def test_closing_early_leaves_no_thread_running() -> None:
     before = threading.active_count()
     encoded = encoded_in_order(lambda shard: shard, range(100), encoders=2)
     next(encoded)
@@ -241,5 +241,5 @@ def test_who_stops_early_leaves_no_thread_behind() -> None:
     assert threading.active_count() == before
 
 
-def test_no_shards_are_nothing() -> None:
+def test_no_shards_yield_nothing() -> None:
     assert list(encoded_in_order(lambda shard: shard, [])) == []

@@ -1,4 +1,4 @@
-"""The manifest: both ways through JSON, and what it refuses."""
+"""The manifest: round trips through JSON, and errors."""
 
 import hashlib
 import json
@@ -117,7 +117,7 @@ def test_manifest_survives_json() -> None:
 
 
 def test_manifest_written_by_an_earlier_release_still_reads() -> None:
-    """The file holds the bytes that releases with format version 3 write."""
+    """`manifest.v3.json` has the bytes of format version 3."""
     text = (Path(__file__).parent / "manifest.v3.json").read_bytes()
     removed = replace(
         WIDE, kind="removed", file="removed.wide.server-0.arrow", state_width=0, passes=2
@@ -167,7 +167,7 @@ def test_formatting_of_the_manifest_means_nothing() -> None:
         pytest.param('"seed": 0', '"seed": 0, "extra": 0', "altered", id="additional"),
         pytest.param('"format_version": 3', '"format_version": 1', "version 1; .*3", id="version"),
         pytest.param('"format_version"', '"version"', "version None", id="no-version"),
-        pytest.param("{", "", "is not JSON, was it cut", id="syntax"),
+        pytest.param("{", "", "is not JSON, was it truncated", id="syntax"),
         pytest.param("wide", "wide\\", "is not JSON", id="escape"),
     ],
 )
@@ -186,7 +186,7 @@ def test_other_text_is_no_manifest(text: bytes) -> None:
 
 
 def test_manifest_that_lacks_a_field_says_which() -> None:
-    """As another program would write it: consistent with itself, but no manifest."""
+    """With a correct checksum, as another program could write it."""
     document = json.loads(manifest_to_json(MANIFEST))
     del document["entries"][0]["state_width"], document["sha256"]
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
@@ -210,9 +210,9 @@ def piece(start: int, stop: int) -> DenseEntry:
     return replace(MLP, start=start, length=stop - start)
 
 
-@pytest.mark.parametrize("snapshots", [[0, 10], [0, 3, 10], [0, 0, 1, 10, 10]])
-def test_pieces_that_cover_a_block_in_any_order_are_whole(snapshots: list[int]) -> None:
-    pieces = [piece(start, stop) for start, stop in pairwise(snapshots)]
+@pytest.mark.parametrize("bounds", [[0, 10], [0, 3, 10], [0, 0, 1, 10, 10]])
+def test_pieces_that_cover_a_block_in_any_order_are_whole(bounds: list[int]) -> None:
+    pieces = [piece(start, stop) for start, stop in pairwise(bounds)]
 
     require_whole(replace(MANIFEST, entries=(*reversed(pieces), WIDE)), "x")
 
@@ -242,12 +242,12 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         pytest.param((WIDE, WIDE, MLP), "hold shards [0, 0]", id="shard-twice"),
         pytest.param(
             (WIDE, MLP, replace(WIDE, table="deep", file="deep.arrow")),
-            "['deep.arrow'] are of tables or blocks without a spec",
+            "['deep.arrow'] belong to tables or blocks without a spec",
             id="undeclared-table",
         ),
         pytest.param(
             (WIDE, MLP, replace(MLP, block="wide", file="odd.arrow")),
-            "['odd.arrow'] are of tables or blocks without a spec",
+            "['odd.arrow'] belong to tables or blocks without a spec",
             id="undeclared-block",
         ),
         pytest.param(
@@ -268,7 +268,7 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         ),
         pytest.param(
             (WIDE, MLP, replace(COUNTERS, table="deep", file="odd.arrow")),
-            "['odd.arrow'] are of tables or blocks without a spec",
+            "['odd.arrow'] belong to tables or blocks without a spec",
             id="undeclared-counters",
         ),
         pytest.param(

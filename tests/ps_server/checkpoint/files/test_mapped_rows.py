@@ -1,4 +1,4 @@
-"""Look-ups in saved rows, against a dictionary."""
+"""Lookups in mapped rows, compared with a dictionary."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LARGEST = 2**64 - 1
 
 
 def file_of(keys: np.ndarray, values: np.ndarray, missing_shard: int | None = None) -> MappedRows:
-    """Lays rows out as a file does: shard by shard, keys before values, each part at a multiple of 8."""
+    """Lays rows out as in a file: shard by shard, keys before values, each aligned to 8 bytes."""
     content = bytearray(b"header..")
     shards = {}
     numbers = np.array([shard_of(key, NUM_SHARDS) for key in keys], np.int64)

@@ -1,4 +1,4 @@
-"""Files written past the page cache hold what was written, on any file system."""
+"""Files written with O_DIRECT, or through the page cache on file systems without it."""
 
 import errno
 import fcntl
@@ -32,7 +32,7 @@ def written(path: Path, pieces: Sequence[bytes]) -> bytes:
 
 
 def refuse_direct(monkeypatch: pytest.MonkeyPatch, refusal: int) -> None:
-    """Has every write past the page cache fail."""
+    """Makes every write with O_DIRECT fail."""
     write = os.write
 
     def refusing(descriptor: int, content: memoryview) -> int:
@@ -84,7 +84,7 @@ def test_what_is_written_is_not_in_the_page_cache(tmp_path: Path) -> None:
 def test_file_system_without_direct_writing_takes_files_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
 ) -> None:
-    """And is made to write them to disk now and then."""
+    """And syncs them regularly."""
     monkeypatch.setattr(module, "BUFFER_BYTES", 2 * PAGE)
     monkeypatch.setattr(module, "FORCE_BYTES", 4 * PAGE)
     refuse_direct(monkeypatch, refusal)
@@ -100,7 +100,7 @@ def test_file_system_without_direct_writing_takes_files_all_the_same(
 def test_what_a_write_leaves_is_written_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """Whether that ends with a block of the disk or not."""
+    """Whether the write ended on a block boundary or not."""
     monkeypatch.setattr(module, "BUFFER_BYTES", 2 * PAGE)
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, left: write(descriptor, left[:most]))

@@ -1,4 +1,4 @@
-"""Storage: the same folder whatever is behind it, and errors that name URL and operation."""
+"""Storage: one behaviour for all kinds of folders, and errors that name URL and operation."""
 
 import itertools
 import uuid
@@ -26,7 +26,7 @@ MODEL, OTHER = fake_counting_model(1), fake_counting_model(2)
 
 @pytest.fixture(params=["local", "memory", "s3", "renaming"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a place where nothing is."""
+    """The URL of a folder that does not exist."""
     if request.param == "local":
         yield str(tmp_path / "root")
         return
@@ -127,7 +127,7 @@ def test_missing_file_is_named_with_what_was_tried(folder: Folder) -> None:
         pass
 
 
-def test_error_of_whoever_writes_stays_that_error(folder: Folder) -> None:
+def test_error_of_the_writer_is_passed_on(folder: Folder) -> None:
     def write() -> None:
         with folder.create("file") as sink:
             sink.write(b"x")
@@ -158,7 +158,7 @@ def test_checkpoint_comes_back(root: str) -> None:
 
 
 def _local_copy(root: str) -> Checkpoint:
-    """Saves the same model in one place of this process."""
+    """Saves the same model to memory."""
     url = f"memory://{uuid.uuid4()}/saved"
     MODEL.save(url, num_servers=2)
     return Checkpoint.open(url)
@@ -194,7 +194,7 @@ def test_what_is_no_checkpoint_is_never_replaced(root: str) -> None:
     thesis.make()
     thesis.put("chapter-1", b"irreplaceable")
 
-    with pytest.raises(CheckpointError, match=r"thesis is there, and is not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"thesis exists and is not a checkpoint"):
         MODEL.save(thesis.url)
 
     assert thesis.read("chapter-1") == b"irreplaceable"
@@ -325,7 +325,7 @@ def test_killed_at_any_step_of_a_put_by_renaming_old_or_new_is_read(
     order = [b"old" if has_old else b"", b"new", b"newer"]
     assert set(found) == set(order)
     assert found[-1] == b"newer"
-    for number in range(0, len(found), 8):  # killed later, or the second time, it never goes back
+    for number in range(0, len(found), 8):  # once replaced, the old content never comes back
         assert sorted(found[number : number + 8], key=order.index) == found[number : number + 8]
         assert order.index(found[number]) >= order.index(found[max(0, number - 8)])
 

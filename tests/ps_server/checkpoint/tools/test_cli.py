@@ -36,7 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two checkpoints, of which the second is the latest."""
+    """Two checkpoints; the second is the latest."""
     MODEL.save(tmp_path / "epoch-1", 2, clock=lambda: 0.0)
     fake_counting_model(2).save(tmp_path / "epoch-2")
     write_latest(tmp_path, "epoch-2")
@@ -196,7 +196,7 @@ def test_export_writes_the_tables_asked_for(run, root: Path, tmp_path: Path) -> 
 
     assert (none.code, again.code) == (2, 2)
     assert "has no table 'deep', only bloom, exact" in none.err
-    assert "bloom.parquet is there already" in again.err
+    assert "bloom.parquet exists" in again.err
     assert not (tmp_path / "none").exists()
 
 

@@ -1,4 +1,4 @@
-"""Export: every row, readable by others, number for number."""
+"""Export: every row, with the same values, in files that other programs read."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_text_is_read_as_the_same_numbers(tmp_path: Path) -> None:
 def test_file_that_is_there_is_not_replaced(checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "exact.parquet").write_text("irreplaceable")
 
-    with pytest.raises(UsageError, match=r"exact\.parquet is there already"):
+    with pytest.raises(UsageError, match=r"exact\.parquet exists"):
         export_table(checkpoint, "exact", LocalFolder(tmp_path), "parquet", with_state=False)
 
     assert (tmp_path / "exact.parquet").read_text() == "irreplaceable"

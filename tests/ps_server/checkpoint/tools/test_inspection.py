@@ -159,5 +159,5 @@ def test_models_of_other_shapes_are_not_compared(tmp_path: Path) -> None:
     fake_model().save(tmp_path / "one")
     FakeModel({"t": fake_table("t")}, {}).save(tmp_path / "other")
 
-    with pytest.raises(CheckpointError, match=r"one and .*other are of models of other shapes"):
+    with pytest.raises(CheckpointError, match=r"one and .*other have models of different shapes"):
         compare(Checkpoint.open(tmp_path / "one"), Checkpoint.open(tmp_path / "other"))

@@ -1,4 +1,4 @@
-"""Resharding: other files, the same checkpoint."""
+"""Resharding: other files of the same checkpoint."""
 
 from dataclasses import replace
 from pathlib import Path
