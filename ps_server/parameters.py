@@ -1,8 +1,8 @@
-"""What a store holds: tables and dense blocks, those that a job declared and those that were loaded.
+"""Tables and dense blocks of a store, those that a job declared and those that were loaded.
 
-    declare or load --> tables, blocks <-- apply, shrink, freeze
+    declare or load --> tables, blocks <-- apply, shrink, take_snapshot
 
-Tables and blocks lock themselves; the lock here guards only which there are.
+Tables and blocks lock themselves; the lock here guards only their names.
 """
 
 import math
@@ -41,8 +41,8 @@ class Parameters:
     """Tables and dense blocks of one process. Thread-safe.
 
     Attributes:
-        base: Token of the checkpoint that was saved or loaded last, since which tables know what changed;
-            empty: none.
+        base: Token of the checkpoint that was saved or loaded last, since which tables record changes;
+            empty: there is none.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Parameters:
             num_workers: Workers of the job.
             server_index: Which server of the cluster this is.
             num_servers: Servers of the cluster.
-            clock: When rows are seen.
+            clock: The time at which rows are seen.
         """
         self.base = ""
         self._num_workers = num_workers
@@ -122,7 +122,7 @@ class Parameters:
             raise SpecConflictError(f"{name!r} is both a table and a dense block: rename one")
 
     def _claim(self, table: SparseTable, spec: TableSpec) -> SparseTable:
-        """Returns the rows of a loaded table as a job declares them."""
+        """Returns a loaded table with the spec that a job declares."""
         require_claimable(table.spec, spec, self._loaded_url)
         loaded = table.spec
         if (spec.statistics is None) != (loaded.statistics is None):
@@ -138,13 +138,13 @@ class Parameters:
         return claimed
 
     def reset_subscribers(self) -> None:
-        """Lets tables that record changes begin anew: the next job's workers know nothing yet."""
+        """Marks every row as changed for the next job's workers, in tables that record changes."""
         for table in self._tables.values():
             if table.spec.records_changes:
                 table.record_changes(self._num_workers)
 
     def saved_specs(self) -> tuple[dict[str, TableSpec], dict[str, DenseSpec]]:
-        """Returns what a save has, tables and dense blocks."""
+        """Returns the specs of the tables and dense blocks that are saved."""
         tables, blocks = self._saved()
         return (
             {table.spec.name: table.spec for table in tables},
@@ -152,7 +152,7 @@ class Parameters:
         )
 
     def _saved(self) -> tuple[list[SparseTable], list[DenseTable]]:
-        """Returns what a save has: all that a job declared; before there is one, all that was loaded."""
+        """Returns what is saved: all that a job declared; before there is one, all that was loaded."""
         with self._lock:
             names = self._tables.keys() | self._blocks.keys()
             saved = names - self._undeclared or names
@@ -161,9 +161,8 @@ class Parameters:
                 [block for name, block in self._blocks.items() if name in saved],
             )
 
-    @property
     def table_status(self) -> dict[str, TableStatus]:
-        """Sizes of the tables."""
+        """Returns the sizes of the tables."""
         with self._lock:
             return {name: table.status for name, table in self._tables.items()}
 
@@ -173,7 +172,7 @@ class Parameters:
         """Returns a table.
 
         Raises:
-            UnknownTableError: If there is none of that name.
+            UnknownTableError: If no table has that name.
         """
         if name not in self._tables:
             raise UnknownTableError(f"no table {name!r}, there are: {sorted(self._tables)}")
@@ -183,8 +182,8 @@ class Parameters:
         """Returns a table that records changes.
 
         Raises:
-            UnknownTableError: If there is no table of that name.
-            ProtocolError: If it records none.
+            UnknownTableError: If no table has that name.
+            ProtocolError: If it records no changes.
         """
         table = self.table(name)
         if not table.spec.records_changes:
@@ -197,14 +196,19 @@ class Parameters:
         """Returns a dense block.
 
         Raises:
-            UnknownTableError: If there is none of that name.
+            UnknownTableError: If no block has that name.
         """
         if name not in self._blocks:
             raise UnknownTableError(f"no dense block {name!r}, there are: {sorted(self._blocks)}")
         return self._blocks[name]
 
     def check(self, gradients: Gradients) -> None:
-        """Raises the error that `apply` must never meet, if these gradients cannot be applied."""
+        """Checks all gradients of a push, so that `apply` cannot fail on a part of them.
+
+        Raises:
+            GradientError: If a gradient does not fit its table or block, or is not finite.
+            ProtocolError: If a table or block does not exist, or a key belongs to another server.
+        """
         for name, grad in gradients.sparse.items():
             table = self.table(name)
             table.check(grad)
@@ -215,7 +219,7 @@ class Parameters:
         require_finite(gradients)
 
     def apply(self, gradients: Gradients, source: int) -> None:
-        """Applies gradients that `check` accepted; `source` is the worker that sent them, or NOBODY."""
+        """Applies gradients that passed `check`; `source` is the worker that sent them, or NOBODY."""
         admits_by_score = []
         for name, grad in gradients.sparse.items():
             table = self._tables[name]
@@ -238,7 +242,7 @@ class Parameters:
         for name, table in tables.items():
             if table.spec.records_changes:
                 raise ProtocolError(
-                    f"table {name!r} has replicas, which would not hear of it: shrink the saved model in a "
+                    f"table {name!r} has replicas, which keep removed rows: shrink the saved model in a "
                     f"job of another mode"
                 )
         return {
@@ -247,24 +251,24 @@ class Parameters:
 
     # Checkpoints and digests
 
-    def prepare_freeze(self) -> None:
-        """Takes memory that `freeze` is going to need, while others go on."""
+    def prepare_snapshot(self) -> None:
+        """Allocates memory for `take_snapshot`, while pushes are still applied."""
         for table in self._saved()[0]:
             table.prepare_snapshot()
 
-    def freeze(
+    def take_snapshot(
         self, version: Version, workers: Mapping[int, WorkerProgress], base: str
     ) -> StoreSnapshot:
-        """Cuts what a save has, which nobody may change meanwhile; see `snapshot_all`.
+        """Takes a snapshot of all that is saved, while nothing else changes it; see `snapshot_all`.
 
         Args:
             version: Of the store.
-            workers: How much of each worker's training is in it.
-            base: Token of the save of whose checkpoint only the changes are cut; empty: all.
+            workers: Progress of each worker.
+            base: Token of the save since which changes are taken; empty: everything is.
 
         Raises:
             CheckpointError: If memory is short.
-            UnknownChangesError: If it is not known what changed since the base.
+            UnknownChangesError: If the changes since the base are not known.
         """
         tables, blocks = self._saved()
         if base and base != self.base:
@@ -281,12 +285,12 @@ class Parameters:
         only: Collection[str],
         alone: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Replaces tables and blocks by what a checkpoint has of this process's shards and pieces.
+        """Replaces tables and blocks by this process's shards and pieces of a checkpoint.
 
         Args:
             checkpoint: What to load.
-            only: What to take from it, all other tables and blocks begin anew; empty: all.
-            alone: Held while they are replaced, and nobody applies gradients.
+            only: Tables and blocks to take from it, all others are initialised; empty: all.
+            alone: Held while they are replaced, so that no gradients are applied.
 
         Raises:
             CheckpointError: If it was altered or does not fit; nothing was replaced.
@@ -320,7 +324,7 @@ class Parameters:
             log_changes(checkpoint.tables[name], tables[name])
 
     def _forget_undeclared(self) -> None:
-        """Forgets what was loaded before and claimed by no job: it may be of another model."""
+        """Forgets what was loaded earlier and claimed by no job: it may be of another model."""
         for name in self._undeclared:
             self._tables.pop(name, None)
             self._blocks.pop(name, None)
@@ -328,8 +332,8 @@ class Parameters:
 
     def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
         saved = checkpoint.tables[name]
-        # Who loads to read has no use for what is of a job; a job that wants it declares so. Admission
-        # stays: it says what keys without a row read, and counts them.
+        # To read a model needs none of a job's settings; a job that wants them declares them. Admission
+        # stays: it decides what keys without a row read, and counts them.
         unclaimed = replace(saved, records_changes=False, expiry=None)
         is_declared = name in self._tables and name not in self._undeclared
         spec = self._tables[name].spec if is_declared else unclaimed
@@ -353,7 +357,7 @@ class Parameters:
         return block
 
     def shard_digests(self) -> dict[tuple[str, int], bytes]:
-        """Returns the digest of each shard that this process holds of what a save has, by table and shard."""
+        """Returns the digest of each shard of this process that is saved, by table and shard."""
         tables, _ = self._saved()
         return {
             (table.spec.name, shard): shard_digest(table.export_shard(shard))
@@ -362,7 +366,7 @@ class Parameters:
         }
 
     def dense_vectors(self) -> dict[str, Values]:
-        """Returns copies of the pieces of the dense blocks that a save has, by name."""
+        """Returns copies of the pieces of the dense blocks that are saved, by name."""
         _, blocks = self._saved()
         vectors = {block.spec.name: np.empty(block.length, np.float32) for block in blocks}
         for block in blocks:
@@ -371,7 +375,7 @@ class Parameters:
 
 
 def _load_candidates(checkpoint: Checkpoint, saved: TableSpec, table: SparseTable) -> None:
-    """Loads what was counted of keys without a row, if the table goes on counting it."""
+    """Loads counts of keys without a row, if the table counts them in the same way."""
     if not table.counts_as(saved):
         return
     for _, rows in checkpoint.read_candidates(saved.name, table.shards):

@@ -1,16 +1,19 @@
-"""All parameters that one process holds: the server's part of a cluster, or everything of an embedded run.
+"""All parameters that one process holds: one server's, or the whole model of a run in process.
 
-    push --check--> workers --> parameters    on arrival, or once all parts of a step are there
+    push --check--> coordinator --> parameters    on arrival, or once all parts of a step are there
     pull --wait for version--> parameters
 
-A push is checked as a whole before any part of it is applied. What there is stands in parameters.py, what is
-known of the workers in workers.py, who may change and who saves in cuts.py; each has locks of its own.
+A push is checked as a whole before any of it is applied. The coordinator decides what is applied next; the
+store applies it, outside the coordinator's lock. coordination/coordinator.py has the invariants of both.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 
+from protos.chunking import PushChunk, join_push
 from protos.errors import ProtocolError
 from protos.futures import Answered
 from protos.gradients import Gradients, Values
@@ -47,16 +50,20 @@ from ps_server.checkpoint.writer import (
 )
 from ps_server.coordination.coordinator import Coordinator
 from ps_server.coordination.mailbox import INBOX_BYTES
+from ps_server.coordination.steps import CompleteStep
 from ps_server.parameters import Parameters
 from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot
+from ps_server.table.changes.subscribers import NOBODY
 from ps_server.table.rows.statistics import Clock, wall_clock
 from ps_server.table.sparse_table import SparseTable
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_WAIT_LIMIT_S = 600.0
 
 
 class ParameterStore:
-    """Tables, dense blocks, steps and barriers of one process: a `protos.store.Store`. Thread-safe."""
+    """Tables, dense blocks and coordination of one process: a `protos.store.Store`. Thread-safe."""
 
     def __init__(
         self,
@@ -78,7 +85,7 @@ class ParameterStore:
             wait_limit_s: How long a pull, a barrier or a message waits for other workers, in seconds.
             inbox_bytes: Limit of the messages that wait for one worker.
             checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
-            clock: When rows are seen.
+            clock: The time at which rows are seen.
         """
         self.server_index = server_index
         self.num_servers = num_servers
@@ -92,19 +99,25 @@ class ParameterStore:
             num_servers=num_servers,
             clock=clock,
         )
-        self._snapshots = Snapshots(self._freeze, wait_limit_s=wait_limit_s)
-        self.reset_membership()
+        self._snapshots = Snapshots(self._take_snapshot, wait_limit_s=wait_limit_s)
+        self._step_executor: Executor | None = None
+        self._inline_values = 0
+        self.begin_job()
 
-    def reset_membership(self) -> None:
-        """Forgets the workers, their steps and what they pushed, as for the next job; keeps parameters."""
+    def begin_job(self) -> None:
+        """Keeps the parameters, and forgets the workers of the last job and what was seen of them."""
         self._coordinator = Coordinator(
-            self.num_workers,
-            wait_limit_s=self._wait_limit_s,
-            inbox_bytes=self._inbox_bytes,
-            apply=self._parameters.apply,
-            applying=self._snapshots.changing,
+            self.num_workers, wait_limit_s=self._wait_limit_s, inbox_bytes=self._inbox_bytes
         )
         self._parameters.reset_subscribers()
+
+    def apply_steps_in(self, executor: Executor, *, inline_values: int) -> None:
+        """Applies complete synchronous steps of more than `inline_values` gradient values in an executor.
+
+        Otherwise they are applied by the call that completes them, as for a store in process. `leave` always
+        returns after the steps that it completes.
+        """
+        self._step_executor, self._inline_values = executor, inline_values
 
     # Declaring
 
@@ -175,11 +188,65 @@ class ParameterStore:
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`."""
-        self._coordinator.require_member(push_id.worker)
+        coordinator = self._coordinator
+        coordinator.require_member(push_id.worker)
         self._parameters.check(gradients)
         if at is None:
-            return Answered(self._coordinator.push_on_arrival(gradients, push_id))
-        return Answered(self._coordinator.push_part(gradients, push_id, at))
+            return Answered(self._push_on_arrival(gradients, push_id))
+        coordinator.push_part(gradients, push_id, at)
+        self._apply_complete_steps(self._step_executor)
+        return coordinator.when_applied()
+
+    def push_chunk(
+        self, chunk: PushChunk, push_id: PushId, *, at: Version | None = None
+    ) -> Future[Version]:
+        """Takes a chunk of a push; the last to come pushes, the others are answered at once.
+
+        Raises:
+            ProtocolError: If it contradicts other chunks of the push, or comes too late; else as `push_grad`.
+        """
+        coordinator = self._coordinator
+        chunks = coordinator.assemble(chunk, push_id)
+        if chunks is None:
+            return Answered(coordinator.version)
+        return self.push_grad(join_push(chunks), push_id, at=at)
+
+    def _push_on_arrival(self, gradients: Gradients, push_id: PushId) -> Version:
+        coordinator = self._coordinator
+        coordinator.begin_arrival(push_id.worker)
+        try:
+            with self._snapshots.changing():
+                self._parameters.apply(gradients, push_id.worker)
+                coordinator.note_applied(push_id)
+        except BaseException:
+            coordinator.abandon_arrival()
+            raise
+        return coordinator.end_arrival(push_id)
+
+    def _apply_complete_steps(self, executor: Executor | None) -> None:
+        """Applies complete steps in order, large ones in the executor; no-op while a thread does so."""
+        coordinator = self._coordinator
+        while (step := coordinator.take_complete_step()) is not None:
+            if executor is not None and step.num_values > self._inline_values:
+                executor.submit(self._apply_from, coordinator, step)
+                return
+            self._apply_step(coordinator, step)
+
+    def _apply_from(self, coordinator: Coordinator, step: CompleteStep) -> None:
+        self._apply_step(coordinator, step)
+        self._apply_complete_steps(None)
+
+    def _apply_step(self, coordinator: Coordinator, step: CompleteStep) -> None:
+        try:
+            gradients = step.sum()
+            with self._snapshots.changing():
+                self._parameters.apply(gradients, NOBODY)
+                coordinator.step_applied(step)
+        except BaseException as error:
+            logger.exception("step not applied step=%d", step.step)
+            coordinator.step_failed(step, error)
+            raise
+        coordinator.answer_ready()
 
     # Steps, barriers and messages
 
@@ -190,13 +257,17 @@ class ParameterStore:
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        return self._coordinator.barrier(name, worker, step=step)
+        future = self._coordinator.barrier(name, worker, step=step)
+        self._apply_complete_steps(self._step_executor)
+        return future
 
     def all_reduce(
         self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
     ) -> Future[Reduced]:
         """See `protos.store.Store`."""
-        return self._coordinator.all_reduce(name, worker, values, op, step=step)
+        future = self._coordinator.all_reduce(name, worker, values, op, step=step)
+        self._apply_complete_steps(self._step_executor)
+        return future
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`."""
@@ -212,10 +283,13 @@ class ParameterStore:
 
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
-        self._coordinator.leave(worker, step=step)
+        coordinator = self._coordinator
+        coordinator.leave(worker, step=step)
+        self._apply_complete_steps(None)
+        coordinator.when_applied().result()
 
     def all_left(self) -> bool:
-        """Whether every worker has left."""
+        """Whether every worker has left, and all steps are applied."""
         return self._coordinator.all_left()
 
     # Checkpoints
@@ -225,7 +299,7 @@ class ParameterStore:
         require_writable(root, self.check_folder)
 
     def check_folder(self, folder: str, token: str) -> None:
-        """Finds out whether `save_part` could write into a folder.
+        """Checks that `save_part` could write into a folder.
 
         Raises:
             CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
@@ -258,23 +332,23 @@ class ParameterStore:
         )
 
     def save_inference_part(self, folder: str, token: str, settings: InferenceSettings) -> Share:
-        """Writes what of this process's shards and pieces predictions need; otherwise as `save_part`.
+        """Writes this process's share of an inference checkpoint; otherwise as `save_part`.
 
         Raises:
-            CheckpointError: Also if a table has no scores to go by, or weights are too large for the dtype.
+            CheckpointError: Also if a table keeps no scores, or weights are too large for the dtype.
         """
-        with self._snapshots.writing(token, is_base=False) as frozen:
+        with self._snapshots.writing(token, is_base=False) as snapshot:
             self._roots.require([folder])
             shared = shared_folder(folder, token)
             entries = write_inference_share(
-                shared, self.server_index, frozen.tables, frozen.blocks, settings
+                shared, self.server_index, snapshot.tables, snapshot.blocks, settings
             )
-        return Share(entries=tuple(entries), version=frozen.version)
+        return Share(entries=tuple(entries), version=snapshot.version)
 
     def snapshot(self, token: str, base: str = "") -> None:
-        """Freezes this process's parameters for the `save_part` with the same token.
+        """Takes a snapshot of this process's parameters, for the `save_part` with the same token.
 
-        It has to follow soon; after a minute, or when another cut is taken, this one is dropped.
+        That has to follow soon; after a minute, or when another snapshot is taken, this one is dropped.
 
         Args:
             token: Of the save to come.
@@ -284,38 +358,38 @@ class ParameterStore:
             CheckpointError: If memory is short.
             UnknownChangesError: If another save than the base was the last here.
             WaitTimeoutError: If another save does not end in time.
+            CtrPsError: If a step could not be applied: parameters may have a part of it.
         """
-        self._parameters.prepare_freeze()
+        self._parameters.prepare_snapshot()
         self._snapshots.take(token, base)
 
     def save_part(self, folder: str, token: str) -> Share:
-        """Writes this process's shards and pieces into a folder, and returns what was written.
+        """Writes this process's shards and pieces into a folder, and returns the entries written.
 
-        They are as they were at the cut of the same token, which ends with this.
+        They are as of the snapshot of the same token, which ends with this.
 
         Raises:
             CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
                 be written.
-            ProtocolError: If there is no such cut.
+            ProtocolError: If there is no such snapshot.
         """
-        with self._snapshots.writing(token) as frozen:
+        with self._snapshots.writing(token) as snapshot:
             self._roots.require([folder])
             entries = write_share(
                 shared_folder(folder, token),
                 self.server_index,
-                frozen.tables,
-                frozen.blocks,
-                candidates=frozen.candidates,
-                counters=frozen.counters,
-                removed=frozen.removed,
+                snapshot.tables,
+                snapshot.blocks,
+                candidates=snapshot.candidates,
+                counters=snapshot.counters,
+                removed=snapshot.removed,
             )
             self._parameters.base = token
-        return Share(entries=tuple(entries), version=frozen.version, workers=frozen.workers)
+        return Share(entries=tuple(entries), version=snapshot.version, workers=snapshot.workers)
 
-    def _freeze(self, base: str) -> StoreSnapshot:
-        return self._parameters.freeze(
-            self._coordinator.version, self._coordinator.progress(), base
-        )
+    def _take_snapshot(self, base: str) -> StoreSnapshot:
+        version, progress = self._coordinator.applied()
+        return self._parameters.take_snapshot(version, progress, base)
 
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
         """See `protos.store.Store`; reads this process's shards and pieces."""
@@ -347,7 +421,7 @@ class ParameterStore:
 
     def status(self) -> StoreStatus:
         """See `protos.store.Store`."""
-        return self._coordinator.status(self._parameters.table_status, self._snapshots.last)
+        return self._coordinator.status(self._parameters.table_status(), self._snapshots.last)
 
 
 def _no_rows(table: SparseTable) -> tuple[Keys, Values]:

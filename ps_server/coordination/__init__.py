@@ -1,1 +1,1 @@
-"""How the workers of a job keep together: events in, decisions out; no wire, no tables."""
+"""Coordination of a job's workers, sans-IO: events in, decisions out; no wire, no tables."""

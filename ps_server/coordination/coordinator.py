@@ -1,24 +1,35 @@
-"""How far the workers of a job have come: their steps, barriers, messages, who has left, who waits for whom.
+"""How the workers of a job keep together: steps, barriers, clocks, messages, progress, who has left.
 
-    push --part of a step--> aggregation.py --complete--> apply      under the lock: steps are in order
-    push --on arrival--> apply, version + batches                    without it: tables lock their shards
-    pull, barrier, message --> a future, answered by the call that makes it ready
+    push --part of a step--> steps.py --complete--> CompleteStep --the store applies it--> step_applied
+    push --on arrival--> begin_arrival, the store applies it, end_arrival
+    pull, barrier, message --> a future, answered by the event that makes it ready
 
-What is decided stands in the sans-IO classes; here is the one lock around them, and the futures of those who
-wait. No call is answered under the lock.
+The rules are in the sans-IO classes; here is the one lock around them, and the futures of the calls that
+wait. The coordinator decides; it touches no parameters.
+
+Invariants:
+- The lock is held for decisions only. Under it no parameters are read or written, no call is answered and no
+  other lock is waited for, so whatever else is held, it can be taken, and `status` never waits for a step.
+- Who applies holds `Snapshots.changing` and takes this lock inside it, around the parameters and the record
+  of the change (`step_applied`, `note_applied`). A snapshot has `changing` to itself, so its parameters,
+  version and progress are of one moment, with each step as a whole or not at all.
+- One step at a time is taken to be applied, in order, and the version moves on when it is applied. No pull at
+  that version is answered before, and no barrier is released while a complete step is not applied.
+- A step that fails may be applied in part: from then on every call that could use it raises, and so does
+  every call that waits.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
-from protos.chunking import CHUNK_BYTES
-from protos.errors import ProtocolError, WaitTimeoutError
+from protos.chunking import CHUNK_BYTES, PushChunk
+from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
 from protos.futures import Answered, WaitingFuture
-from protos.gradients import Gradients, sum_gradients
+from protos.gradients import Gradients
 from protos.store import (
     Future,
     Message,
@@ -37,17 +48,18 @@ from protos.store import (
 from ps_server.coordination.barrier import Barriers
 from ps_server.coordination.clocks import Clocks
 from ps_server.coordination.mailbox import Mailbox
+from ps_server.coordination.membership import Membership
 from ps_server.coordination.progress import ProgressTracker
+from ps_server.coordination.push_assembly import PushAssembler
 from ps_server.coordination.reduction import Contribution, Given, Reductions, reduce_numbers
-from ps_server.coordination.steps import StepAggregator
-from ps_server.table.changes.subscribers import NOBODY
+from ps_server.coordination.steps import CompleteStep, StepAggregator
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Waiter:
-    """A call that waits; `poll` returns how to answer it once that can be done, and needs the lock."""
+class _PendingCall:
+    """A call that waits; `poll` needs the lock and returns how to answer it once that is possible."""
 
     future: WaitingFuture[Any]
     poll: Callable[[], Callable[[], Any] | None]
@@ -56,42 +68,29 @@ class _Waiter:
 class Coordinator:
     """The workers of one job, as one store sees them. Thread-safe."""
 
-    def __init__(
-        self,
-        num_workers: int,
-        *,
-        wait_limit_s: float,
-        inbox_bytes: int,
-        apply: Callable[[Gradients, int], None],
-        applying: Callable[[], AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, num_workers: int, *, wait_limit_s: float, inbox_bytes: int) -> None:
         """Expects all workers at version 0.
 
         Args:
             num_workers: Workers of the job.
             wait_limit_s: How long a call waits for other workers, in seconds.
             inbox_bytes: Limit of the messages that wait for one worker.
-            apply: Applies gradients that were checked, of a worker or NOBODY alone; thread-safe.
-            applying: Held while gradients are applied and noted: who holds it back sees all of a push or
-                nothing. The lock is taken before it, never in its block.
         """
-        self._num_workers = num_workers
         self._wait_limit_s = wait_limit_s
-        self._apply = apply
-        self._applying = applying
         self._lock = threading.Lock()
-        self._steps = StepAggregator(num_workers)
-        self._step_push_ids: dict[Version, list[PushId]] = {}
+        self._members = Membership(num_workers)
+        self._assembler = PushAssembler()
+        self._steps = StepAggregator(self._members)
         self._progress = ProgressTracker()
-        self._barriers = Barriers(num_workers)
+        self._barriers = Barriers(self._members)
         self._barrier_futures: dict[tuple[str, int], WaitingFuture[Any]] = {}
         self._reductions = Reductions()
-        self._clocks = Clocks(num_workers)
-        self._mailbox = Mailbox(num_workers, inbox_bytes=inbox_bytes)
-        self._waiters: list[_Waiter] = []
+        self._clocks = Clocks(self._members)
+        self._mailbox = Mailbox(self._members, inbox_bytes=inbox_bytes)
+        self._pending: list[_PendingCall] = []
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
-        self._left: set[int] = set()
+        self._failure = ""  # why a step could not be applied
 
     @property
     def version(self) -> Version:
@@ -100,65 +99,87 @@ class Coordinator:
 
     def require_member(self, worker: int) -> None:
         """Raises ProtocolError unless the job has this worker."""
-        self._steps.require_member(worker)
+        self._members.require(worker)
 
     def status(
         self, tables: Mapping[str, TableStatus], last_save: SaveStatus | None
     ) -> StoreStatus:
-        """Returns what was seen, as the status of a store that has `tables` and was last saved so."""
+        """Returns the status of a store that has `tables` and was last saved so."""
         with self._lock:
             return StoreStatus(
                 version=self._steps.version,
                 tables=tables,
                 examples=dict(self._examples),
-                left=frozenset(self._left),
+                left=frozenset(self._members.left),
                 staleness=self._staleness,
                 progress=self._progress.progress(),
                 last_save=last_save,
             )
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
-        """Goes on with an earlier run; its workers' progress holds until they push.
+        """Resumes an earlier run; its workers' progress holds until they push.
 
         Raises:
             ProtocolError: If this run has begun, or the other had more workers.
         """
         with self._lock:
             for worker in progress:
-                self._steps.require_member(worker)
+                self._members.require(worker)
             self._steps.resume(version)
             self._progress.restore(progress)
 
-    def progress(self) -> Mapping[int, WorkerProgress]:
-        """Returns how much of each worker's training is applied.
+    def applied(self) -> tuple[Version, Mapping[int, WorkerProgress]]:
+        """Returns what is applied: the version, and the progress of each worker.
 
-        Takes no lock that is held while gradients are applied, so whoever holds these back may ask.
+        Raises:
+            CtrPsError: If a step could not be applied: the parameters may have a part of it.
         """
-        return self._progress.progress()
+        with self._lock:
+            self._require_no_failure()
+            return self._steps.version, self._progress.progress()
 
     # Pushes
 
-    def push_on_arrival(self, gradients: Gradients, push_id: PushId) -> Version:
-        """Applies gradients at once, counts them, and returns the version.
+    def assemble(self, chunk: PushChunk, push_id: PushId) -> list[PushChunk] | None:
+        """Takes a chunk of a push; returns all of its chunks, in order, if it was the last to come.
 
         Raises:
-            ProtocolError: If a synchronous step waits for parts, or the worker is not of this job.
+            ProtocolError: If it contradicts other chunks of the push, comes too late, or the worker is not of
+                this job.
         """
         with self._lock:
-            self._steps.begin_arrival(push_id.worker)
-        try:
-            with self._applying():
-                self._apply_and_note(gradients, push_id.worker, [push_id])
-        except BaseException:
-            with self._lock:
-                self._steps.end_arrival(0)
-            raise
+            self._members.require(push_id.worker)
+            return self._assembler.add(push_id, chunk)
+
+    def begin_arrival(self, worker: int) -> None:
+        """A push begins to be applied on arrival; ends with `end_arrival` or `abandon_arrival`.
+
+        Raises:
+            ProtocolError: If a synchronous step waits for parts or is being applied, or the worker is not of
+                this job.
+        """
+        with self._lock:
+            self._require_no_failure()
+            self._steps.begin_arrival(worker)
+
+    def note_applied(self, push_id: PushId) -> None:
+        """Records a push on arrival as progress; see the invariants for the lock around it."""
+        with self._lock:
+            self._progress.note(push_id)
+
+    def end_arrival(self, push_id: PushId) -> Version:
+        """Counts a push that was applied on arrival, and returns the version."""
         with self._change():
             self._count(push_id, version=self._steps.version, batches=push_id.batches)
             return self._steps.end_arrival(push_id.batches)
 
-    def push_part(self, gradients: Gradients, push_id: PushId, step: Version) -> Version:
-        """Takes a worker's part of a synchronous step, and returns the version.
+    def abandon_arrival(self) -> None:
+        """A push could not be applied on arrival: it does not count."""
+        with self._lock:
+            self._steps.end_arrival(0)
+
+    def push_part(self, gradients: Gradients, push_id: PushId, step: Version) -> None:
+        """Takes a worker's part of a synchronous step.
 
         Raises:
             ProtocolError: If the worker is not at this step, or has gradients of no examples.
@@ -169,22 +190,53 @@ class Coordinator:
                 f"{push_id.examples} examples: a step is divided by the examples of its push ids"
             )
         with self._change():
-            self._steps.add(push_id.worker, step, gradients)
-            self._step_push_ids.setdefault(step, []).append(push_id)
+            self._steps.add(push_id, step, gradients)
             self._count(push_id, version=step, batches=1)
-        return self.version
-
-    def _apply_and_note(
-        self, gradients: Gradients, source: int, push_ids: Sequence[PushId]
-    ) -> None:
-        self._apply(gradients, source)
-        for push_id in push_ids:
-            self._progress.note(push_id)
 
     def _count(self, push_id: PushId, *, version: Version, batches: int) -> None:
-        """Counts a push that is applied to `version`; the caller holds the lock."""
+        """Counts a push that is applied to `version`; needs the lock."""
         self._staleness = self._staleness.add(max(0, version - push_id.pulled), batches)
         self._examples[push_id.worker] = self._examples.get(push_id.worker, 0) + push_id.examples
+
+    # Complete steps
+
+    def take_complete_step(self) -> CompleteStep | None:
+        """Returns the next step to apply; its taker then calls `step_applied` or `step_failed`.
+
+        None if none is complete, or another is being applied: who applies that takes the next one, too.
+        """
+        with self._lock:
+            return None if self._failure else self._steps.take_complete_step()
+
+    def step_applied(self, step: CompleteStep) -> None:
+        """Moves the version on; see the invariants for the lock around it. `answer_ready` follows."""
+        with self._lock:
+            for push_id in step.push_ids:
+                self._progress.note(push_id)
+            self._steps.step_applied()
+
+    def step_failed(self, step: CompleteStep, error: BaseException) -> None:
+        """Ends the job: every call that waits raises, and so does every later one that needs the step."""
+        with self._lock:
+            self._failure = (
+                f"step {step.step} could not be applied ({error!r}), and parameters may have a part of it: "
+                f"see the server's log, restart the servers and load the last checkpoint"
+            )
+            futures = [call.future for call in self._pending] + [*self._barrier_futures.values()]
+            self._pending.clear()
+            self._barrier_futures.clear()
+        for future in futures:
+            future.answer_with(self._require_no_failure)
+
+    def _require_no_failure(self) -> None:
+        if self._failure:
+            raise CtrPsError(self._failure)
+
+    def when_applied(self) -> Future[Version]:
+        """Answers with the version, once all steps that are complete now are applied."""
+        with self._lock:
+            at = self._steps.num_complete
+        return self.at_version(at, lambda: self.version)
 
     # Waiting
 
@@ -198,6 +250,11 @@ class Coordinator:
 
         def describe() -> str:
             step = self._steps.version
+            if self._steps.num_complete > step:
+                return (
+                    f"version {at} did not come within {self._wait_limit_s:g} s: step {step} is still being "
+                    f"applied; see the server's log"
+                )
             return (
                 f"version {at} did not come within {self._wait_limit_s:g} s: step {step} lacks the "
                 f"gradients of workers {self._steps.behind(step)}; see their logs"
@@ -208,18 +265,19 @@ class Coordinator:
     def _wait(
         self, poll: Callable[[], Callable[[], T] | None], describe: Callable[[], str]
     ) -> Future[T]:
-        """Answers as soon as `poll` says how; `describe` says what did not come in time."""
+        """Answers as soon as `poll` says how; `describe` is the message when that is not in time."""
 
         def give_up() -> WaitTimeoutError:
             with self._lock:
-                self._waiters = [waiter for waiter in self._waiters if waiter.future is not future]
+                self._pending = [call for call in self._pending if call.future is not future]
                 return WaitTimeoutError(describe())
 
         future: WaitingFuture[T] = WaitingFuture(self._wait_limit_s, give_up)
         with self._lock:
             answer = poll()
             if answer is None:
-                self._waiters.append(_Waiter(future, poll))
+                self._require_no_failure()
+                self._pending.append(_PendingCall(future, poll))
                 return future
         return Answered(answer())
 
@@ -252,10 +310,16 @@ class Coordinator:
         with self._lock:
             missing = self._barriers.missing(name)
             places = {other: self._barriers.place_of(other) for other in missing}
-            # A worker that has come again waits on by its newer call.
+            is_applying = self._steps.num_complete > self._steps.version
+            # A worker that has come again waits by its newer call.
             if self._barrier_futures.get((name, worker)) is future:
                 self._barriers.give_up(name, worker)
                 del self._barrier_futures[name, worker]
+        if not missing and is_applying:
+            return WaitTimeoutError(
+                f"barrier {name!r}: all workers came, but steps were not applied within "
+                f"{self._wait_limit_s:g} s; see the server's log"
+            )
         elsewhere = "".join(
             f"; worker {other} waits at {place!r}" for other, place in places.items() if place
         )
@@ -327,43 +391,45 @@ class Coordinator:
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
         with self._change():
-            self._steps.require_member(worker)
+            self._members.leave(worker)
             self._steps.leave(worker, step)
             self._barriers.leave(worker)
-            self._clocks.leave(worker)
+            self._clocks.pause(worker)
             self._mailbox.leave(worker)
-            self._left.add(worker)
             self._examples.setdefault(worker, 0)
 
     def all_left(self) -> bool:
-        """Whether every worker has left."""
+        """Whether every worker has left, and all steps are applied."""
         with self._lock:
-            return len(self._left) >= self._num_workers
+            return self._members.all_left and self._steps.num_complete == self._steps.version
 
-    # What a change brings about
+    # Answers
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Holds the lock for a change; then, without it, answers the calls that can go on."""
+        """Holds the lock for an event; then, without it, answers the calls that are ready."""
         with self._lock:
+            self._require_no_failure()
             yield
-            answers = self._settle()
+            answers = self._take_answers()
         for answer in answers:
             answer()
 
-    def _settle(self) -> list[Callable[[], None]]:
-        """Applies the steps that are complete; returns how to answer those who wait no more."""
-        with self._applying():  # around the step that is taken, too: it moves the version
-            while (parts := self._steps.take_complete_step()) is not None:
-                push_ids = self._step_push_ids.pop(self._steps.version - 1)
-                examples = sum(push_id.examples for push_id in push_ids)
-                gradients = sum_gradients(parts) if examples else Gradients()
-                self._apply_and_note(_over_all_examples(gradients, examples), NOBODY, push_ids)
-        # In this order: who waits for slower workers goes on as soon as these are in a barrier, before it is
-        # released and they count from 0 again.
+    def answer_ready(self) -> None:
+        """Answers the calls that a step made ready."""
+        with self._lock:
+            answers = self._take_answers()
+        for answer in answers:
+            answer()
+
+    def _take_answers(self) -> list[Callable[[], None]]:
+        # In this order: a call that waits for slower workers is answered when these are in a barrier, before
+        # the barrier is released and they count from 0 again.
         return [*self._take_ready(), *self._take_released()]
 
     def _take_released(self) -> list[Callable[[], None]]:
+        if self._steps.num_complete > self._steps.version:
+            return []  # workers resume from a barrier at the version of all steps before it
         answers: list[Callable[[], None]] = []
         for name, workers in self._barriers.take_released().items():
             given = self._reductions.take(name, workers)
@@ -387,14 +453,14 @@ class Coordinator:
         return answers
 
     def _take_ready(self) -> list[Callable[[], None]]:
-        waiting: list[_Waiter] = []
+        pending: list[_PendingCall] = []
         answers: list[Callable[[], None]] = []
-        for waiter in self._waiters:
-            if (answer := waiter.poll()) is not None:
-                answers.append(partial(waiter.future.answer_with, answer))
-            elif not waiter.future.cancelled():
-                waiting.append(waiter)
-        self._waiters = waiting
+        for call in self._pending:
+            if (answer := call.poll()) is not None:
+                answers.append(partial(call.future.answer_with, answer))
+            elif not call.future.cancelled():
+                pending.append(call)
+        self._pending = pending
         return answers
 
 
@@ -415,14 +481,6 @@ def _refuse(fault: str) -> NoReturn:
 
 
 def _outcome(name: str, given: Given, version: Version) -> Version | Reduced:
-    """Returns what a barrier says to those whom it releases."""
+    """Returns the answer of a barrier to the workers that it releases."""
     values = reduce_numbers(name, given)
     return version if values is None else Reduced(values, version)
-
-
-def _over_all_examples(gradients: Gradients, examples: int) -> Gradients:
-    """Returns the gradients with the step's number of examples: some workers may have sent nothing."""
-    return Gradients(
-        sparse={name: replace(grad, examples=examples) for name, grad in gradients.sparse.items()},
-        dense={name: replace(grad, examples=examples) for name, grad in gradients.dense.items()},
-    )

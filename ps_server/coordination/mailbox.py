@@ -1,14 +1,14 @@
-"""Messages between workers: what was posted and not yet taken, and who may post more.
+"""Messages between workers: those posted and not yet taken, and who may post more.
 
-Sans-IO: messages, takings and departures in; what can be answered out. No clock, no locks.
+Sans-IO: posts, takes and departures in; the calls that can be answered out. No clock, no locks.
 
     post --> | taken, and known to have arrived | sent, perhaps on their way | room | over the limit |
              forgotten                            <------- held: at most the limit ------> one a sender
 
 A message is kept when it comes, and its post answered once the receiver's inbox holds no more than the limit
 up to its end. A sender waits for that answer before it posts the next, so an inbox never holds more than the
-limit and one message of each sender. What was sent is kept until the receiver says that it has it: a lost
-answer is sent again.
+limit and one message of each sender. A message that was sent is kept until the receiver acknowledges it: a
+lost answer is sent again.
 """
 
 import itertools
@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 
 from protos.errors import ProtocolError
 from protos.store import Message
+from ps_server.coordination.membership import Membership
 
 INBOX_BYTES = 64 * 2**20
-"""Limit of what waits for one receiver: some seconds of rows, so that nobody waits for a short pause."""
+"""Limit of the messages for one receiver: some seconds of rows, so that a short pause delays no sender."""
 
 
 @dataclass(slots=True)
 class _Sender:
-    """What one sender has posted to an inbox: its next number, and where its last message begins and ends."""
+    """One sender's posts to an inbox: its next number, and where its last message begins and ends."""
 
     sequence: int = 0
     start: int = 0
@@ -34,7 +35,7 @@ class _Sender:
 
 @dataclass(slots=True)
 class _Inbox:
-    """What one receiver has got in one exchange; `posted` and `taken` count bytes from the beginning."""
+    """One receiver's messages of one exchange; `posted` and `taken` count bytes from the beginning."""
 
     senders: dict[int, _Sender] = field(default_factory=dict)
     messages: deque[Message] = field(default_factory=deque)
@@ -49,7 +50,7 @@ class _Inbox:
     def has_room_for(self, sender: _Sender, limit: int) -> bool:
         """Whether the inbox is within the limit up to the sender's last message, or has nothing before it.
 
-        That there is no more takes no room.
+        The end of a sender's messages takes no room.
         """
         is_within = sender.end - self.taken <= limit or sender.start <= self.taken
         return is_within or sender.has_ended
@@ -58,11 +59,10 @@ class _Inbox:
 class Mailbox:
     """All exchanges of a job. Not thread-safe."""
 
-    def __init__(self, num_workers: int, *, inbox_bytes: int = INBOX_BYTES) -> None:
+    def __init__(self, members: Membership, *, inbox_bytes: int = INBOX_BYTES) -> None:
         """Has no messages; an inbox is over its limit with more than `inbox_bytes`."""
-        self._workers = range(num_workers)
+        self._members = members
         self._inbox_bytes = inbox_bytes
-        self._left: set[int] = set()
         self._inboxes: dict[
             tuple[str, int], _Inbox
         ] = {}  # of a receiver, in the order of exchanges
@@ -76,8 +76,8 @@ class Mailbox:
         """Keeps a message, unless it was posted before.
 
         Raises:
-            ProtocolError: If it is not the next from its sender, or one of the two is done or not of this
-                job.
+            ProtocolError: If it is not the next from its sender, or one of the two workers has left or is not
+                of this job.
         """
         self._require_present(exchange, message.sender)
         self._require_present(exchange, message.receiver)
@@ -104,8 +104,8 @@ class Mailbox:
         return sender is not None and inbox.has_room_for(sender, self._inbox_bytes)
 
     def fault_of_post(self, exchange: str, message: Message) -> str | None:
-        """Returns why a message that was posted will never be taken; None as long as it may be."""
-        if message.receiver in self._left:
+        """Returns why a message that was posted will never be taken; None while it may be."""
+        if message.receiver in self._members.left:
             return f"worker {message.receiver} left without taking all messages of exchange {exchange!r}"
         if message.sender not in self._inbox(exchange, message.receiver).senders:
             return (
@@ -120,7 +120,7 @@ class Mailbox:
         A sender posts to an exchange only after its last to the one before, so the older one has come first.
 
         Raises:
-            ProtocolError: If there were not so many, or more are forgotten, or the receiver is done.
+            ProtocolError: If fewer were posted, or more are forgotten, or the receiver has left.
         """
         self._require_present(exchange, receiver)
         inbox = self._inbox(exchange, receiver)
@@ -157,13 +157,15 @@ class Mailbox:
         inbox = self._inbox(exchange, receiver)
         return [
             worker
-            for worker in self._workers
+            for worker in range(self._members.num_workers)
             if worker not in inbox.senders or not inbox.senders[worker].has_ended
         ]
 
     def fault_of_take(self, exchange: str, receiver: int) -> str | None:
-        """Returns why a receiver waits for what will never come; None as long as it may come."""
-        left = [worker for worker in self.missing(exchange, receiver) if worker in self._left]
+        """Returns why a receiver waits for ever; None while a message may come."""
+        left = [
+            worker for worker in self.missing(exchange, receiver) if worker in self._members.left
+        ]
         if not left:
             return None
         return (
@@ -171,22 +173,20 @@ class Mailbox:
         )
 
     def leave(self, worker: int) -> None:
-        """A worker is done: what waits for it is forgotten."""
-        self._left.add(worker)
+        """Forgets the messages for a worker that has left."""
         self._inboxes = {
             place: inbox for place, inbox in self._inboxes.items() if place[1] != worker
         }
 
     def _inbox(self, exchange: str, receiver: int) -> _Inbox:
-        """Returns an inbox; one that is not there yet is empty."""
+        """Returns an inbox, an empty one if there is none."""
         return self._inboxes.get((exchange, receiver)) or _Inbox()
 
     def _require_present(self, exchange: str, worker: int) -> None:
-        if worker not in self._workers or worker in self._left:
-            present = [each for each in self._workers if each not in self._left]
+        if not self._members.is_present(worker):
             raise ProtocolError(
                 f"worker {worker} has no part in exchange {exchange!r}: it left or is not of this job (there "
-                f"are: {present}); all workers must take part in an exchange"
+                f"are: {self._members.present}); all workers must take part in an exchange"
             )
 
     def _require_next(
@@ -199,7 +199,7 @@ class Mailbox:
         if message.sequence > sender.sequence:
             raise ProtocolError(
                 f"{what} came, expected {sender.sequence}: was this server restarted, or did the receiver "
-                f"go on to another exchange?"
+                f"begin another exchange?"
             )
         if sender.has_ended:
             raise ProtocolError(f"{what} came after the last one")

@@ -1,13 +1,14 @@
-"""How much of each worker's training has been applied, as its push ids say.
+"""Progress of each worker's training: the last push up to which all of its pushes are applied.
 
     pushes applied   0 1 2 . 4        a push may overtake another on its way through threads
     whole up to          ^            progress is what push id 2 says, until push 3 is applied, too
 
-What a push id says of step and position holds once its push and all before it are applied, so a worker that
-goes on from its progress leaves out nothing. It repeats what was applied beyond.
+The step and position of a push id hold once its push and all before it are applied, so a worker that resumes
+from its progress leaves out nothing. It repeats what was applied beyond.
+
+Sans-IO: applied pushes in, progress out; no clock, no locks.
 """
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,38 +25,34 @@ class _Incarnation:
 
 
 class ProgressTracker:
-    """The progress of all workers. Thread-safe."""
+    """The progress of all workers. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._incarnations: dict[int, _Incarnation] = {}
         self._progress: dict[int, WorkerProgress] = {}
 
     def note(self, push_id: PushId) -> None:
-        """A push was applied."""
-        with self._lock:
-            run = self._incarnations.get(push_id.worker)
-            if run is None or run.number != push_id.incarnation:
-                run = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
-            run.ahead[push_id.sequence] = push_id
-            while (whole := run.ahead.pop(run.next_sequence, None)) is not None:
-                run.next_sequence += 1
-                self._progress[push_id.worker] = progress_of(whole)
+        """Records that a push was applied."""
+        run = self._incarnations.get(push_id.worker)
+        if run is None or run.number != push_id.incarnation:
+            run = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
+        run.ahead[push_id.sequence] = push_id
+        while (whole := run.ahead.pop(run.next_sequence, None)) is not None:
+            run.next_sequence += 1
+            self._progress[push_id.worker] = progress_of(whole)
 
     def restore(self, progress: Mapping[int, WorkerProgress]) -> None:
-        """Begins with the progress of an earlier run, which holds until a worker's first push."""
-        with self._lock:
-            self._incarnations.clear()
-            self._progress = dict(progress)
+        """Starts with the progress of an earlier run, which holds until a worker's first push."""
+        self._incarnations.clear()
+        self._progress = dict(progress)
 
     def progress(self) -> dict[int, WorkerProgress]:
-        """Returns the progress by worker; one that has pushed nothing has none."""
-        with self._lock:
-            return dict(self._progress)
+        """Returns the progress by worker; a worker that has pushed nothing is missing."""
+        return dict(self._progress)
 
 
 def progress_of(push_id: PushId) -> WorkerProgress:
-    """Returns the progress that a push brings."""
+    """Returns a worker's progress once this push and all before it are applied."""
     return WorkerProgress(
         incarnation=push_id.incarnation,
         sequence=push_id.sequence,

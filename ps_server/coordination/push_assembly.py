@@ -1,8 +1,8 @@
-"""Pushes that arrive in parts: kept until all are there.
+"""Assembly of pushes that arrive in chunks.
 
-Sans-IO: parts in, complete pushes out; no clock, no locks. Nothing is kept for ever: a new incarnation of
-a worker, or `WINDOW` newer pushes, drop what is incomplete, and parts that come after that are refused, so
-that no push is lost without an error.
+Sans-IO: chunks in, complete pushes out; no clock, no locks. Nothing is kept for ever: a new incarnation of
+a worker, or `WINDOW` newer pushes, drop a push that is incomplete. Chunks of it that come later are refused,
+so that no push is lost without an error.
 """
 
 from dataclasses import dataclass, field
@@ -17,27 +17,25 @@ WINDOW = 32
 
 @dataclass(slots=True)
 class _Inbox:
-    """The incomplete pushes of one incarnation of a worker, by sequence and then part."""
+    """The incomplete pushes of one incarnation of a worker: chunks by sequence and number."""
 
     incarnation: int
     newest: int = 0
     pushes: dict[int, dict[int, PushChunk]] = field(default_factory=dict)
 
 
-class PartAssembler:
-    """Collects the parts of pushes. Not thread-safe."""
+class PushAssembler:
+    """Collects the chunks of pushes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._inboxes: dict[int, _Inbox] = {}
-        self._replaced: set[tuple[int, int]] = (
-            set()
-        )  # incarnations, by worker, that are of the past
+        self._replaced: set[tuple[int, int]] = set()  # workers and their earlier incarnations
 
     def add(self, push_id: PushId, part: PushChunk) -> list[PushChunk] | None:
-        """Takes a part; returns all parts of its push, in order, if it was the last to come.
+        """Takes a chunk; returns all chunks of its push, in order, if it was the last to come.
 
         Raises:
-            ProtocolError: If it contradicts other parts of the push, or comes too late.
+            ProtocolError: If it contradicts other chunks of the push, or comes too late.
         """
         if part.chunk >= part.num_chunks:
             raise ProtocolError(f"{_name(push_id)} has chunk {part.chunk} of {part.num_chunks}")
@@ -59,11 +57,11 @@ class PartAssembler:
 
     @property
     def num_incomplete(self) -> int:
-        """Pushes of which some parts have come, but not all."""
+        """Pushes of which some chunks have come, but not all."""
         return sum(len(inbox.pushes) for inbox in self._inboxes.values())
 
     def _inbox(self, push_id: PushId) -> _Inbox:
-        """Returns the inbox of the push id's incarnation, after dropping what is too old."""
+        """Returns the inbox of the push id's incarnation, without pushes that are too old."""
         inbox = self._inboxes.get(push_id.worker)
         if inbox is None or inbox.incarnation != push_id.incarnation:
             if (push_id.worker, push_id.incarnation) in self._replaced:

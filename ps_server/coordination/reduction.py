@@ -1,6 +1,6 @@
-"""Barriers that carry numbers: what each worker gave, and what it comes to.
+"""All-reduce: the numbers that workers bring to a barrier, and their reduction.
 
-Sans-IO: numbers in, numbers out; no clock, no locks. Who is waited for is barrier.py's business.
+Sans-IO: numbers in, numbers out; no clock, no locks. barrier.py knows which workers are missing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,41 +20,41 @@ _OPS: Mapping[ReduceOp, np.ufunc] = {
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one worker gives: float64[N], and what to do with it."""
+    """One worker's numbers float64[N], and how to reduce them."""
 
     values: Numbers
     op: ReduceOp
 
 
 Given = Mapping[int, Contribution | None]
-"""By worker; None of one that came without numbers."""
+"""Contributions by worker; None for a worker that came without numbers."""
 
 
 class Reductions:
-    """The numbers of those who wait. Not thread-safe."""
+    """The numbers of workers that wait. Not thread-safe."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[str, int], Contribution] = {}
 
     def give(self, name: str, worker: int, contribution: Contribution | None) -> None:
-        """A worker comes to the barrier `name` with numbers or without; what it gave before is void."""
+        """A worker comes to the barrier `name`, with numbers or without; replaces those it gave before."""
         self._given.pop((name, worker), None)
         if contribution is not None:
             self._given[name, worker] = contribution
 
     def take(self, name: str, workers: Sequence[int]) -> Given:
-        """Returns, and forgets, what the workers gave that the barrier `name` releases."""
+        """Returns, and forgets, the contributions of the workers that the barrier `name` releases."""
         return {worker: self._given.pop((name, worker), None) for worker in workers}
 
 
 def reduce_numbers(name: str, given: Given) -> Numbers | None:
-    """Returns float64[N], read-only, reduced in the order of workers; None if nobody gave numbers.
+    """Returns float64[N], read-only, reduced in worker order; None if no worker gave numbers.
 
-    In that order a sum is the same to the last bit whoever came first. NaN and infinities go through as
-    IEEE 754 has it; a maximum or minimum over a NaN is NaN.
+    In that order a sum is the same to the last bit in any order of arrival. NaN and infinities propagate as
+    in IEEE 754; a maximum or minimum over a NaN is NaN.
 
     Raises:
-        ProtocolError: If they did not all give as many numbers, or want different things done with them.
+        ProtocolError: If they differ in length or operation.
     """
     if not any(given.values()):
         return None

@@ -1,58 +1,96 @@
-"""Steps: which synchronous ones are complete, in what order their parts are added, and the version.
+"""Synchronous steps: which are complete, in what order they are applied, and the version.
+
+    parts of workers --add--> collected --take_complete_step--> being applied --step_applied--> version + 1
 
 Sans-IO: parts in, complete steps out; no clock, no locks, no tables.
 
 A worker takes part in every step, with empty gradients if need be, until it says from which step on it
-does not (it waits in a barrier, or is done). So a step is complete when each worker has either sent its
-part or left before it: by number, never by time.
+does not (it waits in a barrier, or has left). So a step is complete when each worker has either sent its
+part or left before it: by number, never by time. One step at a time is applied, in the order of their
+numbers; the parts of later steps are collected meanwhile.
 
-Batches that are pushed to be applied on arrival are steps of their own. Both kinds move the one version on,
+A batch that is pushed to be applied on arrival is a step of its own. Both kinds count into the one version,
 never at the same time.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 from protos.errors import ProtocolError
-from protos.gradients import Gradients
+from protos.gradients import Gradients, sum_gradients
+from protos.store import PushId, Version
+from ps_server.coordination.membership import Membership
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteStep:
+    """A synchronous step whose parts have all come, to be applied as a whole.
+
+    Attributes:
+        step: Its number, which is the version that it is applied to.
+        parts: Gradients of the workers that took part, in worker order.
+        push_ids: Their push ids, in the same order.
+    """
+
+    step: Version
+    parts: Sequence[Gradients]
+    push_ids: Sequence[PushId]
+
+    @property
+    def num_values(self) -> int:
+        """Gradient values in all parts."""
+        sparse = (grad.values.size for part in self.parts for grad in part.sparse.values())
+        dense = (grad.values.size for part in self.parts for grad in part.dense.values())
+        return sum(sparse) + sum(dense)
+
+    def sum(self) -> Gradients:
+        """Returns the sum of the parts, added in worker order, over the examples of all push ids.
+
+        A worker without gradients has examples, too.
+        """
+        examples = sum(push_id.examples for push_id in self.push_ids)
+        if not examples:
+            return Gradients()
+        total = sum_gradients(self.parts)
+        return Gradients(
+            sparse={name: replace(grad, examples=examples) for name, grad in total.sparse.items()},
+            dense={name: replace(grad, examples=examples) for name, grad in total.dense.items()},
+        )
 
 
 class StepAggregator:
     """Collects the workers' parts of synchronous steps, and counts steps. Not thread-safe.
 
     Attributes:
-        version: Steps completed, which is also the number of the synchronous step now being collected.
+        version: Steps applied.
     """
 
-    def __init__(self, num_workers: int) -> None:
-        self.version = 0
-        self._next_step = dict.fromkeys(range(num_workers), 0)
+    def __init__(self, members: Membership) -> None:
+        self.version: Version = 0
+        self._members = members
+        self._next_step = dict.fromkeys(range(members.num_workers), 0)
         self._absent_from: dict[int, int] = {}
-        self._parts: dict[int, dict[int, Gradients]] = {}
+        self._parts: dict[int, dict[int, tuple[Gradients, PushId]]] = {}  # until they are applied
+        self._is_applying = False
         self._num_arriving = 0
 
-    def require_member(self, worker: int) -> None:
-        """Raises ProtocolError unless the job has this worker."""
-        if worker not in self._next_step:
-            raise ProtocolError(
-                f"worker {worker} called, but this job has {len(self._next_step)} workers, from 0: "
-                f"PADDLE_TRAINERS_NUM must be the same everywhere"
-            )
-
-    def resume(self, version: int) -> None:
-        """Goes on at the version of an earlier run.
+    def resume(self, version: Version) -> None:
+        """Resumes at the version of an earlier run.
 
         Raises:
-            ProtocolError: If this one has begun.
+            ProtocolError: If this run has begun.
         """
         if self.version or self._parts or self._num_arriving:
             raise ProtocolError(
-                f"a run cannot go on at version {version} on servers that were trained on, up to version "
-                f"{self.version}: start the servers anew"
+                f"a run cannot resume at version {version} on servers that were trained on, up to version "
+                f"{self.version}: restart the servers"
             )
         self.version = version
         self._next_step = dict.fromkeys(self._next_step, version)
 
-    def check(self, worker: int, step: int) -> None:
+    def check(self, worker: int, step: Version) -> None:
         """Raises ProtocolError unless `step` is the worker's next one."""
-        self.require_member(worker)
+        self._members.require(worker)
         if step >= self._absent_from.get(worker, step + 1):
             raise ProtocolError(f"worker {worker} pushed step {step} after it had left the steps")
         if self._num_arriving:
@@ -62,25 +100,26 @@ class StepAggregator:
             )
         expected = self._next_step[worker]
         # A worker that is one step ahead has pulled from other servers what this one is about to apply.
-        if step != expected or step > self.version + 1:
+        if step != expected or step > self.num_complete + 1:
             raise ProtocolError(
                 f"worker {worker} pushed step {step}, expected {expected}, at version {self.version}: "
                 f"a restarted worker cannot join a synchronous run in its middle"
             )
 
-    def add(self, worker: int, step: int, gradients: Gradients) -> None:
+    def add(self, push_id: PushId, step: Version, gradients: Gradients) -> None:
         """Takes a worker's part of a step; raises as `check` does."""
-        self.check(worker, step)
-        self._parts.setdefault(step, {})[worker] = gradients
-        self._next_step[worker] = step + 1
+        self.check(push_id.worker, step)
+        self._parts.setdefault(step, {})[push_id.worker] = gradients, push_id
+        self._next_step[push_id.worker] = step + 1
 
     def begin_arrival(self, worker: int) -> None:
         """A push begins to be applied on arrival: until its `end_arrival` no synchronous step begins.
 
         Raises:
-            ProtocolError: If a synchronous step waits for parts, or the worker is not of this job.
+            ProtocolError: If a synchronous step waits for parts or is being applied, or the worker is not of
+                this job.
         """
-        self.require_member(worker)
+        self._members.require(worker)
         if self._parts:
             raise ProtocolError(
                 f"worker {worker} pushed to be applied on arrival, but others have pushed steps "
@@ -88,14 +127,14 @@ class StepAggregator:
             )
         self._num_arriving += 1
 
-    def end_arrival(self, batches: int) -> int:
-        """A push was applied: its batches move on each worker's next step and the version, which returns."""
+    def end_arrival(self, batches: int) -> Version:
+        """Counts the batches of a push that was applied; returns the version, every worker's next step."""
         self._num_arriving -= 1
         self.version += batches
         self._next_step = dict.fromkeys(self._next_step, self.version)
         return self.version
 
-    def leave(self, worker: int, step: int) -> None:
+    def leave(self, worker: int, step: Version) -> None:
         """Leaves the steps from `step` on to the others."""
         self._absent_from[worker] = step
 
@@ -104,7 +143,7 @@ class StepAggregator:
         self._absent_from.pop(worker, None)
         self._next_step[worker] = self.version
 
-    def behind(self, step: int) -> list[int]:
+    def behind(self, step: Version) -> list[int]:
         """Returns the workers whose part of `step` is missing, ascending."""
         return [
             worker
@@ -113,14 +152,32 @@ class StepAggregator:
             and not self._absent_from.get(worker, step + 1) <= step
         ]
 
-    def take_complete_step(self) -> list[Gradients] | None:
-        """Returns the parts of the current step in worker order and goes on to the next.
+    @property
+    def num_complete(self) -> Version:
+        """Steps that are complete, applied or not; also the number of the step that is collected now."""
+        step = self.version
+        while self._parts.get(step) and not self.behind(step):
+            step += 1
+        return step
 
-        None if parts are missing, or nobody took part.
+    def take_complete_step(self) -> CompleteStep | None:
+        """Returns the next step to apply, which ends with `step_applied`.
+
+        None if parts are missing, no worker took part, or the step before is still being applied.
         """
-        parts = self._parts.get(self.version)
-        if not parts or self.behind(self.version):
+        if self._is_applying or self.num_complete == self.version:
             return None
+        self._is_applying = True
+        parts = self._parts[self.version]
+        in_worker_order = [parts[worker] for worker in sorted(parts)]
+        return CompleteStep(
+            self.version,
+            [gradients for gradients, _ in in_worker_order],
+            [push_id for _, push_id in in_worker_order],
+        )
+
+    def step_applied(self) -> None:
+        """Counts the step that was taken."""
         del self._parts[self.version]
         self.version += 1
-        return [parts[worker] for worker in sorted(parts)]
+        self._is_applying = False

@@ -115,7 +115,7 @@ class Server:
             self.end(ALL_DONE)
             return
         logger.info("%s, staying for the next job", ALL_DONE)
-        self._store.reset_membership()
+        self._store.begin_job()
 
     async def _end_when_idle(self, limit_s: float) -> None:
         while (left_s := limit_s - self._activity.idle_s) > 0:

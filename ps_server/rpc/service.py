@@ -6,7 +6,8 @@ thread that the pushes it waits for would need; calls with much work are handed 
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import TypeVar
@@ -14,15 +15,14 @@ from typing import TypeVar
 import grpc
 import numpy as np
 
-from protos.chunking import VALUE_BYTES, PushChunk, join_push
+from protos.chunking import VALUE_BYTES
 from protos.errors import CtrPsError
 from protos.futures import WaitingFuture
-from protos.store import Future, PushId, Shrunk, Version
+from protos.store import Future, Shrunk
 from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
 from protos.wire import control_messages, data_messages, spec_messages
 from protos.wire.grpc_status import details_of, metadata_of, status_of
 from ps_server.checkpoint.files.manifest import share_to_json
-from ps_server.coordination.push_assembly import PartAssembler
 from ps_server.rpc.activity import Activity
 from ps_server.store import ParameterStore
 
@@ -96,7 +96,7 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self._activity = activity
         self._on_all_left = on_all_left
         self._inline_values = inline_values
-        self._parts = PartAssembler()
+        store.apply_steps_in(ThreadPoolExecutor(1, "steps"), inline_values=inline_values)
         self._logged: set[str] = set()
 
     async def CreateTable(
@@ -154,10 +154,8 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         async with self._answering(context, "PushGrad"):
             push_id, part, at = data_messages.push_grad_arguments(request)
             self._log_once(f"worker seen worker={push_id.worker}")
-            if (parts := self._parts.add(push_id, part)) is None:
-                return data_plane_pb2.PushGradResponse(version=self._store.status().version)
-            push = partial(self._push, parts, push_id, at)
-            version = await self._answer(len(parts) * request.ByteSize() // VALUE_BYTES, push)
+            push = partial(self._store.push_chunk, part, push_id, at=at)
+            version = await self._answer(part.num_chunks * request.ByteSize() // VALUE_BYTES, push)
             return data_plane_pb2.PushGradResponse(version=version)
 
     async def Post(
@@ -199,7 +197,8 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         self, request: control_plane_pb2.LeaveRequest, context: grpc.aio.ServicerContext
     ) -> control_plane_pb2.LeaveResponse:
         async with self._answering(context, "Leave"):
-            self._store.leave(request.worker, step=request.step)
+            # In a thread: it waits until the steps that it completes are applied.
+            await asyncio.to_thread(self._store.leave, request.worker, step=request.step)
             logger.info("worker done worker=%d step=%d", request.worker, request.step)
             if self._store.all_left():
                 self._on_all_left()
@@ -288,11 +287,6 @@ class ParameterServerServicer(parameter_server_pb2_grpc.ParameterServerServicer)
         """Calls the store, in a thread if it is much work, and waits for its answer."""
         is_small = num_values <= self._inline_values
         return await _settled(call() if is_small else await asyncio.to_thread(call))
-
-    def _push(
-        self, parts: Sequence[PushChunk], push_id: PushId, at: Version | None
-    ) -> Future[Version]:
-        return self._store.push_grad(join_push(parts), push_id, at=at)
 
     def _log_once(self, event: str) -> None:
         if event not in self._logged:

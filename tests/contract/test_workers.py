@@ -282,7 +282,7 @@ def test_run_that_has_begun_does_not_go_on_with_another(open_job):
     (store,) = open_job(num_workers=1)
     store.push_grad(random_gradients(0), push_id(0)).result()
 
-    with pytest.raises(ProtocolError, match="start the servers anew"):
+    with pytest.raises(ProtocolError, match="restart the servers"):
         store.resume(5, {})
 
     assert store.status().version == 1

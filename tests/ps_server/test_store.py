@@ -362,7 +362,7 @@ def test_next_job_finds_the_parameters_and_no_workers() -> None:
     assert store.all_left()
     before = store.digest()
 
-    store.reset_membership()
+    store.begin_job()
 
     assert store.digest() == before
     assert not store.all_left()

@@ -69,7 +69,7 @@ def test_next_job_gets_all_rows() -> None:
     before = store.digest()
     assert num_changed(store, 1) == 50
 
-    store.reset_membership()
+    store.begin_job()
 
     assert [num_changed(store, worker) for worker in range(2)] == [50, 50]
     assert store.digest() == before

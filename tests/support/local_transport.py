@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from protos.chunking import PushChunk, join_push
+from protos.chunking import PushChunk
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
@@ -26,7 +26,6 @@ from protos.store import (
     WorkerProgress,
 )
 from ps_server.checkpoint.files.manifest import share_to_json
-from ps_server.coordination.push_assembly import PartAssembler
 from ps_server.store import ParameterStore
 from ps_worker.cluster.transport import ServerStatus
 
@@ -70,7 +69,6 @@ class LocalTransport:
 
     def __post_init__(self) -> None:
         self.endpoints: Sequence[str] = [f"ps-{server}:1" for server in range(len(self.stores))]
-        self._assemblers = [PartAssembler() for _ in self.stores]
 
     def create_table(self, server: int, spec: TableSpec) -> Future[None]:
         return Answer(lambda: self.stores[server].create_table(spec))
@@ -102,11 +100,7 @@ class LocalTransport:
         self, server: int, part: PushChunk, push_id: PushId, at: Version | None
     ) -> Future[Version]:
         self.calls.append((server, "push_grad", part))
-        parts = self._assemblers[server].add(push_id, part)
-        store = self.stores[server]
-        if parts is None:
-            return Answer(lambda: store.status().version)
-        return store.push_grad(join_push(parts), push_id, at=at)
+        return self.stores[server].push_chunk(part, push_id, at=at)
 
     def post(self, server: int, exchange: str, message: Message) -> Future[None]:
         self.calls.append((server, "post", message))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from protos.errors import ProtocolError
 from protos.store import Message
 from ps_server.coordination.mailbox import Mailbox
+from ps_server.coordination.membership import Membership
 
 MANY = 2**30
 
@@ -14,6 +15,11 @@ MANY = 2**30
 def message(sequence: int, content: bytes | None = b"rows", sender: int = 0) -> Message:
     """Returns a message to worker 1."""
     return Message(sender=sender, receiver=1, sequence=sequence, content=content)
+
+
+def leave(mailbox: Mailbox, worker: int) -> None:
+    mailbox._members.leave(worker)
+    mailbox.leave(worker)
 
 
 def taken(mailbox: Mailbox, received: int = 0, max_bytes: int = MANY) -> list[bytes] | None:
@@ -24,7 +30,7 @@ def taken(mailbox: Mailbox, received: int = 0, max_bytes: int = MANY) -> list[by
 
 
 def test_messages_come_in_the_order_in_which_they_were_posted() -> None:
-    mailbox = Mailbox(2)
+    mailbox = Mailbox(Membership(2))
     assert taken(mailbox) is None
 
     mailbox.post("exchange", message(0, b"a"))
@@ -35,7 +41,7 @@ def test_messages_come_in_the_order_in_which_they_were_posted() -> None:
 
 
 def test_what_was_not_acknowledged_comes_again_and_what_was_is_forgotten() -> None:
-    mailbox = Mailbox(2)
+    mailbox = Mailbox(Membership(2))
     for sequence, content in enumerate([b"a", b"bb", b"ccc"]):
         mailbox.post("exchange", message(sequence, content))
 
@@ -48,14 +54,14 @@ def test_what_was_not_acknowledged_comes_again_and_what_was_is_forgotten() -> No
 
 
 def test_one_message_comes_however_large_it_is() -> None:
-    mailbox = Mailbox(2)
+    mailbox = Mailbox(Membership(2))
     mailbox.post("exchange", message(0, b"large"))
 
     assert taken(mailbox, max_bytes=1) == [b"large"]
 
 
 def test_the_end_is_when_all_workers_have_posted_their_last_and_all_is_taken() -> None:
-    mailbox = Mailbox(2)
+    mailbox = Mailbox(Membership(2))
     mailbox.post("exchange", message(0))
     mailbox.post("exchange", message(1, None))
     assert mailbox.missing("exchange", 1) == [1]
@@ -68,7 +74,7 @@ def test_the_end_is_when_all_workers_have_posted_their_last_and_all_is_taken() -
 
 
 def test_what_is_posted_again_does_not_count_again() -> None:
-    mailbox = Mailbox(2)
+    mailbox = Mailbox(Membership(2))
     for sequence, content in [(0, b"a"), (0, b"a"), (1, None), (1, None), (0, b"a")]:
         mailbox.post("exchange", message(sequence, content))
     mailbox.post("exchange", message(0, None, sender=1))
@@ -81,7 +87,7 @@ def test_what_is_posted_again_does_not_count_again() -> None:
 
 
 def test_message_is_accepted_once_it_fits() -> None:
-    mailbox = Mailbox(2, inbox_bytes=10)
+    mailbox = Mailbox(Membership(2), inbox_bytes=10)
     mailbox.post("exchange", message(0, b"x" * 6))
     mailbox.post("exchange", message(0, b"y" * 5, sender=1))
     assert mailbox.is_accepted("exchange", message(0))
@@ -93,14 +99,14 @@ def test_message_is_accepted_once_it_fits() -> None:
 
 
 def test_message_over_the_limit_is_accepted_when_nothing_is_before_it() -> None:
-    mailbox = Mailbox(2, inbox_bytes=10)
+    mailbox = Mailbox(Membership(2), inbox_bytes=10)
     mailbox.post("exchange", message(0, b"x" * 11))
 
     assert mailbox.is_accepted("exchange", message(0))
 
 
 def test_last_of_a_sender_needs_no_room() -> None:
-    mailbox = Mailbox(2, inbox_bytes=10)
+    mailbox = Mailbox(Membership(2), inbox_bytes=10)
     mailbox.post("exchange", message(0, b"x" * 11))
     mailbox.post("exchange", message(0, None, sender=1))
 
@@ -108,7 +114,7 @@ def test_last_of_a_sender_needs_no_room() -> None:
 
 
 def test_sender_that_does_not_wait_for_an_answer_is_refused() -> None:
-    mailbox = Mailbox(2, inbox_bytes=10)
+    mailbox = Mailbox(Membership(2), inbox_bytes=10)
     mailbox.post("exchange", message(0, b"x" * 8))
     mailbox.post("exchange", message(1, b"x" * 8))
 
@@ -121,7 +127,7 @@ def test_sender_that_does_not_wait_for_an_answer_is_refused() -> None:
 
 
 def test_message_that_leaves_a_number_out_or_comes_after_the_last_is_refused() -> None:
-    mailbox = Mailbox(2)
+    mailbox = Mailbox(Membership(2))
     with pytest.raises(
         ProtocolError, match=r"message 1 from worker 0 .* expected 0: was this server"
     ):
@@ -136,7 +142,7 @@ def test_message_that_leaves_a_number_out_or_comes_after_the_last_is_refused() -
 
 @pytest.mark.parametrize("received", [0, 3])
 def test_receiver_that_has_what_the_server_has_not_is_refused(received: int) -> None:
-    mailbox = Mailbox(2)
+    mailbox = Mailbox(Membership(2))
     mailbox.post("exchange", message(0))
     mailbox.post("exchange", message(1))
     mailbox.acknowledge("exchange", 1, 1)
@@ -151,8 +157,8 @@ def test_receiver_that_has_what_the_server_has_not_is_refused(received: int) -> 
 
 @pytest.mark.parametrize("worker", [0, 2, -1])
 def test_who_is_done_or_unknown_is_refused(worker: int) -> None:
-    mailbox = Mailbox(2)
-    mailbox.leave(0)
+    mailbox = Mailbox(Membership(2))
+    leave(mailbox, 0)
 
     for attempt in (
         lambda: mailbox.post("exchange", message(0, sender=worker)),
@@ -170,7 +176,7 @@ def test_who_is_done_or_unknown_is_refused(worker: int) -> None:
 
 
 def test_who_waits_for_one_that_left_is_told_so() -> None:
-    mailbox = Mailbox(3, inbox_bytes=1)
+    mailbox = Mailbox(Membership(3), inbox_bytes=1)
     mailbox.post("exchange", message(0, None, sender=1))
     mailbox.post("exchange", Message(sender=1, receiver=0, sequence=0, content=b"a"))
     unanswered = Message(sender=1, receiver=0, sequence=1, content=b"b")
@@ -178,7 +184,7 @@ def test_who_waits_for_one_that_left_is_told_so() -> None:
     assert mailbox.fault_of_take("exchange", 1) is None
     assert mailbox.fault_of_post("exchange", unanswered) is None
 
-    mailbox.leave(0)
+    leave(mailbox, 0)
 
     assert "workers [0] left" in str(mailbox.fault_of_take("exchange", 1))
     assert "worker 0 left" in str(mailbox.fault_of_post("exchange", unanswered))
@@ -186,7 +192,7 @@ def test_who_waits_for_one_that_left_is_told_so() -> None:
 
 
 def test_next_exchange_makes_the_one_before_forgotten() -> None:
-    mailbox = Mailbox(2, inbox_bytes=5)
+    mailbox = Mailbox(Membership(2), inbox_bytes=5)
     mailbox.post("exchange", message(0))
     mailbox.post("next", message(0, b"new"))
     mailbox.post("exchange", message(1))
@@ -200,7 +206,7 @@ def test_next_exchange_makes_the_one_before_forgotten() -> None:
 
 
 def test_exchange_that_its_receiver_never_took_from_is_forgotten_with_the_next() -> None:
-    mailbox = Mailbox(2)
+    mailbox = Mailbox(Membership(2))
     mailbox.post("exchange", message(0))
     mailbox.post("next", message(0, b"new"))
     mailbox.post("after", message(0, b"newest"))
@@ -219,7 +225,7 @@ def test_every_message_comes_once_and_the_inbox_stays_within_its_bound(
     posts: list[tuple[int, int]], takes: list[bool], max_bytes: int
 ) -> None:
     """Three senders post in any order, each as soon as its message before is accepted."""
-    mailbox = Mailbox(3, inbox_bytes=50)
+    mailbox = Mailbox(Membership(3), inbox_bytes=50)
     sequences = [0, 0, 0]
     received: list[Message] = []
     may_take = iter(takes)

@@ -1,11 +1,11 @@
-"""Pushes that arrive in parts."""
+"""Pushes that arrive in chunks."""
 
 import pytest
 
 from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.store import PushId
-from ps_server.coordination.push_assembly import WINDOW, PartAssembler
+from ps_server.coordination.push_assembly import WINDOW, PushAssembler
 
 
 def push_id(sequence=0, worker=0, incarnation=7):
@@ -25,14 +25,14 @@ def part(number, of):
 
 
 def test_push_in_one_part_is_complete_at_once():
-    assembler = PartAssembler()
+    assembler = PushAssembler()
 
     assert assembler.add(push_id(), part(0, 1)) == [part(0, 1)]
     assert assembler.num_incomplete == 0
 
 
 def test_push_is_complete_with_its_last_part_and_in_order():
-    assembler = PartAssembler()
+    assembler = PushAssembler()
 
     assert assembler.add(push_id(), part(2, 3)) is None
     assert assembler.add(push_id(), part(0, 3)) is None
@@ -41,7 +41,7 @@ def test_push_is_complete_with_its_last_part_and_in_order():
 
 
 def test_pushes_and_workers_do_not_mix():
-    assembler = PartAssembler()
+    assembler = PushAssembler()
 
     for sequence, worker in [(0, 0), (1, 0), (0, 1)]:
         assert assembler.add(push_id(sequence, worker), part(0, 2)) is None
@@ -52,7 +52,7 @@ def test_pushes_and_workers_do_not_mix():
 
 @pytest.mark.parametrize("number", [1, 2], ids=["same-part", "other-count"])
 def test_contradicting_part_is_refused(number):
-    assembler = PartAssembler()
+    assembler = PushAssembler()
     assembler.add(push_id(), part(1, 3))
 
     with pytest.raises(
@@ -64,11 +64,11 @@ def test_contradicting_part_is_refused(number):
 @pytest.mark.parametrize(("number", "of"), [(3, 3), (0, 0)])
 def test_part_beyond_the_last_is_refused(number, of):
     with pytest.raises(ProtocolError, match=f"has part {number} of {of}"):
-        PartAssembler().add(push_id(), part(number, of))
+        PushAssembler().add(push_id(), part(number, of))
 
 
 def test_new_incarnation_drops_what_the_old_one_began():
-    assembler = PartAssembler()
+    assembler = PushAssembler()
     assembler.add(push_id(incarnation=7), part(0, 2))
 
     assert assembler.add(push_id(incarnation=8), part(1, 2)) is None
@@ -78,7 +78,7 @@ def test_new_incarnation_drops_what_the_old_one_began():
 
 
 def test_incomplete_push_is_dropped_after_a_window_and_its_late_part_refused():
-    assembler = PartAssembler()
+    assembler = PushAssembler()
     for sequence in range(WINDOW + 1):
         assembler.add(push_id(sequence), part(0, 2))
 

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, Gradients
+from protos.store import PushId
+from ps_server.coordination.membership import Membership
 from ps_server.coordination.steps import StepAggregator
 
 NOTHING = np.empty(0, np.float32)
@@ -20,7 +22,7 @@ def test_any_interleaving_completes_the_same_steps(
     num_steps: list[int], data: st.DataObject
 ) -> None:
     """Each worker adds its steps and leaves at their number; the order among workers is free."""
-    steps = StepAggregator(len(num_steps))
+    steps = StepAggregator(Membership(len(num_steps)))
     next_step = dict.fromkeys(range(len(num_steps)), 0)
     complete = []
     while next_step:
@@ -30,7 +32,7 @@ def test_any_interleaving_completes_the_same_steps(
         worker = data.draw(st.sampled_from(may_resume))
         step = next_step[worker]
         if step < num_steps[worker]:
-            steps.add(worker, step, part(worker, step))
+            add(steps, worker, step)
             next_step[worker] += 1
         else:
             steps.leave(worker, step)
@@ -45,43 +47,43 @@ def test_any_interleaving_completes_the_same_steps(
 
 
 def test_parts_come_in_worker_order_whoever_was_first() -> None:
-    steps = StepAggregator(3)
+    steps = StepAggregator(Membership(3))
     for worker in (2, 0, 1):
         assert take_all(steps) == []
-        steps.add(worker, 0, part(worker, 0))
+        add(steps, worker, 0)
 
     assert take_all(steps) == [[(0, 0), (1, 0), (2, 0)]]
 
 
 def test_worker_may_be_one_step_ahead() -> None:
-    steps = StepAggregator(2)
-    steps.add(0, 0, part(0, 0))
-    steps.add(0, 1, part(0, 1))
-    steps.add(1, 0, part(1, 0))
+    steps = StepAggregator(Membership(2))
+    add(steps, 0, 0)
+    add(steps, 0, 1)
+    add(steps, 1, 0)
 
     assert take_all(steps) == [[(0, 0), (1, 0)]]
     assert steps.behind(1) == [1]
 
 
 def test_leaving_completes_a_step_that_waited_for_it() -> None:
-    steps = StepAggregator(2)
-    steps.add(0, 0, part(0, 0))
+    steps = StepAggregator(Membership(2))
+    add(steps, 0, 0)
     steps.leave(1, 0)
 
     assert take_all(steps) == [[(0, 0)]]
 
 
 def test_parts_sent_before_leaving_count() -> None:
-    steps = StepAggregator(2)
-    steps.add(1, 0, part(1, 0))
+    steps = StepAggregator(Membership(2))
+    add(steps, 1, 0)
     steps.leave(1, 1)
-    steps.add(0, 0, part(0, 0))
+    add(steps, 0, 0)
 
     assert take_all(steps) == [[(0, 0), (1, 0)]]
 
 
 def test_step_in_which_nobody_takes_part_does_not_complete() -> None:
-    steps = StepAggregator(2)
+    steps = StepAggregator(Membership(2))
     steps.leave(0, 0)
     steps.leave(1, 0)
 
@@ -90,8 +92,8 @@ def test_step_in_which_nobody_takes_part_does_not_complete() -> None:
 
 
 def test_behind_names_exactly_the_workers_that_are_missing() -> None:
-    steps = StepAggregator(4)
-    steps.add(1, 0, part(1, 0))
+    steps = StepAggregator(Membership(4))
+    add(steps, 1, 0)
     steps.leave(2, 0)
     steps.leave(3, 1)
 
@@ -100,16 +102,16 @@ def test_behind_names_exactly_the_workers_that_are_missing() -> None:
 
 
 def test_worker_that_rejoins_goes_on_at_the_version() -> None:
-    steps = StepAggregator(2)
+    steps = StepAggregator(Membership(2))
     steps.leave(1, 0)
     for step in range(3):
-        steps.add(0, step, part(0, step))
+        add(steps, 0, step)
         take_all(steps)
     steps.rejoin(1)
 
-    steps.add(0, 3, part(0, 3))
+    add(steps, 0, 3)
     assert take_all(steps) == []
-    steps.add(1, 3, part(1, 3))
+    add(steps, 1, 3)
     assert take_all(steps) == [[(0, 3), (1, 3)]]
 
 
@@ -129,35 +131,35 @@ def test_part_out_of_turn_is_refused_and_changes_nothing(
     worker: int, step: int, message: str
 ) -> None:
     """Version 1; worker 0 is a step ahead, worker 1 is behind, worker 2 has left."""
-    steps = StepAggregator(3)
+    steps = StepAggregator(Membership(3))
     steps.leave(2, 0)
     for known, number in ((0, 0), (1, 0), (0, 1)):
-        steps.add(known, number, part(known, number))
+        add(steps, known, number)
         take_all(steps)
     missing = [steps.behind(number) for number in range(5)]
 
     with pytest.raises(ProtocolError, match=message):
-        steps.add(worker, step, part(worker, step))
+        add(steps, worker, step)
 
     assert steps.version == 1
     assert [steps.behind(number) for number in range(5)] == missing
-    steps.add(1, 1, part(1, 1))
+    add(steps, 1, 1)
     assert take_all(steps) == [[(0, 1), (1, 1)]]
 
 
 def test_worker_two_steps_ahead_is_refused() -> None:
-    steps = StepAggregator(2)
-    steps.add(0, 0, part(0, 0))
-    steps.add(0, 1, part(0, 1))
+    steps = StepAggregator(Membership(2))
+    add(steps, 0, 0)
+    add(steps, 0, 1)
 
     with pytest.raises(ProtocolError, match="worker 0 pushed step 2"):
-        steps.add(0, 2, part(0, 2))
+        add(steps, 0, 2)
 
     assert steps.behind(2) == [0, 1]
 
 
 def test_arrival_moves_the_version_and_everyone_s_next_step() -> None:
-    steps = StepAggregator(2)
+    steps = StepAggregator(Membership(2))
 
     steps.begin_arrival(1)
     assert steps.version == 0
@@ -165,12 +167,12 @@ def test_arrival_moves_the_version_and_everyone_s_next_step() -> None:
 
     assert steps.version == 3
     for worker in (0, 1):
-        steps.add(worker, 3, part(worker, 3))
+        add(steps, worker, 3)
     assert take_all(steps) == [[(0, 3), (1, 3)]]
 
 
 def test_worker_that_waits_while_others_push_on_arrival_goes_on_at_the_version() -> None:
-    steps = StepAggregator(2)
+    steps = StepAggregator(Membership(2))
     steps.leave(1, 0)
     steps.begin_arrival(0)
     steps.end_arrival(5)
@@ -178,28 +180,28 @@ def test_worker_that_waits_while_others_push_on_arrival_goes_on_at_the_version()
 
     for worker in (0, 1):
         steps.rejoin(worker)
-        steps.add(worker, 5, part(worker, 5))
+        add(steps, worker, 5)
 
     assert take_all(steps) == [[(0, 5), (1, 5)]]
 
 
 def test_arrival_is_refused_while_a_step_waits_for_parts() -> None:
-    steps = StepAggregator(2)
-    steps.add(0, 0, part(0, 0))
+    steps = StepAggregator(Membership(2))
+    add(steps, 0, 0)
 
     with pytest.raises(ProtocolError, match=r"worker 1 .* others have pushed steps \[0\]"):
         steps.begin_arrival(1)
 
-    steps.add(1, 0, part(1, 0))
+    add(steps, 1, 0)
     assert take_all(steps) == [[(0, 0), (1, 0)]]
 
 
 def test_part_of_a_step_is_refused_while_a_push_is_applied_on_arrival() -> None:
-    steps = StepAggregator(2)
+    steps = StepAggregator(Membership(2))
     steps.begin_arrival(0)
 
     with pytest.raises(ProtocolError, match="worker 1 pushed step 0 while another push"):
-        steps.add(1, 0, part(1, 0))
+        add(steps, 1, 0)
 
     steps.end_arrival(1)
     assert steps.behind(1) == [0, 1]
@@ -207,7 +209,7 @@ def test_part_of_a_step_is_refused_while_a_push_is_applied_on_arrival() -> None:
 
 def test_arrival_of_a_stranger_is_refused() -> None:
     with pytest.raises(ProtocolError, match="worker 2 called, but this job has 2 workers"):
-        StepAggregator(2).begin_arrival(2)
+        StepAggregator(Membership(2)).begin_arrival(2)
 
 
 def part(worker: int, step: int) -> Gradients:
@@ -215,10 +217,70 @@ def part(worker: int, step: int) -> Gradients:
     return Gradients(dense={f"{worker} {step}": DenseGrad(NOTHING, 1)})
 
 
+def push_id(worker: int, examples: int = 1) -> PushId:
+    return PushId(
+        worker=worker, incarnation=0, sequence=0, step=0, examples=examples, batches=1, pulled=0
+    )
+
+
+def add(steps: StepAggregator, worker: int, step: int) -> None:
+    steps.add(push_id(worker), step, part(worker, step))
+
+
 def take_all(steps: StepAggregator) -> list[list[tuple[int, int]]]:
-    """Takes the complete steps; returns the worker and step of each part."""
+    """Takes the complete steps as if they were applied; returns the worker and step of each part."""
     complete = []
-    while (parts := steps.take_complete_step()) is not None:
-        names = [name.split() for gradients in parts for name in gradients.dense]
+    while (taken := steps.take_complete_step()) is not None:
+        assert taken.step == steps.version
+        names = [name.split() for gradients in taken.parts for name in gradients.dense]
         complete.append([(int(worker), int(step)) for worker, step in names])
+        assert [each.worker for each in taken.push_ids] == [worker for worker, _ in complete[-1]]
+        steps.step_applied()
     return complete
+
+
+def test_one_step_at_a_time_is_taken_and_the_version_moves_on_when_it_is_applied() -> None:
+    steps = StepAggregator(Membership(1))
+    for step in range(2):
+        add(steps, 0, step)
+    first = steps.take_complete_step()
+
+    assert steps.take_complete_step() is None
+    assert (steps.version, steps.num_complete) == (0, 2)
+    steps.step_applied()
+    second = steps.take_complete_step()
+
+    assert first is not None
+    assert second is not None
+    assert (first.step, second.step, steps.version) == (0, 1, 1)
+
+
+def test_parts_of_the_next_steps_are_taken_while_one_is_applied() -> None:
+    """A worker may be one step ahead of those that are complete, applied or not."""
+    steps = StepAggregator(Membership(2))
+    for worker in range(2):
+        add(steps, worker, 0)
+    steps.take_complete_step()
+    for worker in range(2):
+        add(steps, worker, 1)
+    for step in (2, 3):
+        add(steps, 0, step)
+
+    with pytest.raises(ProtocolError, match="worker 0 pushed step 4, expected 4, at version 0"):
+        add(steps, 0, 4)
+    with pytest.raises(
+        ProtocolError, match=r"on arrival, but others have pushed steps \[0, 1, 2, 3"
+    ):
+        steps.begin_arrival(0)
+
+
+def test_sum_of_a_step_is_over_the_examples_of_all_its_workers() -> None:
+    ones, nothing = DenseGrad(np.ones(2, np.float32), 8), Gradients()
+    steps = StepAggregator(Membership(2))
+    steps.add(push_id(0, 8), 0, Gradients(dense={"block": ones}))
+    steps.add(push_id(1, 24), 0, nothing)
+    step = steps.take_complete_step()
+
+    assert step is not None
+    assert step.num_values == 2
+    assert step.sum().dense["block"].examples == 32

@@ -1,0 +1,263 @@
+"""Steps are applied outside the coordinator's lock: what waits for one, and what does not."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos.chunking import split_push
+from protos.errors import CtrPsError, ProtocolError
+from protos.futures import WaitingFuture
+from protos.gradients import Gradients
+from protos.store import Missing
+from ps_server.store import ParameterStore
+from tests.support.stores import KEYS, TOWER, in_process, push_id, random_gradients
+
+LIMIT_S = 10.0
+SOON_S = 0.02  # for what must not happen: too short a wait hides a fault, but never makes one
+
+
+class HeldStep:
+    """A store of two workers in which the application of a step waits until it is told to end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, threads: ThreadPoolExecutor) -> None:
+        self.store = in_process(num_workers=2, wait_limit_s=LIMIT_S)
+        self.has_begun = threading.Event()
+        self._may_end = threading.Event()
+        self._error: BaseException | None = None
+        self._threads = threads
+        self._apply = self.store._parameters.apply
+        self.num_applied = 0
+        monkeypatch.setattr(self.store._parameters, "apply", self._apply_when_told)
+
+    def _apply_when_told(self, gradients: Gradients, source: int) -> None:
+        self.has_begun.set()
+        assert self._may_end.wait(LIMIT_S)
+        if self._error is not None:
+            raise self._error
+        self.num_applied += 1
+        self._apply(gradients, source)
+
+    def push(self, worker: int, step: int) -> "Future[int]":
+        """Pushes a part in a thread, as a server does."""
+        return self.start(
+            lambda: self.store.push_grad(
+                random_gradients(worker), push_id(worker, step), at=step
+            ).result()
+        )
+
+    def start(self, call: Callable[[], object]) -> "Future":
+        return self._threads.submit(call)
+
+    def begin(self) -> "Future[int]":
+        """Starts the application of step 0; returns the push that completed it."""
+        self.push(0, 0).result(LIMIT_S)
+        push = self.push(1, 0)
+        assert self.has_begun.wait(LIMIT_S)
+        return push
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._error = error
+        self._may_end.set()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch, threads: ThreadPoolExecutor) -> Iterator[HeldStep]:
+    step = HeldStep(monkeypatch, threads)
+    yield step
+    step.end()
+
+
+def is_pending(call: object) -> bool:
+    return isinstance(call, WaitingFuture) and not call.done()
+
+
+def applied_in_order(num_steps: int) -> ParameterStore:
+    store = in_process(num_workers=2)
+    for step in range(num_steps):
+        for worker in range(2):
+            store.push_grad(random_gradients(worker), push_id(worker, step), at=step)
+    return store
+
+
+def test_status_and_arrivals_are_answered_while_a_step_is_applied(held: HeldStep) -> None:
+    push = held.begin()
+
+    status = held.store.status()
+    barrier = held.store.barrier("b", 0, step=1)
+    assert held.store.advance(0, 3, at_least=0).result() == 0
+    now = held.store.pull_sparse({"wide": KEYS}, missing=Missing.ZEROS).result()
+
+    assert (status.version, status.progress) == (0, {})
+    assert status.examples == {0: 1, 1: 1}
+    assert now.version == 0
+    assert not now.rows["wide"].any()
+    assert is_pending(barrier)
+    assert not push.done()
+    assert not held.store.all_left()
+
+
+def test_pull_of_the_next_version_waits_until_its_step_is_applied(held: HeldStep) -> None:
+    push = held.begin()
+    pull = held.store.pull_sparse({"deep": KEYS}, missing=Missing.INITIAL, at=1)
+    dense = held.store.pull_dense({"tower": np.empty(TOWER.length, np.float32)}, at=1)
+    assert is_pending(pull)
+    assert is_pending(dense)
+
+    held.end()
+
+    expected = applied_in_order(1).pull_sparse({"deep": KEYS}, missing=Missing.INITIAL).result()
+    np.testing.assert_array_equal(pull.result().rows["deep"], expected.rows["deep"])
+    assert (pull.result().version, dense.result(), push.result(LIMIT_S)) == (1, 1, 1)
+
+
+def test_barrier_is_released_at_the_version_of_the_steps_before_it(held: HeldStep) -> None:
+    push = held.begin()
+    barriers = [held.store.barrier("b", worker, step=1) for worker in range(2)]
+    assert all(map(is_pending, barriers))
+
+    held.end()
+
+    assert [barrier.result() for barrier in barriers] == [1, 1]
+    assert push.result(LIMIT_S) == 1
+
+
+def test_steps_are_applied_one_after_another(held: HeldStep) -> None:
+    """The parts of the next step come while one is applied: their pushes wait for their own step."""
+    pushes = [held.begin(), *(held.push(worker, 1) for worker in range(2))]
+    assert not pushes[2].done()
+    held.has_begun.clear()
+    assert not held.has_begun.wait(SOON_S)
+
+    held.end()
+
+    assert max(push.result(LIMIT_S) for push in pushes) == 2
+    assert held.num_applied == 2
+    assert held.store.digest() == applied_in_order(2).digest()
+
+
+def test_snapshot_has_a_step_as_a_whole(held: HeldStep, tmp_path: Path) -> None:
+    """One that is asked for while a step is applied comes after it, with its version and progress."""
+    held.begin()
+    saving = held.start(lambda: held.store.save(str(tmp_path / "model"), {}))
+    assert not saving.done()
+
+    held.end()
+
+    saved_digest = saving.result(LIMIT_S)
+    assert saved_digest == applied_in_order(1).digest()
+    loaded = in_process()
+    loaded.load(str(tmp_path / "model"))
+    assert loaded.digest() == saved_digest
+
+
+def test_leave_returns_when_the_steps_that_it_completes_are_applied(held: HeldStep) -> None:
+    held.push(0, 0).result(LIMIT_S)
+    leave = held.start(lambda: held.store.leave(1, step=0))
+    assert held.has_begun.wait(LIMIT_S)
+    last = held.start(lambda: held.store.leave(0, step=1))
+    assert not held.store.all_left()
+
+    held.end()
+
+    for call in (leave, last):
+        call.result(LIMIT_S)
+    assert held.store.status().version == 1
+    assert held.store.all_left()
+
+
+def test_step_that_cannot_be_applied_fails_for_all(held: HeldStep, tmp_path: Path) -> None:
+    push = held.begin()
+    waiting = [
+        held.store.pull_sparse({"wide": KEYS}, missing=Missing.ZEROS, at=1),
+        held.store.barrier("b", 0, step=1),
+    ]
+
+    held.end(MemoryError("no room"))
+
+    with pytest.raises(MemoryError):
+        push.result(LIMIT_S)
+    for call in waiting:
+        with pytest.raises(CtrPsError, match="step 0 could not be applied"):
+            call.result()
+    with pytest.raises(CtrPsError, match="parameters may have a part of it"):
+        held.store.push_grad(random_gradients(0), push_id(0, 1), at=1)
+    with pytest.raises(CtrPsError, match="step 0 could not be applied"):
+        held.store.save(str(tmp_path / "model"), {})
+    assert held.store.status().version == 0
+
+
+def test_large_steps_are_applied_in_the_executor(held: HeldStep, threads) -> None:
+    """The caller, an event loop, is never held: the push is answered later."""
+    held.store.apply_steps_in(threads, inline_values=0)
+    first = held.store.push_grad(random_gradients(0), push_id(0), at=0)
+    second = held.store.push_grad(random_gradients(1), push_id(1), at=0)
+    assert held.has_begun.wait(LIMIT_S)
+    assert (first.result(), is_pending(second)) == (0, True)
+
+    held.end()
+
+    assert second.result() == 1
+    assert held.store.digest() == applied_in_order(1).digest()
+
+
+def test_step_that_fails_in_the_executor_is_logged_and_raised(
+    held: HeldStep, threads, caplog: pytest.LogCaptureFixture
+) -> None:
+    held.store.apply_steps_in(threads, inline_values=0)
+    for worker in range(2):
+        push = held.store.push_grad(random_gradients(worker), push_id(worker), at=0)
+
+    held.end(MemoryError("no room"))
+
+    with pytest.raises(CtrPsError, match="no room"):
+        push.result()
+    assert "step not applied step=0" in caplog.text
+
+
+def test_small_steps_are_applied_by_the_call_that_completes_them(threads) -> None:
+    store = in_process()
+    store.apply_steps_in(threads, inline_values=10_000)
+
+    push = store.push_grad(random_gradients(0), push_id(0), at=0)
+
+    assert not isinstance(push, WaitingFuture)
+    assert store.status().version == 1
+
+
+def test_push_in_chunks_is_a_push() -> None:
+    whole, store = in_process(), in_process()
+    gradients = random_gradients(0)
+    whole.push_grad(gradients, push_id())
+    first, *others = split_push(gradients, 500)
+    assert len(others) > 2
+
+    for chunk in others:
+        assert store.push_chunk(chunk, push_id()).result() == 0
+    assert store.status().examples == {}
+    assert store.push_chunk(first, push_id()).result() == 1
+
+    assert store.digest() == whole.digest()
+    assert store.status().examples == whole.status().examples
+
+
+def test_chunks_of_the_last_job_are_forgotten() -> None:
+    store = in_process()
+    first, *others = split_push(random_gradients(0), 500)
+    for chunk in others:
+        store.push_chunk(chunk, push_id())
+
+    store.begin_job()
+
+    assert store.push_chunk(first, push_id()).result() == 0
+    with pytest.raises(ProtocolError, match="this job has 1 workers"):
+        store.push_chunk(first, push_id(worker=1))
