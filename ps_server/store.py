@@ -7,10 +7,12 @@ A push is checked as a whole before any part of it is applied. What there is sta
 known of the workers in workers.py, who may change and who saves in cuts.py; each has locks of its own.
 """
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from protos.chunking import PushChunk, join_push
 from protos.errors import ProtocolError
 from protos.futures import Answered
 from protos.gradients import Gradients, Values
@@ -24,6 +26,7 @@ from protos.store import (
     Missing,
     Numbers,
     Pulled,
+    PulledPieces,
     PushId,
     Reduced,
     ReduceOp,
@@ -47,6 +50,7 @@ from ps_server.checkpoint.writer import (
 )
 from ps_server.coordination.coordinator import Coordinator
 from ps_server.coordination.mailbox import INBOX_BYTES
+from ps_server.coordination.push_assembly import PartAssembler
 from ps_server.parameters import Parameters
 from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot
 from ps_server.table.rows.statistics import Clock, wall_clock
@@ -92,6 +96,8 @@ class ParameterStore:
             num_servers=num_servers,
             clock=clock,
         )
+        self._assembler = PartAssembler()
+        self._assembler_lock = threading.Lock()
         self._snapshots = Snapshots(self._freeze, wait_limit_s=wait_limit_s)
         self.reset_membership()
 
@@ -167,6 +173,22 @@ class ParameterStore:
             room -= keys.size
         return Answered(Changed(rows, version, has_more=not room))
 
+    def pull_pieces(
+        self, blocks: Sequence[str], *, at: Version | None = None
+    ) -> Future[PulledPieces]:
+        """Reads this process's pieces of dense blocks; otherwise as `pull_dense`."""
+        coordinator = self._coordinator
+        pieces = {name: self._parameters.block(name) for name in blocks}
+
+        def answer() -> PulledPieces:
+            version = coordinator.version
+            into = {name: np.empty(block.length, np.float32) for name, block in pieces.items()}
+            for name, block in pieces.items():
+                block.pull(into[name])
+            return PulledPieces(into, version)
+
+        return coordinator.at_version(at, answer)
+
     def piece_length(self, block: str) -> int:
         """Returns the length of this process's piece of a dense block."""
         return self._parameters.block(block).length
@@ -180,6 +202,20 @@ class ParameterStore:
         if at is None:
             return Answered(self._coordinator.push_on_arrival(gradients, push_id))
         return Answered(self._coordinator.push_part(gradients, push_id, at))
+
+    def push_chunk(
+        self, chunk: PushChunk, push_id: PushId, *, at: Version | None = None
+    ) -> Future[Version]:
+        """Takes a chunk of a push; the last to come pushes them all, see `push_grad`.
+
+        Raises:
+            ProtocolError: Also if chunks do not fit each other, or come too late.
+        """
+        with self._assembler_lock:
+            chunks = self._assembler.add(push_id, chunk)
+        if chunks is None:
+            return Answered(self._coordinator.version)
+        return self.push_grad(join_push(chunks), push_id, at=at)
 
     # Steps, barriers and messages
 

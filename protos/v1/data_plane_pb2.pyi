@@ -45,12 +45,14 @@ class KeyColumn(_message.Message):
     def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class ValueColumn(_message.Message):
-    __slots__ = ("table", "values")
+    __slots__ = ("table", "values", "num_rows")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     table: str
     values: bytes
-    def __init__(self, table: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
+    num_rows: int
+    def __init__(self, table: _Optional[str] = ..., values: _Optional[bytes] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class PullSparseRequest(_message.Message):
     __slots__ = ("columns", "missing", "at")
@@ -201,14 +203,16 @@ class TakeRequest(_message.Message):
     def __init__(self, exchange: _Optional[str] = ..., worker: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ExchangeMessage(_message.Message):
-    __slots__ = ("sender", "sequence", "content")
+    __slots__ = ("sender", "receiver", "sequence", "content")
     SENDER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     sender: int
+    receiver: int
     sequence: int
     content: bytes
-    def __init__(self, sender: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class TakeResponse(_message.Message):
     __slots__ = ("messages",)
