@@ -17,6 +17,7 @@ from protos.errors import ProtocolError
 from protos.futures import Answered
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
+from protos.placement import ShardMap
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
@@ -85,7 +86,7 @@ class ParameterStore:
             clock: When rows are seen.
         """
         self.server_index = server_index
-        self.num_servers = num_servers
+        self.shard_map = ShardMap.of(num_servers)
         self.num_workers = num_workers
         self._wait_limit_s = wait_limit_s
         self._inbox_bytes = inbox_bytes
@@ -93,7 +94,7 @@ class ParameterStore:
         self._parameters = Parameters(
             num_workers=num_workers,
             server_index=server_index,
-            num_servers=num_servers,
+            shard_map=self.shard_map,
             clock=clock,
         )
         self._assembler = PartAssembler()
@@ -377,7 +378,7 @@ class ParameterStore:
 
     def digest(self) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
-        if self.num_servers > 1:
+        if self.shard_map.num_servers > 1:
             raise ProtocolError("one server of several cannot see the whole model; ask the client")
         return model_digest(self._parameters.dense_vectors(), self.shard_digests())
 

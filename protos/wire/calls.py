@@ -115,6 +115,7 @@ class PullChanged:
     tables: Sequence[str]
     worker: int
     max_rows: int
+    shard_map_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

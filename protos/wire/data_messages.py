@@ -33,6 +33,7 @@ class PullSparse:
     keys: Mapping[str, Keys]
     missing: Missing
     at: Version | None = None
+    shard_map_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class PullDense:
 
     blocks: Sequence[str]
     at: Version | None = None
+    shard_map_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class PushGrad:
     chunk: PushChunk
     push_id: PushId
     at: Version | None = None
+    shard_map_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,7 @@ def pull_sparse_to_message(request: PullSparse) -> data_plane_pb2.PullSparseRequ
         ],
         missing=_MISSING_TO_MESSAGE[request.missing],
         at=request.at,
+        shard_map_epoch=request.shard_map_epoch,
     )
 
 
@@ -108,6 +112,7 @@ def pull_sparse_from_message(message: data_plane_pb2.PullSparseRequest) -> PullS
         keys={column.table: decode_keys(column.keys) for column in message.columns},
         missing=_MISSING_FROM_MESSAGE[message.missing],
         at=_at_of(message),
+        shard_map_epoch=message.shard_map_epoch,
     )
 
 
@@ -155,12 +160,18 @@ def changed_from_message(message: data_plane_pb2.PullChangedResponse) -> Changed
 
 def pull_dense_to_message(request: PullDense) -> data_plane_pb2.PullDenseRequest:
     """Returns the message of a request for pieces."""
-    return data_plane_pb2.PullDenseRequest(blocks=request.blocks, at=request.at)
+    return data_plane_pb2.PullDenseRequest(
+        blocks=request.blocks, at=request.at, shard_map_epoch=request.shard_map_epoch
+    )
 
 
 def pull_dense_from_message(message: data_plane_pb2.PullDenseRequest) -> PullDense:
     """Returns the request of a message."""
-    return PullDense(blocks=list(message.blocks), at=_at_of(message))
+    return PullDense(
+        blocks=list(message.blocks),
+        at=_at_of(message),
+        shard_map_epoch=message.shard_map_epoch,
+    )
 
 
 def pieces_to_message(pulled: PulledPieces) -> data_plane_pb2.PullDenseResponse:
@@ -229,6 +240,7 @@ def push_grad_to_message(request: PushGrad) -> data_plane_pb2.PushGradRequest:
         at=request.at,
         chunk=chunk.chunk,
         num_chunks=chunk.num_chunks,
+        shard_map_epoch=request.shard_map_epoch,
     )
 
 
@@ -240,7 +252,12 @@ def push_grad_from_message(message: data_plane_pb2.PushGradRequest) -> PushGrad:
         chunk=message.chunk,
         num_chunks=message.num_chunks,
     )
-    return PushGrad(chunk=chunk, push_id=push_id_from_message(message.push_id), at=_at_of(message))
+    return PushGrad(
+        chunk=chunk,
+        push_id=push_id_from_message(message.push_id),
+        at=_at_of(message),
+        shard_map_epoch=message.shard_map_epoch,
+    )
 
 
 def post_to_message(request: Post) -> data_plane_pb2.PostRequest:

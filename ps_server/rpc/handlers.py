@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from protos.futures import Answered, Future, WaitingFuture
 from protos.spec import DenseSpec, TableSpec
 from protos.store import PulledPieces, Reduced, ServerStatus, Shrunk, Version
-from protos.wire.calls import CALLS, Barrier, Call, Leave, Load, Shrink
+from protos.wire.calls import CALLS, Barrier, Call, Leave, Load, PullChanged, Shrink
 from protos.wire.control_messages import AllReduce, Resume, Save
 from protos.wire.data_messages import PullDense, PullSparse, PushGrad
 from ps_server.checkpoint.files.manifest import part_to_json
@@ -51,6 +51,9 @@ class Handlers:
 
     def start(self, call: Call[Q, A], argument: Q) -> Future[A]:
         """Starts a call; its answer may wait for other workers."""
+        if isinstance(argument, PullSparse | PullDense | PullChanged | PushGrad):
+            shard_map, server = self._store.shard_map, self._store.server_index
+            shard_map.require_epoch(argument.shard_map_epoch, server)
         answer = self._handlers[call.name](argument)
         return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
 
@@ -72,7 +75,7 @@ class Handlers:
             return handler
 
         def call_store(argument: Any) -> Any:
-            names = [field.name for field in fields(argument)]
+            names = [field.name for field in fields(argument) if field.name != "shard_map_epoch"]
             return getattr(self._store, method)(**{name: getattr(argument, name) for name in names})
 
         return call_store
@@ -140,7 +143,7 @@ class Handlers:
 
     def _get_status(self, _: None) -> ServerStatus:
         store = self._store
-        return ServerStatus(store.status(), store.server_index, store.num_servers)
+        return ServerStatus(store.status(), store.server_index, store.shard_map.num_servers)
 
     def _log_once(self, event: str) -> None:
         if event not in self._logged:

@@ -32,7 +32,7 @@ from protos.errors import (
 from protos.futures import Combined, Future, results, results_of_all_ended
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
 from protos.keys import Keys
-from protos.placement import piece_of_server, route
+from protos.placement import ShardMap
 from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
@@ -106,9 +106,9 @@ class ClusterClient:
     def __init__(self, transport: Transport, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         """Uses `transport`, and closes it in the end; no message has much over `chunk_bytes`."""
         self._transport = transport
-        self._part_bytes = chunk_bytes
-        self._num_servers = len(transport.endpoints)
-        self._servers = range(self._num_servers)
+        self._chunk_bytes = chunk_bytes
+        self._shard_map = ShardMap.of(len(transport.endpoints))
+        self._servers = self._shard_map.servers
         self._tables: dict[str, TableSpec] = {}
         self._blocks: dict[str, DenseSpec] = {}
 
@@ -140,12 +140,12 @@ class ClusterClient:
 
     def create_dense(self, spec: DenseSpec) -> None:
         """See `protos.store.Store`; a server's piece must fit a message."""
-        piece_bytes = VALUE_BYTES * -(-spec.length // self._num_servers)
+        piece_bytes = VALUE_BYTES * -(-spec.length // self._shard_map.num_servers)
         if piece_bytes > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
             raise SpecConflictError(
-                f"dense block {spec.name!r} has {spec.length} elements, so {self._num_servers} servers "
-                f"would hold {piece_bytes} bytes each, more than the {MAX_MESSAGE_BYTES} of a message: "
-                f"use more servers, or several blocks"
+                f"dense block {spec.name!r} has {spec.length} elements, so "
+                f"{self._shard_map.num_servers} servers would hold {piece_bytes} bytes each, more than "
+                f"the {MAX_MESSAGE_BYTES} of a message: use more servers, or several blocks"
             )
         results(self._call_all(calls.CREATE_DENSE, spec))
         self._blocks[spec.name] = spec
@@ -168,6 +168,7 @@ class ClusterClient:
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
     ) -> Future[Pulled]:
         """See `protos.store.Store`."""
+        epoch = self._shard_map.epoch
         dims = {table: self._table(table).dim for table in keys}
         routes = {table: self._route(table, column) for table, column in keys.items()}
         pending = [
@@ -180,6 +181,7 @@ class ClusterClient:
                         keys={table: keys[table][where] for table, where in positions.items()},
                         missing=missing,
                         at=at,
+                        shard_map_epoch=epoch,
                     ),
                 ),
             )
@@ -193,7 +195,9 @@ class ClusterClient:
             _RowsOnTheirWay(
                 {},
                 self._transport.call(
-                    0, calls.PULL_SPARSE, PullSparse(keys={}, missing=missing, at=at)
+                    0,
+                    calls.PULL_SPARSE,
+                    PullSparse(keys={}, missing=missing, at=at, shard_map_epoch=epoch),
                 ),
             )
         ]
@@ -214,10 +218,13 @@ class ClusterClient:
         """See `protos.store.Store`."""
         for block, vector in into.items():
             _require_length(self._block(block), vector, ProtocolError, "pull into")
+        epoch = self._shard_map.epoch
         pending = [
             (
                 server,
-                self._transport.call(server, calls.PULL_DENSE, PullDense(blocks=blocks, at=at)),
+                self._transport.call(
+                    server, calls.PULL_DENSE, PullDense(blocks=blocks, at=at, shard_map_epoch=epoch)
+                ),
             )
             for server in self._servers
             for blocks in self._split_pieces(list(into), server)
@@ -240,8 +247,11 @@ class ClusterClient:
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
         widest = KEY_BYTES + VALUE_BYTES * max(dims.values(), default=0)
-        fitting = min(max_rows, max(1, self._part_bytes // widest))
-        request = calls.PullChanged(tables=tables, worker=worker, max_rows=fitting)
+        fitting = min(max_rows, max(1, self._chunk_bytes // widest))
+        epoch = self._shard_map.epoch
+        request = calls.PullChanged(
+            tables=tables, worker=worker, max_rows=fitting, shard_map_epoch=epoch
+        )
         pending = self._call_all(calls.PULL_CHANGED, request)
 
         def combine() -> Changed:
@@ -262,23 +272,26 @@ class ClusterClient:
     ) -> Future[Version]:
         """See `protos.store.Store`."""
         self._check(gradients)
+        epoch = self._shard_map.epoch
         routes = {table: self._route(table, grad.keys) for table, grad in gradients.sparse.items()}
         pending = [
             self._transport.call(
-                server, calls.PUSH_GRAD, PushGrad(chunk=chunk, push_id=push_id, at=at)
+                server,
+                calls.PUSH_GRAD,
+                PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch),
             )
             for server in self._servers
             for chunk in split_push(
-                self._part_of_server(gradients, routes, server), self._part_bytes
+                self._part_of_server(gradients, routes, server), self._chunk_bytes
             )
         ]
         return Combined(lambda: min(results(pending)))
 
     def _route(self, table: str, keys: Keys) -> list[Positions]:
-        return route(keys, self._tables[table].num_shards, self._num_servers)
+        return self._shard_map.route(keys, self._tables[table].num_shards)
 
     def _piece(self, block: str, server: int) -> slice:
-        return piece_of_server(self._blocks[block].length, server, self._num_servers)
+        return self._shard_map.piece_of(server, self._blocks[block].length)
 
     def _split_pull(
         self, positions: Mapping[str, Positions], dims: Mapping[str, int]
@@ -290,7 +303,7 @@ class ClusterClient:
         ]
         return [
             {tables[column]: positions[tables[column]][rows] for column, rows in group}
-            for group in split_columns(columns, self._part_bytes)
+            for group in split_columns(columns, self._chunk_bytes)
         ]
 
     def _split_pieces(self, blocks: Sequence[str], server: int) -> list[list[str]]:
@@ -299,7 +312,7 @@ class ClusterClient:
         columns = [(1, VALUE_BYTES * (piece.stop - piece.start)) for piece in pieces]
         return [
             [blocks[column] for column, _ in group]
-            for group in split_columns(columns, self._part_bytes)
+            for group in split_columns(columns, self._chunk_bytes)
         ]
 
     def _part_of_server(
@@ -374,17 +387,13 @@ class ClusterClient:
             raise ProtocolError(
                 f"a message of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: cut it"
             )
-        server = self._server_of_exchange(message.receiver)
+        server = self._shard_map.server_of_receiver(message.receiver)
         return self._transport.call(server, calls.POST, Post(exchange=exchange, message=message))
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `protos.store.Store`."""
         request = calls.Take(exchange=exchange, worker=worker, received=received)
-        return self._transport.call(self._server_of_exchange(worker), calls.TAKE, request)
-
-    def _server_of_exchange(self, receiver: int) -> int:
-        """Returns the server of a receiver's messages: one, so that they have one order and one end."""
-        return receiver % self._num_servers
+        return self._transport.call(self._shard_map.server_of_receiver(worker), calls.TAKE, request)
 
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""

@@ -63,9 +63,14 @@ def serve_a_job(optimizer: str, folder: str) -> None:
             worker=worker, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0
         )
         chunk = PushChunk([("t", grad), ("c", counted)], dense)
-        push = through(PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, at=0))
+        push = through(
+            PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, at=0, shard_map_epoch=1)
+        )
         store.push_chunk(push.chunk, push_id, at=0).result()
-    pull = through(PULL_SPARSE.request, PullSparse(keys={"t": keys}, missing=Missing.ZEROS, at=1))
+    pull = through(
+        PULL_SPARSE.request,
+        PullSparse(keys={"t": keys}, missing=Missing.ZEROS, at=1, shard_map_epoch=1),
+    )
     store.pull_sparse(pull.keys, missing=pull.missing, at=pull.at).result()
     store.save(SaveRequest(url=folder))
     store.load(folder)
@@ -100,7 +105,7 @@ def admit_keys(admission: AdmissionSpec) -> None:
         )
         grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4, counts)
         sparse = [(name, grad) for name in ("first", "second")]
-        request = PushGrad(chunk=PushChunk(sparse, []), push_id=push_id)
+        request = PushGrad(chunk=PushChunk(sparse, []), push_id=push_id, shard_map_epoch=1)
         store.push_chunk(through(PUSH_GRAD.request, request).chunk, push_id).result()
     assert store.status().tables["second"].rows == keys.size
 

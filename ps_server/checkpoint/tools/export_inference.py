@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from protos.placement import ONE_SERVER
 from protos.store import InferenceSettings
 from ps_server.checkpoint.files.manifest import Part
 from ps_server.checkpoint.inference import RowsOf, write_inference_part
@@ -59,7 +60,7 @@ def export_inference(
     found: dict[tuple[str, int], int] = {}
 
     def write_parts(url: str, token: str) -> list[Part]:
-        sources = sources_of(checkpoint, 0, 1)
+        sources = sources_of(checkpoint, 0, ONE_SERVER)
         folder = shared_folder(url, token)
         tables = [_CountedRows(table, found) for table in sources.tables]
         entries = write_inference_part(folder, 0, tables, sources.blocks, settings)

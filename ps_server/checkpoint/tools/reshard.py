@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
-from protos.placement import piece_of_server, shards_of_server
+from protos.placement import ShardMap
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.chain import require_unneeded
 from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Part, TableEntry
@@ -89,16 +89,17 @@ def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> Non
         raise CheckpointError(f"cannot reshard for {num_servers} servers: give at least 1")
     checkpoint.require_trainable()
     manifest = checkpoint.manifest
+    shard_map = ShardMap.of(num_servers)
 
     def write_parts(url: str, token: str) -> list[Part]:
         folder = shared_folder(url, token)
         return [
             Part(
-                entries=tuple(_write_part(checkpoint, folder, server, num_servers)),
+                entries=tuple(_write_part(checkpoint, folder, server, shard_map)),
                 version=manifest.version,
                 workers=manifest.workers,
             )
-            for server in range(num_servers)
+            for server in shard_map.servers
         ]
 
     save_again(checkpoint, target, write_parts)
@@ -130,9 +131,9 @@ def save_again(
 
 
 def _write_part(
-    checkpoint: Checkpoint, folder: Folder, server: int, num_servers: int
+    checkpoint: Checkpoint, folder: Folder, server: int, shard_map: ShardMap
 ) -> Sequence[Entry]:
-    sources = sources_of(checkpoint, server, num_servers)
+    sources = sources_of(checkpoint, server, shard_map)
     return write_part(
         folder,
         server,
@@ -153,11 +154,11 @@ class SavedSources:
     counters: Sequence[CountersSource]
 
 
-def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSources:
+def sources_of(checkpoint: Checkpoint, server: int, shard_map: ShardMap) -> SavedSources:
     """Returns what server `server` of so many would hold of a checkpoint; every checksum is compared."""
     tables, candidates, counters = [], [], []
     for name, spec in checkpoint.tables.items():
-        shards = shards_of_server(spec.num_shards, server, num_servers)
+        shards = shard_map.shards_of(server, spec.num_shards)
         files = checkpoint.manifest.files_of_table(name)[0]
         widths = (files.state_width, files.statistics_width)
         tables.append(_SavedTable(checkpoint, spec, shards, *widths))
@@ -168,7 +169,7 @@ def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSo
         if checkpoint.manifest.files_of_counters(name):
             counters.append(_SavedCounters(checkpoint, spec, shards))
     blocks = [
-        _SavedBlock(checkpoint, spec, piece_of_server(spec.length, server, num_servers))
+        _SavedBlock(checkpoint, spec, shard_map.piece_of(server, spec.length))
         for spec in checkpoint.blocks.values()
     ]
     return SavedSources(tables, blocks, candidates, counters)

@@ -46,14 +46,14 @@ def test_pull_request_says_what_is_missing_and_which_version(
     """Version 0 is a version, not the absence of one."""
     keys = {"wide": np.array([1, 2**64 - 1], np.uint64), "deep": np.zeros(0, np.uint64)}
 
-    request = PullSparse(keys=keys, missing=missing, at=at)
+    request = PullSparse(keys=keys, missing=missing, at=at, shard_map_epoch=7)
 
     found = through(PULL_SPARSE.request, request)
     assert {name: column.tolist() for name, column in found.keys.items()} == {
         "wide": [1, 2**64 - 1],
         "deep": [],
     }
-    assert (found.missing, found.at) == (missing, at)
+    assert (found.missing, found.at, found.shard_map_epoch) == (missing, at, 7)
 
 
 def test_pull_request_that_does_not_say_what_is_missing_is_refused() -> None:
@@ -161,10 +161,13 @@ def test_chunk_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> N
     block = DenseGrad(np.array([1.0, 2.0], np.float32), 6)
     chunk = PushChunk([("wide", grad)], [("mlp", 9, block)], chunk=1, num_chunks=3)
 
-    request = through(PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, at=at))
+    request = through(
+        PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=7)
+    )
 
     found = request.chunk
-    assert (request.push_id, request.at, found.chunk, found.num_chunks) == (push_id, at, 1, 3)
+    assert (request.push_id, request.at, request.shard_map_epoch) == (push_id, at, 7)
+    assert (found.chunk, found.num_chunks) == (1, 3)
     assert [(name, rows.keys.tolist(), rows.examples) for name, rows in found.sparse] == [
         ("wide", [3], 5)
     ]
@@ -173,7 +176,7 @@ def test_chunk_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> N
 
 @given(blocks=st.lists(NAMES), at=st.none() | UINT64)
 def test_request_for_pieces_survives_the_wire(blocks: list[str], at: int | None) -> None:
-    request = PullDense(blocks=blocks, at=at)
+    request = PullDense(blocks=blocks, at=at, shard_map_epoch=7)
 
     assert through(PULL_DENSE.request, request) == request
 

@@ -14,6 +14,7 @@ from protos.chunking import PushChunk
 from protos.errors import GradientError, WaitTimeoutError
 from protos.futures import Answered
 from protos.gradients import SparseGrad
+from protos.placement import FIRST_EPOCH
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Message, Missing, PushId
 from protos.wire import calls
@@ -75,10 +76,15 @@ class Service:
             worker=worker, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0
         )
         chunk = PushChunk([("t", grad)], [], **part)
-        return self.call(calls.PUSH_GRAD, PushGrad(chunk=chunk, push_id=push_id, at=at))
+        return self.call(
+            calls.PUSH_GRAD,
+            PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=FIRST_EPOCH),
+        )
 
     def pull(self, at: int | None = None) -> Coroutine[Any, Any, Any]:
-        request = PullSparse(keys={"t": KEYS}, missing=Missing.ZEROS, at=at)
+        request = PullSparse(
+            keys={"t": KEYS}, missing=Missing.ZEROS, at=at, shard_map_epoch=FIRST_EPOCH
+        )
         return self.call(calls.PULL_SPARSE, request)
 
     def rows(self) -> np.ndarray:
@@ -252,7 +258,7 @@ def test_large_call_has_the_answer_of_a_small_one():
         (calls.SHRINK, calls.Shrink(), "shrink", {}),
         (
             calls.PULL_CHANGED,
-            calls.PullChanged(tables=[], worker=0, max_rows=1),
+            calls.PullChanged(tables=[], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH),
             "pull_changed",
             Answered(Changed({}, 0, False)),
         ),
@@ -307,7 +313,7 @@ def test_lifecycle_is_logged_once(caplog):
 def test_push_of_nothing_is_taken():
     service = Service()
     push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=3, batches=1, pulled=0)
-    request = PushGrad(chunk=PushChunk([], []), push_id=push_id)
+    request = PushGrad(chunk=PushChunk([], []), push_id=push_id, shard_map_epoch=FIRST_EPOCH)
 
     asyncio.run(service.call(calls.PUSH_GRAD, request))
 

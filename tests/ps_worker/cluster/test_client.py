@@ -14,7 +14,7 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.placement import route
+from protos.placement import FIRST_EPOCH, ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Message, Missing, Pulled, PushId, ReduceOp
 from protos.wire.calls import Advance
@@ -132,7 +132,7 @@ def test_version_of_a_pull_is_the_smallest_of_those_asked():
         transport.stores[server].push_grad(Gradients(), replace(STAMP, batches=batches))
 
     assert client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().version == 4
-    on_first = KEYS[route(KEYS, 64, 4)[0]]
+    on_first = KEYS[ShardMap.of(4).route(KEYS, 64)[0]]
     assert client.pull_sparse({"t": on_first}, missing=Missing.ZEROS).result().version == 9
 
 
@@ -239,7 +239,7 @@ def test_push_reaches_every_server_even_if_empty():
 
     client.push_grad(Gradients(), STAMP, at=0).result()
 
-    push = PushGrad(chunk=PushChunk([], [], 0, 1), push_id=STAMP, at=0)
+    push = PushGrad(chunk=PushChunk([], [], 0, 1), push_id=STAMP, at=0, shard_map_epoch=FIRST_EPOCH)
     assert transport.calls == [(server, "PushGrad", push) for server in range(3)]
     assert client.status().version == 1
 

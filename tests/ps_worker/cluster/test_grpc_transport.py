@@ -15,6 +15,7 @@ from protos.chunking import PushChunk
 from protos.errors import TransportError, UnknownTableError, WrongServerError
 from protos.gradients import SparseGrad
 from protos.keys import Keys
+from protos.placement import FIRST_EPOCH
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Message, Missing, Pulled, PushId
 from protos.wire import calls
@@ -31,11 +32,11 @@ END = calls.Barrier(name="end", worker=0, step=0)
 
 
 def pull_of(**keys: Keys) -> PullSparse:
-    return PullSparse(keys=keys, missing=Missing.ZEROS)
+    return PullSparse(keys=keys, missing=Missing.ZEROS, shard_map_epoch=FIRST_EPOCH)
 
 
 def push_of(chunk: PushChunk) -> PushGrad:
-    return PushGrad(chunk=chunk, push_id=STAMP)
+    return PushGrad(chunk=chunk, push_id=STAMP, shard_map_epoch=FIRST_EPOCH)
 
 
 class FailingService:
@@ -121,7 +122,9 @@ def test_calls_that_change_something_are_never_tried_again():
             transport.call(0, calls.PUSH_GRAD, push_of(PushChunk([], []))).result()
         with pytest.raises(TransportError, match="PullChanged to server"):
             transport.call(
-                0, calls.PULL_CHANGED, calls.PullChanged(tables=["t"], worker=0, max_rows=1)
+                0,
+                calls.PULL_CHANGED,
+                calls.PullChanged(tables=["t"], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH),
             ).result()
         with pytest.raises(TransportError, match="Leave to server"):
             transport.call(0, calls.LEAVE, calls.Leave(worker=0, step=0)).result()
