@@ -40,6 +40,12 @@ class PushChunk:
     chunk: int = 0
     num_chunks: int = 1
 
+    @property
+    def num_values(self) -> int:
+        """Float32 numbers in it; a key counts as two."""
+        rows = sum(grad.values.size + 2 * grad.keys.size for _, grad in self.sparse)
+        return rows + sum(grad.values.size for _, _, grad in self.dense)
+
 
 def split_columns(
     columns: Sequence[tuple[int, int]], limit_bytes: int

@@ -1,12 +1,15 @@
-"""Where a key lives: key -> shard -> server.
+"""Placement: key -> shard -> server.
 
 A table has `num_shards` shards, a power of two. The high bits of `mix64(key)` choose the shard (the
-low bits are the index's); shard `s` lives on server `s % num_servers`.
+low bits are the index's); a shard map says which server has it: shard `s` lives on server `s % num_servers`.
 
     mix64(key) = | shard bits | ............ tag and slot of the index |
 
 Routing by remainder keeps a shard whole on every number of servers, so checkpoints are cut by shard.
 """
+
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +17,9 @@ from numpy.typing import NDArray
 from protos.errors import WrongServerError
 from protos.keys import Keys, mix64, require_uint64
 from protos.runtime.jit import kernel
+
+FIRST_EPOCH = 1
+"""Not 0, which a request without an epoch has."""
 
 
 @kernel
@@ -23,50 +29,11 @@ def shard_of(key: np.uint64, num_shards: int) -> np.uint64:
     return ((mix64(key) >> np.uint64(32)) * np.uint64(num_shards)) >> np.uint64(32)
 
 
-def shards_of_server(num_shards: int, server_index: int, num_servers: int) -> range:
-    """Returns the shards that live on one server, ascending."""
-    return range(server_index, num_shards, num_servers)
-
-
 @kernel
 def _count_by_shard(keys: Keys, num_shards: int, counts: NDArray[np.int64]) -> None:
     counts[:] = 0
     for key in keys:
         counts[shard_of(key, num_shards)] += 1
-
-
-def count_by_shard(
-    keys: Keys, num_shards: int, server_index: int, num_servers: int
-) -> NDArray[np.int64]:
-    """Returns how many of `keys` fall into each shard.
-
-    Args:
-        keys: uint64[N].
-        num_shards: Shards of the table.
-        server_index: The server that was asked.
-        num_servers: Servers of the cluster.
-
-    Returns:
-        int64[num_shards].
-
-    Raises:
-        WrongServerError: If a key belongs to a shard of another server.
-        ProtocolError: If keys are not uint64.
-    """
-    require_uint64(keys)
-    counts = np.empty(num_shards, np.int64)
-    _count_by_shard(keys, num_shards, counts)
-    if num_servers > 1:
-        strangers = np.flatnonzero(counts)
-        strangers = strangers[strangers % num_servers != server_index]
-        if strangers.size:
-            shard = int(strangers[0])
-            raise WrongServerError(
-                f"server {server_index} of {num_servers} was sent {counts[shard]} keys of shard "
-                f"{shard}, which lives on server {shard % num_servers}: client and server must "
-                f"agree on the list of servers"
-            )
-    return counts
 
 
 @kernel
@@ -92,30 +59,101 @@ def _route(
         next_place[owner] += 1
 
 
-def route(keys: Keys, num_shards: int, num_servers: int) -> list[NDArray[np.int32]]:
-    """Returns, for each server, the positions of its keys in `keys`, ascending.
+@dataclass(frozen=True, slots=True)
+class ShardMap:
+    """Placement of shards, pieces of dense blocks and mailboxes on the servers of a cluster.
 
-    Args:
-        keys: uint64[N].
-        num_shards: Shards of the table.
-        num_servers: Servers of the cluster.
-
-    Returns:
-        One int32 array a server; together they hold each position once.
-
-    Raises:
-        ProtocolError: If keys are not uint64.
+    Attributes:
+        epoch: Number of the map. Requests carry it, and a server refuses that of another map.
+        num_servers: At least 1.
     """
-    require_uint64(keys)
-    starts = np.empty(num_servers + 1, np.int64)
-    order = np.empty(keys.size, np.int32)
-    _route(keys, num_shards, num_servers, starts, order)
-    return [order[starts[server] : starts[server + 1]] for server in range(num_servers)]
+
+    epoch: int
+    num_servers: int
+
+    @classmethod
+    def of(cls, num_servers: int) -> Self:
+        """Returns the first map of a cluster."""
+        return cls(FIRST_EPOCH, num_servers)
+
+    @property
+    def servers(self) -> range:
+        """Indices of the servers."""
+        return range(self.num_servers)
+
+    def server_of(self, shard: int) -> int:
+        """Returns the server of a shard."""
+        return shard % self.num_servers
+
+    def shards_of(self, server: int, num_shards: int) -> range:
+        """Returns the shards of one server, ascending."""
+        return range(server, num_shards, self.num_servers)
+
+    def piece_of(self, server: int, length: int) -> slice:
+        """Returns one server's piece of a dense block of `length`; pieces differ in length by at most one."""
+        return slice(length * server // self.num_servers, length * (server + 1) // self.num_servers)
+
+    def server_of_receiver(self, worker: int) -> int:
+        """Returns the server of a worker's messages: one, so that they have one order and one end."""
+        return worker % self.num_servers
+
+    def route(self, keys: Keys, num_shards: int) -> list[NDArray[np.int32]]:
+        """Returns, for each server, the positions of its keys in `keys`, ascending.
+
+        Args:
+            keys: uint64[N].
+            num_shards: Shards of the table.
+
+        Returns:
+            One int32 array a server; together they hold each position once.
+
+        Raises:
+            ProtocolError: If keys are not uint64.
+        """
+        require_uint64(keys)
+        starts = np.empty(self.num_servers + 1, np.int64)
+        order = np.empty(keys.size, np.int32)
+        _route(keys, num_shards, self.num_servers, starts, order)
+        return [order[starts[server] : starts[server + 1]] for server in self.servers]
+
+    def count_by_shard(self, keys: Keys, num_shards: int, server: int) -> NDArray[np.int64]:
+        """Returns the number of `keys` in each shard.
+
+        Args:
+            keys: uint64[N].
+            num_shards: Shards of the table.
+            server: The server that was asked.
+
+        Returns:
+            int64[num_shards].
+
+        Raises:
+            WrongServerError: If a key belongs to a shard of another server.
+            ProtocolError: If keys are not uint64.
+        """
+        require_uint64(keys)
+        counts = np.empty(num_shards, np.int64)
+        _count_by_shard(keys, num_shards, counts)
+        if self.num_servers > 1:
+            strangers = np.flatnonzero(counts)
+            strangers = strangers[strangers % self.num_servers != server]
+            if strangers.size:
+                shard = int(strangers[0])
+                raise WrongServerError(
+                    f"server {server} of {self.num_servers} was sent {counts[shard]} keys of shard "
+                    f"{shard}, which lives on server {self.server_of(shard)}: client and server must "
+                    f"agree on the list of servers"
+                )
+        return counts
+
+    def require_epoch(self, epoch: int, server: int) -> None:
+        """Raises WrongServerError unless a request to `server` was placed by this map."""
+        if epoch != self.epoch:
+            raise WrongServerError(
+                f"a request was placed by the shard map of epoch {epoch}, but server {server} of "
+                f"{self.num_servers} has that of epoch {self.epoch}: connect to the cluster again, with its "
+                f"present list of servers"
+            )
 
 
-def piece_of_server(length: int, server_index: int, num_servers: int) -> slice:
-    """Returns the part of a dense block of `length` that lives on one server.
-
-    The block is cut evenly: pieces differ in length by at most one.
-    """
-    return slice(length * server_index // num_servers, length * (server_index + 1) // num_servers)
+ONE_SERVER = ShardMap.of(1)

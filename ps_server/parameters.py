@@ -20,6 +20,7 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import Gradients, Values, require_finite
+from protos.placement import ShardMap
 from protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from protos.store import Shrunk, TableStatus, Version, WorkerProgress
 from ps_server.checkpoint.files.digest import shard_digest
@@ -46,20 +47,20 @@ class Parameters:
     """
 
     def __init__(
-        self, *, num_workers: int, server_index: int, num_servers: int, clock: Clock
+        self, *, num_workers: int, server_index: int, shard_map: ShardMap, clock: Clock
     ) -> None:
         """Holds nothing yet.
 
         Args:
             num_workers: Workers of the job.
             server_index: Which server of the cluster this is.
-            num_servers: Servers of the cluster.
             clock: The time at which rows are seen.
+            shard_map: Says which shards and pieces it has.
         """
         self.base = ""
         self._num_workers = num_workers
         self._server_index = server_index
-        self._num_servers = num_servers
+        self._shard_map = shard_map
         self._clock = clock
         self._tables: dict[str, SparseTable] = {}
         self._blocks: dict[str, DenseTable] = {}
@@ -102,13 +103,13 @@ class Parameters:
         return SparseTable(
             spec,
             server_index=self._server_index,
-            num_servers=self._num_servers,
+            shard_map=self._shard_map,
             num_subscribers=self._num_workers if spec.records_changes else 0,
             clock=self._clock,
         )
 
     def _new_block(self, spec: DenseSpec) -> DenseTable:
-        return DenseTable(spec, server_index=self._server_index, num_servers=self._num_servers)
+        return DenseTable(spec, server_index=self._server_index, shard_map=self._shard_map)
 
     def _declared_spec(self, admission: AdmissionSpec | None) -> TableSpec | None:
         """Returns the spec of the table by whose score another one admits keys, if it was declared."""

@@ -18,6 +18,7 @@ from protos.errors import ProtocolError
 from protos.futures import Answered
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
+from protos.placement import ShardMap
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
@@ -27,6 +28,7 @@ from protos.store import (
     Missing,
     Numbers,
     Pulled,
+    PulledPieces,
     PushId,
     Reduced,
     ReduceOp,
@@ -88,7 +90,7 @@ class ParameterStore:
             clock: The time at which rows are seen.
         """
         self.server_index = server_index
-        self.num_servers = num_servers
+        self.shard_map = ShardMap.of(num_servers)
         self.num_workers = num_workers
         self._wait_limit_s = wait_limit_s
         self._inbox_bytes = inbox_bytes
@@ -96,7 +98,7 @@ class ParameterStore:
         self._parameters = Parameters(
             num_workers=num_workers,
             server_index=server_index,
-            num_servers=num_servers,
+            shard_map=self.shard_map,
             clock=clock,
         )
         self._snapshots = Snapshots(self._take_snapshot, wait_limit_s=wait_limit_s)
@@ -179,6 +181,22 @@ class ParameterStore:
             rows[name] = keys, _ = table.take_changed(worker, room) if room else _no_rows(table)
             room -= keys.size
         return Answered(Changed(rows, version, has_more=not room))
+
+    def pull_pieces(
+        self, blocks: Sequence[str], *, at: Version | None = None
+    ) -> Future[PulledPieces]:
+        """Reads this process's pieces of dense blocks; otherwise as `pull_dense`."""
+        coordinator = self._coordinator
+        pieces = {name: self._parameters.block(name) for name in blocks}
+
+        def answer() -> PulledPieces:
+            version = coordinator.version
+            into = {name: np.empty(block.length, np.float32) for name, block in pieces.items()}
+            for name, block in pieces.items():
+                block.pull(into[name])
+            return PulledPieces(into, version)
+
+        return coordinator.at_version(at, answer)
 
     def piece_length(self, block: str) -> int:
         """Returns the length of this process's piece of a dense block."""
@@ -415,7 +433,7 @@ class ParameterStore:
 
     def digest(self) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
-        if self.num_servers > 1:
+        if self.shard_map.num_servers > 1:
             raise ProtocolError("one server of several cannot see the whole model; ask the client")
         return model_digest(self._parameters.dense_vectors(), self.shard_digests())
 

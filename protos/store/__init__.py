@@ -24,12 +24,14 @@ from protos.store.parameters import (
     ParameterReader,
     Parameters,
     Pulled,
+    PulledPieces,
     PushId,
     Version,
 )
 from protos.store.staleness import Staleness, merge_staleness
 from protos.store.status import (
     SaveStatus,
+    ServerStatus,
     Shrunk,
     StoreStatus,
     TableStatus,
@@ -57,11 +59,13 @@ __all__ = [
     "ParameterReader",
     "Parameters",
     "Pulled",
+    "PulledPieces",
     "PushId",
     "ReduceOp",
     "Reduced",
     "SaveRequest",
     "SaveStatus",
+    "ServerStatus",
     "Shrunk",
     "Staleness",
     "Store",

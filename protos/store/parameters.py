@@ -37,6 +37,19 @@ class Pulled:
     version: Version
 
 
+@dataclass(frozen=True, slots=True)
+class PulledPieces:
+    """One server's pieces of dense blocks.
+
+    Attributes:
+        pieces: By block float32[p].
+        version: As of `Pulled`.
+    """
+
+    pieces: Mapping[str, Values]
+    version: Version
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushId:
     """Identity of a push: its worker, its number, and what it completes.

@@ -97,6 +97,15 @@ class StoreStatus:
     last_save: SaveStatus | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """Status of one server, and its place in the list of servers."""
+
+    store: StoreStatus
+    server_index: int
+    num_servers: int
+
+
 def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
     """Returns the status of a cluster: sizes add up, the rest every server has seen alike.
 

@@ -45,22 +45,26 @@ class KeyColumn(_message.Message):
     def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class ValueColumn(_message.Message):
-    __slots__ = ("table", "values")
+    __slots__ = ("table", "values", "num_rows")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     table: str
     values: bytes
-    def __init__(self, table: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
+    num_rows: int
+    def __init__(self, table: _Optional[str] = ..., values: _Optional[bytes] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class PullSparseRequest(_message.Message):
-    __slots__ = ("columns", "missing", "at")
+    __slots__ = ("columns", "missing", "at", "shard_map_epoch")
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     columns: _containers.RepeatedCompositeFieldContainer[KeyColumn]
     missing: Missing
     at: int
-    def __init__(self, columns: _Optional[_Iterable[_Union[KeyColumn, _Mapping]]] = ..., missing: _Optional[_Union[Missing, str]] = ..., at: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, columns: _Optional[_Iterable[_Union[KeyColumn, _Mapping]]] = ..., missing: _Optional[_Union[Missing, str]] = ..., at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class PullSparseResponse(_message.Message):
     __slots__ = ("columns", "version")
@@ -71,14 +75,16 @@ class PullSparseResponse(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class PullChangedRequest(_message.Message):
-    __slots__ = ("tables", "worker", "max_rows")
+    __slots__ = ("tables", "worker", "max_rows", "shard_map_epoch")
     TABLES_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     tables: _containers.RepeatedScalarFieldContainer[str]
     worker: int
     max_rows: int
-    def __init__(self, tables: _Optional[_Iterable[str]] = ..., worker: _Optional[int] = ..., max_rows: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, tables: _Optional[_Iterable[str]] = ..., worker: _Optional[int] = ..., max_rows: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class ChangedColumn(_message.Message):
     __slots__ = ("table", "keys", "values")
@@ -127,20 +133,22 @@ class DenseGradColumn(_message.Message):
     def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
 
 class PushGradRequest(_message.Message):
-    __slots__ = ("push_id", "sparse", "dense", "at", "chunk", "num_chunks")
+    __slots__ = ("push_id", "sparse", "dense", "at", "chunk", "num_chunks", "shard_map_epoch")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     push_id: PushId
     sparse: _containers.RepeatedCompositeFieldContainer[SparseGradColumn]
     dense: _containers.RepeatedCompositeFieldContainer[DenseGradColumn]
     at: int
     chunk: int
     num_chunks: int
-    def __init__(self, push_id: _Optional[_Union[PushId, _Mapping]] = ..., sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., at: _Optional[int] = ..., chunk: _Optional[int] = ..., num_chunks: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, push_id: _Optional[_Union[PushId, _Mapping]] = ..., sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., at: _Optional[int] = ..., chunk: _Optional[int] = ..., num_chunks: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class PushGradResponse(_message.Message):
     __slots__ = ("version",)
@@ -149,12 +157,14 @@ class PushGradResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class PullDenseRequest(_message.Message):
-    __slots__ = ("blocks", "at")
+    __slots__ = ("blocks", "at", "shard_map_epoch")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedScalarFieldContainer[str]
     at: int
-    def __init__(self, blocks: _Optional[_Iterable[str]] = ..., at: _Optional[int] = ...) -> None: ...
+    shard_map_epoch: int
+    def __init__(self, blocks: _Optional[_Iterable[str]] = ..., at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class DenseColumn(_message.Message):
     __slots__ = ("block", "values")
@@ -201,14 +211,16 @@ class TakeRequest(_message.Message):
     def __init__(self, exchange: _Optional[str] = ..., worker: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ExchangeMessage(_message.Message):
-    __slots__ = ("sender", "sequence", "content")
+    __slots__ = ("sender", "receiver", "sequence", "content")
     SENDER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     sender: int
+    receiver: int
     sequence: int
     content: bytes
-    def __init__(self, sender: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class TakeResponse(_message.Message):
     __slots__ = ("messages",)

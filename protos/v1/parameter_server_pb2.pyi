@@ -1,6 +1,332 @@
-from protos.v1 import control_plane_pb2 as _control_plane_pb2
 from protos.v1 import data_plane_pb2 as _data_plane_pb2
+from protos.v1 import spec_pb2 as _spec_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
-from typing import ClassVar as _ClassVar
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REDUCE_OP_UNSPECIFIED: _ClassVar[ReduceOp]
+    REDUCE_OP_SUM: _ClassVar[ReduceOp]
+    REDUCE_OP_MAX: _ClassVar[ReduceOp]
+    REDUCE_OP_MIN: _ClassVar[ReduceOp]
+REDUCE_OP_UNSPECIFIED: ReduceOp
+REDUCE_OP_SUM: ReduceOp
+REDUCE_OP_MAX: ReduceOp
+REDUCE_OP_MIN: ReduceOp
+
+class CreateTableRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: _spec_pb2.TableSpec
+    def __init__(self, spec: _Optional[_Union[_spec_pb2.TableSpec, _Mapping]] = ...) -> None: ...
+
+class CreateTableResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateDenseRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: _spec_pb2.DenseSpec
+    def __init__(self, spec: _Optional[_Union[_spec_pb2.DenseSpec, _Mapping]] = ...) -> None: ...
+
+class CreateDenseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WaitVersionRequest(_message.Message):
+    __slots__ = ("at",)
+    AT_FIELD_NUMBER: _ClassVar[int]
+    at: int
+    def __init__(self, at: _Optional[int] = ...) -> None: ...
+
+class WaitVersionResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class BarrierRequest(_message.Message):
+    __slots__ = ("name", "worker", "step")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    worker: int
+    step: int
+    def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class BarrierResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class AllReduceRequest(_message.Message):
+    __slots__ = ("name", "worker", "step", "values", "op")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    worker: int
+    step: int
+    values: bytes
+    op: ReduceOp
+    def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ...) -> None: ...
+
+class AllReduceResponse(_message.Message):
+    __slots__ = ("version", "values")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    values: bytes
+    def __init__(self, version: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
+
+class AdvanceRequest(_message.Message):
+    __slots__ = ("worker", "clock", "at_least")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    clock: int
+    at_least: int
+    def __init__(self, worker: _Optional[int] = ..., clock: _Optional[int] = ..., at_least: _Optional[int] = ...) -> None: ...
+
+class AdvanceResponse(_message.Message):
+    __slots__ = ("slowest",)
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    slowest: int
+    def __init__(self, slowest: _Optional[int] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("worker", "step")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    step: int
+    def __init__(self, worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class LeaveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckFolderRequest(_message.Message):
+    __slots__ = ("folder", "token")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    token: str
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+
+class CheckFolderResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("token", "base")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    base: str
+    def __init__(self, token: _Optional[str] = ..., base: _Optional[str] = ...) -> None: ...
+
+class SnapshotResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Inference(_message.Message):
+    __slots__ = ("dtype", "min_score")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MIN_SCORE_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    min_score: float
+    def __init__(self, dtype: _Optional[str] = ..., min_score: _Optional[float] = ...) -> None: ...
+
+class SaveRequest(_message.Message):
+    __slots__ = ("folder", "token", "inference")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    token: str
+    inference: Inference
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., inference: _Optional[_Union[Inference, _Mapping]] = ...) -> None: ...
+
+class SaveResponse(_message.Message):
+    __slots__ = ("part",)
+    PART_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    def __init__(self, part: _Optional[str] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("url", "token", "only")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    token: str
+    only: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, url: _Optional[str] = ..., token: _Optional[str] = ..., only: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LoadResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ShrinkRequest(_message.Message):
+    __slots__ = ("max_norm", "dry_run")
+    MAX_NORM_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    max_norm: float
+    dry_run: bool
+    def __init__(self, max_norm: _Optional[float] = ..., dry_run: bool = ...) -> None: ...
+
+class ShrunkTable(_message.Message):
+    __slots__ = ("table", "rows", "size_bytes", "left_rows", "candidates")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    rows: int
+    size_bytes: int
+    left_rows: int
+    candidates: int
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., left_rows: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
+
+class ShrinkResponse(_message.Message):
+    __slots__ = ("tables",)
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[ShrunkTable]
+    def __init__(self, tables: _Optional[_Iterable[_Union[ShrunkTable, _Mapping]]] = ...) -> None: ...
+
+class GetDigestRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ShardDigest(_message.Message):
+    __slots__ = ("table", "shard", "digest")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    shard: int
+    digest: bytes
+    def __init__(self, table: _Optional[str] = ..., shard: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class GetDigestResponse(_message.Message):
+    __slots__ = ("shards",)
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedCompositeFieldContainer[ShardDigest]
+    def __init__(self, shards: _Optional[_Iterable[_Union[ShardDigest, _Mapping]]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TableStatus(_message.Message):
+    __slots__ = ("table", "rows", "size_bytes", "candidates", "candidate_bytes", "expired", "evicted")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    rows: int
+    size_bytes: int
+    candidates: int
+    candidate_bytes: int
+    expired: int
+    evicted: int
+    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
+
+class WorkerProgress(_message.Message):
+    __slots__ = ("incarnation", "sequence", "step", "position")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    sequence: int
+    step: int
+    position: str
+    def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("version", "progress")
+    class ProgressEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: WorkerProgress
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    progress: _containers.MessageMap[int, WorkerProgress]
+    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ...) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker", "examples", "has_left", "progress")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    HAS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    examples: int
+    has_left: bool
+    progress: WorkerProgress
+    def __init__(self, worker: _Optional[int] = ..., examples: _Optional[int] = ..., has_left: bool = ..., progress: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
+
+class Staleness(_message.Message):
+    __slots__ = ("counts", "total", "largest")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    total: int
+    largest: int
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ..., largest: _Optional[int] = ...) -> None: ...
+
+class SaveStatus(_message.Message):
+    __slots__ = ("pause_s", "duration_s", "is_over")
+    PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    pause_s: float
+    duration_s: float
+    is_over: bool
+    def __init__(self, pause_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., is_over: bool = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("version", "tables", "workers", "server_index", "num_servers", "staleness", "last_save")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SAVE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    server_index: int
+    num_servers: int
+    staleness: Staleness
+    last_save: SaveStatus
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ...) -> None: ...

@@ -1,12 +1,13 @@
-"""Keys, rows, gradients, push ids and messages <-> messages of the data plane, both ways, once."""
+"""Requests and answers that move data <-> messages of protos/v1/data_plane.proto, both ways, once."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.keys import Keys
-from protos.store import Changed, Message, Missing, Pulled, PushId
+from protos.store import Changed, Message, Missing, Pulled, PulledPieces, PushId, Version
 from protos.v1 import data_plane_pb2
 from protos.wire.codec import (
     decode_counts,
@@ -23,6 +24,43 @@ _MISSING_TO_MESSAGE = {
     Missing.ZEROS: data_plane_pb2.MISSING_ZEROS,
 }
 _MISSING_FROM_MESSAGE = {number: missing for missing, number in _MISSING_TO_MESSAGE.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSparse:
+    """Request for embeddings; see `ParameterReader.pull_sparse`."""
+
+    keys: Mapping[str, Keys]
+    missing: Missing
+    at: Version | None = None
+    shard_map_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullDense:
+    """Request for a server's pieces of dense blocks."""
+
+    blocks: Sequence[str]
+    at: Version | None = None
+    shard_map_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushGrad:
+    """Request that hands over one chunk of a push; see `Parameters.push_grad`."""
+
+    chunk: PushChunk
+    push_id: PushId
+    at: Version | None = None
+    shard_map_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """Request that hands over a message; see `Exchange.post`."""
+
+    exchange: str
+    message: Message
 
 
 def push_id_to_message(push_id: PushId) -> data_plane_pb2.PushId:
@@ -53,59 +91,52 @@ def push_id_from_message(message: data_plane_pb2.PushId) -> PushId:
     )
 
 
-def pull_sparse_request(
-    keys: Mapping[str, Keys], missing: Missing, at: int | None
-) -> data_plane_pb2.PullSparseRequest:
-    """Returns the request for embeddings of `keys` by table."""
+def pull_sparse_to_message(request: PullSparse) -> data_plane_pb2.PullSparseRequest:
+    """Returns the message of a request for embeddings."""
     return data_plane_pb2.PullSparseRequest(
         columns=[
             data_plane_pb2.KeyColumn(table=table, keys=encode_keys(column))
-            for table, column in keys.items()
+            for table, column in request.keys.items()
         ],
-        missing=_MISSING_TO_MESSAGE[missing],
-        at=at,
+        missing=_MISSING_TO_MESSAGE[request.missing],
+        at=request.at,
+        shard_map_epoch=request.shard_map_epoch,
     )
 
 
-def pull_sparse_arguments(
-    request: data_plane_pb2.PullSparseRequest,
-) -> tuple[dict[str, Keys], Missing, int | None]:
-    """Returns the keys by table, what missing keys read, and the version to wait for."""
-    if request.missing not in _MISSING_FROM_MESSAGE:
-        raise ProtocolError(f"a pull must say what missing keys read, got {request.missing}")
-    keys = {column.table: decode_keys(column.keys) for column in request.columns}
-    return keys, _MISSING_FROM_MESSAGE[request.missing], _at_of(request)
+def pull_sparse_from_message(message: data_plane_pb2.PullSparseRequest) -> PullSparse:
+    """Returns the request of a message; its keys are read-only."""
+    if message.missing not in _MISSING_FROM_MESSAGE:
+        raise ProtocolError(f"a pull must say what missing keys read, got {message.missing}")
+    return PullSparse(
+        keys={column.table: decode_keys(column.keys) for column in message.columns},
+        missing=_MISSING_FROM_MESSAGE[message.missing],
+        at=_at_of(message),
+        shard_map_epoch=message.shard_map_epoch,
+    )
 
 
-def pull_sparse_response(pulled: Pulled) -> data_plane_pb2.PullSparseResponse:
-    """Returns the response with embeddings by table."""
+def pulled_to_message(pulled: Pulled) -> data_plane_pb2.PullSparseResponse:
+    """Returns the message of embeddings."""
     return data_plane_pb2.PullSparseResponse(
         columns=[
-            data_plane_pb2.ValueColumn(table=table, values=encode_values(column))
-            for table, column in pulled.rows.items()
+            data_plane_pb2.ValueColumn(
+                table=table, values=encode_values(rows), num_rows=rows.shape[0]
+            )
+            for table, rows in pulled.rows.items()
         ],
         version=pulled.version,
     )
 
 
-def pulled_rows(response: data_plane_pb2.PullSparseResponse, num_keys: Mapping[str, int]) -> Pulled:
-    """Returns read-only float32[N, D] by table; `num_keys` is N as it was asked for."""
-    rows = {
-        column.table: decode_rows(column.values, num_keys[column.table])
-        for column in response.columns
-    }
-    return Pulled(rows, response.version)
-
-
-def pull_changed_request(
-    tables: Iterable[str], worker: int, max_rows: int
-) -> data_plane_pb2.PullChangedRequest:
-    """Returns the request for rows that changed."""
-    return data_plane_pb2.PullChangedRequest(tables=tables, worker=worker, max_rows=max_rows)
+def pulled_from_message(message: data_plane_pb2.PullSparseResponse) -> Pulled:
+    """Returns the embeddings of a message, read-only."""
+    rows = {column.table: decode_rows(column.values, column.num_rows) for column in message.columns}
+    return Pulled(rows, message.version)
 
 
 def changed_to_message(changed: Changed) -> data_plane_pb2.PullChangedResponse:
-    """Returns the response with rows that changed."""
+    """Returns the message of changed rows."""
     return data_plane_pb2.PullChangedResponse(
         columns=[
             data_plane_pb2.ChangedColumn(
@@ -118,41 +149,46 @@ def changed_to_message(changed: Changed) -> data_plane_pb2.PullChangedResponse:
     )
 
 
-def changed_from_message(response: data_plane_pb2.PullChangedResponse) -> Changed:
-    """Returns the rows that changed, read-only; D is 0 where there are none."""
+def changed_from_message(message: data_plane_pb2.PullChangedResponse) -> Changed:
+    """Returns the changed rows of a message, read-only; D is 0 where there are none."""
     rows: dict[str, tuple[Keys, Values]] = {}
-    for column in response.columns:
+    for column in message.columns:
         keys = decode_keys(column.keys)
         rows[column.table] = keys, decode_rows(column.values, keys.size)
-    return Changed(rows, response.version, response.has_more)
+    return Changed(rows, message.version, message.has_more)
 
 
-def pull_dense_request(blocks: Iterable[str], at: int | None) -> data_plane_pb2.PullDenseRequest:
-    """Returns the request for a server's pieces of dense blocks."""
-    return data_plane_pb2.PullDenseRequest(blocks=blocks, at=at)
-
-
-def pull_dense_arguments(request: data_plane_pb2.PullDenseRequest) -> tuple[list[str], int | None]:
-    """Returns the blocks, and the version to wait for."""
-    return list(request.blocks), _at_of(request)
-
-
-def pull_dense_response(
-    values: Mapping[str, Values], version: int
-) -> data_plane_pb2.PullDenseResponse:
-    """Returns the response with pieces of dense blocks."""
-    return data_plane_pb2.PullDenseResponse(
-        columns=[
-            data_plane_pb2.DenseColumn(block=block, values=encode_values(piece))
-            for block, piece in values.items()
-        ],
-        version=version,
+def pull_dense_to_message(request: PullDense) -> data_plane_pb2.PullDenseRequest:
+    """Returns the message of a request for pieces."""
+    return data_plane_pb2.PullDenseRequest(
+        blocks=request.blocks, at=request.at, shard_map_epoch=request.shard_map_epoch
     )
 
 
-def pulled_pieces(response: data_plane_pb2.PullDenseResponse) -> dict[str, Values]:
-    """Returns read-only float32[p] by block."""
-    return {column.block: decode_values(column.values) for column in response.columns}
+def pull_dense_from_message(message: data_plane_pb2.PullDenseRequest) -> PullDense:
+    """Returns the request of a message."""
+    return PullDense(
+        blocks=list(message.blocks),
+        at=_at_of(message),
+        shard_map_epoch=message.shard_map_epoch,
+    )
+
+
+def pieces_to_message(pulled: PulledPieces) -> data_plane_pb2.PullDenseResponse:
+    """Returns the message of pieces."""
+    return data_plane_pb2.PullDenseResponse(
+        columns=[
+            data_plane_pb2.DenseColumn(block=block, values=encode_values(piece))
+            for block, piece in pulled.pieces.items()
+        ],
+        version=pulled.version,
+    )
+
+
+def pieces_from_message(message: data_plane_pb2.PullDenseResponse) -> PulledPieces:
+    """Returns the pieces of a message, read-only."""
+    pieces = {column.block: decode_values(column.values) for column in message.columns}
+    return PulledPieces(pieces, message.version)
 
 
 def sparse_grad_to_message(table: str, grad: SparseGrad) -> data_plane_pb2.SparseGradColumn:
@@ -194,71 +230,83 @@ def dense_grads_of(request: data_plane_pb2.PushGradRequest) -> list[tuple[str, i
     ]
 
 
-def push_grad_request(
-    push_id: PushId, chunk: PushChunk, at: int | None
-) -> data_plane_pb2.PushGradRequest:
-    """Returns the request that carries one chunk of a push."""
+def push_grad_to_message(request: PushGrad) -> data_plane_pb2.PushGradRequest:
+    """Returns the message of one chunk of a push."""
+    chunk = request.chunk
     return data_plane_pb2.PushGradRequest(
-        push_id=push_id_to_message(push_id),
+        push_id=push_id_to_message(request.push_id),
         sparse=[sparse_grad_to_message(table, grad) for table, grad in chunk.sparse],
         dense=[dense_grad_to_message(block, grad, start) for block, start, grad in chunk.dense],
-        at=at,
+        at=request.at,
         chunk=chunk.chunk,
         num_chunks=chunk.num_chunks,
+        shard_map_epoch=request.shard_map_epoch,
     )
 
 
-def push_grad_arguments(
-    request: data_plane_pb2.PushGradRequest,
-) -> tuple[PushId, PushChunk, int | None]:
-    """Returns the push id, the chunk of the push that the request carries, and its step."""
+def push_grad_from_message(message: data_plane_pb2.PushGradRequest) -> PushGrad:
+    """Returns the chunk of a push; its arrays are read-only."""
     chunk = PushChunk(
-        sparse=sparse_grads_of(request),
-        dense=dense_grads_of(request),
-        chunk=request.chunk,
-        num_chunks=request.num_chunks,
+        sparse=sparse_grads_of(message),
+        dense=dense_grads_of(message),
+        chunk=message.chunk,
+        num_chunks=message.num_chunks,
     )
-    return push_id_from_message(request.push_id), chunk, _at_of(request)
+    return PushGrad(
+        chunk=chunk,
+        push_id=push_id_from_message(message.push_id),
+        at=_at_of(message),
+        shard_map_epoch=message.shard_map_epoch,
+    )
 
 
-def post_request(exchange: str, message: Message) -> data_plane_pb2.PostRequest:
-    """Returns the request that hands over a message."""
+def post_to_message(request: Post) -> data_plane_pb2.PostRequest:
+    """Returns the message of a request to post."""
     return data_plane_pb2.PostRequest(
-        exchange=exchange,
+        exchange=request.exchange,
+        sender=request.message.sender,
+        receiver=request.message.receiver,
+        sequence=request.message.sequence,
+        content=request.message.content,
+    )
+
+
+def post_from_message(message: data_plane_pb2.PostRequest) -> Post:
+    """Returns the request of a message."""
+    posted = Message(
         sender=message.sender,
         receiver=message.receiver,
         sequence=message.sequence,
-        content=message.content,
+        content=message.content if message.HasField("content") else None,
     )
+    return Post(exchange=message.exchange, message=posted)
 
 
-def posted_message(request: data_plane_pb2.PostRequest) -> Message:
-    """Returns the message that is handed over."""
-    return Message(
-        sender=request.sender,
-        receiver=request.receiver,
-        sequence=request.sequence,
-        content=request.content if request.HasField("content") else None,
-    )
-
-
-def take_response(messages: Sequence[Message]) -> data_plane_pb2.TakeResponse:
-    """Returns the response with messages, each with a content."""
+def taken_to_message(taken: Sequence[Message]) -> data_plane_pb2.TakeResponse:
+    """Returns the message of workers' messages, each with a content."""
     return data_plane_pb2.TakeResponse(
         messages=[
             data_plane_pb2.ExchangeMessage(
-                sender=message.sender, sequence=message.sequence, content=message.content
+                sender=each.sender,
+                receiver=each.receiver,
+                sequence=each.sequence,
+                content=each.content,
             )
-            for message in messages
+            for each in taken
         ]
     )
 
 
-def taken_from_response(response: data_plane_pb2.TakeResponse, receiver: int) -> list[Message]:
-    """Returns the messages of a response."""
+def taken_from_message(message: data_plane_pb2.TakeResponse) -> list[Message]:
+    """Returns the workers' messages."""
     return [
-        Message(sender=each.sender, receiver=receiver, sequence=each.sequence, content=each.content)
-        for each in response.messages
+        Message(
+            sender=each.sender,
+            receiver=each.receiver,
+            sequence=each.sequence,
+            content=each.content,
+        )
+        for each in message.messages
     ]
 
 

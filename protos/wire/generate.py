@@ -1,8 +1,9 @@
-"""Writes the Python code of protos/v1/*.proto, or checks that it is up to date.
+"""Writes the Python code of the messages in protos/v1/*.proto, or checks that it is up to date.
 
     python -m protos.wire.generate            # write
     python -m protos.wire.generate --check    # exit 1 and name the stale files
 
+Stubs and servicers are not generated: protos/wire/calls.py has a row for each RPC.
 The generator is pinned in pyproject.toml: generated code refuses a runtime older than its generator.
 """
 
@@ -13,7 +14,6 @@ from pathlib import Path
 
 PROTOS = Path(__file__).parents[1] / "v1"
 ROOT = PROTOS.parent.parent
-WITH_SERVICE = "parameter_server.proto"
 
 
 def generate(target: Path) -> None:
@@ -22,8 +22,6 @@ def generate(target: Path) -> None:
 
     for proto in sorted(PROTOS.glob("*.proto")):
         arguments = ["protoc", f"-I{ROOT}", f"--python_out={target}", f"--pyi_out={target}"]
-        if proto.name == WITH_SERVICE:
-            arguments.append(f"--grpc_python_out={target}")
         if protoc.main([*arguments, str(proto)]):
             raise SystemExit(f"protoc failed on {proto}")
 

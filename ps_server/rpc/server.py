@@ -13,11 +13,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos.errors import BindError, IdleError
-from protos.v1 import parameter_server_pb2_grpc
 from protos.wire.channel import SERVER_OPTIONS
 from ps_server.rpc.activity import Activity
+from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.health import SERVICE
-from ps_server.rpc.service import ParameterServerServicer
+from ps_server.rpc.service import Service
 from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
@@ -59,12 +59,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        servicer = ParameterServerServicer(
-            store, activity=self._activity, on_all_left=self._on_all_left
-        )
-        parameter_server_pb2_grpc.add_ParameterServerServicer_to_server(  # type: ignore[no-untyped-call]
-            servicer, self._server
-        )
+        Service(Handlers(store, self._on_all_left), self._activity).add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from protos.errors import GradientError, SpecConflictError
 from protos.gradients import DenseGrad, Values
-from protos.placement import piece_of_server
+from protos.placement import ONE_SERVER, ShardMap
 from protos.runtime.jit import kernel, read_only
 from protos.spec import DenseSpec, InitializerSpec
 from ps_server.optimizers.registry import hyper_of, initial_state, optimizer_of
@@ -27,7 +27,9 @@ def _apply(hyper: Any, weights: Values, state: Values, grad: Values, scale: np.f
 class DenseTable:
     """One server's piece of a dense block. Thread-safe."""
 
-    def __init__(self, spec: DenseSpec, *, server_index: int = 0, num_servers: int = 1) -> None:
+    def __init__(
+        self, spec: DenseSpec, *, server_index: int = 0, shard_map: ShardMap = ONE_SERVER
+    ) -> None:
         """Makes the piece with its initial values.
 
         Raises:
@@ -35,7 +37,7 @@ class DenseTable:
         """
         self._lock = threading.Lock()
         self.declare(spec)
-        self.piece = piece_of_server(spec.length, server_index, num_servers)
+        self.piece = shard_map.piece_of(server_index, spec.length)
         self._weights = np.zeros(self.piece.stop - self.piece.start, np.float32)
         self._state = initial_state(spec.optimizer, self._weights.size)
         position = 0

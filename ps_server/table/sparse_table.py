@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protos.errors import GradientError, ProtocolError, SpecConflictError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.keys import Keys
-from protos.placement import count_by_shard, shard_of, shards_of_server
+from protos.placement import ONE_SERVER, ShardMap, shard_of
 from protos.runtime.jit import read_only
 from protos.spec import StatisticsSpec, TableSpec
 from protos.store import Missing, Shrunk, TableStatus
@@ -57,7 +57,7 @@ class SparseTable:
         spec: TableSpec,
         *,
         server_index: int = 0,
-        num_servers: int = 1,
+        shard_map: ShardMap = ONE_SERVER,
         num_subscribers: int = 0,
         has_base: bool = False,
         region_bytes: int = RESERVED_REGION_BYTES,
@@ -68,7 +68,7 @@ class SparseTable:
         Args:
             spec: What the table is.
             server_index: The server that this process is.
-            num_servers: Servers of the cluster.
+            shard_map: Says which shards it has.
             num_subscribers: For how many subscribers to remember which rows changed.
             has_base: Whether each row has a base (replica_table.py).
             region_bytes: Address space to reserve for each shard.
@@ -78,11 +78,11 @@ class SparseTable:
             SpecConflictError: If the spec is impossible.
         """
         self._server_index = server_index
-        self._num_servers = num_servers
+        self._shard_map = shard_map
         self._clock = clock
         self._candidates: Candidates | None = None
         self._region_bytes = region_bytes
-        self.shards: Sequence[int] = shards_of_server(spec.num_shards, server_index, num_servers)
+        self.shards: Sequence[int] = shard_map.shards_of(server_index, spec.num_shards)
         self._take(spec)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
         self._regions = RowRegions(
@@ -473,8 +473,8 @@ class SparseTable:
             self._regions.grow(shard)
 
     def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
-        return count_by_shard(
-            read_only(keys), self.spec.num_shards, self._server_index, self._num_servers
+        return self._shard_map.count_by_shard(
+            read_only(keys), self.spec.num_shards, self._server_index
         )
 
     @contextmanager

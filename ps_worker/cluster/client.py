@@ -10,7 +10,7 @@ must not reach the others.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from protos.errors import (
 from protos.futures import Combined, Future, results, results_of_all_ended
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
 from protos.keys import Keys
-from protos.placement import piece_of_server, route
+from protos.placement import ShardMap
 from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
@@ -53,6 +53,10 @@ from protos.store import (
     merge_status,
     require_numbers,
 )
+from protos.wire import calls
+from protos.wire.calls import Call
+from protos.wire.control_messages import AllReduce, Resume, Save
+from protos.wire.data_messages import Post, PullDense, PullSparse, PushGrad
 from ps_server.checkpoint.files.digest import model_digest
 from ps_server.checkpoint.files.manifest import Share, share_from_json
 from ps_server.checkpoint.publish import require_writable
@@ -61,6 +65,8 @@ from ps_server.checkpoint.writer import open_base, save_checkpoint
 from ps_worker.cluster.transport import Transport
 
 Positions = NDArray[np.int32]
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 _HEADERS_BYTES = 64 * 2**10  # of a message, beside its numbers: ample
 
@@ -100,9 +106,9 @@ class ClusterClient:
     def __init__(self, transport: Transport, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         """Uses `transport`, and closes it in the end; no message has much over `chunk_bytes`."""
         self._transport = transport
-        self._part_bytes = chunk_bytes
-        self._num_servers = len(transport.endpoints)
-        self._servers = range(self._num_servers)
+        self._chunk_bytes = chunk_bytes
+        self._shard_map = ShardMap.of(len(transport.endpoints))
+        self._servers = self._shard_map.servers
         self._tables: dict[str, TableSpec] = {}
         self._blocks: dict[str, DenseSpec] = {}
 
@@ -121,23 +127,27 @@ class ClusterClient:
         """Ends the connections; calls that are on their way fail."""
         self._transport.close()
 
+    def _call_all(self, call: Call[Q, A], argument: Q) -> list[Future[A]]:
+        """Starts a call to every server."""
+        return [self._transport.call(server, call, argument) for server in self._servers]
+
     # Declaring
 
     def create_table(self, spec: TableSpec) -> None:
         """See `protos.store.Store`."""
-        results([self._transport.create_table(server, spec) for server in self._servers])
+        results(self._call_all(calls.CREATE_TABLE, spec))
         self._tables[spec.name] = spec
 
     def create_dense(self, spec: DenseSpec) -> None:
         """See `protos.store.Store`; a server's piece must fit a message."""
-        piece_bytes = VALUE_BYTES * -(-spec.length // self._num_servers)
+        piece_bytes = VALUE_BYTES * -(-spec.length // self._shard_map.num_servers)
         if piece_bytes > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
             raise SpecConflictError(
-                f"dense block {spec.name!r} has {spec.length} elements, so {self._num_servers} servers "
-                f"would hold {piece_bytes} bytes each, more than the {MAX_MESSAGE_BYTES} of a message: "
-                f"use more servers, or several blocks"
+                f"dense block {spec.name!r} has {spec.length} elements, so "
+                f"{self._shard_map.num_servers} servers would hold {piece_bytes} bytes each, more than "
+                f"the {MAX_MESSAGE_BYTES} of a message: use more servers, or several blocks"
             )
-        results([self._transport.create_dense(server, spec) for server in self._servers])
+        results(self._call_all(calls.CREATE_DENSE, spec))
         self._blocks[spec.name] = spec
 
     def _table(self, name: str) -> TableSpec:
@@ -158,16 +168,21 @@ class ClusterClient:
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
     ) -> Future[Pulled]:
         """See `protos.store.Store`."""
+        epoch = self._shard_map.epoch
         dims = {table: self._table(table).dim for table in keys}
         routes = {table: self._route(table, column) for table, column in keys.items()}
-        calls = [
+        pending = [
             _RowsOnTheirWay(
                 positions,
-                self._transport.pull_sparse(
+                self._transport.call(
                     server,
-                    {table: keys[table][where] for table, where in positions.items()},
-                    missing,
-                    at,
+                    calls.PULL_SPARSE,
+                    PullSparse(
+                        keys={table: keys[table][where] for table, where in positions.items()},
+                        missing=missing,
+                        at=at,
+                        shard_map_epoch=epoch,
+                    ),
                 ),
             )
             for server in self._servers
@@ -176,14 +191,23 @@ class ClusterClient:
             )
             # Waiting for a version means waiting until each server has it.
             if at is not None or any(where.size for where in positions.values())
-        ] or [_RowsOnTheirWay({}, self._transport.pull_sparse(0, {}, missing, at))]
+        ] or [
+            _RowsOnTheirWay(
+                {},
+                self._transport.call(
+                    0,
+                    calls.PULL_SPARSE,
+                    PullSparse(keys={}, missing=missing, at=at, shard_map_epoch=epoch),
+                ),
+            )
+        ]
 
         def combine() -> Pulled:
             out = {
                 table: np.empty((column.size, dims[table]), np.float32)
                 for table, column in keys.items()
             }
-            versions = [call.write(out) for call in calls]
+            versions = [call.write(out) for call in pending]
             return Pulled(out, min(versions))
 
         return Combined(combine)
@@ -194,19 +218,25 @@ class ClusterClient:
         """See `protos.store.Store`."""
         for block, vector in into.items():
             _require_length(self._block(block), vector, ProtocolError, "pull into")
-        calls = [
-            (server, self._transport.pull_dense(server, blocks, at))
+        epoch = self._shard_map.epoch
+        pending = [
+            (
+                server,
+                self._transport.call(
+                    server, calls.PULL_DENSE, PullDense(blocks=blocks, at=at, shard_map_epoch=epoch)
+                ),
+            )
             for server in self._servers
             for blocks in self._split_pieces(list(into), server)
         ]
 
         def combine() -> Version:
             versions = []
-            for server, call in calls:
-                pieces, version = call.result()
-                for block, piece in pieces.items():
+            for server, call in pending:
+                pulled = call.result()
+                for block, piece in pulled.pieces.items():
                     into[block][self._piece(block, server)] = piece
-                versions.append(version)
+                versions.append(pulled.version)
             return min(versions)
 
         return Combined(combine)
@@ -217,14 +247,15 @@ class ClusterClient:
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
         widest = KEY_BYTES + VALUE_BYTES * max(dims.values(), default=0)
-        fitting = min(max_rows, max(1, self._part_bytes // widest))
-        calls = [
-            self._transport.pull_changed(server, tables, worker, fitting)
-            for server in self._servers
-        ]
+        fitting = min(max_rows, max(1, self._chunk_bytes // widest))
+        epoch = self._shard_map.epoch
+        request = calls.PullChanged(
+            tables=tables, worker=worker, max_rows=fitting, shard_map_epoch=epoch
+        )
+        pending = self._call_all(calls.PULL_CHANGED, request)
 
         def combine() -> Changed:
-            parts = results(calls)
+            parts = results(pending)
             return Changed(
                 rows={
                     table: _joined(table, dim, [part.rows[table] for part in parts])
@@ -241,21 +272,26 @@ class ClusterClient:
     ) -> Future[Version]:
         """See `protos.store.Store`."""
         self._check(gradients)
+        epoch = self._shard_map.epoch
         routes = {table: self._route(table, grad.keys) for table, grad in gradients.sparse.items()}
-        calls = [
-            self._transport.push_grad(server, part, push_id, at)
+        pending = [
+            self._transport.call(
+                server,
+                calls.PUSH_GRAD,
+                PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch),
+            )
             for server in self._servers
-            for part in split_push(
-                self._part_of_server(gradients, routes, server), self._part_bytes
+            for chunk in split_push(
+                self._part_of_server(gradients, routes, server), self._chunk_bytes
             )
         ]
-        return Combined(lambda: min(results(calls)))
+        return Combined(lambda: min(results(pending)))
 
     def _route(self, table: str, keys: Keys) -> list[Positions]:
-        return route(keys, self._tables[table].num_shards, self._num_servers)
+        return self._shard_map.route(keys, self._tables[table].num_shards)
 
     def _piece(self, block: str, server: int) -> slice:
-        return piece_of_server(self._blocks[block].length, server, self._num_servers)
+        return self._shard_map.piece_of(server, self._blocks[block].length)
 
     def _split_pull(
         self, positions: Mapping[str, Positions], dims: Mapping[str, int]
@@ -267,7 +303,7 @@ class ClusterClient:
         ]
         return [
             {tables[column]: positions[tables[column]][rows] for column, rows in group}
-            for group in split_columns(columns, self._part_bytes)
+            for group in split_columns(columns, self._chunk_bytes)
         ]
 
     def _split_pieces(self, blocks: Sequence[str], server: int) -> list[list[str]]:
@@ -276,7 +312,7 @@ class ClusterClient:
         columns = [(1, VALUE_BYTES * (piece.stop - piece.start)) for piece in pieces]
         return [
             [blocks[column] for column, _ in group]
-            for group in split_columns(columns, self._part_bytes)
+            for group in split_columns(columns, self._chunk_bytes)
         ]
 
     def _part_of_server(
@@ -312,15 +348,14 @@ class ClusterClient:
 
     def wait_version(self, at: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        calls = [
-            self._transport.pull_sparse(server, {}, Missing.INITIAL, at) for server in self._servers
-        ]
-        return Combined(lambda: min(pulled.version for pulled in results(calls)))
+        pending = self._call_all(calls.WAIT_VERSION, calls.WaitVersion(at=at))
+        return Combined(lambda: min(results(pending)))
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        calls = [self._transport.barrier(server, name, worker, step) for server in self._servers]
-        return Combined(lambda: _same_version(name, results(calls)))
+        request = calls.Barrier(name=name, worker=worker, step=step)
+        pending = self._call_all(calls.BARRIER, request)
+        return Combined(lambda: _same_version(name, results(pending)))
 
     def all_reduce(
         self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
@@ -328,19 +363,22 @@ class ClusterClient:
         """See `protos.store.Store`; the first server reduces."""
         require_numbers(name, values)
         first, *others = self._servers
-        reduction = self._transport.all_reduce(first, name, worker, values, op, step)
-        calls = [self._transport.barrier(server, name, worker, step) for server in others]
+        numbers = AllReduce(name=name, worker=worker, values=values, op=op, step=step)
+        reduction = self._transport.call(first, calls.ALL_REDUCE, numbers)
+        request = calls.Barrier(name=name, worker=worker, step=step)
+        pending = [self._transport.call(server, calls.BARRIER, request) for server in others]
 
         def combine() -> Reduced:
             reduced = reduction.result()
-            _same_version(name, [reduced.version, *results(calls)])
+            _same_version(name, [reduced.version, *results(pending)])
             return reduced
 
         return Combined(combine)
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`; the first server knows how far all are."""
-        return self._transport.advance(0, worker, clock, max(0, at_least))
+        request = calls.Advance(worker=worker, clock=clock, at_least=max(0, at_least))
+        return self._transport.call(0, calls.ADVANCE, request)
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`; content must fit a message."""
@@ -349,19 +387,17 @@ class ClusterClient:
             raise ProtocolError(
                 f"a message of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: cut it"
             )
-        return self._transport.post(self._server_of_exchange(message.receiver), exchange, message)
+        server = self._shard_map.server_of_receiver(message.receiver)
+        return self._transport.call(server, calls.POST, Post(exchange=exchange, message=message))
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `protos.store.Store`."""
-        return self._transport.take(self._server_of_exchange(worker), exchange, worker, received)
-
-    def _server_of_exchange(self, receiver: int) -> int:
-        """Returns the server of a receiver's messages: one, so that they have one order and one end."""
-        return receiver % self._num_servers
+        request = calls.Take(exchange=exchange, worker=worker, received=received)
+        return self._transport.call(self._shard_map.server_of_receiver(worker), calls.TAKE, request)
 
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
-        results([self._transport.leave(server, worker, step) for server in self._servers])
+        results(self._call_all(calls.LEAVE, calls.Leave(worker=worker, step=step)))
 
     # Checkpoints and status
 
@@ -369,9 +405,8 @@ class ClusterClient:
         """See `protos.store.Store`."""
 
         def check_servers(folder: str, token: str) -> None:
-            results_of_all_ended(
-                [self._transport.check_folder(server, folder, token) for server in self._servers]
-            )
+            request = calls.CheckFolder(folder=folder, token=token)
+            results_of_all_ended(self._call_all(calls.CHECK_FOLDER, request))
 
         require_writable(root, check_servers)
 
@@ -380,20 +415,13 @@ class ClusterClient:
         base = open_base(request.base, request.url) if request.base else None
 
         def write_shares(folder: str, token: str) -> list[Share]:
-            base_token = "" if base is None else base.token
-            results(
-                [self._transport.snapshot(server, token, base_token) for server in self._servers]
-            )
+            snapshot = calls.Snapshot(token=token, base="" if base is None else base.token)
+            results(self._call_all(calls.SNAPSHOT, snapshot))
             if request.on_snapshot is not None:
                 request.on_snapshot()
-            if (settings := request.inference) is None:
-                calls = [self._transport.save(server, folder, token) for server in self._servers]
-            else:
-                calls = [
-                    self._transport.save_inference(server, folder, token, settings)
-                    for server in self._servers
-                ]
-            return [share_from_json(part) for part in results_of_all_ended(calls)]
+            save = Save(folder=folder, token=token, inference=request.inference)
+            pending = self._call_all(calls.SAVE, save)
+            return [share_from_json(share) for share in results_of_all_ended(pending)]
 
         return save_checkpoint(
             request.url,
@@ -413,23 +441,23 @@ class ClusterClient:
         checkpoint.require_trainable()
         checkpoint.require(self._tables.keys() | self._blocks.keys(), only)
         checkpoint.verify()
-        where = (checkpoint.url, checkpoint.token, only)
-        results_of_all_ended([self._transport.load(server, *where) for server in self._servers])
+        request = calls.Load(url=checkpoint.url, token=checkpoint.token, only=sorted(only))
+        results_of_all_ended(self._call_all(calls.LOAD, request))
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""
-        results([self._transport.resume(server, version, progress) for server in self._servers])
+        results(self._call_all(calls.RESUME, Resume(version=version, progress=progress)))
 
     def shrink(
         self, *, max_norm: float | None = None, dry_run: bool = False
     ) -> Mapping[str, Shrunk]:
         """See `protos.store.Store`."""
-        calls = [self._transport.shrink(server, max_norm, dry_run) for server in self._servers]
-        return merge_shrunk(results(calls))
+        request = calls.Shrink(max_norm=max_norm, dry_run=dry_run)
+        return merge_shrunk(results(self._call_all(calls.SHRINK, request)))
 
     def digest(self) -> str:
         """See `protos.store.Store`."""
-        parts = results([self._transport.digest(server) for server in self._servers])
+        parts = results(self._call_all(calls.GET_DIGEST, None))
         shards = {shard: digest for part in parts for shard, digest in part.items()}
         return model_digest(self._dense_vectors(), shards)
 
@@ -441,7 +469,7 @@ class ClusterClient:
 
     def status(self) -> StoreStatus:
         """See `protos.store.Store`."""
-        parts = results([self._transport.status(server) for server in self._servers])
+        parts = results(self._call_all(calls.GET_STATUS, None))
         return merge_status([part.store for part in parts])
 
 

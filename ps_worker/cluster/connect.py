@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from protos.errors import CtrPsError, ProtocolError, TransportError
+from protos.store import ServerStatus
+from protos.wire.calls import GET_STATUS
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
-from ps_worker.cluster.transport import ServerStatus, Transport
+from ps_worker.cluster.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ def wait_for_servers(
 
 def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[int, TransportError]:
     """Asks servers who they are; returns those that did not answer within `wait_s`."""
-    calls = {server: transport.status(server, wait_s=wait_s) for server in servers}
+    calls = {server: transport.call(server, GET_STATUS, None, ready_s=wait_s) for server in servers}
     failures = {}
     for server, call in calls.items():
         try:

@@ -16,7 +16,7 @@ from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.errors import CtrPsError
 from protos.gradients import SparseGrad, sum_sparse
-from protos.placement import route
+from protos.placement import ShardMap
 from protos.runtime.compile_lock import compile_lock
 from protos.runtime.jit import read_only
 from ps_server.store import ParameterStore
@@ -107,7 +107,7 @@ def _move_rows() -> None:
     grad = SparseGrad(keys, np.ones((4, 2), np.float32), 1)
     sum_sparse([grad, grad])
     out = np.empty((4, 2), np.float32)
-    for positions in route(keys, 64, 2):
+    for positions in ShardMap.of(2).route(keys, 64):
         values = read_only(np.ones((positions.size, 2), np.float32))
         scatter_rows(values, positions, out)
 

@@ -11,12 +11,14 @@ from protos.errors import (
     ProtocolError,
     SpecConflictError,
     UnknownTableError,
+    WrongServerError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Pulled, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
+from tests.support.cluster import cluster
 from tests.support.stores import (
     DEEP,
     KEYS,
@@ -291,3 +293,28 @@ def test_finding_out_whether_checkpoints_can_be_saved_leaves_nothing(store, tmp_
     assert not list((tmp_path / "checkpoints").iterdir())
     with pytest.raises(CheckpointError, match=r"file/probe"):
         store.require_writable(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_servers: int):
+    """The last server has another map, so that the others could have answered."""
+    with cluster(num_servers=num_servers) as servers:
+        client = servers.client()
+        declare(client)
+        client.create_table(replace(DEEP, name="recording", records_changes=True))
+        client.push_grad(random_gradients(0), push_id()).result()
+        last = servers.stores[-1]
+        digests = last.shard_digests()
+        last.shard_map = replace(last.shard_map, epoch=5)
+
+        refused = rf"epoch 1, but server {num_servers - 1} of {num_servers} has that of epoch 5: connect to"
+        for call in (
+            lambda: client.push_grad(random_gradients(1), push_id(sequence=1)),
+            lambda: client.pull_sparse({"deep": KEYS}, missing=Missing.ZEROS),
+            lambda: client.pull_dense({"tower": np.empty(TOWER.length, np.float32)}),
+            lambda: client.pull_changed(["recording"], 0, max_rows=1),
+        ):
+            with pytest.raises(WrongServerError, match=refused):
+                call().result()
+        assert last.shard_digests() == digests
+        assert last.status().examples == {0: 1}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protos.errors import ProtocolError, WrongServerError
 from protos.keys import mix64
-from protos.placement import count_by_shard, piece_of_server, route, shard_of, shards_of_server
+from protos.placement import FIRST_EPOCH, ONE_SERVER, ShardMap, shard_of
 from tests.reference import partition as reference
 
 KEYS = st.lists(st.integers(0, 2**64 - 1), max_size=60)
@@ -40,7 +40,7 @@ def test_shard_is_the_high_bits_of_the_hash(key: int, num_shards: int) -> None:
 
 @given(keys=KEYS, num_shards=NUM_SHARDS)
 def test_counts_agree_with_the_shard_of_each_key(keys: list[int], num_shards: int) -> None:
-    counts = count_by_shard(np.array(keys, np.uint64), num_shards, 0, 1)
+    counts = ONE_SERVER.count_by_shard(np.array(keys, np.uint64), num_shards, 0)
 
     shards = [reference.shard_of(key, num_shards) for key in keys]
     assert counts.tolist() == np.bincount(np.array(shards, int), minlength=num_shards).tolist()
@@ -50,7 +50,7 @@ def test_counts_agree_with_the_shard_of_each_key(keys: list[int], num_shards: in
 def test_each_position_is_routed_once_to_the_owner_of_its_key(
     keys: list[int], num_shards: int, num_servers: int
 ) -> None:
-    routes = route(np.array(keys, np.uint64), num_shards, num_servers)
+    routes = ShardMap.of(num_servers).route(np.array(keys, np.uint64), num_shards)
 
     expected: list[list[int]] = [[] for _ in range(num_servers)]
     for position, key in enumerate(keys):
@@ -62,10 +62,10 @@ def test_each_position_is_routed_once_to_the_owner_of_its_key(
 def test_servers_accept_what_is_routed_to_them(
     keys: list[int], num_shards: int, num_servers: int
 ) -> None:
-    array = np.array(keys, np.uint64)
+    array, shard_map = np.array(keys, np.uint64), ShardMap.of(num_servers)
 
-    for server, positions in enumerate(route(array, num_shards, num_servers)):
-        counts = count_by_shard(array[positions], num_shards, server, num_servers)
+    for server, positions in enumerate(shard_map.route(array, num_shards)):
+        counts = shard_map.count_by_shard(array[positions], num_shards, server)
 
         assert counts.sum() == positions.size
 
@@ -76,7 +76,7 @@ def test_key_of_another_server_is_refused_by_shard_and_owner() -> None:
     with pytest.raises(
         WrongServerError, match=r"server 1 of 3 was sent 1 keys of shard 5.*server 2"
     ):
-        count_by_shard(key, 64, 1, 3)
+        ShardMap.of(3).count_by_shard(key, 64, 1)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float64", "uint32"])
@@ -85,24 +85,28 @@ def test_keys_of_another_type_are_refused(dtype: str) -> None:
     keys = np.array([1, 2, 3], dtype)
 
     with pytest.raises(ProtocolError, match=f"{dtype}.*uint64"):
-        count_by_shard(keys, 64, 0, 1)
+        ONE_SERVER.count_by_shard(keys, 64, 0)
     with pytest.raises(ProtocolError, match=f"{dtype}.*uint64"):
-        route(keys, 64, 2)
+        ShardMap.of(2).route(keys, 64)
 
 
 @given(num_shards=NUM_SHARDS, num_servers=NUM_SERVERS)
 def test_servers_share_the_shards(num_shards: int, num_servers: int) -> None:
-    held = [shards_of_server(num_shards, server, num_servers) for server in range(num_servers)]
+    shard_map = ShardMap.of(num_servers)
+    held = [shard_map.shards_of(server, num_shards) for server in shard_map.servers]
 
     assert sorted(shard for shards in held for shard in shards) == list(range(num_shards))
     assert all(
-        shard % num_servers == server for server in range(num_servers) for shard in held[server]
+        shard_map.server_of(shard) == server == shard % num_servers
+        for server in shard_map.servers
+        for shard in held[server]
     )
 
 
 @given(length=st.integers(0, 10**12), num_servers=st.integers(1, 100))
 def test_pieces_cover_a_block_evenly(length: int, num_servers: int) -> None:
-    pieces = [piece_of_server(length, server, num_servers) for server in range(num_servers)]
+    shard_map = ShardMap.of(num_servers)
+    pieces = [shard_map.piece_of(server, length) for server in shard_map.servers]
 
     bounds = [piece.start for piece in pieces] + [length]
     assert [piece.stop for piece in pieces] == bounds[1:]
@@ -110,3 +114,15 @@ def test_pieces_cover_a_block_evenly(length: int, num_servers: int) -> None:
     lengths = np.diff(bounds)
     assert lengths.min() >= 0
     assert lengths.max() - lengths.min() <= 1
+
+
+def test_request_that_another_map_placed_is_refused_with_both_epochs() -> None:
+    shard_map = ShardMap.of(3)
+
+    shard_map.require_epoch(FIRST_EPOCH, server=1)
+    for epoch in (0, FIRST_EPOCH + 1):
+        with pytest.raises(
+            WrongServerError,
+            match=rf"of epoch {epoch}, but server 1 of 3 has that of epoch {FIRST_EPOCH}: connect",
+        ):
+            shard_map.require_epoch(epoch, server=1)

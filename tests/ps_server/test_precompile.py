@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from protos.chunking import PushChunk, join_push
+from protos.chunking import PushChunk
 from protos.gradients import DenseGrad, SparseGrad
 from protos.spec import (
     AdmissionSpec,
@@ -18,11 +18,13 @@ from protos.spec import (
     TableSpec,
 )
 from protos.store import Missing, PushId, SaveRequest
-from protos.wire import data_messages
+from protos.wire.calls import PULL_SPARSE, PUSH_GRAD
+from protos.wire.data_messages import PullSparse, PushGrad
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.precompile import precompile_kernels
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
+from tests.support.local_transport import through
 from tests.support.optimizers import plain_optimizer
 
 
@@ -60,16 +62,16 @@ def serve_a_job(optimizer: str, folder: str) -> None:
         push_id = PushId(
             worker=worker, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0
         )
-        request = data_messages.push_grad_request(
-            push_id, PushChunk([("t", grad), ("c", counted)], dense), 0
+        chunk = PushChunk([("t", grad), ("c", counted)], dense)
+        push = through(
+            PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, at=0, shard_map_epoch=1)
         )
-        push_id, part, at = data_messages.push_grad_arguments(
-            type(request).FromString(request.SerializeToString())
-        )
-        store.push_grad(join_push([part]), push_id, at=at).result()
-    request = data_messages.pull_sparse_request({"t": keys}, Missing.ZEROS, 1)
-    wanted, missing, at = data_messages.pull_sparse_arguments(request)
-    store.pull_sparse(wanted, missing=missing, at=at).result()
+        store.push_chunk(push.chunk, push_id, at=0).result()
+    pull = through(
+        PULL_SPARSE.request,
+        PullSparse(keys={"t": keys}, missing=Missing.ZEROS, at=1, shard_map_epoch=1),
+    )
+    store.pull_sparse(pull.keys, missing=pull.missing, at=pull.at).result()
     store.save(SaveRequest(url=folder))
     store.load(folder)
     watched = SparseTable(table_spec, num_subscribers=2)
@@ -103,11 +105,8 @@ def admit_keys(admission: AdmissionSpec) -> None:
         )
         grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4, counts)
         sparse = [(name, grad) for name in ("first", "second")]
-        request = data_messages.push_grad_request(push_id, PushChunk(sparse, []), None)
-        push_id, part, _ = data_messages.push_grad_arguments(
-            type(request).FromString(request.SerializeToString())
-        )
-        store.push_grad(join_push([part]), push_id).result()
+        request = PushGrad(chunk=PushChunk(sparse, []), push_id=push_id, shard_map_epoch=1)
+        store.push_chunk(through(PUSH_GRAD.request, request).chunk, push_id).result()
     assert store.status().tables["second"].rows == keys.size
 
 

@@ -17,7 +17,7 @@ from protos.errors import (
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.keys import Keys
-from protos.placement import route
+from protos.placement import ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, PushId, SaveRequest, Staleness, StoreStatus
 from ps_server.checkpoint.files.digest import model_digest
@@ -340,7 +340,7 @@ def test_digests_of_servers_are_those_of_the_whole_store() -> None:
     whole.push_grad(Gradients({"deep": rows(3, keys)}), push_id())
     servers = [new_store(server_index=i, num_servers=3) for i in range(3)]
     grad = rows(3, keys)
-    for server, own in zip(servers, route(keys, DEEP.num_shards, 3), strict=True):
+    for server, own in zip(servers, ShardMap.of(3).route(keys, DEEP.num_shards), strict=True):
         server.push_grad(Gradients({"deep": SparseGrad(keys[own], grad.values[own], 8)}), push_id())
 
     tower = np.empty(6, np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.gradients import Values
-from protos.placement import piece_of_server, shards_of_server
+from protos.placement import ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from ps_server.checkpoint.files.manifest import Entry, Share
 from ps_server.checkpoint.reader import Checkpoint
@@ -35,7 +35,7 @@ class FakeTable:
         return self.rows[shard]
 
     def share(self, server_index: int, num_servers: int) -> "FakeTable":
-        shards = shards_of_server(self.spec.num_shards, server_index, num_servers)
+        shards = ShardMap.of(num_servers).shards_of(server_index, self.spec.num_shards)
         return replace(self, rows={shard: self.rows[shard] for shard in shards})
 
 
@@ -52,7 +52,7 @@ class FakeCounters:
         return self.counters[shard]
 
     def share(self, server_index: int, num_servers: int) -> "FakeCounters":
-        shards = shards_of_server(self.spec.num_shards, server_index, num_servers)
+        shards = ShardMap.of(num_servers).shards_of(server_index, self.spec.num_shards)
         return replace(self, counters={shard: self.counters[shard] for shard in shards})
 
 
@@ -65,7 +65,7 @@ class FakeBlock:
         return self.piece
 
     def share(self, server_index: int, num_servers: int) -> "FakeBlock":
-        piece = piece_of_server(self.spec.length, server_index, num_servers)
+        piece = ShardMap.of(num_servers).piece_of(server_index, self.spec.length)
         return FakeBlock(
             self.spec,
             DensePiece(

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from protos.errors import UsageError
 from protos.gradients import Values
+from protos.placement import ONE_SERVER
 from protos.store import InferenceSettings
 from ps_server.checkpoint.files.manifest import Share
 from ps_server.checkpoint.inference import write_inference_share
@@ -124,7 +125,7 @@ def export_inference(
             yield shard, rows
 
     def write_shares(url: str, token: str) -> list[Share]:
-        sources = sources_of(checkpoint, 0, 1)
+        sources = sources_of(checkpoint, 0, ONE_SERVER)
         folder = shared_folder(url, token)
         tables = [replace(table, read=counted) for table in sources.tables]
         entries = write_inference_share(folder, 0, tables, sources.blocks, settings)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
-from protos.placement import piece_of_server, shards_of_server
+from protos.placement import ShardMap
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.chain import require_unneeded
 from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Share, TableEntry
@@ -74,16 +74,17 @@ def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> Non
         raise CheckpointError(f"cannot reshard for {num_servers} servers: give at least 1")
     checkpoint.require_trainable()
     manifest = checkpoint.manifest
+    shard_map = ShardMap.of(num_servers)
 
     def write_shares(url: str, token: str) -> list[Share]:
         folder = shared_folder(url, token)
         return [
             Share(
-                entries=tuple(_write_share(checkpoint, folder, server, num_servers)),
+                entries=tuple(_write_share(checkpoint, folder, server, shard_map)),
                 version=manifest.version,
                 workers=manifest.workers,
             )
-            for server in range(num_servers)
+            for server in shard_map.servers
         ]
 
     save_again(checkpoint, target, write_shares)
@@ -115,9 +116,9 @@ def save_again(
 
 
 def _write_share(
-    checkpoint: Checkpoint, folder: Folder, server: int, num_servers: int
+    checkpoint: Checkpoint, folder: Folder, server: int, shard_map: ShardMap
 ) -> Sequence[Entry]:
-    sources = sources_of(checkpoint, server, num_servers)
+    sources = sources_of(checkpoint, server, shard_map)
     return write_share(
         folder,
         server,
@@ -138,11 +139,11 @@ class SavedSources:
     counters: Sequence[SavedTable[NDArray[np.uint8]]]
 
 
-def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSources:
-    """Returns the shards and pieces that server `server` of `num_servers` would hold."""
+def sources_of(checkpoint: Checkpoint, server: int, shard_map: ShardMap) -> SavedSources:
+    """Returns the shards and pieces that a server would hold."""
     tables, candidates, counters = [], [], []
     for name, spec in checkpoint.tables.items():
-        shards = shards_of_server(spec.num_shards, server, num_servers)
+        shards = shard_map.shards_of(server, spec.num_shards)
         files = checkpoint.manifest.files_of_table(name)[0]
         widths = (files.state_width, files.statistics_width)
         tables.append(SavedTable(spec, shards, checkpoint.read_shards, *widths))
@@ -153,7 +154,7 @@ def sources_of(checkpoint: Checkpoint, server: int, num_servers: int) -> SavedSo
         if checkpoint.manifest.files_of_counters(name):
             counters.append(SavedTable(spec, shards, checkpoint.read_counters))
     blocks = [
-        _SavedBlock(checkpoint, spec, piece_of_server(spec.length, server, num_servers))
+        _SavedBlock(checkpoint, spec, shard_map.piece_of(server, spec.length))
         for spec in checkpoint.blocks.values()
     ]
     return SavedSources(tables, blocks, candidates, counters)

@@ -1,5 +1,7 @@
 """Numbers, digests and states to messages and back: nothing is lost on the way."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,14 +12,18 @@ from protos.store import (
     Reduced,
     ReduceOp,
     SaveStatus,
+    ServerStatus,
     Shrunk,
     Staleness,
     StoreStatus,
     TableStatus,
     WorkerProgress,
 )
-from protos.v1 import control_plane_pb2
+from protos.v1 import parameter_server_pb2
 from protos.wire import control_messages
+from protos.wire.calls import ALL_REDUCE, GET_DIGEST, GET_STATUS, RESUME, SHRINK
+from protos.wire.control_messages import AllReduce, Resume
+from tests.support.local_transport import through
 
 NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
@@ -62,20 +68,9 @@ STATUSES = st.builds(
 
 @given(status=STATUSES)
 def test_status_survives_the_wire(status: StoreStatus) -> None:
-    data = control_messages.status_to_message(status, 0, 1).SerializeToString()
+    server = ServerStatus(status, 2, 3)
 
-    message = control_plane_pb2.GetStatusResponse.FromString(data)
-    assert control_messages.status_from_message(message) == status
-
-
-def test_status_names_its_server() -> None:
-    status = StoreStatus(
-        version=0, tables={}, examples={}, left=frozenset(), staleness=Staleness(), progress={}
-    )
-
-    message = control_messages.status_to_message(status, 2, 3)
-
-    assert (message.server_index, message.num_servers) == (2, 3)
+    assert through(GET_STATUS.answer, server) == server
 
 
 @given(numbers=st.lists(st.floats()), op=st.sampled_from(ReduceOp), worker=UINT32, step=UINT64)
@@ -84,35 +79,27 @@ def test_numbers_brought_to_a_barrier_survive_the_wire(
 ) -> None:
     values = np.array(numbers, np.float64)
 
-    data = control_messages.all_reduce_request("auc", worker, values, op, step).SerializeToString()
+    request = AllReduce(name="auc", worker=worker, values=values, op=op, step=step)
+    found = through(ALL_REDUCE.request, request)
 
-    request = control_plane_pb2.BarrierRequest.FromString(data)
-    brought = control_messages.brought_numbers(request)
-    assert (request.name, request.worker, request.step) == ("auc", worker, step)
-    assert brought is not None
-    assert (brought[0].tobytes(), brought[1]) == (values.tobytes(), op)
+    assert found.values.tobytes() == values.tobytes()
+    assert replace(found, values=values) == request
 
 
-def test_barrier_may_be_met_without_numbers() -> None:
-    assert control_messages.brought_numbers(control_plane_pb2.BarrierRequest(name="end")) is None
+@pytest.mark.parametrize("op", [0, 9])
+def test_unknown_op_is_refused(op: int) -> None:
+    message = parameter_server_pb2.AllReduceRequest(name="end", op=op)  # type: ignore[arg-type]
 
-
-def test_op_that_is_none_is_refused() -> None:
-    request = control_plane_pb2.BarrierRequest(name="end", op=9)  # type: ignore[arg-type]
-
-    with pytest.raises(ProtocolError, match="'end' has op 9"):
-        control_messages.brought_numbers(request)
+    with pytest.raises(ProtocolError, match=f"'end' has the unknown op {op}"):
+        control_messages.all_reduce_from_message(message)
 
 
 @given(numbers=st.lists(st.floats()), version=UINT64)
 def test_reduced_numbers_survive_the_wire(numbers: list[float], version: int) -> None:
     values = np.array(numbers, np.float64)
 
-    data = control_messages.reduced_to_message(Reduced(values, version)).SerializeToString()
+    found = through(ALL_REDUCE.answer, Reduced(values, version))
 
-    found = control_messages.reduced_from_message(
-        control_plane_pb2.BarrierResponse.FromString(data)
-    )
     assert (found.values.tobytes(), found.version) == (values.tobytes(), version)
 
 
@@ -121,25 +108,18 @@ SHRUNK = st.dictionaries(NAMES, st.builds(Shrunk, rows=UINT64, size_bytes=UINT64
 
 @given(shrunk=SHRUNK)
 def test_what_was_removed_survives_the_wire(shrunk: dict[str, Shrunk]) -> None:
-    data = control_messages.shrunk_to_message(shrunk).SerializeToString()
-
-    message = control_plane_pb2.ShrinkResponse.FromString(data)
-    assert control_messages.shrunk_from_message(message) == shrunk
+    assert through(SHRINK.answer, shrunk) == shrunk
 
 
 @given(digests=st.dictionaries(st.tuples(NAMES, UINT32), st.binary(max_size=32)))
 def test_digests_survive_the_wire(digests: dict[tuple[str, int], bytes]) -> None:
-    data = control_messages.digests_to_message(digests).SerializeToString()
-
-    message = control_plane_pb2.GetDigestResponse.FromString(data)
-    assert control_messages.digests_from_message(message) == digests
+    assert through(GET_DIGEST.answer, digests) == digests
 
 
 @given(version=UINT64, progress=PROGRESS)
 def test_run_to_go_on_with_survives_the_wire(
     version: int, progress: dict[int, WorkerProgress]
 ) -> None:
-    data = control_messages.resume_request(version, progress).SerializeToString()
+    request = Resume(version=version, progress=progress)
 
-    request = control_plane_pb2.ResumeRequest.FromString(data)
-    assert control_messages.resumed_run(request) == (version, progress)
+    assert through(RESUME.request, request) == request

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
-from protos.store import Changed, Message, Missing, Pulled, PushId
+from protos.store import Changed, Message, Missing, Pulled, PulledPieces, PushId
 from protos.v1 import data_plane_pb2
 from protos.wire import data_messages
+from protos.wire.calls import POST, PULL_CHANGED, PULL_DENSE, PULL_SPARSE, PUSH_GRAD, TAKE
+from protos.wire.data_messages import Post, PullDense, PullSparse, PushGrad
+from tests.support.local_transport import through
 
 NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
@@ -43,27 +46,26 @@ def test_pull_request_says_what_is_missing_and_which_version(
     """Version 0 is a version, not the absence of one."""
     keys = {"wide": np.array([1, 2**64 - 1], np.uint64), "deep": np.zeros(0, np.uint64)}
 
-    request = data_messages.pull_sparse_request(keys, missing, at)
+    request = PullSparse(keys=keys, missing=missing, at=at, shard_map_epoch=7)
 
-    columns, got_missing, got_at = data_messages.pull_sparse_arguments(request)
-    assert {name: column.tolist() for name, column in columns.items()} == {
+    found = through(PULL_SPARSE.request, request)
+    assert {name: column.tolist() for name, column in found.keys.items()} == {
         "wide": [1, 2**64 - 1],
         "deep": [],
     }
-    assert (got_missing, got_at) == (missing, at)
+    assert (found.missing, found.at, found.shard_map_epoch) == (missing, at, 7)
 
 
 def test_pull_request_that_does_not_say_what_is_missing_is_refused() -> None:
     with pytest.raises(ProtocolError, match="what missing keys read"):
-        data_messages.pull_sparse_arguments(data_plane_pb2.PullSparseRequest())
+        data_messages.pull_sparse_from_message(data_plane_pb2.PullSparseRequest())
 
 
 def test_pulled_rows_have_the_shape_that_was_asked_for() -> None:
     rows = {"wide": np.ones((3, 1), np.float32), "deep": np.ones((2, 8), np.float32)}
 
-    response = data_messages.pull_sparse_response(Pulled(rows, 7))
+    pulled = through(PULL_SPARSE.answer, Pulled(rows, 7))
 
-    pulled = data_messages.pulled_rows(response, {"wide": 3, "deep": 2})
     assert {name: values.shape for name, values in pulled.rows.items()} == {
         "wide": (3, 1),
         "deep": (2, 8),
@@ -89,9 +91,8 @@ def test_changed_rows_survive_the_wire(
         for name, column in columns.items()
     }
 
-    data = data_messages.changed_to_message(Changed(rows, version, has_more)).SerializeToString()
+    found = through(PULL_CHANGED.answer, Changed(rows, version, has_more))
 
-    found = data_messages.changed_from_message(data_plane_pb2.PullChangedResponse.FromString(data))
     assert (found.version, found.has_more) == (version, has_more)
     assert {
         name: (keys.tolist(), values.tobytes()) for name, (keys, values) in found.rows.items()
@@ -99,12 +100,12 @@ def test_changed_rows_survive_the_wire(
 
 
 def test_pulled_pieces_survive_the_wire() -> None:
-    response = data_messages.pull_dense_response({"mlp": np.array([1.5, 2.5], np.float32)}, 3)
+    pulled = PulledPieces({"mlp": np.array([1.5, 2.5], np.float32)}, 3)
 
-    pieces = data_messages.pulled_pieces(response)
+    found = through(PULL_DENSE.answer, pulled)
 
-    assert response.version == 3
-    assert {name: piece.tolist() for name, piece in pieces.items()} == {"mlp": [1.5, 2.5]}
+    assert found.version == 3
+    assert {name: piece.tolist() for name, piece in found.pieces.items()} == {"mlp": [1.5, 2.5]}
 
 
 def test_gradients_survive_the_wire_in_their_order() -> None:
@@ -155,17 +156,18 @@ def test_counts_that_are_not_two_a_key_are_refused(size: int) -> None:
 
 
 @given(push_id=STAMPS, at=st.none() | UINT64)
-def test_part_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> None:
+def test_chunk_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> None:
     grad = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)
     block = DenseGrad(np.array([1.0, 2.0], np.float32), 6)
-    part = PushChunk([("wide", grad)], [("mlp", 9, block)], chunk=1, num_chunks=3)
+    chunk = PushChunk([("wide", grad)], [("mlp", 9, block)], chunk=1, num_chunks=3)
 
-    data = data_messages.push_grad_request(push_id, part, at).SerializeToString()
-    found_push_id, found, found_at = data_messages.push_grad_arguments(
-        data_plane_pb2.PushGradRequest.FromString(data)
+    request = through(
+        PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=7)
     )
 
-    assert (found_push_id, found_at, found.chunk, found.num_chunks) == (push_id, at, 1, 3)
+    found = request.chunk
+    assert (request.push_id, request.at, request.shard_map_epoch) == (push_id, at, 7)
+    assert (found.chunk, found.num_chunks) == (1, 3)
     assert [(name, rows.keys.tolist(), rows.examples) for name, rows in found.sparse] == [
         ("wide", [3], 5)
     ]
@@ -174,10 +176,9 @@ def test_part_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> No
 
 @given(blocks=st.lists(NAMES), at=st.none() | UINT64)
 def test_request_for_pieces_survives_the_wire(blocks: list[str], at: int | None) -> None:
-    data = data_messages.pull_dense_request(blocks, at).SerializeToString()
+    request = PullDense(blocks=blocks, at=at, shard_map_epoch=7)
 
-    message = data_plane_pb2.PullDenseRequest.FromString(data)
-    assert data_messages.pull_dense_arguments(message) == (blocks, at)
+    assert through(PULL_DENSE.request, request) == request
 
 
 @given(
@@ -191,12 +192,9 @@ def test_posted_message_survives_the_wire(
     exchange: str, sender: int, receiver: int, sequence: int, content: bytes | None
 ) -> None:
     message = Message(sender=sender, receiver=receiver, sequence=sequence, content=content)
-    data = data_messages.post_request(exchange, message).SerializeToString()
+    request = Post(exchange=exchange, message=message)
 
-    request = data_plane_pb2.PostRequest.FromString(data)
-
-    assert request.exchange == exchange
-    assert data_messages.posted_message(request) == message
+    assert through(POST.request, request) == request
 
 
 @given(contents=st.lists(st.binary()))
@@ -205,8 +203,5 @@ def test_taken_messages_survive_the_wire(contents: list[bytes]) -> None:
         Message(sender=sequence % 3, receiver=7, sequence=sequence, content=content)
         for sequence, content in enumerate(contents)
     ]
-    data = data_messages.take_response(messages).SerializeToString()
 
-    response = data_plane_pb2.TakeResponse.FromString(data)
-
-    assert data_messages.taken_from_response(response, receiver=7) == messages
+    assert through(TAKE.answer, messages) == messages

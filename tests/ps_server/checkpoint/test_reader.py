@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.errors import CheckpointError
-from protos.placement import piece_of_server, shards_of_server
+from protos.placement import ShardMap
 from ps_server.checkpoint.files.digest import model_digest, shard_digest
 from ps_server.checkpoint.files.format import read_table_file, write_dense_file, write_table_file
 from ps_server.checkpoint.files.manifest import Share, manifest_from_json, manifest_to_json
@@ -65,12 +65,12 @@ def test_any_number_of_servers_loads_what_any_other_number_saved(
 
     checkpoint = Checkpoint.open(folder)
     for server_index in range(loaders):
-        shards = shards_of_server(table.spec.num_shards, server_index, loaders)
+        shards = ShardMap.of(loaders).shards_of(server_index, table.spec.num_shards)
         found = dict(checkpoint.read_shards("wide", shards))
         assert set(shards) == found.keys()
         for shard, rows in found.items():
             assert shard_digest(table.rows[shard]) == shard_digest(rows)
-        part = piece_of_server(block.spec.length, server_index, loaders)
+        part = ShardMap.of(loaders).piece_of(server_index, block.spec.length)
         piece = checkpoint.read_dense("mlp", part)
         assert part.start == piece.start
         np.testing.assert_array_equal(piece.weights, block.piece.weights[part])

@@ -63,7 +63,7 @@ def test_contradicting_part_is_refused(number):
 
 @pytest.mark.parametrize(("number", "of"), [(3, 3), (0, 0)])
 def test_part_beyond_the_last_is_refused(number, of):
-    with pytest.raises(ProtocolError, match=f"has part {number} of {of}"):
+    with pytest.raises(ProtocolError, match=f"has chunk {number} of {of}"):
         PushAssembler().add(push_id(), part(number, of))
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from protos.gradients import DenseGrad, SparseGrad
 from protos.keys import Keys
+from protos.placement import ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.optimizers.registry import OPTIMIZERS
@@ -131,7 +132,7 @@ def test_snapshot_over_servers_does_not_show(name: str, num_servers: int) -> Non
     spec = dense_spec(name, "default", length=37)
     whole = DenseTable(spec)
     pieces = [
-        DenseTable(spec, server_index=server, num_servers=num_servers)
+        DenseTable(spec, server_index=server, shard_map=ShardMap.of(num_servers))
         for server in range(num_servers)
     ]
     rng = np.random.default_rng(3)

@@ -11,7 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.errors import BindError, IdleError
-from protos.v1 import control_plane_pb2, parameter_server_pb2_grpc
+from protos.wire import calls
+from protos.wire.calls import Call
 from ps_server.rpc.health import SERVICE, is_serving
 from ps_server.rpc.server import ALL_DONE, Server, ServerSettings, serve
 from ps_server.store import ParameterStore
@@ -25,12 +26,18 @@ def run(body: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(body, 20))
 
 
-def stub_of(channel: grpc.aio.Channel) -> parameter_server_pb2_grpc.ParameterServerStub:
-    return parameter_server_pb2_grpc.ParameterServerStub(channel)
+def ask(channel: grpc.aio.Channel, call: Call, argument: Any) -> Any:
+    """Makes a call; its answer is a message."""
+    method = channel.unary_unary(
+        f"/{calls.SERVICE}/{call.name}",
+        request_serializer=call.request.message.SerializeToString,
+        response_deserializer=call.answer.message.FromString,
+    )
+    return method(call.request.encode(argument), timeout=10)
 
 
-def done(worker: int) -> control_plane_pb2.LeaveRequest:
-    return control_plane_pb2.LeaveRequest(worker=worker, step=0)
+def leave(channel: grpc.aio.Channel, worker: int) -> Any:
+    return ask(channel, calls.LEAVE, calls.Leave(worker=worker, step=0))
 
 
 def test_server_ends_when_all_workers_are_done_and_answers_the_last():
@@ -42,9 +49,9 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
             )
         )
         async with grpc.aio.insecure_channel(f"127.0.0.1:{await started}") as channel:
-            await stub_of(channel).Leave(done(0), timeout=10)
+            await leave(channel, 0)
             assert not serving.done()
-            await stub_of(channel).Leave(done(1), timeout=10)
+            await leave(channel, 1)
             assert await serving == ALL_DONE
 
     run(body())
@@ -57,7 +64,7 @@ def test_server_that_stays_is_ready_for_the_next_job():
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(2):
-                await stub_of(channel).Leave(done(0), timeout=10)
+                await leave(channel, 0)
                 assert store.status().left == frozenset()
         server.end("told to")
         assert await server.wait() == "told to"
@@ -81,7 +88,7 @@ def test_calls_put_the_idle_limit_off():
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(5):
                 now[0] += 3600
-                await stub_of(channel).GetStatus(control_plane_pb2.GetStatusRequest(), timeout=10)
+                await ask(channel, calls.GET_STATUS, None)
         waiting = asyncio.create_task(server.wait())
         for _ in range(10):
             await asyncio.sleep(0)
@@ -174,8 +181,8 @@ def test_call_in_flight_is_answered_when_a_server_stops():
                 return store_barrier(*arguments, **named)
 
             store.barrier = barrier
-            request = control_plane_pb2.BarrierRequest(name="end", worker=0, step=0)
-            waiting = asyncio.create_task(call_of(stub_of(channel).Barrier(request, timeout=10)))
+            request = calls.Barrier(name="end", worker=0, step=0)
+            waiting = asyncio.create_task(call_of(ask(channel, calls.BARRIER, request)))
             await arrived.wait()
             stopping = asyncio.create_task(server.stop())
             await asyncio.wait([stopping], timeout=0.1)

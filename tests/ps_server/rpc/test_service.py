@@ -14,13 +14,17 @@ from protos.chunking import PushChunk
 from protos.errors import GradientError, WaitTimeoutError
 from protos.futures import Answered
 from protos.gradients import SparseGrad
+from protos.placement import FIRST_EPOCH
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Missing, PushId
-from protos.v1 import control_plane_pb2, data_plane_pb2
-from protos.wire import data_messages, spec_messages
+from protos.store import Changed, Message, Missing, PushId
+from protos.wire import calls
+from protos.wire.calls import Call
+from protos.wire.data_messages import Post, PullSparse, PushGrad
 from protos.wire.grpc_status import METADATA_KEY
 from ps_server.rpc.activity import Activity
-from ps_server.rpc.service import ParameterServerServicer, abort_with
+from ps_server.rpc.handlers import Handlers
+from ps_server.rpc.service import Service as RpcService
+from ps_server.rpc.service import abort_with
 from ps_server.store import ParameterStore
 
 KEYS = np.arange(4, dtype=np.uint64)
@@ -42,7 +46,7 @@ class Context:
 
 
 class Service:
-    """A servicer over a store with one table, and what it was told."""
+    """A service over a store with one table, and what it was told."""
 
     def __init__(self, **settings: Any) -> None:
         self.store = ParameterStore(**settings)
@@ -56,24 +60,32 @@ class Service:
         )
         self.activity = Activity(lambda: 0.0)
         self.num_times_all_done = 0
-        self.servicer = ParameterServerServicer(
-            self.store, activity=self.activity, on_all_left=self._on_all_left
-        )
+        self.handlers = Handlers(self.store, self._on_all_left)
+        self.service = RpcService(self.handlers, self.activity)
 
     def _on_all_left(self) -> None:
         self.num_times_all_done += 1
+
+    async def call(self, call: Call, argument: Any, context: Context | None = None) -> Any:
+        message = call.request.encode(argument)
+        return call.answer.decode(await self.service.method(call)(message, context or Context()))
 
     def push(self, worker: int = 0, at: int | None = None, **part: int) -> Coroutine[Any, Any, Any]:
         grad = SparseGrad(KEYS, np.ones((4, 2), np.float32), 1)
         push_id = PushId(
             worker=worker, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0
         )
-        request = data_messages.push_grad_request(push_id, PushChunk([("t", grad)], [], **part), at)
-        return self.servicer.PushGrad(request, Context())
+        chunk = PushChunk([("t", grad)], [], **part)
+        return self.call(
+            calls.PUSH_GRAD,
+            PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=FIRST_EPOCH),
+        )
 
     def pull(self, at: int | None = None) -> Coroutine[Any, Any, Any]:
-        request = data_messages.pull_sparse_request({"t": KEYS}, Missing.ZEROS, at)
-        return self.servicer.PullSparse(request, Context())
+        request = PullSparse(
+            keys={"t": KEYS}, missing=Missing.ZEROS, at=at, shard_map_epoch=FIRST_EPOCH
+        )
+        return self.call(calls.PULL_SPARSE, request)
 
     def rows(self) -> np.ndarray:
         return self.store.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().rows["t"]
@@ -104,7 +116,7 @@ def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
 
     service.store.status = fail
     with pytest.raises(AbortedError), caplog.at_level(logging.ERROR):
-        asyncio.run(service.servicer.GetStatus(control_plane_pb2.GetStatusRequest(), context))
+        asyncio.run(service.call(calls.GET_STATUS, None, context))
 
     code, details, *metadata = context.aborted
     assert code is grpc.StatusCode.INTERNAL
@@ -135,9 +147,7 @@ def test_pushes_are_taken_while_a_pull_waits_for_them():
         assert service.activity.idle_s == 0.0
         await service.push(worker=1, at=0)
         for response in await asyncio.gather(*waiting):
-            np.testing.assert_array_equal(
-                data_messages.pulled_rows(response, {"t": 4}).rows["t"], -1.0
-            )
+            np.testing.assert_array_equal(response.rows["t"], -1.0)
 
     run(body)
 
@@ -148,14 +158,12 @@ def test_messages_are_taken_while_others_wait_for_room():
     service = Service(num_workers=100, inbox_bytes=1)
 
     async def post(sender: int, sequence: int) -> None:
-        request = data_plane_pb2.PostRequest(
-            exchange="exchange", sender=sender, receiver=0, sequence=sequence, content=b"a"
-        )
-        await service.servicer.Post(request, Context())
+        message = Message(sender=sender, receiver=0, sequence=sequence, content=b"a")
+        await service.call(calls.POST, Post(exchange="exchange", message=message))
 
     async def take(received: int) -> int:
-        request = data_plane_pb2.TakeRequest(exchange="exchange", worker=0, received=received)
-        return len((await service.servicer.Take(request, Context())).messages)
+        request = calls.Take(exchange="exchange", worker=0, received=received)
+        return len(await service.call(calls.TAKE, request))
 
     async def body() -> None:
         waiting = [asyncio.create_task(post(sender, 0)) for sender in senders]
@@ -175,8 +183,8 @@ def test_steps_are_told_while_others_wait_for_them():
     service = Service(num_workers=2)
 
     async def advance(worker: int, clock: int, at_least: int) -> int:
-        request = control_plane_pb2.AdvanceRequest(worker=worker, clock=clock, at_least=at_least)
-        return (await service.servicer.Advance(request, Context())).slowest
+        request = calls.Advance(worker=worker, clock=clock, at_least=at_least)
+        return await service.call(calls.ADVANCE, request)
 
     async def body() -> None:
         waiting = [asyncio.create_task(advance(0, 9, 7)) for _ in range(200)]
@@ -192,10 +200,10 @@ def test_steps_are_told_while_others_wait_for_them():
 def test_call_that_waits_too_long_says_for_whom():
     service = Service(num_workers=2, wait_limit_s=0.01)
     context = Context()
-    request = control_plane_pb2.BarrierRequest(name="pass", worker=0, step=0)
+    request = calls.Barrier(name="pass", worker=0, step=0)
 
     with pytest.raises(AbortedError):
-        asyncio.run(service.servicer.Barrier(request, context))
+        asyncio.run(service.call(calls.BARRIER, request, context))
 
     code, details, metadata = context.aborted
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -218,7 +226,7 @@ def test_caller_that_gives_up_does_not_disturb_others():
     assert service.store.status().version == 1
 
 
-def test_push_in_parts_counts_when_all_have_come():
+def test_push_in_chunks_counts_when_all_have_come():
     service = Service()
 
     async def body() -> None:
@@ -234,38 +242,41 @@ def test_push_in_parts_counts_when_all_have_come():
 def test_large_call_has_the_answer_of_a_small_one():
     """A limit of 0 sends every call to a thread."""
     service = Service()
-    service.servicer._inline_values = 0
+    service.service._inline_values = 0
 
     async def body() -> None:
         await service.push()
         response = await service.pull()
-        np.testing.assert_array_equal(data_messages.pulled_rows(response, {"t": 4}).rows["t"], -1.0)
+        np.testing.assert_array_equal(response.rows["t"], -1.0)
 
     run(body)
 
 
 @pytest.mark.parametrize(
-    ("call", "request_of"),
+    ("call", "argument", "method", "answer"),
     [
-        ("shrink", control_plane_pb2.ShrinkRequest),
-        ("pull_changed", data_plane_pb2.PullChangedRequest),
+        (calls.SHRINK, calls.Shrink(), "shrink", {}),
+        (
+            calls.PULL_CHANGED,
+            calls.PullChanged(tables=[], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH),
+            "pull_changed",
+            Answered(Changed({}, 0, False)),
+        ),
     ],
     ids=["Shrink", "PullChanged"],
 )
-def test_call_that_looks_at_all_rows_does_not_hold_the_loop(call, request_of):
+def test_call_that_looks_at_all_rows_does_not_hold_the_loop(call, argument, method, answer):
     service = Service()
-    answers = {"shrink": {}, "pull_changed": Answered(Changed({}, 0, False))}
     loop_runs = threading.Event()
 
     def look(*_: object, **__: object) -> object:
         assert loop_runs.wait(5), "the loop was held"
-        return answers[call]
+        return answer
 
-    setattr(service.store, call, look)
-    method = service.servicer.Shrink if call == "shrink" else service.servicer.PullChanged
+    setattr(service.store, method, look)
 
     async def body() -> None:
-        task = asyncio.create_task(method(request_of(), Context()))
+        task = asyncio.create_task(service.call(call, argument))
         asyncio.get_running_loop().call_later(0.01, loop_runs.set)
         await task
 
@@ -276,9 +287,7 @@ def test_last_worker_that_is_done_is_told():
     service = Service(num_workers=2)
 
     async def done(worker: int) -> None:
-        await service.servicer.Leave(
-            control_plane_pb2.LeaveRequest(worker=worker, step=0), Context()
-        )
+        await service.call(calls.LEAVE, calls.Leave(worker=worker, step=0))
 
     asyncio.run(done(1))
     assert service.num_times_all_done == 0
@@ -292,11 +301,8 @@ def test_lifecycle_is_logged_once(caplog):
     async def body() -> None:
         await service.push()
         await service.push()
-        request = control_plane_pb2.CreateTableRequest(
-            spec=spec_messages.table_spec_to_message(service.store._parameters.table("t").spec)
-        )
         for _ in range(2):
-            await service.servicer.CreateTable(request, Context())
+            await service.call(calls.CREATE_TABLE, service.store._parameters.table("t").spec)
 
     with caplog.at_level(logging.INFO):
         run(body)
@@ -307,8 +313,8 @@ def test_lifecycle_is_logged_once(caplog):
 def test_push_of_nothing_is_taken():
     service = Service()
     push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=3, batches=1, pulled=0)
-    request = data_messages.push_grad_request(push_id, PushChunk([], []), None)
+    request = PushGrad(chunk=PushChunk([], []), push_id=push_id, shard_map_epoch=FIRST_EPOCH)
 
-    asyncio.run(service.servicer.PushGrad(request, Context()))
+    asyncio.run(service.call(calls.PUSH_GRAD, request))
 
     assert service.store.status().examples == {0: 3}

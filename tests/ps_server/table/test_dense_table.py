@@ -7,6 +7,7 @@ import pytest
 
 from protos.errors import GradientError, SpecConflictError
 from protos.gradients import DenseGrad
+from protos.placement import ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.dense_table import DenseTable
@@ -45,7 +46,7 @@ def test_segments_start_as_they_say() -> None:
 @pytest.mark.parametrize("num_servers", [2, 3, 7, 9])
 def test_pieces_start_as_the_whole_block(num_servers: int) -> None:
     pieces = [
-        DenseTable(spec_of(), server_index=server, num_servers=num_servers)
+        DenseTable(spec_of(), server_index=server, shard_map=ShardMap.of(num_servers))
         for server in range(num_servers)
     ]
 
@@ -106,7 +107,7 @@ def test_gradient_of_another_length_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_piece_names_its_elements_when_it_refuses() -> None:
-    block = DenseTable(spec_of(), server_index=1, num_servers=2)
+    block = DenseTable(spec_of(), server_index=1, shard_map=ShardMap.of(2))
 
     with pytest.raises(GradientError, match="has 7 values, expected 4: elements 3 to 7"):
         block.check(DenseGrad(np.zeros(7, np.float32), 1))

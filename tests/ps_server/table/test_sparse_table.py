@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protos.errors import GradientError, ProtocolError, SpecConflictError, WrongServerError
 from protos.gradients import SparseGrad
 from protos.keys import Keys
-from protos.placement import route
+from protos.placement import ShardMap
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.optimizers.registry import OPTIMIZERS
@@ -147,11 +147,13 @@ def test_rows_do_not_depend_on_the_number_of_servers(num_servers: int) -> None:
     alone = SparseTable(spec)
     alone.push(gradient)
     servers = [
-        SparseTable(spec, server_index=server, num_servers=num_servers)
+        SparseTable(spec, server_index=server, shard_map=ShardMap.of(num_servers))
         for server in range(num_servers)
     ]
 
-    for table, positions in zip(servers, route(keys, spec.num_shards, num_servers), strict=True):
+    for table, positions in zip(
+        servers, ShardMap.of(num_servers).route(keys, spec.num_shards), strict=True
+    ):
         table.push(ones(keys[positions]))
 
     together = [exported(table) for table in servers]
@@ -213,7 +215,7 @@ def test_key_twice_in_one_push_acts_as_two_pushes(name: str, distance: int, know
 
 
 def test_key_of_another_server_is_refused() -> None:
-    table = SparseTable(spec_of(), server_index=1, num_servers=2)
+    table = SparseTable(spec_of(), server_index=1, shard_map=ShardMap.of(2))
     foreign = keys_of(unmix64(0))  # shard 0
 
     with pytest.raises(WrongServerError, match="shard 0, which lives on server 0"):
@@ -339,7 +341,7 @@ def test_export_is_a_copy() -> None:
 
 
 def test_server_exports_its_shards_only() -> None:
-    table = SparseTable(spec_of(num_shards=8), server_index=1, num_servers=3)
+    table = SparseTable(spec_of(num_shards=8), server_index=1, shard_map=ShardMap.of(3))
 
     assert list(table.shards) == [1, 4, 7]
 
@@ -384,7 +386,7 @@ def test_status_counts_rows_and_bytes() -> None:
 
 
 def test_status_counts_the_shards_of_this_server() -> None:
-    table = SparseTable(spec_of(num_shards=64), server_index=0, num_servers=2)
+    table = SparseTable(spec_of(num_shards=64), server_index=0, shard_map=ShardMap.of(2))
 
     assert table.status.size_bytes == 32 * INITIAL_SLOTS * 8
 

@@ -8,6 +8,7 @@ import pytest
 from protos.errors import ProtocolError
 from protos.gradients import SparseGrad
 from protos.keys import Keys
+from protos.placement import ShardMap
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.contents import Rows
@@ -133,7 +134,7 @@ def test_row_that_changes_all_the_time_keeps_no_other_waiting() -> None:
 
 
 def test_server_without_shards_has_no_changes() -> None:
-    table = new_table(server_index=5, num_servers=6)
+    table = new_table(server_index=5, shard_map=ShardMap.of(6))
 
     assert take(table) == {}
 

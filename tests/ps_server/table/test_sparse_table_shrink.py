@@ -5,7 +5,7 @@ import pytest
 
 from protos.gradients import SparseGrad
 from protos.keys import Keys
-from protos.placement import route
+from protos.placement import ShardMap
 from protos.spec import InitializerSpec, TableSpec
 from protos.store import Missing
 from ps_server.checkpoint.files.digest import shard_digest
@@ -122,12 +122,14 @@ def test_evicting_from_an_empty_table_removes_nothing() -> None:
 
 
 def test_server_evicts_from_its_shards_only() -> None:
-    table = SparseTable(spec_of(), server_index=1, num_servers=2)
-    keys = SMALL[route(SMALL, 4, 2)[1]]
+    table = SparseTable(spec_of(), server_index=1, shard_map=ShardMap.of(2))
+    keys = SMALL[ShardMap.of(2).route(SMALL, 4)[1]]
     fill(table, keys)
 
     assert table.shrink(max_norm=2.0).rows == keys.size
-    assert size_of(table) == size_of(SparseTable(spec_of(), server_index=1, num_servers=2))
+    assert size_of(table) == size_of(
+        SparseTable(spec_of(), server_index=1, shard_map=ShardMap.of(2))
+    )
     assert table.status.expired == keys.size
 
 

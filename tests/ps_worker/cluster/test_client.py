@@ -14,12 +14,14 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.placement import route
+from protos.placement import FIRST_EPOCH, ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Message, Missing, Pulled, PushId, ReduceOp
+from protos.wire.calls import Advance
+from protos.wire.data_messages import PushGrad
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
-from tests.support.local_transport import Answer, LocalTransport
+from tests.support.local_transport import LocalTransport
 
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
 KEYS = np.arange(1000, dtype=np.uint64)
@@ -43,6 +45,7 @@ def client_of(transport: LocalTransport, **settings: int) -> ClusterClient:
     for name, length in [("a", 10), ("b", 7), ("c", 100)]:
         segment = DenseSegment(length=length, initializer=InitializerSpec(scale=0.1))
         client.create_dense(DenseSpec(name=name, segments=(segment,), optimizer=SGD))
+    transport.calls.clear()
     return client
 
 
@@ -63,7 +66,7 @@ def test_pull_is_one_call_to_each_server_that_has_a_key():
     client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
 
     assert [server for server, *_ in transport.calls] == [0, 1, 2, 3]
-    asked = np.concatenate([keys["t"] for _, _, keys in transport.calls])
+    asked = np.concatenate([pull.keys["t"] for _, _, pull in transport.calls])
     np.testing.assert_array_equal(np.sort(asked), KEYS)
 
 
@@ -76,10 +79,12 @@ def test_changed_rows_are_asked_for_as_many_as_fit_a_message(chunk_bytes, fittin
     narrow = client_spec("narrow", dim=1)
     client.create_table(recording)
     client.create_table(narrow)
+    transport.calls.clear()
 
     client.pull_changed(["narrow", "recording"], 0, max_rows=500).result()
 
-    assert transport.calls == [(0, "pull_changed", fitting), (1, "pull_changed", fitting)]
+    asked = [(server, name, pull.max_rows) for server, name, pull in transport.calls]
+    assert asked == [(0, "PullChanged", fitting), (1, "PullChanged", fitting)]
 
 
 def test_changed_rows_of_another_dim_are_refused():
@@ -87,7 +92,7 @@ def test_changed_rows_of_another_dim_are_refused():
     client = client_of(transport)
     client.create_table(client_spec("recording", dim=3))
     wide = Changed({"recording": (KEYS, np.zeros((KEYS.size, 4), np.float32))}, 0, False)
-    transport.pull_changed = lambda *_: Answer(lambda: wide)
+    transport.answers["PullChanged"] = lambda _: wide
 
     with pytest.raises(
         ProtocolError, match=r"'recording' with shape \(1000, 4\), expected \(1000, 3\)"
@@ -127,7 +132,7 @@ def test_version_of_a_pull_is_the_smallest_of_those_asked():
         transport.stores[server].push_grad(Gradients(), replace(STAMP, batches=batches))
 
     assert client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().version == 4
-    on_first = KEYS[route(KEYS, 64, 4)[0]]
+    on_first = KEYS[ShardMap.of(4).route(KEYS, 64)[0]]
     assert client.pull_sparse({"t": on_first}, missing=Missing.ZEROS).result().version == 9
 
 
@@ -138,16 +143,20 @@ def test_numbers_are_brought_to_the_first_server_alone():
     reduced = client.all_reduce("sum", 0, np.array([1.0, 2.0]), ReduceOp.SUM, step=0).result()
 
     assert reduced.values.tolist() == [1.0, 2.0]
-    assert [(server, name) for server, name, _ in transport.calls] == [(0, "all_reduce")]
+    assert [(server, name) for server, name, _ in transport.calls] == [
+        (0, "AllReduce"),
+        (1, "Barrier"),
+        (2, "Barrier"),
+    ]
 
 
-def test_pace_is_kept_by_the_first_server_alone():
+def test_clocks_are_kept_by_the_first_server_alone():
     transport = transport_to(3)
     client = client_of(transport)
 
     assert client.advance(0, 5, at_least=-3).result() == 5
 
-    assert transport.calls == [(0, "advance", (0, 5, 0))]
+    assert transport.calls == [(0, "Advance", Advance(worker=0, clock=5, at_least=0))]
 
 
 def test_all_messages_for_a_worker_go_to_one_server():
@@ -163,7 +172,7 @@ def test_all_messages_for_a_worker_go_to_one_server():
         client.take("exchange", receiver, received=0).result()
 
     assert [(server, call) for server, call, _ in transport.calls] == [
-        (server, call) for server in (0, 1, 2, 0) for call in ("post", "take")
+        (server, call) for server in (0, 1, 2, 0) for call in ("Post", "Take")
     ]
 
 
@@ -202,7 +211,7 @@ def test_pull_is_cut_where_its_answer_would_be_too_large():
 
     client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
 
-    assert [keys["t"].size for _, _, keys in transport.calls] == [10] * 100
+    assert [pull.keys["t"].size for _, _, pull in transport.calls] == [10] * 100
 
 
 def test_dense_blocks_are_pulled_together_where_they_fit():
@@ -215,7 +224,7 @@ def test_dense_blocks_are_pulled_together_where_they_fit():
 
     client.pull_dense(into).result()
 
-    assert [(server, blocks) for server, _, blocks in transport.calls] == [
+    assert [(server, pull.blocks) for server, _, pull in transport.calls] == [
         (0, ["a", "b"]),
         (0, ["c"]),
         (1, ["a", "b"]),
@@ -230,21 +239,20 @@ def test_push_reaches_every_server_even_if_empty():
 
     client.push_grad(Gradients(), STAMP, at=0).result()
 
-    assert transport.calls == [
-        (server, "push_grad", PushChunk([], [], 0, 1)) for server in range(3)
-    ]
+    push = PushGrad(chunk=PushChunk([], [], 0, 1), push_id=STAMP, at=0, shard_map_epoch=FIRST_EPOCH)
+    assert transport.calls == [(server, "PushGrad", push) for server in range(3)]
     assert client.status().version == 1
 
 
-def test_push_is_cut_into_parts():
+def test_push_is_cut_into_chunks():
     transport = transport_to(2)
     client = client_of(transport, chunk_bytes=1000)
 
     client.push_grad(gradients(), STAMP).result()
 
-    parts = [part for server, _, part in transport.calls if server == 0]
-    assert len(parts) > 5
-    assert [part.chunk for part in parts] == list(range(len(parts)))
+    chunks = [push.chunk for server, _, push in transport.calls if server == 0]
+    assert len(chunks) > 5
+    assert [chunk.chunk for chunk in chunks] == list(range(len(chunks)))
 
 
 @pytest.mark.parametrize(
@@ -294,21 +302,22 @@ def test_vector_of_another_length_is_not_pulled_into():
 def test_rows_of_another_shape_are_refused():
     transport = transport_to(1)
     client = client_of(transport)
-    transport.pull_sparse = lambda *_: Answer(
-        lambda: Pulled({"t": np.zeros((1000, 4), np.float32)}, 0)
-    )
+    wide = Pulled({"t": np.zeros((1000, 4), np.float32)}, 0)
+    transport.answers["PullSparse"] = lambda _: wide
 
     with pytest.raises(ProtocolError, match=r"shape \(1000, 4\), expected \(1000, 3\)"):
         client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
 
 
 def test_push_that_nobody_waited_for_still_raises_when_asked():
-    def fail():
-        raise TransportError("ps-1:1 went away")
+    def answer(server: int) -> int:
+        if server:
+            raise TransportError("ps-1:1 went away")
+        return 0
 
     transport = transport_to(2)
     client = client_of(transport)
-    transport.push_grad = lambda server, *_: Answer(fail if server else lambda: 0)
+    transport.answers["PushGrad"] = answer
 
     future = client.push_grad(gradients(), STAMP)
     client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from protos.errors import ProtocolError, TransportError
-from protos.store import Staleness, StoreStatus
+from protos.store import ServerStatus, Staleness, StoreStatus
+from protos.wire.calls import GET_STATUS, Call
 from ps_worker.cluster.connect import FIRST_LOOK_S, LOOK_S, wait_for_servers
-from ps_worker.cluster.transport import ServerStatus
 from tests.support.local_transport import Answer
 
 STATUS = StoreStatus(
@@ -26,9 +26,12 @@ class Servers:
         self._up_at = up_at
         self._identities = identities or [(server, len(up_at)) for server in range(len(up_at))]
 
-    def status(self, server: int, *, wait_s: float | None = None) -> Answer[ServerStatus]:
-        self.looks.append((server, wait_s))
-        until = self.now + wait_s
+    def call(
+        self, server: int, call: Call[None, ServerStatus], _: None, *, ready_s: float
+    ) -> Answer[ServerStatus]:
+        assert call is GET_STATUS
+        self.looks.append((server, ready_s))
+        until = self.now + ready_s
 
         def answer() -> ServerStatus:
             if self._up_at[server] > until:
@@ -88,7 +91,7 @@ def test_servers_that_never_come_are_listed_when_the_time_is_up():
 
 def test_something_else_that_answers_is_not_asked_without_pause(caplog):
     servers = Servers([0.0])
-    servers.status = lambda server, *, wait_s: Answer(lambda: servers.fail(server))
+    servers.call = lambda server, *_, ready_s: Answer(lambda: servers.fail(server))
 
     with caplog.at_level(logging.INFO), pytest.raises(TransportError, match="is no server"):
         servers.wait(25.0)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from threading import Event
 
 import grpc
@@ -13,67 +14,70 @@ import pytest
 from protos.chunking import PushChunk
 from protos.errors import TransportError, UnknownTableError, WrongServerError
 from protos.gradients import SparseGrad
+from protos.keys import Keys
+from protos.placement import FIRST_EPOCH
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Message, Missing, Pulled, PushId
-from protos.v1 import control_plane_pb2, data_plane_pb2, parameter_server_pb2_grpc
+from protos.wire import calls
+from protos.wire.calls import Call
+from protos.wire.data_messages import Post, PullSparse, PushGrad
 from ps_server.rpc.health import is_serving
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from tests.support.cluster import cluster
 
-# ruff: noqa: N802 - RPC methods carry their names on the wire
-
 STAMP = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
 KEYS = np.arange(10, dtype=np.uint64)
+END = calls.Barrier(name="end", worker=0, step=0)
 
 
-class FailingServicer(parameter_server_pb2_grpc.ParameterServerServicer):
+def pull_of(**keys: Keys) -> PullSparse:
+    return PullSparse(keys=keys, missing=Missing.ZEROS, shard_map_epoch=FIRST_EPOCH)
+
+
+def push_of(chunk: PushChunk) -> PushGrad:
+    return PushGrad(chunk=chunk, push_id=STAMP, shard_map_epoch=FIRST_EPOCH)
+
+
+class FailingService:
     """Is unavailable for the first calls of each kind, and never answers a barrier."""
 
     def __init__(self, num_failures: int) -> None:
         self._num_failures = num_failures
         self.calls: Counter[str] = Counter()
         self.ending = Event()
+        self.handler = grpc.method_handlers_generic_handler(
+            calls.SERVICE,
+            {
+                call.name: grpc.unary_unary_rpc_method_handler(
+                    partial(self._answer, call),
+                    response_serializer=call.answer.message.SerializeToString,
+                )
+                for call in calls.CALLS.values()
+                if call is not calls.GET_STATUS
+            },
+        )
 
-    def _answer(self, call: str, context: grpc.ServicerContext, response: object) -> object:
-        self.calls[call] += 1
-        if self.calls[call] <= self._num_failures:
+    def _answer(self, call: Call, _: bytes, context: grpc.ServicerContext) -> object:
+        if call is calls.BARRIER:
+            self.ending.wait(20)
+            return call.answer.message()
+        self.calls[call.name] += 1
+        if self.calls[call.name] <= self._num_failures:
             context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
-        return response
-
-    def PullSparse(self, request, context):
-        return self._answer("PullSparse", context, data_plane_pb2.PullSparseResponse())
-
-    def PullChanged(self, request, context):
-        return self._answer("PullChanged", context, data_plane_pb2.PullChangedResponse())
-
-    def Post(self, request, context):
-        return self._answer("Post", context, data_plane_pb2.PostResponse())
-
-    def Take(self, request, context):
-        return self._answer("Take", context, data_plane_pb2.TakeResponse())
-
-    def PushGrad(self, request, context):
-        return self._answer("PushGrad", context, data_plane_pb2.PushGradResponse())
-
-    def Leave(self, request, context):
-        return self._answer("Leave", context, control_plane_pb2.LeaveResponse())
-
-    def Barrier(self, request, context):
-        self.ending.wait(20)
-        return control_plane_pb2.BarrierResponse()
+        return call.answer.message()
 
 
 @contextmanager
-def failing_server(num_failures: int) -> Iterator[tuple[FailingServicer, str]]:
-    servicer = FailingServicer(num_failures)
+def failing_server(num_failures: int) -> Iterator[tuple[FailingService, str]]:
+    service = FailingService(num_failures)
     with ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool)
-        parameter_server_pb2_grpc.add_ParameterServerServicer_to_server(servicer, server)
+        server.add_generic_rpc_handlers((service.handler,))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        yield servicer, f"127.0.0.1:{port}"
-        servicer.ending.set()
+        yield service, f"127.0.0.1:{port}"
+        service.ending.set()
         server.stop(None).wait(20)
 
 
@@ -87,40 +91,45 @@ def transport_to(endpoint: str, **deadlines: float) -> Iterator[GrpcTransport]:
 
 
 def test_pull_is_tried_again_when_a_server_is_unavailable():
-    with failing_server(2) as (servicer, endpoint), transport_to(endpoint) as transport:
-        assert transport.pull_sparse(0, {}, Missing.ZEROS, None).result() == Pulled({}, 0)
+    with failing_server(2) as (service, endpoint), transport_to(endpoint) as transport:
+        assert transport.call(0, calls.PULL_SPARSE, pull_of()).result() == Pulled({}, 0)
 
-    assert servicer.calls == {"PullSparse": 3}
+    assert service.calls == {"PullSparse": 3}
 
 
 def test_large_pull_is_tried_again_too():
     """A request over gRPC's default buffer for retries, of 256 KiB."""
     keys = np.arange(100_000, dtype=np.uint64)
-    with failing_server(1) as (servicer, endpoint), transport_to(endpoint) as transport:
-        transport.pull_sparse(0, {"t": keys}, Missing.ZEROS, None).result()
+    with failing_server(1) as (service, endpoint), transport_to(endpoint) as transport:
+        transport.call(0, calls.PULL_SPARSE, pull_of(t=keys)).result()
 
-    assert servicer.calls == {"PullSparse": 2}
+    assert service.calls == {"PullSparse": 2}
 
 
 def test_messages_which_have_numbers_are_tried_again():
     message = Message(sender=0, receiver=1, sequence=0, content=bytes(2**20))
-    with failing_server(1) as (servicer, endpoint), transport_to(endpoint) as transport:
-        transport.post(0, "exchange", message).result()
-        assert transport.take(0, "exchange", 1, 0).result() == []
+    with failing_server(1) as (service, endpoint), transport_to(endpoint) as transport:
+        transport.call(0, calls.POST, Post(exchange="exchange", message=message)).result()
+        take = calls.Take(exchange="exchange", worker=1, received=0)
+        assert transport.call(0, calls.TAKE, take).result() == []
 
-    assert servicer.calls == {"Post": 2, "Take": 2}
+    assert service.calls == {"Post": 2, "Take": 2}
 
 
 def test_calls_that_change_something_are_never_tried_again():
-    with failing_server(1) as (servicer, endpoint), transport_to(endpoint) as transport:
+    with failing_server(1) as (service, endpoint), transport_to(endpoint) as transport:
         with pytest.raises(TransportError, match=rf"PushGrad to server {endpoint} failed: UNAVAIL"):
-            transport.push_grad(0, PushChunk([], []), STAMP, None).result()
+            transport.call(0, calls.PUSH_GRAD, push_of(PushChunk([], []))).result()
         with pytest.raises(TransportError, match="PullChanged to server"):
-            transport.pull_changed(0, ["t"], 0, 1).result()
+            transport.call(
+                0,
+                calls.PULL_CHANGED,
+                calls.PullChanged(tables=["t"], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH),
+            ).result()
         with pytest.raises(TransportError, match="Leave to server"):
-            transport.leave(0, 0, 0).result()
+            transport.call(0, calls.LEAVE, calls.Leave(worker=0, step=0)).result()
 
-    assert servicer.calls == {"PushGrad": 1, "PullChanged": 1, "Leave": 1}
+    assert service.calls == {"PushGrad": 1, "PullChanged": 1, "Leave": 1}
 
 
 def test_call_that_is_not_answered_ends_at_its_deadline():
@@ -129,7 +138,7 @@ def test_call_that_is_not_answered_ends_at_its_deadline():
         transport_to(endpoint, rpc_s=0.05, wait_s=0.05) as transport,
         pytest.raises(TransportError, match=rf"Barrier to server {endpoint} failed: DEADLINE_EXC"),
     ):
-        transport.barrier(0, "end", 0, 0).result()
+        transport.call(0, calls.BARRIER, END).result()
 
 
 def test_server_that_is_not_there_is_waited_for_as_long_as_asked():
@@ -138,12 +147,12 @@ def test_server_that_is_not_there_is_waited_for_as_long_as_asked():
         transport_to(endpoint) as transport,
         pytest.raises(TransportError, match=r"GetStatus to server .* failed: UNIMPLEMENTED"),
     ):
-        transport.status(0, wait_s=5.0).result()
+        transport.call(0, calls.GET_STATUS, None, ready_s=5.0).result()
     with (
         transport_to(endpoint) as transport,
         pytest.raises(TransportError, match="DEADLINE_EXCEEDED"),
     ):
-        transport.status(0, wait_s=0.05).result()
+        transport.call(0, calls.GET_STATUS, None, ready_s=0.05).result()
 
 
 def test_server_raises_its_own_errors_in_the_worker():
@@ -159,19 +168,19 @@ def test_server_raises_its_own_errors_in_the_worker():
         endpoint = servers.start_server(ParameterStore(server_index=1, num_servers=2))
         with transport_to(endpoint) as transport:
             with pytest.raises(UnknownTableError, match=rf"{endpoint}: no table 't'"):
-                transport.pull_sparse(0, {"t": KEYS}, Missing.ZEROS, None).result()
-            transport.create_table(0, spec).result()
+                transport.call(0, calls.PULL_SPARSE, pull_of(t=KEYS)).result()
+            transport.call(0, calls.CREATE_TABLE, spec).result()
             with pytest.raises(WrongServerError, match="server 1 of 2 was sent"):
-                transport.pull_sparse(0, {"t": KEYS}, Missing.ZEROS, None).result()
+                transport.call(0, calls.PULL_SPARSE, pull_of(t=KEYS)).result()
             with pytest.raises(WrongServerError, match="server 1 of 2 was sent"):
-                transport.push_grad(0, PushChunk([("t", grad)], []), STAMP, None).result()
-            assert transport.status(0).result().store.tables["t"].rows == 0
+                transport.call(0, calls.PUSH_GRAD, push_of(PushChunk([("t", grad)], []))).result()
+            assert transport.call(0, calls.GET_STATUS, None).result().store.tables["t"].rows == 0
 
 
 def test_closing_ends_calls_that_are_on_their_way():
     with failing_server(0) as (_, endpoint):
         with transport_to(endpoint) as transport:
-            call = transport.barrier(0, "end", 0, 0)
+            call = transport.call(0, calls.BARRIER, END)
         with pytest.raises(TransportError, match="CANCELLED"):
             call.result()
 

@@ -8,7 +8,7 @@ import pytest
 from protos.errors import SpecConflictError
 from protos.gradients import SparseGrad
 from protos.keys import Keys
-from protos.placement import route, shard_of
+from protos.placement import ShardMap, shard_of
 from protos.spec import (
     AdmissionSpec,
     ExpirySpec,
@@ -117,11 +117,13 @@ def test_same_rows_go_on_any_number_of_servers(evict: str) -> None:
 
     def trained(num_servers: int) -> dict[int, object]:
         tables = [
-            SparseTable(spec, server_index=index, num_servers=num_servers, clock=lambda: 7.0)
+            SparseTable(
+                spec, server_index=index, shard_map=ShardMap.of(num_servers), clock=lambda: 7.0
+            )
             for index in range(num_servers)
         ]
         for keys in pushes:
-            for table, where in zip(tables, route(keys, 8, num_servers), strict=True):
+            for table, where in zip(tables, ShardMap.of(num_servers).route(keys, 8), strict=True):
                 push(table, keys[where], shows=keys[where] % np.uint64(3))
         return {key: row for table in tables for key, row in counted_by(table).items()}
 

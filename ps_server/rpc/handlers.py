@@ -1,0 +1,158 @@
+"""Handlers: how a server answers each call of protos/wire/calls.py, without gRPC.
+
+A call without a handler here is the store's method of the same name.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from protos.futures import Answered, Future, WaitingFuture
+from protos.spec import DenseSpec, TableSpec
+from protos.store import PulledPieces, Reduced, ServerStatus, Shrunk, Version
+from protos.wire.calls import CALLS, Barrier, Call, Leave, Load, PullChanged, Shrink
+from protos.wire.control_messages import AllReduce, Resume, Save
+from protos.wire.data_messages import PullDense, PullSparse, PushGrad
+from ps_server.checkpoint.files.manifest import share_to_json
+from ps_server.store import ParameterStore
+
+logger = logging.getLogger(__name__)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+_LONG_CALLS = frozenset(
+    {"PullChanged", "Leave", "CheckFolder", "Snapshot", "Save", "Load", "Shrink", "GetDigest"}
+)
+"""Calls that look at all rows, reach a file system, or apply the steps that they complete."""
+
+_VALUES_A_KEY = 10  # a guess at the dim: a pull's keys do not say what they will read
+
+
+def method_name(call: str) -> str:
+    """Returns the name of the method that answers a call: get_status for GetStatus."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", call).lower()
+
+
+class Handlers:
+    """Answers calls from a store. Thread-safe."""
+
+    def __init__(
+        self, store: ParameterStore, on_all_left: Callable[[], None] = lambda: None
+    ) -> None:
+        """Answers from `store`; calls `on_all_left` when the last worker has left."""
+        self._store = store
+        self._on_all_left = on_all_left
+        self._logged: set[str] = set()
+        self._handlers: dict[str, Callable[[Any], Any]] = {
+            name: self._handler_of(name) for name in CALLS
+        }
+
+    def start(self, call: Call[Q, A], argument: Q) -> Future[A]:
+        """Starts a call; its answer may wait for other workers."""
+        if isinstance(argument, PullSparse | PullDense | PullChanged | PushGrad):
+            shard_map, server = self._store.shard_map, self._store.server_index
+            shard_map.require_epoch(argument.shard_map_epoch, server)
+        answer = self._handlers[call.name](argument)
+        return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
+
+    def apply_steps_in(self, executor: Executor, *, inline_values: int) -> None:
+        """Applies steps of more than `inline_values` numbers in a thread of `executor`."""
+        self._store.apply_steps_in(executor, inline_values=inline_values)
+
+    def work(self, call: Call[Q, Any], argument: Q) -> float:
+        """Returns about how many numbers a call touches; infinite for long calls."""
+        match argument:
+            case PullSparse():
+                return _VALUES_A_KEY * sum(keys.size for keys in argument.keys.values())
+            case PullDense():
+                return sum(map(self._store.piece_length, argument.blocks))
+            case PushGrad():
+                return argument.chunk.num_chunks * argument.chunk.num_values
+        return math.inf if call.name in _LONG_CALLS else 0
+
+    def _handler_of(self, name: str) -> Callable[[Any], Any]:
+        method = method_name(name)
+        handler: Callable[[Any], Any] | None = getattr(self, f"_{method}", None)
+        if handler is not None:
+            return handler
+
+        def call_store(argument: Any) -> Any:
+            names = [field.name for field in fields(argument) if field.name != "shard_map_epoch"]
+            return getattr(self._store, method)(**{name: getattr(argument, name) for name in names})
+
+        return call_store
+
+    def _create_table(self, spec: TableSpec) -> None:
+        self._store.create_table(spec)
+        self._log_once(f"table created table={spec.name} dim={spec.dim}")
+
+    def _create_dense(self, spec: DenseSpec) -> None:
+        self._store.create_dense(spec)
+        self._log_once(f"dense block created block={spec.name} length={spec.length}")
+
+    def _pull_dense(self, request: PullDense) -> Future[PulledPieces]:
+        return self._store.pull_pieces(request.blocks, at=request.at)
+
+    def _push_grad(self, request: PushGrad) -> Future[Version]:
+        self._log_once(f"worker seen worker={request.push_id.worker}")
+        return self._store.push_chunk(request.chunk, request.push_id, at=request.at)
+
+    def _barrier(self, request: Barrier) -> Future[Version]:
+        self._log_once(f"worker seen worker={request.worker}")
+        return self._store.barrier(request.name, request.worker, step=request.step)
+
+    def _all_reduce(self, request: AllReduce) -> Future[Reduced]:
+        self._log_once(f"worker seen worker={request.worker}")
+        where = (request.name, request.worker)
+        return self._store.all_reduce(*where, request.values, request.op, step=request.step)
+
+    def _leave(self, request: Leave) -> None:
+        self._store.leave(request.worker, step=request.step)
+        logger.info("worker left worker=%d step=%d", request.worker, request.step)
+        if self._store.all_left():
+            self._on_all_left()
+
+    def _save(self, request: Save) -> str:
+        where = (request.folder, request.token)
+        if request.inference is None:
+            part = self._store.save_part(*where)
+        else:
+            part = self._store.save_inference_part(*where, request.inference)
+        logger.info("saved folder=%s files=%d", request.folder, len(part.entries))
+        return share_to_json(part)
+
+    def _load(self, request: Load) -> None:
+        self._store.load(request.url, only=request.only, token=request.token)
+        logger.info("loaded folder=%s", request.url)
+
+    def _resume(self, request: Resume) -> None:
+        self._store.resume(request.version, request.progress)
+        logger.info("resumed version=%d", request.version)
+
+    def _shrink(self, request: Shrink) -> Mapping[str, Shrunk]:
+        shrunk = self._store.shrink(max_norm=request.max_norm, dry_run=request.dry_run)
+        total = sum(shrunk.values(), Shrunk())
+        logger.info(
+            "shrunk removed_rows=%d left_rows=%d dry_run=%s",
+            total.rows,
+            total.left_rows,
+            request.dry_run,
+        )
+        return shrunk
+
+    def _get_digest(self, _: None) -> Mapping[tuple[str, int], bytes]:
+        return self._store.shard_digests()
+
+    def _get_status(self, _: None) -> ServerStatus:
+        store = self._store
+        return ServerStatus(store.status(), store.server_index, store.shard_map.num_servers)
+
+    def _log_once(self, event: str) -> None:
+        if event not in self._logged:
+            self._logged.add(event)
+            logger.info(event)

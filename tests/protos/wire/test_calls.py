@@ -1,0 +1,69 @@
+"""The table of calls and the .proto files agree, and every call has a handler."""
+
+from dataclasses import fields
+from inspect import signature
+from typing import Any
+
+import pytest
+
+from protos.store import Missing
+from protos.v1 import parameter_server_pb2
+from protos.wire import calls, control_messages, data_messages
+from protos.wire.calls import CALLS, Call
+from protos.wire.data_messages import PullSparse
+from ps_server.rpc.handlers import Handlers, method_name
+from ps_server.store import ParameterStore
+from ps_worker.cluster.grpc_transport import Deadlines
+from tests.support.local_transport import through
+
+SERVICE = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"]
+
+
+def test_every_rpc_of_the_service_has_a_row_with_its_messages() -> None:
+    declared = {method.name: (method.input_type, method.output_type) for method in SERVICE.methods}
+
+    assert {
+        name: (call.request.message.DESCRIPTOR, call.answer.message.DESCRIPTOR)
+        for name, call in CALLS.items()
+    } == declared
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_every_call_without_a_handler_is_a_method_of_the_store(call: Call[Any, Any]) -> None:
+    """Its parameters are the fields of the argument."""
+    method = method_name(call.name)
+    if hasattr(Handlers, f"_{method}"):
+        return
+    request = vars(calls).get(call.name) or vars(data_messages).get(call.name)
+    request = request or vars(control_messages)[call.name]
+
+    names = {field.name for field in fields(request)} - {"shard_map_epoch"}
+    signature(getattr(ParameterStore, method)).bind(None, **dict.fromkeys(names))
+
+
+def test_absent_fields_are_none_and_zero_is_not() -> None:
+    for max_norm in (None, 0.0, 0.5):
+        request = calls.Shrink(max_norm=max_norm)
+
+        assert through(calls.SHRINK.request, request) == request
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "expected"),
+    [
+        (calls.GET_STATUS, None, 1.0),
+        (calls.BARRIER, calls.Barrier(name="b", worker=0, step=0), 11.0),
+        (calls.GET_DIGEST, None, 101.0),
+        (calls.PULL_SPARSE, PullSparse(keys={}, missing=Missing.ZEROS, shard_map_epoch=1), 1.0),
+        (
+            calls.PULL_SPARSE,
+            PullSparse(keys={}, missing=Missing.ZEROS, at=0, shard_map_epoch=1),
+            11.0,
+        ),
+    ],
+    ids=["plain", "workers", "checkpoint", "pull", "pull-of-a-version"],
+)
+def test_call_takes_as_long_as_what_it_waits_for(
+    call: Call[Any, Any], argument: Any, expected: float
+) -> None:
+    assert Deadlines(rpc_s=1, wait_s=10, checkpoint_s=100).of(call, argument) == expected
