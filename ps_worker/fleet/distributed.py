@@ -7,8 +7,8 @@ from ctr_model.models.model import Model
 from ps_worker.fleet.optimizer import choice_of
 from ps_worker.fleet.running import FLEET
 from ps_worker.fleet.strategy import DistributedStrategy
+from ps_worker.fleet.task import Task
 from ps_worker.fleet.trainer import Trainer
-from ps_worker.fleet.worker_run import Task
 from ps_worker.job import override_job
 from ps_worker.job.checks import require_life, require_optimizers
 

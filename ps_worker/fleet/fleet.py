@@ -7,6 +7,7 @@ Without a role everything is in this process: it is worker 0 of 1, and has the p
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from ctr_model.models.model import Model
@@ -14,6 +15,8 @@ from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
 from protos.role import ServerRole, WorkerRole
 from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, Shrunk
+from ps_server.checkpoint.reader import Checkpoint
+from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import FilePart
@@ -21,10 +24,8 @@ from ps_worker.data.files.file_split import split_files, split_parts
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
-from ps_worker.fleet.worker_run import Task, WorkerRun
-
-LOCAL = WorkerRole(endpoints=(), worker_index=0, num_workers=1)
-"""The role of a process that has none."""
+from ps_worker.fleet.task import Task
+from ps_worker.run.run import Run
 
 
 class Fleet:
@@ -41,7 +42,8 @@ class Fleet:
         self._task: Task | None = None
         self._is_server_ready = False
         self._server_load: str | None = None
-        self._run: WorkerRun | None = None
+        self._run: Run | None = None
+        self._resources = ExitStack()  # the run, and the store that it is on
         self._is_over = False
 
     @property
@@ -246,9 +248,21 @@ class Fleet:
             )
         if self._run is not None or self._is_over:
             raise UsageError("fleet.init_worker() was called before; once a run is enough")
-        self._run = WorkerRun(role, self._task)
+        self._task.precompile()
+        with ExitStack() as opened:
+            store = opened.enter_context(open_store(role, self._task.job.cluster))
+            run = Run(
+                store,
+                self._task.model,
+                self._task.job,
+                worker=role.worker_index,
+                num_workers=role.num_workers,
+                is_in_process=is_in_process(role),
+            )
+            self._run = opened.enter_context(run)
+            self._resources = opened.pop_all()
 
-    def run_of(self, call: str) -> WorkerRun:
+    def run_of(self, call: str) -> Run:
         """Returns this worker's part in the run.
 
         Args:
@@ -275,7 +289,7 @@ class Fleet:
 
     def peers(self) -> Peers:
         """Returns this worker's way to the others, for what all do together beside training."""
-        return self.run_of("fleet.peers()").peers
+        return self.run_of("fleet.peers()").peers()
 
     def save_persistables(self, dirname: str | Path) -> None:
         """Saves all parameters and optimizer states to a folder; worker 0 alone, the others go on.
@@ -284,7 +298,7 @@ class Fleet:
             RoleError: On another worker.
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
         """
-        self._first_run("fleet.save_persistables()").save(str(dirname))
+        self._first_run("fleet.save_persistables()").save(str(dirname), self._attachments())
 
     def save_inference_model(
         self,
@@ -307,7 +321,8 @@ class Fleet:
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
         """
         settings = InferenceSettings(dtype=dtype, min_score=min_score)
-        self._first_run("fleet.save_inference_model()").save_inference(str(dirname), settings)
+        run = self._first_run("fleet.save_inference_model()")
+        run.save_inference(str(dirname), self._attachments(), settings)
 
     def load_model(
         self, dirname: str | Path, *, only: Sequence[str] = (), resume: bool = False
@@ -331,7 +346,11 @@ class Fleet:
             raise UsageError(
                 "fleet.load_model(): no run goes on with a part of its model: give either only or resume"
             )
-        self._first_run("fleet.load_model()").load(str(dirname), only=only, resume=resume)
+        run = self._first_run("fleet.load_model()")
+        checkpoint = Checkpoint.open(dirname)
+        run.load(checkpoint.url, only=only, token=checkpoint.token)
+        if resume:
+            run.resume(checkpoint.manifest.version, checkpoint.manifest.workers)
 
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker goes on after `load_model(..., resume=True)`.
@@ -341,7 +360,8 @@ class Fleet:
         Returns:
             What `trainer.train_from_dataset` takes as `start`; its `epoch` is the pass. None: at the start.
         """
-        return self.run_of("fleet.data_position()").data_position()
+        earlier = self.run_of("fleet.data_position()").earlier_progress
+        return DataPosition.from_json(earlier.position) if earlier and earlier.position else None
 
     def shrink(
         self, threshold: float | None = None, *, dry_run: bool = False
@@ -366,13 +386,14 @@ class Fleet:
         """Says that this worker is done; the servers end when all are."""
         run = self.run_of("fleet.stop_worker()")
         self._run, self._is_over = None, True
-        run.leave()
+        with self._resources:
+            run.leave()
 
     def abandon(self) -> None:
         """Ends this worker's part after an error, of which the others are told nothing."""
         if self._run is not None:
-            self._run.close()
             self._run, self._is_over = None, True
+            self._resources.close()
 
     def _known_role(self, call: str) -> ServerRole | WorkerRole:
         if self._role is None:
@@ -397,7 +418,7 @@ class Fleet:
             )
         return role
 
-    def _first_run(self, call: str) -> WorkerRun:
+    def _first_run(self, call: str) -> Run:
         role = self._worker_role(call)
         if role.worker_index != 0:
             raise RoleError(
@@ -405,3 +426,6 @@ class Fleet:
                 f"fleet.is_first_worker()"
             )
         return self.run_of(call)
+
+    def _attachments(self) -> dict[str, bytes]:
+        return {} if self._task is None else self._task.attachments()

@@ -21,17 +21,13 @@ from protos.runtime.compile_lock import compile_lock
 from ps_server.store import ParameterStore
 from ps_server.table.memory.frozen import frozen
 from ps_worker.cluster.client import scatter_rows
-from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.rows import RowsInMemory
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.user_code.samples import batches_of_samples
 from ps_worker.job import Job
 from ps_worker.job.datasets import streamed
-from ps_worker.job.specs import counting_tables, declare
-from ps_worker.run.run import Plan, plan_of
-from ps_worker.training.evaluator import evaluate
-from ps_worker.training.meter import Progress
-from ps_worker.training.trainer import Trainer
+from ps_worker.run.plan import Plan, plan_of
+from ps_worker.run.run import Run
 
 
 def precompile(plan: Plan) -> None:
@@ -43,22 +39,12 @@ def precompile(plan: Plan) -> None:
 
 def precompile_model(model: Model, schema: Schema, job: Job) -> None:
     """Compiles what a worker runs to train and evaluate a model."""
-    store = ParameterStore()
+    quiet = job.train.model_copy(update={"batch_size": 1, "log_every_s": math.inf})
     with compile_lock():
-        declare(store, model, job)
         batches = _two_batches(schema)
-        communicator = communicator_of(job, store, model, worker=0, is_in_process=True)
-        progress = Progress(every_s=math.inf)
-        trainer = Trainer(
-            model,
-            communicator,
-            batch_size=1,
-            progress=progress,
-            counting_tables=counting_tables(model, job),
-        )
-        trainer.train(batches)
-        communicator.close()
-        evaluate(store, model, batches, batch_size=1)
+        with Run(ParameterStore(), model, job.model_copy(update={"train": quiet})) as run:
+            run.train(batches, thread_num=1)
+            run.evaluate(batches)
         _hash_a_sample(schema)
         _gather_lists()
         _move_rows()

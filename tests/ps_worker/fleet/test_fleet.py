@@ -11,7 +11,7 @@ from ps_worker.data.blocks.reader import FilePart
 from ps_worker.fleet import serving
 from ps_worker.fleet.fleet import Fleet
 from ps_worker.fleet.roles import Role, UserDefinedRoleMaker
-from ps_worker.fleet.worker_run import Task
+from ps_worker.fleet.task import Task
 from tests.support.training import job, small_model
 
 ENDPOINTS = ["127.0.0.1:1", "127.0.0.1:2"]
