@@ -16,6 +16,7 @@ from protos.errors import RoleError, UsageError
 from protos.role import ServerRole, WorkerRole
 from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, Shrunk
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.settings import ServerSettings
 from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
@@ -207,32 +208,34 @@ class Fleet:
         wait_limit_s: float | None = None,
         checkpoint_roots: Sequence[str | Path] = (),
     ) -> None:
-        """Serves until all workers are done, as `ps-server` does; ends the process if that goes wrong.
+        """Serves until all workers have left, as `ps-server` does; ends the process if that goes wrong.
 
         Args:
-            bind: Address to bind; None: loopback if workers reach this server there, else all interfaces.
-            stay: Whether to go on for the next job when all workers are done.
-            idle_limit_s: Seconds without a call after which to end with exit code 9, 0: never; None: 600, or
-                never if it stays.
-            wait_limit_s: Seconds that a worker may wait for the others; None: `wait_timeout_s` of `init`.
-            checkpoint_roots: Folders in which alone the server saves and loads; none: anywhere.
+            bind: See `ps_server.settings.ServerSettings`, as for the others.
+            stay: Serve the next job when all workers have left.
+            idle_limit_s: Seconds without a call after which the process ends, with exit code 9.
+            wait_limit_s: Seconds that a worker may wait for others; None: `wait_timeout_s` of `init`.
+            checkpoint_roots: Folders to which saving and loading is limited.
+
+        Raises:
+            UsageError: If a limit is not a number of seconds.
         """
         role = self._server_role("fleet.run_server()")
         if not self._is_server_ready:
             raise UsageError("fleet.init_server() before fleet.run_server()")
         # Late, so that workers do not load the server's shell.
-        from ps_worker.fleet.serving import idle_limit, serve
+        from ps_worker.fleet.serving import serve
 
-        self._is_over = True
-        serve(
-            role,
+        settings = ServerSettings(
             load=self._server_load,
             bind=bind,
             stay=stay,
-            idle_limit_s=idle_limit(idle_limit_s, stay=stay),
+            idle_limit_s=idle_limit_s,
             wait_limit_s=self._limits["wait_timeout_s"] if wait_limit_s is None else wait_limit_s,
-            checkpoint_roots=[str(root) for root in checkpoint_roots],
+            checkpoint_roots=tuple(str(root) for root in checkpoint_roots),
         )
+        self._is_over = True
+        serve(role, settings)
 
     def init_worker(self) -> None:
         """Waits for the servers, and declares the model to them.
