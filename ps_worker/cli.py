@@ -110,7 +110,7 @@ def _report(result: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _start() -> None:
-    """Logs to stderr, and ends on SIGTERM even as a container's first process, which ignores it else."""
+    """Logs to stderr, and ends on SIGTERM, which a container's first process would ignore."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_to_stderr() -> None:
-    """Logs what happens, unless the process has a log of its own already."""
+    """Logs to stderr, unless the process has configured logging."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
@@ -46,13 +46,13 @@ def default_bind(endpoint: str) -> str:
 
 
 def run_server(role: ServerRole, settings: ServerSettings) -> int:
-    """Serves until there is nothing left to serve; returns the exit code: 0, or 130 after SIGINT.
+    """Serves until all workers have left; returns the exit code: 0, or 130 after SIGINT.
 
     To be called from the main thread, which handles the signals.
 
     Raises:
         BindError: If the address cannot be bound.
-        CheckpointError: If there is none to load, or it is damaged.
+        CheckpointError: If the one to load does not exist, or is damaged.
         IdleError: If no call came for longer than the idle limit.
     """
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.

@@ -1,4 +1,4 @@
-"""The life of a server: bind, serve, and end when there is nothing left to serve.
+"""The life of a server: bind, serve, and end when all workers have left.
 
 start --bound--> wait --all workers done | idle | told to end--> stop
 """
@@ -79,7 +79,7 @@ class Server:
         return port
 
     async def wait(self) -> str:
-        """Waits until there is nothing left to serve, and returns why.
+        """Waits for the end, and returns its reason.
 
         Raises:
             IdleError: If no call came for longer than the idle limit.
@@ -126,7 +126,7 @@ async def serve(
     *,
     address: str,
 ) -> str:
-    """Serves until there is nothing left to serve, and returns why.
+    """Serves until the end, and returns its reason.
 
     Args:
         store: What to serve.

@@ -1,7 +1,7 @@
-"""Which process this is, and what it may do next: the state behind the functions of `ps_worker.fleet`.
+"""State of a process in a run: the object behind the functions of `ps_worker.fleet`.
 
     a server:  init -> minimize -> init_server -> run_server
-    a worker:  init -> minimize -> init_worker -> train, infer, meet, save in any order -> stop_worker
+    a worker:  init -> minimize -> init_worker -> train, infer, barrier, save in any order -> stop_worker
 
 Without a role everything is in this process: it is worker 0 of 1, and has the parameters, too.
 """
@@ -33,7 +33,7 @@ class Fleet:
     """One process's part of a run. For one thread."""
 
     def __init__(self, *, on_role: Callable[["Fleet"], object] | None = None) -> None:
-        """Knows no role yet; `on_role` is called when it does."""
+        """Has no role yet; `on_role` is called when it is known."""
         self._on_role = on_role
         self._role: ServerRole | WorkerRole | None = None
         self._forget()
@@ -92,7 +92,7 @@ class Fleet:
         if self._on_role is not None:
             self._on_role(self)
 
-    # Who this process is.
+    # The role of this process.
 
     def is_server(self) -> bool:
         """Whether this process holds parameters."""
@@ -103,7 +103,7 @@ class Fleet:
         return isinstance(self._known_role("fleet.is_worker()"), WorkerRole)
 
     def is_first_worker(self) -> bool:
-        """Whether this process is worker 0, which does what one has to do for all."""
+        """Whether this process is worker 0, which loads, saves and shrinks for all."""
         role = self._known_role("fleet.is_first_worker()")
         return isinstance(role, WorkerRole) and role.worker_index == 0
 
@@ -139,7 +139,7 @@ class Fleet:
     def split_parts(
         self, files: Sequence[str | Path], schema: Schema, *, format: Format | None = None
     ) -> list[FilePart]:
-        """Returns what of `files` this worker reads; with more workers than files, files are cut.
+        """Returns the parts of `files` that this worker reads; with more workers than files, files are split.
 
         Args:
             files: The same for all workers, none twice.
@@ -157,16 +157,16 @@ class Fleet:
             role.num_workers,
         )
 
-    # What it does.
+    # The run.
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """What `init` was given, as a job's [cluster]."""
+        """Time limits given to `init`, as a job's [cluster]."""
         self._known_role("minimize()")
         return self._limits
 
     def minimize(self, task: Task) -> None:
-        """Keeps what is to be trained.
+        """Sets the model to train.
 
         Raises:
             UsageError: If the run has begun.
@@ -179,10 +179,10 @@ class Fleet:
         self._task = task
 
     def require_task(self, model: Model) -> None:
-        """Refuses a model that is not what is to be trained.
+        """Refuses a model other than the minimized one.
 
         Raises:
-            UsageError: If there is none, or another.
+            UsageError: If no model was minimized, or another one.
         """
         if self._task is None or self._task.model is not model:
             raise UsageError(
@@ -193,7 +193,7 @@ class Fleet:
         """Prepares a server.
 
         Args:
-            model_dir: Checkpoint to begin with; None: fresh parameters.
+            model_dir: Checkpoint to start with; None: fresh parameters.
         """
         self._server_role("fleet.init_server()")
         self._server_load = None if model_dir is None else str(model_dir)
@@ -283,7 +283,7 @@ class Fleet:
         return self._run
 
     def barrier_worker(self) -> None:
-        """Waits until all workers have come here; each has then learnt from what the others pushed."""
+        """Waits until all workers have come; the servers then have all their gradients."""
         self.run_of("fleet.barrier_worker()").barrier()
 
     def all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
@@ -295,7 +295,7 @@ class Fleet:
         return self.run_of("fleet.peers()").peers()
 
     def save_persistables(self, dirname: str | Path) -> None:
-        """Saves all parameters and optimizer states to a folder; worker 0 alone, the others go on.
+        """Saves all parameters and optimizer states to a folder; on worker 0 only.
 
         Raises:
             RoleError: On another worker.
@@ -310,10 +310,10 @@ class Fleet:
         dtype: InferenceDtype = "float32",
         min_score: float = 0.0,
     ) -> None:
-        """Saves what predictions need to a folder: weights alone; worker 0 alone, the others go on.
+        """Saves what predictions need to a folder: weights alone; on worker 0 only.
 
         Args:
-            dirname: A folder of its own: no training can go on from it.
+            dirname: A folder of its own: training cannot start from it.
             dtype: Of the rows' weights.
             min_score: Rows of a lower score are left out; above 0 the model has to keep statistics
                 (`minimize(life=...)`).
@@ -336,18 +336,18 @@ class Fleet:
 
         Args:
             dirname: Checkpoint, or folder of checkpoints.
-            only: Tables to take from it, and "dense" for the dense parameters; all others begin anew. Empty:
-                all, and all must be there and fit.
-            resume: Go on with the run that saved it: `data_position` then says where.
+            only: Tables to take from it, and "dense" for the dense parameters; all others get initial values.
+                Empty: all, and all must be there and fit.
+            resume: Resume the run that saved it; `data_position` then says where.
 
         Raises:
             RoleError: On another worker.
             UsageError: If training has begun, or if a part of a model is to resume.
-            CheckpointError: If it is none, or does not fit; nothing was replaced.
+            CheckpointError: If it is not a checkpoint, or does not fit; nothing was replaced.
         """
         if only and resume:
             raise UsageError(
-                "fleet.load_model(): no run goes on with a part of its model: give either only or resume"
+                "fleet.load_model(): a run is resumed with its whole model: give either only or resume"
             )
         run = self._first_run("fleet.load_model()")
         checkpoint = Checkpoint.open(dirname)
@@ -356,9 +356,9 @@ class Fleet:
             run.resume(checkpoint.manifest.version, checkpoint.manifest.workers)
 
     def data_position(self) -> DataPosition | None:
-        """Returns where in its data this worker goes on after `load_model(..., resume=True)`.
+        """Returns where in its data this worker resumes after `load_model(..., resume=True)`.
 
-        Every worker asks before it trains; the first call waits until all have come so far.
+        Every worker calls it before it trains; the first call waits for all workers.
 
         Returns:
             What `trainer.train_from_dataset` takes as `start`; its `epoch` is the pass. None: at the start.
@@ -393,7 +393,7 @@ class Fleet:
             run.leave()
 
     def abandon(self) -> None:
-        """Ends this worker's part after an error, of which the others are told nothing."""
+        """Ends this worker's part after an error, without telling the others."""
         if self._run is not None:
             self._run, self._is_over = None, True
             self._resources.close()

@@ -1,4 +1,4 @@
-"""The model that a script minimizes, and the job that it stands for."""
+"""A script's model, and the job that trains it."""
 
 from dataclasses import dataclass
 

@@ -30,14 +30,14 @@ class Trainer:
         *,
         start: DataPosition | None = None,
     ) -> None:
-        """Goes once through a dataset, with as many threads as it has for this.
+        """Trains once on each batch of a dataset, with the dataset's `thread_num` threads.
 
         Args:
             dataset: `fleet.QueueDataset`, `fleet.SampleLoader`, or any batches.
             fetch_handler: Called every few seconds, and once more at the end, with `fleet.Fetched`; what it
                 raises ends training.
             fetch_period: Seconds between two of its calls.
-            start: Where in a `fleet.QueueDataset` or `fleet.InMemoryDataset` to go on, as
+            start: Where in a `fleet.QueueDataset` or `fleet.InMemoryDataset` to resume, as
                 `fleet.data_position()` says; None: at the start of its next pass.
 
         Raises:
@@ -84,7 +84,7 @@ class Trainer:
             return run.evaluate(batches, on_predictions=on_predictions)
 
     def fit(self, model: Model, loader: Iterable[Batch], epoch: int = 1) -> None:
-        """Is the whole rest of a script: serves on a server, and trains `epoch` times on a worker.
+        """Runs the rest of a script: serves on a server, and trains `epoch` times on a worker.
 
         Args:
             model: What was minimized.

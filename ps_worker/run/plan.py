@@ -74,13 +74,13 @@ def _require_format(job: Job) -> None:
 
 
 def _require_order(job: Job) -> None:
-    """Refuses a run that could not go on from its own checkpoints."""
+    """Refuses a run that could not resume from its own checkpoints."""
     checkpoint, data = job.checkpoint, job.data
     has_order = data.reader_num == 1 or data.in_memory
     if checkpoint.resume and checkpoint.is_within_epochs and not has_order:
         raise job.error(
             "data.reader_num",
-            f"data.reader_num is {data.reader_num}, but a run can go on from the middle of an epoch only "
+            f"data.reader_num is {data.reader_num}, but a run can resume in the middle of an epoch only "
             f"where rows have an order: set data.reader_num = 1 or data.in_memory = true, or save between "
             f"epochs only (checkpoint.every_steps = 0, checkpoint.every_s = 0)",
         )

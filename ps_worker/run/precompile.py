@@ -1,7 +1,7 @@
 """Compiles the kernels of a worker: `python -m ps_worker.run.precompile` in the build of an image.
 
-It trains on two rows with a store of its own, so whatever a step runs is compiled, or taken from numba's
-cache on disk.
+It trains on two rows with a store of its own, so that all kernels of a step are compiled, or loaded from
+numba's cache on disk.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ from ps_worker.run.run import Run
 
 
 def precompile(plan: Plan) -> None:
-    """Compiles what a worker runs for this plan."""
+    """Compiles the kernels that a worker needs for this plan."""
     precompile_model(plan.model, plan.schema, plan.job)
     if plan.train_files and not plan.job.data.pipe_command:
         _read_a_batch(plan)
 
 
 def precompile_model(model: Model, schema: Schema, job: Job) -> None:
-    """Compiles what a worker runs to train and evaluate a model."""
+    """Compiles the kernels for training and evaluating a model."""
     quiet = job.train.model_copy(update={"batch_size": 1, "log_every_s": math.inf})
     with compile_lock():
         batches = _two_batches(schema)
@@ -51,10 +51,10 @@ def precompile_model(model: Model, schema: Schema, job: Job) -> None:
 
 
 def _read_a_batch(plan: Plan) -> None:
-    """Compiles what reads the files, each format its own."""
+    """Compiles the kernels that read the format of the files."""
     dataset = streamed(plan.job, plan.schema)
     dataset.set_filelist(plan.train_files[:1])
-    with compile_lock(), contextlib.suppress(CtrPsError):  # training says it, and to all
+    with compile_lock(), contextlib.suppress(CtrPsError):  # training reports it
         next(iter(dataset), None)
 
 

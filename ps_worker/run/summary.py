@@ -1,4 +1,4 @@
-"""The report of a run at its end."""
+"""Summary of a run."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run reports at its end; figures of evaluation are those of worker 0, None elsewhere.
+    """Figures of a run; those of the evaluation on worker 0 only, None elsewhere.
 
     Attributes:
         auc: Area under the ROC curve on the test data.
@@ -17,13 +17,13 @@ class Summary:
         test_examples: Rows evaluated.
         examples: Examples trained on, over all workers.
         examples_per_s: Of all workers, while training: without loading, saving and evaluating.
-        train_loss: Mean over this worker's examples, each predicted before it was learnt.
-        bad_rows: Malformed rows that this worker skips in an epoch.
-        staleness: Of all workers' batches: how many steps of others each was late.
-        tables: Of each table rows and bytes, and how many rows have expired or were evicted.
+        train_loss: Mean over this worker's examples, each predicted before it was trained on.
+        bad_rows: Malformed rows that this worker skipped in an epoch.
+        staleness: Steps of other workers between the pull and the push of a batch, over all workers.
+        tables: By table: rows, bytes, and the rows that expired or were evicted.
         model_digest: SHA-256 of the trained model.
         checkpoint: Folder of the last checkpoint.
-        warm_start: Which checkpoint the run started from, what was taken, and what has initial values.
+        warm_start: The checkpoint that the run started from, the tables taken and those with initial values.
     """
 
     auc: float | None = None
@@ -42,7 +42,7 @@ class Summary:
     warm_start: Mapping[str, object] | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Returns the fields; what is not a number is None, as JSON has no NaN."""
+        """Returns the fields; NaN becomes None, as JSON has no NaN."""
         return {name: _or_none(value) for name, value in asdict(self).items()}
 
 

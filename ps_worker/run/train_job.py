@@ -115,11 +115,11 @@ def _data_of(plan: Plan, worker: int, num_workers: int) -> TrainingData:
 
 
 def _prepare_folder(job: Job, store: Store) -> None:
-    """Finds out whether the folder takes checkpoints, and removes what a killed save has left."""
+    """Finds out whether the folder takes checkpoints, and removes files of unfinished saves."""
     folder = job.checkpoint.dir
     store.require_writable(folder)
     for name in remove_unfinished(folder):
-        logger.info("removed what a save that did not finish has left: %s", name)
+        logger.info("removed files of an unfinished save: %s", name)
     if not job.checkpoint.resume:
         warn_of_earlier_run(folder)
 
@@ -203,7 +203,7 @@ class _Training:
             self._run.shrink()
 
     def _after_step(self, each: Pass) -> Callable[[], None] | None:
-        """Returns what saves checkpoints within a pass; None: there are none."""
+        """Returns the callback that saves checkpoints within a pass; None: no such checkpoints."""
         saver, run = self._saver, self._run
         if saver is None or not self._job.checkpoint.is_within_epochs:
             return None

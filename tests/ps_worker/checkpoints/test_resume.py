@@ -183,7 +183,7 @@ def killed_in_the_middle(clicks: Path, folder: Path, *settings: str) -> str:
 @pytest.mark.parametrize(
     ("settings", "num_workers", "error", "fault"),
     [
-        (["data.train={}/test/*"], 2, JobError, "data.train.*went through other files"),
+        (["data.train={}/test/*"], 2, JobError, "data.train.*trained on other files"),
         (["train.seed=5"], 2, JobError, "train.seed.*is 5, and was 0 in the run"),
         (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, and was False"),
         ([], 3, JobError, "in the middle of epoch 1.*to 2 workers, and now there are 3"),
@@ -219,7 +219,7 @@ def test_refusal_says_how_to_start_from_the_model_alone(clicks: Path, tmp_path: 
     assert run(job_of(clicks, tmp_path / "fresh", *fresh))
 
 
-def test_run_whose_latest_is_lost_goes_on_from_the_newest(
+def test_run_whose_latest_is_lost_resumes_from_the_newest(
     clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or was never written: it was killed right after its first checkpoint."""
@@ -229,7 +229,7 @@ def test_run_whose_latest_is_lost_goes_on_from_the_newest(
     ended = run(job_of(clicks, tmp_path), num_workers=1)[0]
 
     assert ended.examples == 0
-    assert "has no LATEST: going on from the newest" in caplog.text
+    assert "has no LATEST: resuming from the newest" in caplog.text
     assert "epoch-2" in caplog.text
 
 
@@ -261,7 +261,7 @@ def test_checkpoint_that_no_job_saved_is_refused(clicks: Path, tmp_path: Path) -
     store.load(str(latest))
     store.save(str(latest), {})
 
-    with pytest.raises(CheckpointError, match="does not say where a run was"):
+    with pytest.raises(CheckpointError, match="has no progress of a run"):
         run_first(job_of(clicks, tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""One worker of a run: what it does alone, and where it meets the others."""
+"""One worker of a run, alone and with others."""
 
 import itertools
 import threading
@@ -33,7 +33,7 @@ def run_of(
     )
 
 
-def test_what_a_worker_has_learnt_is_in_the_store_after_meeting() -> None:
+def test_what_a_worker_has_learnt_is_in_the_store_after_a_barrier() -> None:
     store = ParameterStore(num_workers=2)
 
     def run(index: int) -> None:
@@ -41,7 +41,7 @@ def test_what_a_worker_has_learnt_is_in_the_store_after_meeting() -> None:
             for step in worker.steps(itertools.cycle(BATCHES)):
                 if step.step == 4:  # left early: nothing was flushed
                     break
-            worker.barrier("met")
+            worker.barrier("end")
             assert store.status().examples == {0: 32, 1: 32}
 
     together(lambda: run(0), lambda: run(1))
@@ -201,12 +201,12 @@ def test_workers_that_do_not_agree_do_not_start() -> None:
 
 
 @pytest.mark.parametrize("has_trained", [False, True])
-def test_workers_meet_before_and_after_training(has_trained: bool) -> None:
+def test_barriers_and_sums_work_before_and_after_training(has_trained: bool) -> None:
     store = ParameterStore(num_workers=2, wait_limit_s=10.0)
-    sums, meetings = {}, []
+    sums, barriers = {}, []
 
     def barrier(name: str, worker: int, *, step: int, barrier=store.barrier):
-        meetings.append((name, worker))
+        barriers.append((name, worker))
         return barrier(name, worker, step=step)
 
     store.barrier = barrier
@@ -225,7 +225,7 @@ def test_workers_meet_before_and_after_training(has_trained: bool) -> None:
 
     together(lambda: work(0), lambda: work(1))
 
-    assert {("barrier-1", 0), ("barrier-1", 1)} <= set(meetings)
+    assert {("barrier-1", 0), ("barrier-1", 1)} <= set(barriers)
     assert sums == {0: [1.0, 2.0], 1: [1.0, 2.0]}
     assert store.status().left == {0, 1}
     assert store.status().examples == {0: 32 * (1 + has_trained), 1: 32 * (1 + has_trained)}
@@ -251,7 +251,7 @@ def test_sum_of_all_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text == ""
 
 
-def test_metrics_on_one_worker_alone_are_an_error_where_the_other_meets() -> None:
+def test_metrics_on_one_worker_alone_are_an_error_where_the_other_waits() -> None:
     store = ParameterStore(num_workers=2, wait_limit_s=10.0)
 
     def reduce() -> None:
