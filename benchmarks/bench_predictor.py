@@ -31,7 +31,7 @@ from ps_server.store import ParameterStore
 from ps_worker.checkpoints.attachments import attachments_of
 from ps_worker.job import Job, override_job
 from ps_worker.job.specs import declare
-from ps_worker.run.run import plan_of
+from ps_worker.run.plan import plan_of
 from ps_worker.serving.predictor import Predictor
 
 BATCH_SIZES = (1, 32, 512)

@@ -2,7 +2,7 @@
 
     TRAINING_ROLE=PSERVER PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:7164 PADDLE_TRAINERS_NUM=1 \
         POD_IP=127.0.0.1 PADDLE_PORT=7164 ps-server
-    ps-server --load checkpoint    # begin with saved parameters
+    ps-server --load checkpoint    # start with saved parameters
     ps-server --check              # is it serving? (same environment)
 
 Exit codes are those of protos/errors.py; SIGTERM ends a server cleanly, with 0, and SIGINT with 130.
@@ -15,29 +15,23 @@ import typer
 
 from protos.errors import CtrPsError, RoleError
 from protos.role import ROLE, ServerRole, role_from_environment
-from ps_server.rpc.run import (
-    DEFAULT_WAIT_LIMIT_S,
-    RunSettings,
-    log_to_stderr,
-    run_server,
-)
-from ps_server.rpc.run import (
-    idle_limit as idle_limit_of,
-)
+from ps_server.rpc.run import log_to_stderr, run_server
+from ps_server.settings import ServerSettings
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 CHECK_LIMIT_S = 3.0
+DEFAULTS = ServerSettings()
 
 
 @app.command()
 def run(
     load: Annotated[
-        str | None, typer.Option(help="Checkpoint to begin with; default: fresh parameters.")
-    ] = None,
+        str | None, typer.Option(help="Checkpoint to start with; default: fresh parameters.")
+    ] = DEFAULTS.load,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Go on for the next job when all workers are done.")
-    ] = False,
+        bool, typer.Option("--stay", help="Serve the next job when all workers have left.")
+    ] = DEFAULTS.stay,
     idle_limit: Annotated[
         float | None,
         typer.Option(
@@ -45,10 +39,10 @@ def run(
             help="Seconds without any call after which to end with exit code 9, 0 for never; "
             "default: 600, with --stay never.",
         ),
-    ] = None,
+    ] = DEFAULTS.idle_limit_s,
     wait_limit: Annotated[
         float, typer.Option(min=0, help="Seconds that a worker may wait for the others.")
-    ] = DEFAULT_WAIT_LIMIT_S,
+    ] = DEFAULTS.wait_limit_s,
     checkpoint_root: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,7 +54,7 @@ def run(
         typer.Option(
             help="Address to bind; default: loopback if POD_IP is that, else all interfaces of its kind."
         ),
-    ] = None,
+    ] = DEFAULTS.bind,
     check: Annotated[
         bool,
         typer.Option("--check", help="Only ask the running server: exit 0 if it serves, else 1."),
@@ -73,11 +67,11 @@ def run(
         if check:
             exit_code = _check(role)
         else:
-            settings = RunSettings(
-                bind=bind,
+            settings = ServerSettings(
                 load=load,
+                bind=bind,
                 stay=stay,
-                idle_limit_s=idle_limit_of(idle_limit, stay=stay),
+                idle_limit_s=idle_limit,
                 wait_limit_s=wait_limit,
                 checkpoint_roots=tuple(checkpoint_root or ()),
             )

@@ -71,13 +71,12 @@ def infer(
 
 
 def _train(job: Job) -> Mapping[str, Any]:
-    from ps_server.store import ParameterStore
-    from ps_worker.cluster.connect import connect
-    from ps_worker.cluster.grpc_transport import Deadlines
+    from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+    from ps_worker.run.plan import plan_of
     from ps_worker.run.precompile import precompile
-    from ps_worker.run.run import Session, plan_of
+    from ps_worker.run.train_job import train_job
 
-    role = role_from_environment(os.environ)
+    role = role_from_environment(os.environ) or LOCAL
     if isinstance(role, ServerRole):
         raise RoleError("TRAINING_ROLE is PSERVER, but this is ps-worker: start ps-server")
     if not job.data.train:
@@ -87,21 +86,15 @@ def _train(job: Job) -> Mapping[str, Any]:
     keep_freed_memory()
     plan = plan_of(job)
     precompile(plan)
-    if role is None:
-        store = ParameterStore(wait_limit_s=job.cluster.wait_timeout_s)
-        return Session(plan, store).run().as_json()
-    deadlines = Deadlines(rpc_s=job.cluster.rpc_timeout_s, wait_s=job.cluster.wait_timeout_s)
-    with connect(
-        role.endpoints, connect_timeout_s=job.cluster.connect_timeout_s, deadlines=deadlines
-    ) as client:
-        session = Session(
+    with open_store(role, job.cluster) as store:
+        summary = train_job(
             plan,
-            client,
+            store,
             worker=role.worker_index,
             num_workers=role.num_workers,
-            is_in_process=False,
+            is_in_process=is_in_process(role),
         )
-        return session.run().as_json()
+    return summary.as_json()
 
 
 def _report(result: Mapping[str, Any], as_json: bool) -> None:
@@ -117,7 +110,7 @@ def _report(result: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _start() -> None:
-    """Logs to stderr, and ends on SIGTERM even as a container's first process, which ignores it else."""
+    """Logs to stderr, and ends on SIGTERM, which a container's first process would ignore."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr

@@ -1,4 +1,4 @@
-"""What a batch asks of tables: for each the unique keys of its slots, and the way back to occurrences.
+"""Embedding lookups of a batch: the unique keys of each table, and their occurrences.
 
 batch --select--> keys of a table's slots --unique--> pull --> rows --> Lookup
                                           --count---> push

@@ -1,6 +1,6 @@
 """One server from its start to its end: what `ps-server` runs, and a script in a server's role.
 
-    warm kernels -> load -> bind -> serve -> all workers done | idle | a signal
+    precompile -> load -> bind -> serve -> all workers done | idle | a signal
 
 Heavy imports are made late: a health check imports this module every few seconds.
 """
@@ -10,58 +10,27 @@ import ipaddress
 import logging
 import signal
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protos.role import ServerRole
 from protos.runtime.malloc import keep_freed_memory
+from ps_server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from ps_server.rpc.server import Server
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_IDLE_LIMIT_S = 600.0
-DEFAULT_WAIT_LIMIT_S = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """How to run a server.
-
-    Attributes:
-        bind: Address to bind; None: as `default_bind` says.
-        load: Checkpoint to begin with; None: fresh parameters.
-        stay: Whether to go on for the next job when all workers are done.
-        idle_limit_s: Seconds without a call after which the server ends with an error; None: never.
-        wait_limit_s: Seconds that a worker may wait for the others.
-        checkpoint_roots: Folders in which alone the server saves and loads; none: anywhere.
-    """
-
-    bind: str | None = None
-    load: str | None = None
-    stay: bool = False
-    idle_limit_s: float | None = DEFAULT_IDLE_LIMIT_S
-    wait_limit_s: float = DEFAULT_WAIT_LIMIT_S
-    checkpoint_roots: tuple[str, ...] = ()
-
-
-def idle_limit(option: float | None, *, stay: bool) -> float | None:
-    """Returns the idle limit in seconds, None for never: of an option where 0 is never, None the default."""
-    if option is None:
-        return None if stay else DEFAULT_IDLE_LIMIT_S
-    return option or None
-
 
 def log_to_stderr() -> None:
-    """Logs what happens, unless the process has a log of its own already."""
+    """Logs to stderr, unless the process has configured logging."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
 def default_bind(endpoint: str) -> str:
     """Returns the address to bind for a server that workers reach at `endpoint`, "host:port".
 
-    A loopback address itself, since nobody else can mean it; for all others every interface, since the
+    A loopback address itself, since it means this machine alone; for all others every interface, since the
     address that workers use may be that of a proxy.
     """
     host = endpoint.rpartition(":")[0].strip("[]")
@@ -76,21 +45,21 @@ def default_bind(endpoint: str) -> str:
     return "::" if address.version == 6 else "0.0.0.0"
 
 
-def run_server(role: ServerRole, settings: RunSettings) -> int:
-    """Serves until there is nothing left to serve; returns the exit code: 0, or 130 after SIGINT.
+def run_server(role: ServerRole, settings: ServerSettings) -> int:
+    """Serves until all workers have left; returns the exit code: 0, or 130 after SIGINT.
 
     To be called from the main thread, which handles the signals.
 
     Raises:
         BindError: If the address cannot be bound.
-        CheckpointError: If there is none to load, or it is damaged.
+        CheckpointError: If the one to load does not exist, or is damaged.
         IdleError: If no call came for longer than the idle limit.
     """
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keep_freed_memory()
     from ps_server.precompile import precompile_kernels
-    from ps_server.rpc.server import ServerSettings, serve
+    from ps_server.rpc.server import serve
     from ps_server.store import ParameterStore
 
     logger.info("kernels ready seconds=%.1f", precompile_kernels())
@@ -110,8 +79,9 @@ def run_server(role: ServerRole, settings: RunSettings) -> int:
     reason = asyncio.run(
         serve(
             store,
-            ServerSettings(address=address, stay=settings.stay, idle_limit_s=settings.idle_limit_s),
+            settings,
             lambda server, port: _on_start(server, port, role, bind),
+            address=address,
         )
     )
     logger.info("ended reason=%r", reason)

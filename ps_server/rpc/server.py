@@ -1,4 +1,4 @@
-"""The life of a server: bind, serve, and end when there is nothing left to serve.
+"""The life of a server: bind, serve, and end when all workers have left.
 
 start --bound--> wait --all workers done | idle | told to end--> stop
 """
@@ -7,7 +7,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -18,28 +17,12 @@ from ps_server.rpc.activity import Activity
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.health import SERVICE
 from ps_server.rpc.service import Service
+from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
 
 ALL_DONE = "all workers are done"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """How a server serves.
-
-    Attributes:
-        address: host:port to bind; port 0 takes a free one.
-        stay: Whether to go on after all workers are done, for the next job.
-        idle_limit_s: Seconds without a call after which the server ends; None: never.
-        grace_s: How long calls in flight may take when it ends, the answer to the last Done among them.
-    """
-
-    address: str
-    stay: bool = False
-    idle_limit_s: float | None = 600.0
-    grace_s: float = 5.0
 
 
 class Server:
@@ -50,10 +33,19 @@ class Server:
         store: ParameterStore,
         settings: ServerSettings,
         *,
+        address: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepares to serve; nothing is bound yet."""
+        """Prepares to serve; nothing is bound yet.
+
+        Args:
+            store: What to serve.
+            settings: When to end, and how.
+            address: host:port to bind; port 0 takes a free one.
+            clock: In seconds.
+        """
         self._store = store
+        self._address = address
         self._settings = settings
         self._activity = Activity(clock)
         self._health = health.aio.HealthServicer()
@@ -68,7 +60,7 @@ class Server:
         Raises:
             BindError: If the address cannot be bound.
         """
-        address = self._settings.address
+        address = self._address
         try:
             port: int = self._server.add_insecure_port(address)
         except RuntimeError as exc:
@@ -82,14 +74,15 @@ class Server:
         return port
 
     async def wait(self) -> str:
-        """Waits until there is nothing left to serve, and returns why.
+        """Waits for the end, and returns its reason.
 
         Raises:
             IdleError: If no call came for longer than the idle limit.
         """
-        if self._settings.idle_limit_s is None:
+        limit_s = self._settings.ends_idle_after_s
+        if limit_s is None:
             return await self._ended
-        watch = asyncio.create_task(self._end_when_idle(self._settings.idle_limit_s))
+        watch = asyncio.create_task(self._end_when_idle(limit_s))
         try:
             return await self._ended
         finally:
@@ -122,20 +115,25 @@ class Server:
 
 
 async def serve(
-    store: ParameterStore, settings: ServerSettings, on_start: Callable[[Server, int], None]
+    store: ParameterStore,
+    settings: ServerSettings,
+    on_start: Callable[[Server, int], None],
+    *,
+    address: str,
 ) -> str:
-    """Serves until there is nothing left to serve, and returns why.
+    """Serves until the end, and returns its reason.
 
     Args:
         store: What to serve.
-        settings: How.
+        settings: When to end, and how.
         on_start: Called with the server and its port once it accepts calls.
+        address: host:port to bind; port 0 takes a free one.
 
     Raises:
         BindError: If the address cannot be bound.
         IdleError: If no call came for longer than the idle limit.
     """
-    server = Server(store, settings)
+    server = Server(store, settings, address=address)
     port = await server.start()
     try:
         on_start(server, port)

@@ -18,7 +18,7 @@ MODEL_ATTACHMENT = "model.py"
 
 
 def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:
-    """Returns what a checkpoint says of its model besides parameters, by name of the file."""
+    """Returns the files that describe a model besides its parameters, by name."""
     attachments = {
         JOB_ATTACHMENT: job.to_json().encode(),
         SCHEMA_ATTACHMENT: json.dumps(schema.to_dict(), indent=1).encode(),
@@ -30,10 +30,10 @@ def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:
 
 
 def schema_of_checkpoint(checkpoint: Checkpoint) -> Schema:
-    """Returns the schema under which the checkpoint's keys mean what they meant.
+    """Returns the schema that the checkpoint was trained with.
 
     Raises:
-        CheckpointError: If there is none, or its keys are of another feature hash than this release's.
+        CheckpointError: If the checkpoint has no schema, or one of another feature hash than this release's.
     """
     try:
         return Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
@@ -49,7 +49,7 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
         overrides: `section.key=value`, over the job.
 
     Raises:
-        CtrPsError: If there is none, or it is not one.
+        CtrPsError: If the checkpoint has no job, or an invalid one.
     """
     source = f"{JOB_ATTACHMENT} of the checkpoint"
     try:
@@ -67,7 +67,7 @@ def _warn_of_other_code(checkpoint: Checkpoint, job: Job) -> None:
         return
     if path.read_bytes() != checkpoint.attachment(MODEL_ATTACHMENT):
         logger.warning(
-            "%s is not the code that was trained; that is in %s",
+            "%s differs from the code that was trained, which is in %s",
             path,
             checkpoint.attachment_url(MODEL_ATTACHMENT),
         )

@@ -1,6 +1,6 @@
-"""The run that a job goes on with: the newest checkpoint of its folder, if it fits.
+"""Resuming: the newest checkpoint of a job's folder, if the job fits it.
 
-What is refused here would train on other rows than were left, or twice on the same, without a word.
+A job that is refused here would skip rows, or train on some of them twice, without a message.
 """
 
 import logging
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierRun:
-    """A run that was cut at a checkpoint.
+    """An earlier run, as of a checkpoint.
 
     Attributes:
         url: The checkpoint.
-        token: Of the save that has left it.
+        token: Of the save that wrote it.
         version: Of its parameters.
         progress: How much of each worker's training is in them.
         state: Where the run was.
@@ -40,12 +40,12 @@ class EarlierRun:
 
 
 def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
-    """Returns the run to go on with; None: the job does not ask for one, or there is none yet.
+    """Returns the run to resume; None: the job does not ask for it, or its folder has no checkpoint.
 
     Args:
         job: Names the folder of checkpoints.
         num_workers: Workers of the job.
-        files: What they go through, as `digest_of_files`.
+        files: The training files, as `digest_of_files`.
 
     Raises:
         JobError: If the job's data or workers are not those of the run; says what to do.
@@ -67,9 +67,9 @@ def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
 
 
 def _newest(folder: str) -> str | None:
-    """Returns where the newest checkpoint is; None: there is none.
+    """Returns the url of the newest checkpoint; None: there is no checkpoint.
 
-    Without LATEST, which is put after a checkpoint and may have been lost, it is the newest by its manifest.
+    Without LATEST, which is written after a checkpoint and may be missing, it is the newest by its manifest.
     """
     if has_latest(folder):
         return folder
@@ -77,7 +77,7 @@ def _newest(folder: str) -> str | None:
     if not names:
         return None
     logger.warning(
-        "%s has no LATEST: going on from the newest of %d, %s", folder, len(names), names[-1]
+        "%s has no LATEST: resuming from the newest of %d, %s", folder, len(names), names[-1]
     )
     return folder_at(folder).child(names[-1]).url
 
@@ -86,7 +86,7 @@ def _open(place: str) -> EarlierRun:
     checkpoint = Checkpoint.open(place)
     if RUN_ATTACHMENT not in checkpoint.attachments:
         raise CheckpointError(
-            f"{checkpoint.url} does not say where a run was, so none can go on from it: "
+            f"{checkpoint.url} has no progress of a run, so no run can resume from it: "
             f"{_fresh_from(checkpoint.url)}"
         )
     text = checkpoint.attachment(RUN_ATTACHMENT)
@@ -103,15 +103,15 @@ def _require_same_data(job: Job, run: EarlierRun, files: str) -> None:
     if run.state.files != files:
         raise job.error(
             "data.train",
-            f"the run in {run.url} went through other files, so it cannot go on: {_fresh_from(run.url)}",
+            f"the run in {run.url} trained on other files, so it cannot be resumed: {_fresh_from(run.url)}",
         )
     for key, value in order_of_data(job).items():
         was = run.state.order.get(key)
         if was != value:
             raise job.error(
                 key,
-                f"it is {value!r}, and was {was!r} in the run in {run.url}, which went through its data in "
-                f"another order, so it cannot go on: write {was!r}; or, {_fresh_from(run.url)}",
+                f"it is {value!r}, and was {was!r} in the run in {run.url}, which read its data in another "
+                f"order, so it cannot be resumed: write {was!r}; or, {_fresh_from(run.url)}",
             )
 
 
@@ -119,9 +119,9 @@ def _require_same_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
     if run.state.num_workers != num_workers:
         raise job.error(
             "checkpoint.resume",
-            f"the run in {run.url} was cut in the middle of epoch {run.state.epochs_done + 1}, whose rows "
-            f"were dealt to {run.state.num_workers} workers, and now there are {num_workers}: start as many "
-            f"as then, or write the name of a checkpoint between two epochs into "
+            f"the run in {run.url} ended in the middle of epoch {run.state.epochs_done + 1}, whose rows "
+            f"were distributed to {run.state.num_workers} workers, and now there are {num_workers}: start "
+            f"that number, or write the name of a checkpoint between two epochs into "
             f"{job.checkpoint.dir}/LATEST; "
             f"{_fresh_from(run.url)}",
         )
@@ -134,13 +134,13 @@ def _require_positions(job: Job, run: EarlierRun) -> None:
     if unknown:
         raise job.error(
             "checkpoint.resume",
-            f"the run in {run.url} does not say where in their data workers {unknown} were: what several "
-            f"readers read has no order (data.reader_num); {_fresh_from(run.url)}",
+            f"the run in {run.url} does not say where in their data workers {unknown} were: rows of "
+            f"several readers have no order (data.reader_num); {_fresh_from(run.url)}",
         )
 
 
 def _fresh_from(url: str) -> str:
     return (
-        f"to start anew from its model, set checkpoint.resume = false, checkpoint.load = {url!r} and another "
-        f"checkpoint.dir"
+        f"to start a fresh run from its model, set checkpoint.resume = false, checkpoint.load = {url!r} and "
+        f"another checkpoint.dir"
     )

@@ -1,9 +1,9 @@
-"""Which checkpoints of a folder are those of runs, and how old ones of a run go.
+"""Retention: the checkpoints of runs in a folder, and the removal of old ones.
 
-    epoch-<number>, step-<number>     what runs save, this one or an earlier one
-    any other name, kind inference    what people put there
+    epoch-<number>, step-<number>     saved by runs, this one or an earlier one
+    any other name, kind inference    saved by people
 
-A run removes only its own. What would be lost otherwise is refused or said before training.
+A run removes only its own. Where others would be lost, it is refused or warned about before training.
 """
 
 import logging
@@ -27,7 +27,7 @@ def name_after_epoch(epoch: int) -> str:
 
 
 def name_at_step(step: int) -> str:
-    """Returns the name of a checkpoint within an epoch, after so many steps of worker 0."""
+    """Returns the name of a checkpoint within an epoch, after `step` steps of worker 0."""
     return f"step-{step}"
 
 
@@ -45,15 +45,15 @@ def checkpoints_of_runs(folder: str) -> list[str]:
 
 
 def warn_of_earlier_run(folder: str) -> None:
-    """Says which checkpoints of an earlier run are in the folder of a run that begins, if there are some.
+    """Warns of checkpoints of an earlier run in the folder of a fresh run.
 
     Raises:
         CheckpointError: If the folder cannot be read.
     """
     if names := checkpoints_of_runs(folder):
         logger.warning(
-            "%s has checkpoints of an earlier run: %s; this run begins anew and replaces those whose names "
-            "it saves: set checkpoint.resume = true to go on with the earlier one, or another "
+            "%s has checkpoints of an earlier run: %s; this run starts fresh and replaces those whose names "
+            "it saves: set checkpoint.resume = true to resume the earlier one, or another "
             "checkpoint.dir to leave it as it is",
             folder,
             _listed(names),
@@ -71,11 +71,11 @@ class Keeper:
     """Removes the old checkpoints of one run. Not thread-safe."""
 
     def __init__(self, settings: CheckpointSection, own: Collection[str]) -> None:
-        """Begins.
+        """Removes nothing yet.
 
         Args:
-            settings: Where they are, and how many stay.
-            own: The names of those that are the run's own so far.
+            settings: Their folder, and the number to keep.
+            own: Names of the run's own checkpoints so far.
         """
         self._settings = settings
         self._own = set(own)
@@ -117,6 +117,6 @@ def require_other_folder(job: Job) -> None:
         raise job.error(
             "checkpoint.load",
             f"checkpoint.load is {checkpoint.load!r}, in checkpoint.dir, where the run would replace "
-            f"checkpoints that others need: choose another checkpoint.dir to start anew from this model, or "
-            f"set checkpoint.resume = true to go on with its run",
+            f"checkpoints that others need: choose another checkpoint.dir to start a fresh run from this "
+            f"model, or set checkpoint.resume = true to resume its run",
         )

@@ -1,4 +1,4 @@
-"""What a checkpoint of a job says of its run beside what the servers know: enough to go on from it."""
+"""Run progress stored with a checkpoint, for resuming."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -11,14 +11,14 @@ RUN_ATTACHMENT = "run.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run is. How far each worker is in the epoch that goes on, the manifest says.
+    """Progress of a run; the position of each worker in an unfinished epoch is in the manifest.
 
     Attributes:
-        epochs_done: Epochs that all workers have ended.
-        is_between_epochs: No worker has begun another one.
+        epochs_done: Epochs that all workers have finished.
+        is_between_epochs: No worker has started another epoch.
         num_workers: Workers of the run.
-        files: What they go through, as `digest_of_files`.
-        order: In which order, as `order_of_data`.
+        files: The training files, as `digest_of_files`.
+        order: The order of their rows, as `order_of_data`.
     """
 
     epochs_done: int
@@ -36,7 +36,7 @@ class RunState:
         """Returns the state of which `to_json` gave `text`; `source` is named in errors.
 
         Raises:
-            CheckpointError: If it is none, as of another release.
+            CheckpointError: If the text is not such a state, as one of another release.
         """
         try:
             values = json.loads(text)

@@ -1,9 +1,9 @@
-r"""The checkpoints of a run: when one is due, and how it is written while training goes on.
+r"""The checkpoints of a run: when one is due, and writing it while training continues.
 
-    training   step | step | settle, cut | step | step | step | ...
-    a thread                      \---- write, publish, LATEST, keep_last ----/
+    training   step | step | settle, snapshot | step | step | step | ...
+    a thread                      \-- write, publish, LATEST, keep_last ----/
 
-One is written at a time. What goes wrong with it ends the run, at the next step or at the end.
+One is written at a time. An error while writing ends the run, at the next step or at the end.
 """
 
 import logging
@@ -36,9 +36,9 @@ class Schedule:
         self._last_s = now
 
     def is_due(self, step: int, now: float) -> bool:
-        """Whether steps have passed a multiple of their period, or so many seconds have passed."""
+        """Whether the steps have passed a multiple of their period, or its seconds have passed."""
         steps, seconds = self._every_steps, self._every_s
-        # Multiples, so that a run that went on has its checkpoints at the same steps.
+        # Multiples, so that a resumed run has its checkpoints at the same steps.
         is_step = steps > 0 and step // steps > self._last_step // steps
         return is_step or (seconds > 0 and now - self._last_s >= seconds)
 
@@ -47,14 +47,14 @@ class _Writing:
     """A checkpoint that a thread writes."""
 
     def __init__(self, name: str, write: Callable[[Callable[[], None]], None]) -> None:
-        """Begins; `write` calls what it is given once later changes are no part of the checkpoint."""
+        """Starts the thread; `write` calls its argument once later changes are no part of the checkpoint."""
         self._error: BaseException | None = None
         self._is_in_snapshot = threading.Event()
 
         def run() -> None:
             try:
                 write(self._is_in_snapshot.set)
-            except BaseException as error:  # raised by who waits
+            except BaseException as error:  # raised by `end`
                 self._error = error
             finally:
                 self._is_in_snapshot.set()
@@ -67,11 +67,11 @@ class _Writing:
         return not self._thread.is_alive()
 
     def wait_for_snapshot(self) -> None:
-        """Returns when training may go on; the store's limits bound the time."""
+        """Returns when training may continue; the store's limits bound the time."""
         self._is_in_snapshot.wait()
 
     def end(self) -> None:
-        """Waits for the end, which the store's limits bound, too; raises what went wrong."""
+        """Waits for the end, within the store's limits; raises the error of the thread."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -81,7 +81,7 @@ class Saver:
     """Takes and writes checkpoints. Thread-safe.
 
     Attributes:
-        latest: Where the newest checkpoint that is whole is; None: there is none yet.
+        latest: Url of the newest complete checkpoint; None: no checkpoint yet.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Saver:
             store: What to save.
             settings: When and where.
             step: Steps of this worker so far.
-            latest: The checkpoint that the run goes on from; None: it begins.
-            own: The names of the checkpoints that the run which it goes on with has left.
+            latest: The checkpoint that the run resumes from; None: a fresh run.
+            own: Names of the checkpoints of the run that it resumes.
             clock: In seconds.
         """
         self._store = store
@@ -123,11 +123,10 @@ class Saver:
 
         Args:
             step: Steps of this worker so far.
-            begin: Called first if there is one to take: gets the store to stand still, and returns the
-                attachments.
+            begin: Called first if a checkpoint is due: has the store settle, and returns the attachments.
 
         Raises:
-            CtrPsError: What went wrong with this one or the last.
+            CtrPsError: If this or the last checkpoint failed.
         """
         if not self._turn.acquire(blocking=False):
             return  # another thread is here
@@ -140,17 +139,17 @@ class Saver:
             self._turn.release()
 
     def save(self, name: str, step: int, attachments: Mapping[str, bytes]) -> None:
-        """Takes a checkpoint now, after the last one was written; returns when training may go on.
+        """Takes a checkpoint now, after the last one was written; returns when training may continue.
 
         Raises:
-            CtrPsError: What went wrong with this one or the last.
+            CtrPsError: If this or the last checkpoint failed.
         """
         with self._turn:
             self._end()
             self._begin(name, step, lambda: attachments)
 
     def finish(self) -> None:
-        """Returns when all is written; raises what went wrong."""
+        """Returns when everything is written; raises the error of the last save."""
         with self._turn:
             self._end()
 
@@ -181,7 +180,7 @@ class Saver:
         request = SaveRequest(url=url, attachments=attachments, base=base, on_snapshot=on_snapshot)
         try:
             self._store.save(request)
-        except UnknownChangesError as error:  # before the cut: training waits still
+        except UnknownChangesError as error:  # before the snapshot: training still waits
             logger.warning("saves all rows checkpoint=%s: %s", url, error)
             base = ""
             self._store.save(replace(request, base=base))

@@ -1,4 +1,4 @@
-"""What a run starts from: a whole model, or parts of one, while the rest of it begins anew."""
+"""Warm start: a run that takes a saved model, or parts of one, and initializes the rest."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from ps_worker.job.model import names_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """What came from a checkpoint.
+    """Parameters taken from a checkpoint.
 
     Attributes:
-        checkpoint: Which.
-        taken: Tables and dense blocks that came from it.
-        fresh: Those that began with initial values.
+        checkpoint: Its url.
+        taken: Tables and dense blocks taken from it.
+        fresh: Those with initial values.
     """
 
     checkpoint: str
@@ -28,7 +28,7 @@ class WarmStart:
 
 
 def warm_start_of(job: Job, model: Model) -> WarmStart | None:
-    """Returns what a job takes from the model it starts from; None: it starts from none.
+    """Returns what a job takes from the model that it starts from; None: it names no model.
 
     Raises:
         JobError: If `checkpoint.only` names something that the model does not have.
@@ -55,13 +55,13 @@ def warm_start(url: str, model: Model, only: Collection[str]) -> WarmStart:
 
 
 def require_schema(job: Job, schema: Schema, folder: str, *, takes_dense: bool) -> None:
-    """Refuses a checkpoint under whose schema keys, or numbers that are taken, mean something else.
+    """Refuses a checkpoint whose schema gives keys, or the numbers that are taken, another meaning.
 
     Without the dense parameters numbers may be others, as long as the slots and their hash are the same.
 
     Raises:
         JobError: If it was trained with such a schema.
-        CheckpointError: If there is none.
+        CheckpointError: If there is no checkpoint.
     """
     checkpoint = Checkpoint.open(folder)
     if SCHEMA_ATTACHMENT not in checkpoint.attachments:

@@ -1,4 +1,4 @@
-"""Asynchronous training: every worker at its own pace.
+"""Asynchronous training: no worker waits for another.
 
     training threads --push--> merger --sender thread--> servers
     training threads <--lend-- mirror <--receiver thread-- servers       dense parameters
@@ -78,7 +78,7 @@ class AsyncCommunicator:
         self._background.start("receiver", self._receive_forever)
 
     def begin(self, thread_num: int) -> None:
-        """Has nothing to do: any number of threads may train."""
+        """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for embeddings as they are now."""
@@ -116,11 +116,11 @@ class AsyncCommunicator:
             self._is_flushing = False
 
     def rejoin(self, version: Version) -> None:
-        """Reads dense parameters anew: other workers, or a checkpoint, may have changed them."""
+        """Reads dense parameters again: other workers, or a checkpoint, may have changed them."""
         self._receive()
 
     def close(self) -> None:
-        """Ends both threads; what is queued is not sent, and who waits for that gets an error."""
+        """Ends both threads; what is queued is not sent, and waiting threads get an error."""
         self._background.close()
 
     def _next_push(self) -> MergedPush | None:
@@ -170,7 +170,7 @@ class AsyncCommunicator:
                 self._changed.notify_all()
 
     def _acknowledge(self, push: MergedPush) -> None:
-        """Hears of each push, in order, that every server has applied; for a mode that counts them."""
+        """Called in order for each push that every server has applied; for a mode that counts them."""
 
     def _receive(self) -> None:
         number = self._mirror.spare()

@@ -1,4 +1,4 @@
-"""What the threads of a communicator share: one condition, the first error, and an end."""
+"""Background threads of a communicator, with one condition and the first error of any."""
 
 import threading
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Background:
         self._threads.append(thread)
 
     def require_health(self) -> None:
-        """Raises what went wrong in the background, if anything did."""
+        """Raises the first error of the background threads, if any."""
         if self._error is not None:
             raise self._error
 
@@ -65,7 +65,7 @@ class Background:
             )
 
     def close(self) -> None:
-        """Ends the threads; who still waits gets an error."""
+        """Ends the threads; threads that still wait get an error."""
         with self.changed:
             self.is_closed = True
             self._error = self._error or ProtocolError(

@@ -4,8 +4,8 @@
 
 A step is a batch; it is finished when every server has acknowledged all of its gradients. So what step c
 reads, rows and dense parameters, has all that any worker learnt in steps before c - max_staleness, and
-`max_staleness = 0` is a barrier before each step. Workers that are done, or wait in a barrier, hold up
-nobody.
+`max_staleness = 0` is a barrier before each step. Workers that are done, or wait in a barrier, delay
+no other.
 
 The stale synchronous parallel model of Ho et al., "More effective distributed ML via a stale synchronous
 parallel parameter server", NIPS 2013.
@@ -59,7 +59,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         self.begin(thread_num=1)
 
     def begin(self, thread_num: int) -> None:
-        """Sees to it that these threads never wait for a step of this worker that waits for them."""
+        """Adapts to the number of threads, so that none waits for a step of this worker that waits for it."""
         with self._changed:
             # A thread that asks ahead has two steps begun; those of all threads must be within the bound.
             self.is_overlapped = self._max_staleness >= 2 * thread_num

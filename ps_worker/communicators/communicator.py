@@ -40,7 +40,7 @@ class Communicator(Protocol):
     def push_ids(self) -> PushIds: ...  # noqa: D102
 
     def begin(self, thread_num: int) -> None:
-        """Hears with how many threads the batches that come now are trained."""
+        """Called before batches are trained, with the number of threads."""
         ...
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
@@ -63,12 +63,12 @@ class Communicator(Protocol):
 
         Args:
             gradients: Sums over the examples of the step.
-            examples: How many those are.
+            examples: Their number.
             pulled: The version of the embeddings that the gradients were computed from; the oldest.
             numbers: Of the batches of the step, from `push_ids.take`.
 
         Raises:
-            CtrPsError: What went wrong with this push, or in the background with an earlier one.
+            CtrPsError: If this push failed, or an earlier one in the background.
         """
         ...
 
@@ -77,7 +77,7 @@ class Communicator(Protocol):
         ...
 
     def rejoin(self, version: Version) -> None:
-        """Goes on at `version`, after a barrier."""
+        """Continues at `version`, after a barrier."""
         ...
 
     def close(self) -> None:

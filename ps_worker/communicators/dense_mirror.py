@@ -26,7 +26,7 @@ class DenseMirror:
         self._current = 0
 
     def spare(self) -> int:
-        """Returns the number of a buffer that nobody reads."""
+        """Returns the number of a buffer that is not lent."""
         with self._lock:
             for number in range(len(self._buffers)):
                 if number != self._current and not self._lent.get(number):

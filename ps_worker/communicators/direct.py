@@ -31,7 +31,7 @@ class DirectCommunicator:
         self._local = threading.local()
 
     def begin(self, thread_num: int) -> None:
-        """Has nothing to do: any number of threads may train."""
+        """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Reads embeddings as they are."""
@@ -60,10 +60,10 @@ class DirectCommunicator:
         self._store.push_grad(gradients, push_id).result()
 
     def flush(self) -> None:
-        """Has nothing to do: each push was applied."""
+        """No-op: each push was applied."""
 
     def rejoin(self, version: Version) -> None:
-        """Has nothing to do: there are no steps in common."""
+        """No-op: no steps in common."""
 
     def close(self) -> None:
-        """Has nothing to do."""
+        """No-op: nothing runs in the background."""

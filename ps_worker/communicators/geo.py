@@ -3,8 +3,8 @@
     training threads: pull, compute, push on the replica
     exchanger thread: take delta -> servers add it -> dense, rows that anyone changed -> merge into replica
 
-As PaddlePaddle's GEO-SGD: a delta is divided by the number of workers, servers add up. Training goes on while
-an exchange is under way, at most `k_steps` batches past the next one.
+As PaddlePaddle's GEO-SGD: a delta is divided by the number of workers, servers add up. Training continues
+during an exchange, at most `k_steps` batches past the next one.
 """
 
 import logging
@@ -87,7 +87,7 @@ class GeoCommunicator:
         self._background.start("exchanger", self._exchange_forever)
 
     def begin(self, thread_num: int) -> None:
-        """Takes note of how many threads train: any number may."""
+        """Sets the number of training threads; any number may train."""
         self._is_alone = thread_num == 1
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
@@ -133,7 +133,7 @@ class GeoCommunicator:
             self._background.wait_until(lambda: not self._is_flushing)
 
     def rejoin(self, version: Version) -> None:
-        """Takes over what others have sent: all of them have met."""
+        """Merges the changes of other workers, after a barrier."""
         self._receive()
         logger.info(
             "replica rows=%d size_mb=%.1f", self._replica.rows, self._replica.size_bytes / 2**20

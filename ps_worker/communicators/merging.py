@@ -1,4 +1,4 @@
-"""What an asynchronous worker has ready to send: gradients merged over batches, and since when they wait.
+"""Merging of gradients over batches before an asynchronous worker sends them.
 
 Sans-IO: gradients in, merged gradients out; the time is passed in.
 
@@ -122,7 +122,7 @@ class GradientMerger:
         return total
 
     def due(self) -> float | None:
-        """Returns the time at which the oldest gradient must leave; None if there is none."""
+        """Returns the time at which the oldest gradient must leave; None: no gradient waits."""
         waits = [groups[0].since for groups in (self._sparse, self._dense) if groups]
         return min(waits) + self.max_delay_s if waits else None
 

@@ -4,7 +4,7 @@
     whole in pushes  * * . *        of batch 3 a gradient waits to be merged, or is being computed
     push id            step = 2, position = after batch 2
 
-So what a push id says of step and position never leaves out a batch.
+So the step and position of a push id never leave out a batch.
 """
 
 import secrets
@@ -15,7 +15,7 @@ from protos.store import PushId, Version, WorkerProgress
 from ps_worker.data.blocks.position import DataPosition
 
 UNNUMBERED = 0
-"""Number of a batch from which nobody goes on."""
+"""Number of a batch whose position is not recorded."""
 
 
 class PushIds:
@@ -42,7 +42,7 @@ class PushIds:
         """Returns the number of the next batch.
 
         Args:
-            position: Where in the data the worker goes on after it; None: its source does not say.
+            position: Position in the data after it; None: its source has none.
         """
         with self._lock:
             self._taken += 1

@@ -6,8 +6,8 @@
     delta = (local - base) / num_workers,  local = base = base + delta      taken, and pushed to the servers
     local += server - base,                base = server                    when others' changes arrive
 
-A taken delta leaves the copy as the servers will have it, but for what others sent; so of a row that nobody
-else changed, nothing has to travel back. What is trained before others' changes arrive stays, and is part of
+A taken delta leaves the copy as the servers will have it, but for what others sent; so a row that no
+other worker changed is not sent back. What is trained before others' changes arrive stays, and is part of
 the next delta. A row that is in neither has its initial value in both, as on the servers: nothing is fetched
 before it changes.
 """
@@ -26,7 +26,7 @@ from ps_server.table.replica_table import ReplicaTable
 
 
 class Replica:
-    """The copy of one worker. Training may go on in other threads while deltas are taken and merged."""
+    """The copy of one worker. Other threads may train while deltas are taken and merged."""
 
     def __init__(self, tables: Sequence[TableSpec], dense: DenseSpec, *, num_workers: int) -> None:
         """Makes a copy in which everything has its initial value.

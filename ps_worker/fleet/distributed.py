@@ -1,4 +1,4 @@
-"""Optimizers and a strategy, together: what a script minimizes a model with."""
+"""A distributed optimizer: optimizers and a strategy, with which a script minimizes a model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from ctr_model.models.model import Model
 from ps_worker.fleet.optimizer import choice_of
 from ps_worker.fleet.running import FLEET
 from ps_worker.fleet.strategy import DistributedStrategy
+from ps_worker.fleet.task import Task
 from ps_worker.fleet.trainer import Trainer
-from ps_worker.fleet.worker_run import Task
 from ps_worker.job import override_job
 from ps_worker.job.checks import require_life, require_optimizers
 
@@ -68,7 +68,7 @@ def distributed_optimizer(
         dense: Of `fleet.optimizer`, for dense parameters; None: the same as for rows.
 
     Raises:
-        UsageError: If one of the optimizers is none.
+        UsageError: If one of them is not an optimizer.
     """
     return DistributedOptimizer(
         optimizer, strategy or DistributedStrategy(), optimizer if dense is None else dense

@@ -1,4 +1,4 @@
-"""What becomes of a process whose script ends before it has done what its role has to do.
+"""The end of a script that has not finished its role.
 
 A worker that is never heard of again would keep the others waiting for minutes; a server that never serves
 would, too. So a worker that ends without an error leaves as `fleet.stop_worker()` does, and a server that has
@@ -21,7 +21,7 @@ _NOT_SERVED = 2
 
 @functools.cache
 def watch(fleet: Fleet) -> None:
-    """Keeps an eye on what this process does as a server, or as a worker of a cluster."""
+    """Watches the end of this process, as a server or as a worker of a cluster."""
     if fleet.is_server():
         _watch_server(fleet)
     elif fleet.server_num():
@@ -69,5 +69,5 @@ def _watch_worker(fleet: Fleet) -> None:
 
 
 def _has_failed() -> bool:
-    """Returns whether an error that nobody caught ended the script."""
+    """Returns whether an error that was not caught ended the script."""
     return getattr(sys, "last_value", None) is not None

@@ -1,36 +1,38 @@
-"""Which process this is, and what it may do next: the state behind the functions of `ps_worker.fleet`.
+"""State of a process in a run: the object behind the functions of `ps_worker.fleet`.
 
     a server:  init -> minimize -> init_server -> run_server
-    a worker:  init -> minimize -> init_worker -> train, infer, meet, save in any order -> stop_worker
+    a worker:  init -> minimize -> init_worker -> train, infer, barrier, save in any order -> stop_worker
 
 Without a role everything is in this process: it is worker 0 of 1, and has the parameters, too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
 from protos.role import ServerRole, WorkerRole
-from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, Shrunk
+from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, SaveRequest, Shrunk
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.settings import ServerSettings
+from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.files.file_split import FileSplit, file_splits, split_files
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
-from ps_worker.fleet.worker_run import Task, WorkerRun
-
-LOCAL = WorkerRole(endpoints=(), worker_index=0, num_workers=1)
-"""The role of a process that has none."""
+from ps_worker.fleet.task import Task
+from ps_worker.run.run import Run
 
 
 class Fleet:
     """One process's part of a run. For one thread."""
 
     def __init__(self, *, on_role: Callable[["Fleet"], object] | None = None) -> None:
-        """Knows no role yet; `on_role` is called when it does."""
+        """Has no role yet; `on_role` is called when it is known."""
         self._on_role = on_role
         self._role: ServerRole | WorkerRole | None = None
         self._forget()
@@ -40,7 +42,8 @@ class Fleet:
         self._task: Task | None = None
         self._is_server_ready = False
         self._server_load: str | None = None
-        self._run: WorkerRun | None = None
+        self._run: Run | None = None
+        self._resources = ExitStack()  # the run, and the store that it is on
         self._is_over = False
 
     @property
@@ -88,7 +91,7 @@ class Fleet:
         if self._on_role is not None:
             self._on_role(self)
 
-    # Who this process is.
+    # The role of this process.
 
     def is_server(self) -> bool:
         """Whether this process holds parameters."""
@@ -99,7 +102,7 @@ class Fleet:
         return isinstance(self._known_role("fleet.is_worker()"), WorkerRole)
 
     def is_first_worker(self) -> bool:
-        """Whether this process is worker 0, which does what one has to do for all."""
+        """Whether this process is worker 0, which loads, saves and shrinks for all."""
         role = self._known_role("fleet.is_first_worker()")
         return isinstance(role, WorkerRole) and role.worker_index == 0
 
@@ -135,7 +138,7 @@ class Fleet:
     def file_splits(
         self, files: Sequence[str | Path], schema: Schema, *, format: Format | None = None
     ) -> list[FileSplit]:
-        """Returns what of `files` this worker reads; with more workers than files, files are cut.
+        """Returns the parts of `files` that this worker reads; with more workers than files, files are split.
 
         Args:
             files: The same for all workers, none twice.
@@ -153,16 +156,16 @@ class Fleet:
             role.num_workers,
         )
 
-    # What it does.
+    # The run.
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """What `init` was given, as a job's [cluster]."""
+        """Time limits given to `init`, as a job's [cluster]."""
         self._known_role("minimize()")
         return self._limits
 
     def minimize(self, task: Task) -> None:
-        """Keeps what is to be trained.
+        """Sets the model to train.
 
         Raises:
             UsageError: If the run has begun.
@@ -175,10 +178,10 @@ class Fleet:
         self._task = task
 
     def require_task(self, model: Model) -> None:
-        """Refuses a model that is not what is to be trained.
+        """Refuses a model other than the minimized one.
 
         Raises:
-            UsageError: If there is none, or another.
+            UsageError: If no model was minimized, or another one.
         """
         if self._task is None or self._task.model is not model:
             raise UsageError(
@@ -189,7 +192,7 @@ class Fleet:
         """Prepares a server.
 
         Args:
-            model_dir: Checkpoint to begin with; None: fresh parameters.
+            model_dir: Checkpoint to start with; None: fresh parameters.
         """
         self._server_role("fleet.init_server()")
         self._server_load = None if model_dir is None else str(model_dir)
@@ -204,32 +207,34 @@ class Fleet:
         wait_limit_s: float | None = None,
         checkpoint_roots: Sequence[str | Path] = (),
     ) -> None:
-        """Serves until all workers are done, as `ps-server` does; ends the process if that goes wrong.
+        """Serves until all workers have left, as `ps-server` does; ends the process if that goes wrong.
 
         Args:
-            bind: Address to bind; None: loopback if workers reach this server there, else all interfaces.
-            stay: Whether to go on for the next job when all workers are done.
-            idle_limit_s: Seconds without a call after which to end with exit code 9, 0: never; None: 600, or
-                never if it stays.
-            wait_limit_s: Seconds that a worker may wait for the others; None: `wait_timeout_s` of `init`.
-            checkpoint_roots: Folders in which alone the server saves and loads; none: anywhere.
+            bind: See `ps_server.settings.ServerSettings`, as for the others.
+            stay: Serve the next job when all workers have left.
+            idle_limit_s: Seconds without a call after which the process ends, with exit code 9.
+            wait_limit_s: Seconds that a worker may wait for others; None: `wait_timeout_s` of `init`.
+            checkpoint_roots: Folders to which saving and loading is limited.
+
+        Raises:
+            UsageError: If a limit is not a number of seconds.
         """
         role = self._server_role("fleet.run_server()")
         if not self._is_server_ready:
             raise UsageError("fleet.init_server() before fleet.run_server()")
         # Late, so that workers do not load the server's shell.
-        from ps_worker.fleet.serving import idle_limit, serve
+        from ps_worker.fleet.serving import serve
 
-        self._is_over = True
-        serve(
-            role,
+        settings = ServerSettings(
             load=self._server_load,
             bind=bind,
             stay=stay,
-            idle_limit_s=idle_limit(idle_limit_s, stay=stay),
+            idle_limit_s=idle_limit_s,
             wait_limit_s=self._limits["wait_timeout_s"] if wait_limit_s is None else wait_limit_s,
-            checkpoint_roots=[str(root) for root in checkpoint_roots],
+            checkpoint_roots=tuple(str(root) for root in checkpoint_roots),
         )
+        self._is_over = True
+        serve(role, settings)
 
     def init_worker(self) -> None:
         """Waits for the servers, and declares the model to them.
@@ -245,9 +250,21 @@ class Fleet:
             )
         if self._run is not None or self._is_over:
             raise UsageError("fleet.init_worker() was called before; once a run is enough")
-        self._run = WorkerRun(role, self._task)
+        self._task.precompile()
+        with ExitStack() as opened:
+            store = opened.enter_context(open_store(role, self._task.job.cluster))
+            run = Run(
+                store,
+                self._task.model,
+                self._task.job,
+                worker=role.worker_index,
+                num_workers=role.num_workers,
+                is_in_process=is_in_process(role),
+            )
+            self._run = opened.enter_context(run)
+            self._resources = opened.pop_all()
 
-    def run_of(self, call: str) -> WorkerRun:
+    def run_of(self, call: str) -> Run:
         """Returns this worker's part in the run.
 
         Args:
@@ -265,7 +282,7 @@ class Fleet:
         return self._run
 
     def barrier_worker(self) -> None:
-        """Waits until all workers have come here; each has then learnt from what the others pushed."""
+        """Waits until all workers have come; the servers then have all their gradients."""
         self.run_of("fleet.barrier_worker()").barrier()
 
     def all_reduce(self, values: Numbers, op: ReduceOp) -> Numbers:
@@ -274,16 +291,18 @@ class Fleet:
 
     def peers(self) -> Peers:
         """Returns this worker's way to the others, for what all do together beside training."""
-        return self.run_of("fleet.peers()").peers
+        return self.run_of("fleet.peers()").peers()
 
     def save_persistables(self, dirname: str | Path) -> None:
-        """Saves all parameters and optimizer states to a folder; worker 0 alone, the others go on.
+        """Saves all parameters and optimizer states to a folder; on worker 0 only.
 
         Raises:
             RoleError: On another worker.
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
         """
-        self._first_run("fleet.save_persistables()").save(str(dirname))
+        self._first_run("fleet.save_persistables()").save(
+            SaveRequest(url=str(dirname), attachments=self._attachments())
+        )
 
     def save_inference_model(
         self,
@@ -292,10 +311,10 @@ class Fleet:
         dtype: InferenceDtype = "float32",
         min_score: float = 0.0,
     ) -> None:
-        """Saves what predictions need to a folder: weights alone; worker 0 alone, the others go on.
+        """Saves what predictions need to a folder: weights alone; on worker 0 only.
 
         Args:
-            dirname: A folder of its own: no training can go on from it.
+            dirname: A folder of its own: training cannot start from it.
             dtype: Of the rows' weights.
             min_score: Rows of a lower score are left out; above 0 the model has to keep statistics
                 (`minimize(life=...)`).
@@ -306,7 +325,8 @@ class Fleet:
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
         """
         settings = InferenceSettings(dtype=dtype, min_score=min_score)
-        self._first_run("fleet.save_inference_model()").save_inference(str(dirname), settings)
+        run = self._first_run("fleet.save_inference_model()")
+        run.save(SaveRequest(url=str(dirname), attachments=self._attachments(), inference=settings))
 
     def load_model(
         self, dirname: str | Path, *, only: Sequence[str] = (), resume: bool = False
@@ -317,30 +337,35 @@ class Fleet:
 
         Args:
             dirname: Checkpoint, or folder of checkpoints.
-            only: Tables to take from it, and "dense" for the dense parameters; all others begin anew. Empty:
-                all, and all must be there and fit.
-            resume: Go on with the run that saved it: `data_position` then says where.
+            only: Tables to take from it, and "dense" for the dense parameters; all others get initial values.
+                Empty: all, and all must be there and fit.
+            resume: Resume the run that saved it; `data_position` then says where.
 
         Raises:
             RoleError: On another worker.
             UsageError: If training has begun, or if a part of a model is to resume.
-            CheckpointError: If it is none, or does not fit; nothing was replaced.
+            CheckpointError: If it is not a checkpoint, or does not fit; nothing was replaced.
         """
         if only and resume:
             raise UsageError(
-                "fleet.load_model(): no run goes on with a part of its model: give either only or resume"
+                "fleet.load_model(): a run is resumed with its whole model: give either only or resume"
             )
-        self._first_run("fleet.load_model()").load(str(dirname), only=only, resume=resume)
+        run = self._first_run("fleet.load_model()")
+        checkpoint = Checkpoint.open(dirname)
+        run.load(checkpoint.url, only=only, token=checkpoint.token)
+        if resume:
+            run.resume(checkpoint.manifest.version, checkpoint.manifest.workers)
 
     def data_position(self) -> DataPosition | None:
-        """Returns where in its data this worker goes on after `load_model(..., resume=True)`.
+        """Returns where in its data this worker resumes after `load_model(..., resume=True)`.
 
-        Every worker asks before it trains; the first call waits until all have come so far.
+        Every worker calls it before it trains; the first call waits for all workers.
 
         Returns:
             What `trainer.train_from_dataset` takes as `start`; its `epoch` is the pass. None: at the start.
         """
-        return self.run_of("fleet.data_position()").data_position()
+        earlier = self.run_of("fleet.data_position()").earlier_progress
+        return DataPosition.from_json(earlier.position) if earlier and earlier.position else None
 
     def shrink(
         self, threshold: float | None = None, *, dry_run: bool = False
@@ -365,13 +390,14 @@ class Fleet:
         """Says that this worker is done; the servers end when all are."""
         run = self.run_of("fleet.stop_worker()")
         self._run, self._is_over = None, True
-        run.leave()
+        with self._resources:
+            run.leave()
 
     def abandon(self) -> None:
-        """Ends this worker's part after an error, of which the others are told nothing."""
+        """Ends this worker's part after an error, without telling the others."""
         if self._run is not None:
-            self._run.close()
             self._run, self._is_over = None, True
+            self._resources.close()
 
     def _known_role(self, call: str) -> ServerRole | WorkerRole:
         if self._role is None:
@@ -396,7 +422,7 @@ class Fleet:
             )
         return role
 
-    def _first_run(self, call: str) -> WorkerRun:
+    def _first_run(self, call: str) -> Run:
         role = self._worker_role(call)
         if role.worker_index != 0:
             raise RoleError(
@@ -404,3 +430,6 @@ class Fleet:
                 f"fleet.is_first_worker()"
             )
         return self.run_of(call)
+
+    def _attachments(self) -> dict[str, bytes]:
+        return {} if self._task is None else self._task.attachments()

@@ -63,8 +63,8 @@ def auc(
     others = np.asarray(() if stat_neg is None else stat_neg, np.float64).reshape(-1)
     if clicks.shape != others.shape:
         raise UsageError(
-            f"auc() got {clicks.size} buckets of clicks and {others.size} of others: expected as many of "
-            f"both, or what infer_from_dataset() returns"
+            f"auc() got {clicks.size} buckets of clicks and {others.size} of others: expected the same "
+            f"number of both, or what infer_from_dataset() returns"
         )
     clicks, others = sum(np.stack([clicks, others]), all_reduce=all_reduce)
     return auc_of_histograms(clicks, others)

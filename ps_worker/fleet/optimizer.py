@@ -26,7 +26,7 @@ def choice_of(optimizer: Any) -> dict[str, str | float]:
     """Returns an optimizer as a job's [optimizer] names it, with all its hyper-parameters.
 
     Raises:
-        UsageError: If it is none of these.
+        UsageError: If it is not one of these.
     """
     for name, known in OPTIMIZERS.items():
         if type(optimizer) is known.hyper:

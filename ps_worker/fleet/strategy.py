@@ -1,4 +1,4 @@
-"""How workers keep together, as a script says it."""
+"""The training mode of a script, and its settings."""
 
 import difflib
 from typing import Any

@@ -13,7 +13,7 @@ from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.fleet.running import FLEET
 from ps_worker.training.evaluator import OnPredictions
-from ps_worker.training.monitor import FetchHandler
+from ps_worker.training.monitor import FetchHandler, Fetching
 from ps_worker.training.trainer import TrainedStep
 
 FETCH_PERIOD_S = 5.0
@@ -30,14 +30,14 @@ class Trainer:
         *,
         start: DataPosition | None = None,
     ) -> None:
-        """Goes once through a dataset, with as many threads as it has for this.
+        """Trains once on each batch of a dataset, with the dataset's `thread_num` threads.
 
         Args:
             dataset: `fleet.QueueDataset`, `fleet.SampleLoader`, or any batches.
             fetch_handler: Called every few seconds, and once more at the end, with `fleet.Fetched`; what it
                 raises ends training.
             fetch_period: Seconds between two of its calls.
-            start: Where in a `fleet.QueueDataset` or `fleet.InMemoryDataset` to go on, as
+            start: Where in a `fleet.QueueDataset` or `fleet.InMemoryDataset` to resume, as
                 `fleet.data_position()` says; None: at the start of its next pass.
 
         Raises:
@@ -45,15 +45,21 @@ class Trainer:
             CtrPsError: If something goes wrong; says what.
         """
         run = FLEET.run_of("training")
-        with closing(
-            _batches(_positioned(dataset, start))
-        ) as batches:  # or readers outlive an error
-            run.train(
-                batches,
-                thread_num=getattr(dataset, "thread_num", 1),
-                fetch_handler=fetch_handler,
-                fetch_period_s=fetch_period,
-            )
+        thread_num = getattr(dataset, "thread_num", 1)
+        # Closed, or readers outlive an error.
+        with closing(_batches(_positioned(dataset, start))) as batches:
+            run.start()
+            if fetch_handler is None:
+                run.train(batches, thread_num=thread_num)
+            else:
+                with Fetching(
+                    fetch_handler,
+                    period_s=fetch_period,
+                    progress=run.progress,
+                    staleness=lambda: run.store.status().staleness,
+                ) as fetching:
+                    run.train(fetching.watch(batches), thread_num=thread_num)
+            run.progress.log()
 
     def steps(self, reader: Iterable[Batch]) -> Iterator[TrainedStep]:
         """Trains on each batch once in this thread, and yields after each: the plain loop.
@@ -75,10 +81,10 @@ class Trainer:
         """
         run = FLEET.run_of("inference")
         with closing(_batches(dataset)) as batches:
-            return run.evaluate(batches, on_predictions)
+            return run.evaluate(batches, on_predictions=on_predictions)
 
     def fit(self, model: Model, loader: Iterable[Batch], epoch: int = 1) -> None:
-        """Is the whole rest of a script: serves on a server, and trains `epoch` times on a worker.
+        """Runs the rest of a script: serves on a server, and trains `epoch` times on a worker.
 
         Args:
             model: What was minimized.

@@ -14,7 +14,7 @@ from ps_worker.job.specs import DELTA_OPTIMIZER, asked_optimizer, table_specs
 
 
 def require_optimizers(job: Job, model: Model) -> None:
-    """Refuses optimizers that there are not, or not for what they are asked for.
+    """Refuses optimizers that do not exist, or do not fit their use.
 
     Raises:
         JobError: Names the key of the job.

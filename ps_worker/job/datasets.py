@@ -1,9 +1,9 @@
-"""The data of a job: which format its files have, and what an epoch of training goes through.
+"""The data of a job: the format of its files, and the batches of an epoch.
 
-streamed    files --> batches, anew in each epoch
-in memory   files --load--> rows --shuffle--> batches, shuffled anew before each epoch
+streamed    files --> batches, read again in each epoch
+in memory   files --load--> rows --shuffle--> batches, shuffled before each epoch
 
-An epoch's batches depend on the job, the files and the epoch's number alone, so that a run can go on in the
+An epoch's batches depend on the job, the files and the epoch's number alone, so that a run can resume in the
 middle of one; but with several readers of streamed files they have no order.
 """
 
@@ -65,7 +65,7 @@ def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> Queu
 
 
 class TrainingData:
-    """What one worker trains on."""
+    """The training data of one worker."""
 
     def __init__(self, job: Job, schema: Schema, parts: Sequence[FileSplit]) -> None:
         """Reads nothing yet."""
@@ -119,7 +119,7 @@ class TrainingData:
 
         Args:
             epoch: Counted from 1; a position's `epoch` is this number.
-            start: Where in this epoch to go on; None: at its start.
+            start: Where in this epoch to resume; None: at its start.
 
         Raises:
             DataError: If `start` is of other files or another order.
@@ -145,13 +145,13 @@ class TrainingData:
 
 
 def digest_of_files(train_files: Sequence[str]) -> str:
-    """Returns 16 hex digits that differ where workers go through other files."""
+    """Returns a digest of the list of training files: 16 hex digits."""
     text = json.dumps(sorted(train_files))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def order_of_data(job: Job) -> dict[str, int | str]:
-    """Returns what a job says of the order of its data, by key of the job."""
+    """Returns the settings of a job that decide the order of its data, by key."""
     data = job.data
     return {
         "data.in_memory": data.in_memory,

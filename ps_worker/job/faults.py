@@ -1,4 +1,4 @@
-"""What is wrong with a key of a job, as a sentence."""
+"""Messages for invalid keys and values of a job."""
 
 import difflib
 import re
@@ -13,7 +13,7 @@ from ps_worker.job.origin import KeyPath, Origin
 
 
 def explain(detail: ErrorDetails, origin: Origin) -> str:
-    """Returns where which key is wrong, why, and what the job may have meant.
+    """Returns the message for an invalid key: its place, its name, the fault and a hint.
 
     Args:
         detail: Of the validation of a job.

@@ -34,21 +34,21 @@ WITHOUT_COUNTERPART = {
     "send_wait_times": "set strategy.max_delay_ms, the longest that a gradient waits for others to be "
     "merged with",
     "runtime_split_send_recv": "remove it, sending and receiving are never part of the model",
-    "launch_barrier": "remove it, workers always meet before their first step",
+    "launch_barrier": "remove it, workers always wait for each other before their first step",
     "heter_worker_device_guard": "remove it, every worker runs the whole model, on its CPU",
     "lr_decay_steps": "remove it, learning rates are constant: set them in [optimizer]",
     "use_ps_gpu": "remove it, tables are in the main memory of servers",
     "use_gpu_graph": "remove it, there are no graph tables",
     "half_async": 'set strategy.mode = "half_async" instead of a_sync',
 }
-"""Options of Fleet's that are none here, and what to do about each."""
+"""Options of Fleet that do not exist here, and advice for each."""
 
 
 class FleetWordError(JobError):
-    """A word of Fleet's that cannot be translated.
+    """Error for a word of Fleet that cannot be translated.
 
     Attributes:
-        key: Where it stands, from the section on: ("strategy", "a_sync").
+        key: Path of the word, from the section on: ("strategy", "a_sync").
     """
 
     def __init__(self, path: tuple[str, ...], fault: str) -> None:
@@ -85,7 +85,7 @@ def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def aliases_of(strategy: Mapping[str, Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Returns, by the key that translation gives it, the key under which each of Fleet's words stands.
+    """Returns the key of each of Fleet's words as written, by the key after translation.
 
     Args:
         strategy: As written, and found to be translatable.

@@ -1,4 +1,4 @@
-"""Jobs from TOML files and from what checkpoints keep, with overrides."""
+"""Reading jobs from TOML files and checkpoints, with overrides."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def stored_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str
     """Returns the job that `Job.to_json` wrote, with overrides.
 
     Where these ask for another mode, settings that are stored for the old one give way: a stored job has
-    all defaults filled in, so nobody may ever have written them.
+    all defaults filled in, so they may never have been written.
 
     Raises:
         JobError: If a key or value is wrong.

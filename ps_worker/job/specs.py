@@ -1,7 +1,7 @@
-"""What a run declares to its store: the model's tables and its dense block, with their optimizers.
+"""Specs of a model's tables and dense block, which a run declares to its store.
 
-In GEO training workers hold the optimizers and servers add up deltas, so what servers are told differs from
-what replicas are made of.
+In GEO training workers hold the optimizers and servers add up deltas, so the declared specs differ from
+those of the replicas.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Compiles the kernels of a worker: `python -m ps_worker.run.precompile` in the build of an image.
 
-It trains on two rows with a store of its own, so whatever a step runs is compiled, or taken from numba's
-cache on disk.
+It trains on two rows with a store of its own, so that all kernels of a step are compiled, or loaded from
+numba's cache on disk.
 """
 
 import contextlib
@@ -21,54 +21,40 @@ from protos.runtime.compile_lock import compile_lock
 from protos.runtime.jit import read_only
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import scatter_rows
-from ps_worker.communicators.choice import communicator_of
 from ps_worker.data.memory.rows import RowsInMemory
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.user_code.samples import batches_of_samples
 from ps_worker.job import Job
 from ps_worker.job.datasets import streamed
-from ps_worker.job.specs import counting_tables, declare
-from ps_worker.run.run import Plan, plan_of
-from ps_worker.training.evaluator import evaluate
-from ps_worker.training.meter import Progress
-from ps_worker.training.trainer import Trainer
+from ps_worker.run.plan import Plan, plan_of
+from ps_worker.run.run import Run
 
 
 def precompile(plan: Plan) -> None:
-    """Compiles what a worker runs for this plan."""
+    """Compiles the kernels that a worker needs for this plan."""
     precompile_model(plan.model, plan.schema, plan.job)
     if plan.train_files and not plan.job.data.pipe_command:
         _read_a_batch(plan)
 
 
 def precompile_model(model: Model, schema: Schema, job: Job) -> None:
-    """Compiles what a worker runs to train and evaluate a model."""
-    store = ParameterStore()
+    """Compiles the kernels for training and evaluating a model."""
+    quiet = job.train.model_copy(update={"batch_size": 1, "log_every_s": math.inf})
     with compile_lock():
-        declare(store, model, job)
         batches = _two_batches(schema)
-        communicator = communicator_of(job, store, model, worker=0, is_in_process=True)
-        progress = Progress(every_s=math.inf)
-        trainer = Trainer(
-            model,
-            communicator,
-            batch_size=1,
-            progress=progress,
-            counting_tables=counting_tables(model, job),
-        )
-        trainer.train(batches)
-        communicator.close()
-        evaluate(store, model, batches, batch_size=1)
+        with Run(ParameterStore(), model, job.model_copy(update={"train": quiet})) as run:
+            run.train(batches, thread_num=1)
+            run.evaluate(batches)
         _hash_a_sample(schema)
         _gather_lists()
         _move_rows()
 
 
 def _read_a_batch(plan: Plan) -> None:
-    """Compiles what reads the files, each format its own."""
+    """Compiles the kernels that read the format of the files."""
     dataset = streamed(plan.job, plan.schema)
     dataset.set_filelist(plan.train_files[:1])
-    with compile_lock(), contextlib.suppress(CtrPsError):  # training says it, and to all
+    with compile_lock(), contextlib.suppress(CtrPsError):  # training reports it
         next(iter(dataset), None)
 
 

@@ -1,399 +1,339 @@
-"""One worker's part of a training job, from the first declaration to the last figure.
+"""One worker's part in a training run, on a store that is open.
 
-    start -> | pass over the data -> meet -> save | x epochs -> evaluate -> done
+    declare -> load -> start -> | train, steps, evaluate, save, barrier, all_reduce, in any order | -> leave
 
-Worker 0 loads, saves and evaluates; the others meet it at barriers. A run that goes on begins in the middle
-of this: in the epoch, and at the position in its data, that the checkpoint says. An embedded run is the same
-with one worker and a store in this process.
+A job file (train_job.py) drives it from pass to pass, a script (ps_worker/fleet) step by step. Workers wait
+for each other first when they start to train. Until then worker 0 may load a checkpoint, from which all
+train; later it may not, since in some modes each worker has parameters of its own.
 """
 
-import json
+import hashlib
 import logging
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
+from ctr_model.batch import Batch
+from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
-from ctr_model.schema import Schema
-from protos.errors import DataError, UsageError
-from protos.store import ReduceOp, Store
-from ps_server.checkpoint.retention import remove_unfinished
-from ps_worker.checkpoints.attachments import attachments_of
-from ps_worker.checkpoints.resume import EarlierRun, earlier_run
-from ps_worker.checkpoints.retention import (
-    checkpoints_of_runs,
-    name_after_epoch,
-    require_other_folder,
-    warn_of_earlier_run,
+from protos.errors import JobError, UsageError
+from protos.store import (
+    Numbers,
+    ReduceOp,
+    SaveRequest,
+    Shrunk,
+    Store,
+    Version,
+    WorkerProgress,
 )
-from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
-from ps_worker.checkpoints.saver import Saver
-from ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.files.file_split import FileSplit, file_splits, shown
-from ps_worker.data.files.listing import matching_files
-from ps_worker.data.formats import reader_of
+from ps_worker.checkpoints.warm_start import warm_start
+from ps_worker.communicators.choice import communicator_of
+from ps_worker.communicators.communicator import Communicator
+from ps_worker.data.blocks.position import Batches
+from ps_worker.data.memory.peers import Peers
 from ps_worker.job import Job
-from ps_worker.job.checks import require_life, require_optimizers
-from ps_worker.job.datasets import (
-    TrainingData,
-    digest_of_files,
-    format_of_job,
-    order_of_data,
-    streamed,
-)
-from ps_worker.job.model import DENSE_BLOCK, model_of
-from ps_worker.job.specs import counting_tables
-from ps_worker.training.evaluator import figures
-from ps_worker.training.shrinking import log_shrunk
-from ps_worker.training.worker import Worker
+from ps_worker.job.specs import counting_tables, declare
+from ps_worker.training.evaluator import OnPredictions, evaluate
+from ps_worker.training.meter import Progress
+from ps_worker.training.trainer import TrainedStep, Trainer
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What a run reports at its end; figures of evaluation are those of worker 0, None elsewhere.
+class Run:
+    """Trains, evaluates and saves one model. For one thread.
+
+    Leaving the `with` block ends the background work; what was not sent is lost.
 
     Attributes:
-        auc: Area under the ROC curve on the test data.
-        log_loss: Mean on the test data.
-        accuracy: At threshold 0.5, on the test data.
-        calibration: Predicted clicks over actual clicks, on the test data.
-        test_examples: Rows evaluated.
-        examples: Examples trained on, over all workers.
-        examples_per_s: Of all workers, while training: without loading, saving and evaluating.
-        train_loss: Mean over this worker's examples, each predicted before it was learnt.
-        bad_rows: Malformed rows that this worker skips in an epoch.
-        staleness: Of all workers' batches: how many steps of others each was late..
-        tables: Of each table rows and bytes, and how many rows have expired or were evicted.
-        model_digest: SHA-256 of the trained model.
-        checkpoint: Folder of the last checkpoint.
-        warm_start: Which checkpoint the run started from, what was taken, and what began anew.
+        store: The parameters.
+        worker: Index of this worker.
+        num_workers: Workers of the run.
+        progress: Of this worker's training.
     """
-
-    auc: float | None = None
-    log_loss: float | None = None
-    accuracy: float | None = None
-    calibration: float | None = None
-    test_examples: int = 0
-    examples: int = 0
-    examples_per_s: float = 0.0
-    train_loss: float | None = None
-    bad_rows: int = 0
-    staleness: Mapping[str, object] | None = None
-    tables: Mapping[str, Mapping[str, int]] | None = None
-    model_digest: str | None = None
-    checkpoint: str | None = None
-    warm_start: Mapping[str, object] | None = None
-
-    def as_json(self) -> dict[str, object]:
-        """Returns the fields; what is not a number is None, as JSON has no NaN."""
-        return {name: _or_none(value) for name, value in asdict(self).items()}
-
-
-def _or_none(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A job that was checked against all that a worker can see before it meets others.
-
-    Attributes:
-        job: What to do.
-        schema: The columns of its data.
-        model: For these columns.
-        train_files: Of all workers.
-        test_files: Evaluated after training; empty: no evaluation.
-    """
-
-    job: Job
-    schema: Schema
-    model: Model
-    train_files: list[str]
-    test_files: list[str]
-
-
-def plan_of(job: Job) -> Plan:
-    """Returns the job with its schema, model and files.
-
-    Raises:
-        JobError: If schema, format, model, optimizers, the life of rows or the start are wrong.
-        DataError: If a pattern matches no file.
-        CheckpointError: If checkpoints cannot be where the job says.
-    """
-    schema = _schema_of(job)
-    _require_format(job)
-    model = model_of(job, schema)
-    require_optimizers(job, model)
-    require_life(job, model)
-    warm_start_of(job, model)
-    _require_order(job)
-    require_other_folder(job)
-    return Plan(
-        job=job,
-        schema=schema,
-        model=model,
-        train_files=_files_of(job, "data.train", job.data.train),
-        test_files=_files_of(job, "data.test", job.data.test),
-    )
-
-
-def _schema_of(job: Job) -> Schema:
-    try:
-        return Schema.load(job.data.schema_source)
-    except ValueError as error:
-        raise job.error("data.schema", str(error)) from error
-
-
-def _require_format(job: Job) -> None:
-    try:
-        format_of_job(job)
-    except UsageError as error:
-        raise job.error("data.format", str(error)) from error
-
-
-def _require_order(job: Job) -> None:
-    """Refuses a run that could not go on from its own checkpoints."""
-    checkpoint, data = job.checkpoint, job.data
-    has_order = data.reader_num == 1 or data.in_memory
-    if checkpoint.resume and checkpoint.is_within_epochs and not has_order:
-        raise job.error(
-            "data.reader_num",
-            f"data.reader_num is {data.reader_num}, but a run can go on from the middle of an epoch only "
-            f"where rows have an order: set data.reader_num = 1 or data.in_memory = true, or save between "
-            f"epochs only (checkpoint.every_steps = 0, checkpoint.every_s = 0)",
-        )
-
-
-def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[str]:
-    try:
-        return matching_files(patterns)
-    except DataError as error:
-        raise DataError(f"{job.place_of(key)}: {key}: {error}") from error
-
-
-class Session:
-    """Runs one worker of a job on a store that is there already."""
 
     def __init__(
         self,
-        plan: Plan,
         store: Store,
+        model: Model,
+        job: Job,
         *,
         worker: int = 0,
         num_workers: int = 1,
         is_in_process: bool = True,
     ) -> None:
-        """Deals this worker its files.
+        """Declares the model.
 
         Args:
-            plan: What to do.
             store: The parameters.
+            model: What to train.
+            job: How; its sections [train], [optimizer], [life], [strategy] and [cluster] count.
             worker: Index of this worker.
-            num_workers: Workers of the job.
-            is_in_process: The store is in this process, and there is nothing to gain from sending in the
-                background.
+            num_workers: Workers of the run.
+            is_in_process: The store is in this process, so sending in the background gains nothing.
+
+        Raises:
+            CtrPsError: If servers do not answer, or hold another model.
         """
-        self._plan = plan
-        self._job = plan.job
-        self._store = store
-        self._worker = worker
-        self._num_workers = num_workers
+        self.store = store
+        self.worker = worker
+        self.num_workers = num_workers
+        self.progress = Progress(every_s=job.train.log_every_s)
+        self._model = model
+        self._job = job
         self._is_in_process = is_in_process
-        self._train_splits = file_splits(
-            lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(plan.job)),
-            plan.train_files,
-            worker,
-            num_workers,
-        )
-        self._files_digest = digest_of_files(plan.train_files)
-        self._bad_rows = 0
-        self._saver: Saver | None = None
-        self._warm_start: WarmStart | None = None
+        self._counting_tables = counting_tables(model, job)
+        self._communicator: Communicator | None = None  # None: not started
+        self._earlier_progress: WorkerProgress | None = None
+        self._num_barriers = 0
+        declare(store, model, job)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker saves and evaluates."""
-        return self._worker == 0
+        """Whether this is worker 0, which loads, saves and shrinks for all."""
+        return self.worker == 0
 
-    def run(self) -> Summary:
-        """Trains, saves and evaluates; returns what came out of it."""
-        logger.info("worker %d trains on %s", self._worker, _named(self._train_splits))
-        if self.is_first and self._job.checkpoint.dir:
-            self._prepare_folder()
-        load = self._job.checkpoint.load
-        earlier_run = self._earlier_run() if self.is_first else None
-        self._warm_start = None if earlier_run else warm_start_of(self._job, self._plan.model)
-        if self.is_first and (start_from := load if earlier_run is None else earlier_run.url):
-            takes_dense = self._warm_start is None or DENSE_BLOCK in self._warm_start.taken
-            require_schema(self._job, self._plan.schema, start_from, takes_dense=takes_dense)
-        with Worker(
-            self._store,
-            self._plan.model,
+    def load(self, url: str, *, only: Sequence[str] = (), token: str = "") -> None:
+        """Replaces the parameters by those of a checkpoint; worker 0 alone, before training.
+
+        Args:
+            url: See `Store.load`.
+            only: See `Store.load`.
+            token: See `Store.load`.
+
+        Raises:
+            UsageError: If training has begun.
+            CheckpointError: If there is no such checkpoint, or it does not fit; nothing was replaced.
+        """
+        if self._communicator is not None:
+            raise UsageError(
+                "fleet.load_model() comes before training: workers have parameters of their own by now"
+            )
+        self.store.load(url, only=only, token=token)
+        start = warm_start(url, self._model, only)
+        logger.info(
+            "loaded %s taken=%s fresh=%s", url, ",".join(start.taken), ",".join(start.fresh)
+        )
+
+    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+        """Resumes the run whose checkpoint was loaded; worker 0 alone, before training.
+
+        Args:
+            version: Of the parameters loaded.
+            progress: How much of each worker's training is in them.
+        """
+        self.store.resume(version, progress)
+        logger.info("resumes an earlier run at version=%d", version)
+
+    def start(self, agreement: str = "") -> None:
+        """Waits for all workers, and makes ready to train; once started, a no-op.
+
+        Args:
+            agreement: A text that must be the same for all workers, besides the parameters' declarations.
+
+        Raises:
+            JobError: If workers do not agree.
+            CtrPsError: If others do not come.
+        """
+        self._started(agreement)
+
+    def _started(self, agreement: str = "") -> Communicator:
+        if self._communicator is not None:
+            return self._communicator
+        version = self._agree(agreement)
+        communicator = self._communicator = communicator_of(
             self._job,
-            index=self._worker,
-            num_workers=self._num_workers,
+            self.store,
+            self._model,
+            worker=self.worker,
+            num_workers=self.num_workers,
             is_in_process=self._is_in_process,
-            load=load,
-            only=self._job.checkpoint.only,
-            earlier_run=earlier_run,
-            agreement=self._agreement(),
-        ) as worker:
-            if self.is_first and self._job.checkpoint.dir:
-                self._saver = self._saver_from(worker.progress.steps, earlier_run)
-            seconds = self._train(worker, self._epochs_done(worker, earlier_run))
-            summary = self._summary(worker, seconds)
-            worker.leave()
-        return summary
+        )
+        communicator.rejoin(version)
+        self._earlier_progress = self.store.status().progress.get(self.worker)
+        if self._earlier_progress is not None:
+            communicator.push_ids.resume(self._earlier_progress)
+            self.progress.resume(self._earlier_progress.step)
+        return communicator
 
-    def _prepare_folder(self) -> None:
-        """Finds out whether the folder takes checkpoints, and tidies up what a killed save has left."""
-        folder = self._job.checkpoint.dir
-        self._store.require_writable(folder)
-        for name in remove_unfinished(folder):
-            logger.info("removed what a save that did not finish has left: %s", name)
-        if not self._job.checkpoint.resume:
-            warn_of_earlier_run(folder)
+    def _agree(self, agreement: str) -> Version:
+        """Waits for the other workers, and returns the version at which all start."""
+        digest = hashlib.sha256(agreement.encode()).digest()
+        number = float(int.from_bytes(digest[:6], "little"))  # exact in a float64
+        numbers = np.array([number, -number])
+        answer = self.store.all_reduce("start", self.worker, numbers, ReduceOp.MAX, step=0)
+        reduced = answer.result()
+        if not np.array_equal(reduced.values, numbers):
+            raise JobError(
+                f"worker {self.worker} does not run the same job as others: [model], [strategy], "
+                f"train.epochs, data.shuffle, checkpoint.resume or the data's schema differ; give every "
+                f"worker the same job and --set"
+            )
+        return reduced.version
 
-    def _saver_from(self, step: int, earlier_run: EarlierRun | None) -> Saver:
-        settings = self._job.checkpoint
-        if earlier_run is None:
-            return Saver(self._store, settings, step=step)
-        own = checkpoints_of_runs(settings.dir)
-        return Saver(self._store, settings, step=step, latest=earlier_run.url, own=own)
+    @property
+    def earlier_progress(self) -> WorkerProgress | None:
+        """How much of this worker's training the parameters had at the start; None: nothing."""
+        self.start()
+        return self._earlier_progress
 
-    def _agreement(self) -> str:
-        """Returns what workers must have in common, as a text."""
-        return json.dumps(
-            {
-                "schema": self._plan.schema.fingerprint,
-                "model": self._job.model.model_dump(mode="json"),
-                "strategy": self._job.strategy.model_dump(mode="json"),
-                "epochs": self._job.train.epochs,
-                "shuffle": self._job.data.shuffle,
-                "resume": self._job.checkpoint.resume,
-            },
-            sort_keys=True,
+    def train(
+        self,
+        batches: Batches,
+        *,
+        thread_num: int | None = None,
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
+        """Trains on each batch once; `thread_num` overrides the job's. See `Trainer.train`."""
+        self._trainer(thread_num or self._job.train.thread_num).train(batches, after_step)
+
+    def steps(self, batches: Batches) -> Iterator[TrainedStep]:
+        """Trains on each batch once, and yields after each; see `Trainer.steps`."""
+        return self._trainer(thread_num=1).steps(batches)
+
+    def evaluate(
+        self, batches: Iterable[Batch], *, on_predictions: OnPredictions | None = None
+    ) -> ClickMetrics:
+        """Predicts with what all workers have learnt; see `ps_worker.training.evaluator.evaluate`."""
+        self.flush()
+        return evaluate(
+            self.store,
+            self._model,
+            batches,
+            batch_size=self._job.train.batch_size,
+            on_predictions=on_predictions,
         )
 
-    def _earlier_run(self) -> EarlierRun | None:
-        return earlier_run(self._job, num_workers=self._num_workers, files=self._files_digest)
+    def flush(self) -> None:
+        """Returns when the store has all that this worker has learnt."""
+        if self._communicator is not None:
+            self._communicator.flush()
 
-    def _epochs_done(self, worker: Worker, earlier_run: EarlierRun | None) -> int:
-        """Returns how many epochs are behind all workers; worker 0 knows, and tells the others."""
-        if not self._job.checkpoint.resume:
-            return 0
-        known = 0 if earlier_run is None else earlier_run.state.epochs_done
-        told = worker.all_reduce("epochs done", np.array([float(known)]), ReduceOp.MAX)
-        return int(told[0])
+    def settle(self) -> None:
+        """Returns when the servers have all steps that this worker took part in.
 
-    def _train(self, worker: Worker, epochs_done: int) -> float:
-        """Goes through the rest of `epochs` passes; returns the seconds that all workers took for it."""
-        data = TrainingData(self._job, self._plan.schema, self._train_splits)
-        epochs = self._job.train.epochs
-        if epochs_done >= epochs:
-            logger.info("nothing is left to train: epochs=%d", epochs_done)
-        seconds = 0.0
-        for epoch in range(epochs_done + 1, epochs + 1):
-            data.prepare(worker, epoch)
-            start = time.monotonic()
-            with closing(data.batches(epoch, _position_in(epoch, worker))) as batches:
-                worker.train(batches, after_step=self._after_step(worker, epoch))
-            self._bad_rows = data.bad_rows
-            worker.barrier(f"epoch-{epoch}")
-            seconds += time.monotonic() - start
-            worker.progress.log()
-            self._shrink(epoch)
-            self._save_after(epoch, worker)
-            if epoch < epochs:
-                worker.barrier(f"saved-{epoch}")
-        if self._saver is not None:
-            self._saver.finish()
-        return seconds
+        In synchronous training all servers are at one version then, until it takes the next step.
+        """
+        if self._communicator is not None:
+            self.store.wait_version(self._communicator.version).result()
 
-    def _shrink(self, epoch: int) -> None:
-        """Ends a pass in tables that keep statistics, while all other workers wait or have ended."""
-        every = self._job.life.shrink_every_epochs
-        counting = counting_tables(self._plan.model, self._job)
-        if self.is_first and counting and every and epoch % every == 0:
-            if self._saver is not None:
-                self._saver.finish()  # a server waits for that no longer than for other workers
-            shrunk = self._store.shrink()
-            log_shrunk({name: shrunk[name] for name in sorted(counting)})
+    def barrier(self, name: str = "") -> None:
+        """Waits at a barrier until every worker has come; the servers have what each has learnt.
 
-    def _after_step(self, worker: Worker, epoch: int) -> Callable[[], None] | None:
-        """Returns what takes checkpoints within an epoch."""
-        saver = self._saver
-        if saver is None or not self._job.checkpoint.is_within_epochs:
-            return None
+        Args:
+            name: The same for all workers; empty: numbered.
+        """
+        self.flush()
+        answer = self.store.barrier(self._barrier(name), self.worker, step=self._version)
+        self._rejoin(answer.result())
 
-        def begin() -> Mapping[str, bytes]:
-            worker.settle()
-            return self._attachments(epochs_done=epoch - 1, is_between_epochs=False)
+    def all_reduce(self, values: Numbers, op: ReduceOp, name: str = "") -> Numbers:
+        """Returns the sum, largest or smallest of all workers' `values` float64[N]; all of them must call.
 
-        return lambda: saver.after_step(worker.progress.steps, begin)
+        Workers that have left bring nothing: then a sum logs a warning.
+        """
+        if op is not ReduceOp.SUM:
+            return self._reduced(values, op, name)
+        *_, num_brought = reduced = self._reduced(np.append(values, 1.0), op, name)
+        if num_brought < self.num_workers:
+            logger.warning(
+                "a sum of numbers of %d workers only: the other %d have left",
+                num_brought,
+                self.num_workers - num_brought,
+            )
+        return reduced[:-1]
 
-    def _save_after(self, epoch: int, worker: Worker) -> None:
-        every = self._job.checkpoint.every_epochs
-        is_due = epoch == self._job.train.epochs or (every and epoch % every == 0)
-        if self._saver is not None and is_due:
-            attachments = self._attachments(epochs_done=epoch, is_between_epochs=True)
-            self._saver.save(name_after_epoch(epoch), worker.progress.steps, attachments)
+    def peers(self) -> Peers:
+        """Returns this worker's way to the others, for what all do together besides training."""
+        return Peers(self.store, self.worker, self.num_workers, self.all_reduce)
 
-    def _attachments(self, *, epochs_done: int, is_between_epochs: bool) -> dict[str, bytes]:
-        state = RunState(
-            epochs_done=epochs_done,
-            is_between_epochs=is_between_epochs,
-            num_workers=self._num_workers,
-            files=self._files_digest,
-            order=order_of_data(self._job),
+    def save(self, request: SaveRequest) -> str:
+        """Saves what the store holds; no other worker takes part. See `Store.save`."""
+        self.flush()
+        self.settle()
+        return self.store.save(request)
+
+    def shrink(
+        self, max_norm: float | None = None, *, dry_run: bool = False
+    ) -> Mapping[str, Shrunk]:
+        """Ends a pass in the tables, and logs it; worker 0 alone. See `Store.shrink`."""
+        self.flush()
+        shrunk = self.store.shrink(max_norm=max_norm, dry_run=dry_run)
+        if not dry_run:
+            has_rules = max_norm is None and self._counting_tables
+            names = sorted(self._counting_tables) if has_rules else shrunk
+            log_shrunk({name: shrunk[name] for name in names})
+        return shrunk
+
+    def leave(self) -> None:
+        """Leaves the run for good, when the servers have all that this worker has learnt."""
+        self.flush()
+        self.close()
+        self.store.leave(self.worker, step=self._version)
+
+    def close(self) -> None:
+        """Ends the background work; what was not sent is lost, and the others are told nothing."""
+        if self._communicator is not None:
+            self._communicator.close()
+
+    @property
+    def _version(self) -> Version:
+        return 0 if self._communicator is None else self._communicator.version
+
+    def _rejoin(self, version: Version) -> None:
+        if self._communicator is not None:
+            self._communicator.rejoin(version)
+
+    def _reduced(self, values: Numbers, op: ReduceOp, name: str) -> Numbers:
+        self.flush()
+        answer = self.store.all_reduce(
+            self._barrier(name), self.worker, values, op, step=self._version
         )
-        attachments = attachments_of(self._job, self._plan.schema)
-        return {**attachments, RUN_ATTACHMENT: state.to_json().encode()}
+        reduced = answer.result()
+        self._rejoin(reduced.version)
+        return reduced.values.copy()  # writable
 
-    def _summary(self, worker: Worker, seconds: float) -> Summary:
-        progress = worker.progress
-        own = Summary(train_loss=progress.mean_loss, bad_rows=self._bad_rows)
-        if not self.is_first:
-            return replace(own, examples=progress.examples)
-        status = self._store.status()
-        examples = sum(status.examples.values())
-        return replace(
-            own,
-            **self._evaluation(worker),
-            examples=examples,
-            examples_per_s=examples / seconds if seconds else 0.0,
-            staleness=status.staleness.as_dict(),
-            tables={name: asdict(table) for name, table in status.tables.items()},
-            model_digest=self._store.digest(),
-            checkpoint=None if self._saver is None else self._saver.latest,
-            warm_start=None if self._warm_start is None else asdict(self._warm_start),
+    def _barrier(self, name: str) -> str:
+        if name:
+            return name
+        self._num_barriers += 1
+        return f"barrier-{self._num_barriers}"
+
+    def _trainer(self, thread_num: int) -> Trainer:
+        return Trainer(
+            self._model,
+            self._started(),
+            batch_size=self._job.train.batch_size,
+            thread_num=thread_num,
+            progress=self.progress,
+            counting_tables=self._counting_tables,
         )
 
-    def _evaluation(self, worker: Worker) -> dict[str, Any]:
-        if not self._plan.test_files:
-            return {}
-        dataset = streamed(self._job, self._plan.schema)
-        dataset.set_filelist(self._plan.test_files)
-        return figures(worker.evaluate(dataset))
 
-
-def _position_in(epoch: int, worker: Worker) -> DataPosition | None:
-    """Returns where in an epoch a worker goes on; None: at its start."""
-    earlier = worker.earlier_progress
-    if earlier is None or not earlier.position:
-        return None
-    position = DataPosition.from_json(earlier.position)
-    return position if position.epoch == epoch else None  # else it had not begun this one
-
-
-def _named(parts: Sequence[FileSplit]) -> str:
-    return f"{len(parts)} files: {', '.join(map(shown, parts))}" if parts else "no files"
+def log_shrunk(tables: Mapping[str, Shrunk]) -> None:
+    """Logs what a shrink removed from each table and left; a warning if it removed more than half of it."""
+    for name, shrunk in tables.items():
+        level = logging.WARNING if shrunk.rows > shrunk.left_rows else logging.INFO
+        candidates = f" removed_candidates={shrunk.candidates}" if shrunk.candidates else ""
+        logger.log(
+            level,
+            "shrunk table=%s removed_rows=%d left_rows=%d removed_mb=%.1f%s",
+            name,
+            shrunk.rows,
+            shrunk.left_rows,
+            shrunk.size_bytes / 2**20,
+            candidates,
+        )

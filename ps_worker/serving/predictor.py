@@ -81,7 +81,7 @@ class Predictor:
                 without, sizes, manifest and dense parameters are checked. `switch_to` does the same then.
 
         Raises:
-            CtrPsError: If there is none, or it is not whole, or its model's code is not here.
+            CtrPsError: If there is no checkpoint, it is not complete, or its model's code is missing.
         """
         return cls(_load(url, verify), verifies=verify)
 
@@ -103,7 +103,7 @@ class Predictor:
     def predict(self, batch: Batch) -> Values:
         """Returns the click probabilities of a batch, float32[B].
 
-        All of a batch is predicted by one model, whoever switches meanwhile. Its keys must come from this
+        All of a batch is predicted by one model, also during a switch. Its keys must come from this
         predictor's schema.
         """
         return self._loaded.predict(batch)
@@ -123,7 +123,7 @@ class Predictor:
     def switch_to(self, url: str | Path, *, verify: bool | None = None) -> None:
         """Opens another checkpoint, a delta for instance, and answers with it from the next call on.
 
-        The model before goes on answering until the new one is ready, and stays if that fails.
+        The model before answers until the new one is ready, and stays if that fails.
 
         Args:
             url: As of `load`.
@@ -146,7 +146,7 @@ class Predictor:
         """Answers again with the model from before the last switch; up to `MAX_KEPT` times in a row.
 
         Raises:
-            UsageError: If there is none, or it is not kept any more.
+            UsageError: If no such model is kept.
         """
         with self._switching:
             if not self._previous:

@@ -18,7 +18,7 @@ from ps_worker.lookups import keys_of_batch
 
 
 class Readable(Protocol):
-    """What a `protos.store.Store` does for who only reads."""
+    """Read-only part of `protos.store.Store`."""
 
     def pull_sparse(self, keys: Mapping[str, Keys], *, missing: Missing) -> Future[Pulled]:
         """See `protos.store.Store`."""

@@ -1,4 +1,4 @@
-"""What a training worker reports while it runs: one line every few seconds."""
+"""Progress of a training worker, logged every few seconds."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What was counted up to some moment.
+    """Counts up to one moment.
 
     Attributes:
         examples: Trained on.
@@ -34,7 +34,7 @@ class Counts:
 class Progress:
     """Counts steps, examples and metrics of one worker's training. Thread-safe.
 
-    Metrics are of predictions made before the example was learnt, so they are honest on one pass.
+    Metrics are of predictions made before the example was trained on, so the first pass does not bias them.
     """
 
     def __init__(self, *, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,7 +80,7 @@ class Progress:
                 self._log()
 
     def counts(self) -> Counts:
-        """Returns what was counted so far."""
+        """Returns the counts so far."""
         with self._lock:
             return Counts(
                 examples=self.examples,

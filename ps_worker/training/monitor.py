@@ -1,4 +1,4 @@
-"""A user's function that is called every few seconds while a worker trains.
+"""A user's fetch handler, called every few seconds while a worker trains.
 
     training thread(s)   batch, batch, batch, ...
     fetch thread         ... handler(figures) ... handler(figures) ...           then once more at the end
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """Where a pass of one worker stands; each example was predicted before it was learnt.
+    """Figures of one worker's pass so far; each example was predicted before it was trained on.
 
     Attributes:
         examples: Trained on in this pass.

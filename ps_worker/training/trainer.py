@@ -43,7 +43,7 @@ _LEAVE_LIMIT_S = 5.0  # for a thread that still reads a batch when training fail
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A batch whose embeddings are on their way, and its number."""
+    """A batch whose embeddings were asked for, and its number."""
 
     batch: Batch
     number: int
@@ -53,7 +53,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """What a model makes of a batch, and the version of the rows that it read."""
+    """Gradients and predictions of a batch, and the version of the rows that it read."""
 
     gradients: Gradients
     result: StepResult
@@ -62,7 +62,7 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What a step of training says of its batch, predicted before it was learnt.
+    """Result of one training step; the batch was predicted before it was trained on.
 
     Attributes:
         step: Number of the step in this call, from 1.
@@ -78,7 +78,7 @@ class TrainedStep:
 
 
 class _Thread:
-    """What one training thread owns: the model's workspace and the dense gradient."""
+    """Memory of one training thread: the model's workspace and the dense gradient."""
 
     def __init__(self, model: Model, batch_size: int, counting_tables: Collection[str]) -> None:
         self._model = model
@@ -148,7 +148,7 @@ class Trainer:
     def train(self, batches: Batches, after_step: Callable[[], None] | None = None) -> None:
         """Trains on each batch once, and returns when the store has all gradients.
 
-        Positions travel with the gradients, so that a checkpoint can say what of the data is in it.
+        Positions travel with the gradients, so that a checkpoint records the position in the data.
 
         Args:
             batches: Gone through in their order.

@@ -9,7 +9,8 @@ from ctr_model.schema import Schema
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import load_job
-from ps_worker.run.run import Session, plan_of
+from ps_worker.run.plan import plan_of
+from ps_worker.run.train_job import train_job
 from tests.reference import my_model as oracle
 from tests.support.model_cases import MY_MODEL, ModelCase, assert_gradients_agree
 
@@ -43,7 +44,7 @@ def test_its_job_learns(tmp_path: Path) -> None:
         [f"data.train={tmp_path}/train/part-*", f"data.test={tmp_path}/test/part-*"],
     )
 
-    summary = Session(plan_of(job), ParameterStore()).run()
+    summary = train_job(plan_of(job), ParameterStore())
 
     assert summary.auc is not None
     assert summary.auc > 0.7

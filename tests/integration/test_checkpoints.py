@@ -15,7 +15,7 @@ from ps_server.checkpoint.storage.folders import Folder
 from ps_server.checkpoint.writer import shared_folder
 from ps_server.store import ParameterStore
 from ps_worker.cluster.connect import connect
-from ps_worker.training.worker import Worker
+from ps_worker.run.run import Run
 from tests.contract.test_store import declare, push_id, random_gradients
 from tests.support.cluster import cluster
 from tests.support.processes import environment_of, free_port, server_process
@@ -84,9 +84,10 @@ def test_model_is_saved_while_another_worker_trains(tmp_path) -> None:
             train_worker(other, batches, settings, worker=1, num_workers=2, is_in_process=False)
 
         def save() -> None:
-            with Worker(
-                client, small_model(), settings, index=0, num_workers=2, is_in_process=False
+            with Run(
+                client, small_model(), settings, worker=0, num_workers=2, is_in_process=False
             ) as worker:
+                worker.start()
                 try:
                     for number in range(5):
                         digest = worker.save(str(tmp_path / str(number)), {})

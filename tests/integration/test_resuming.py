@@ -9,7 +9,9 @@ import pytest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job
-from ps_worker.run.run import Session, Summary, plan_of
+from ps_worker.run.plan import plan_of
+from ps_worker.run.summary import Summary
+from ps_worker.run.train_job import train_job
 from tests.support.cluster import LIMIT_S, cluster
 from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
 
@@ -38,9 +40,12 @@ def run(job: Job, *, num_servers: int, pushes: int | None = None) -> list[Summar
                 stores[0] = KilledStore(stores[0], pushes)
             endings = [
                 pool.submit(
-                    Session(
-                        plan, store, worker=worker, num_workers=NUM_WORKERS, is_in_process=False
-                    ).run
+                    train_job,
+                    plan,
+                    store,
+                    worker=worker,
+                    num_workers=NUM_WORKERS,
+                    is_in_process=False,
                 )
                 for worker, store in enumerate(stores)
             ]

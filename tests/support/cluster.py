@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from protos.chunking import CHUNK_BYTES
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.precompile import precompile_kernels
-from ps_server.rpc.server import Server, ServerSettings
+from ps_server.rpc.server import Server
+from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import wait_for_servers
@@ -59,7 +60,7 @@ class Cluster:
         """Starts one more server on a free port and returns its endpoint."""
 
         async def start() -> tuple[Server, int]:
-            server = Server(store, ServerSettings(address="127.0.0.1:0", grace_s=0.0, **settings))
+            server = Server(store, ServerSettings(grace_s=0.0, **settings), address="127.0.0.1:0")
             return server, await server.start()
 
         server, port = self._loop.run(start())

@@ -25,10 +25,11 @@ NUMBER = "number"
 
 def serve(port: int) -> None:
     from protos.role import ServerRole
-    from ps_server.rpc.run import RunSettings, run_server
+    from ps_server.rpc.run import run_server
+    from ps_server.settings import ServerSettings
 
     role = ServerRole(endpoints=(f"127.0.0.1:{port}",), server_index=0, num_workers=1)
-    run_server(role, RunSettings(stay=True))
+    run_server(role, ServerSettings(stay=True))
 
 
 def work(port: int, url: str, first: int, log: str) -> None:

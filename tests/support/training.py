@@ -11,8 +11,8 @@ from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.store import Store
 from ps_worker.job import Job, override_job
+from ps_worker.run.run import Run
 from ps_worker.training.meter import Progress
-from ps_worker.training.worker import Worker
 
 NUM_DENSE, NUM_SLOTS = 3, 4
 LIMIT_S = 60.0
@@ -74,11 +74,11 @@ def train_worker(
     is_in_process: bool = True,
 ) -> Progress:
     """Trains one worker on its batches of up to `train.batch_size`, from the first barrier to the last."""
-    with Worker(
+    with Run(
         store,
         small_model(),
         settings,
-        index=worker,
+        worker=worker,
         num_workers=num_workers,
         is_in_process=is_in_process,
     ) as run:

@@ -24,14 +24,13 @@ class CheckpointSection(Section):
         every_s: Seconds from one checkpoint to the next within an epoch; 0: none.
         mode: "full": every checkpoint has all rows; "delta": most have only those that changed since the one
             before.
-        full_every: Of so many checkpoints of mode "delta" one has all rows; the first of a run always does.
+        full_every: In mode "delta" every `full_every`-th checkpoint has all rows, and the first of a run.
         keep_last: Checkpoints of this run that stay, the newest, with those that they need; 0: all.
-        resume: Whether to go on where the newest checkpoint of `dir` was taken; if there is none, from the
-            start.
+        resume: Whether to resume from the newest checkpoint of `dir`; without one, a run starts fresh.
         load: Checkpoint, or folder of checkpoints, whose model to start from; empty: from what the servers
             hold, which are initial values unless they stayed after another job.
-        only: Of `load` only these tables, and `dense` for the dense parameters; all others begin anew. Empty:
-            all, and all must be there and fit.
+        only: Of `load` only these tables, and `dense` for the dense parameters; others get initial values.
+            Empty: all, and all must be there and fit.
     """
 
     dir: str = ""

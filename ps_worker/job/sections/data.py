@@ -32,7 +32,7 @@ class DataSection(Section):
         shuffle_files: Whether each epoch goes through a worker's files in another order, by train.seed.
         in_memory: Whether a worker keeps the rows that it trains on in memory.
         shuffle: What is done with rows in memory before each epoch: each worker shuffles its own, or all rows
-            are dealt anew to all workers.
+            are distributed among all workers again.
         pipe_command: A command that reads a file from stdin and prints multi-slot text; empty: none.
         columns: The order of columns in multi-slot text; empty: numbers, slots, label.
         values: What the values of slots are in multi-slot text: keys, or text that is hashed.

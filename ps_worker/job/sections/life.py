@@ -26,7 +26,7 @@ class AdmissionSection(Section):
         table: Whose score of the key counts; empty: its own.
         counter: How keys without a row are counted.
         expected_keys: Keys without a row that a Bloom filter is made for, on all servers together.
-        false_positive_rate: Of that filter, with so many keys.
+        false_positive_rate: Of that filter, with `expected_keys` keys.
         default_value: What weights of keys without a row read, in training as well.
     """
 
@@ -71,8 +71,8 @@ class TableLife(Section):
         click_coeff: Worth of a click.
         decay: What a shrink leaves of shows and clicks.
         delete_threshold: A shrink removes rows with a score below.
-        max_unseen: A shrink removes rows that were not trained in so many passes.
-        ttl_s: A shrink removes rows that were not trained for so long, in seconds.
+        max_unseen: A shrink removes rows that were not trained in this number of passes.
+        ttl_s: A shrink removes rows that were not trained for this number of seconds.
         max_rows: Most rows of the table on all servers together.
         max_bytes: Most bytes of them.
         evict: Which rows make room for new ones in a table that is full.
@@ -92,7 +92,7 @@ class TableLife(Section):
     admission: AdmissionSection = AdmissionSection()
 
     def statistics_spec(self) -> StatisticsSpec | None:
-        """Returns what rows count; None: nothing, since nobody asks for it."""
+        """Returns the statistics of rows; None: no rule needs any."""
         if not (self.statistics or self.expiry_spec() or self.admission.spec()):
             return None
         return StatisticsSpec(

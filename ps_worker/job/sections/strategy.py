@@ -39,12 +39,12 @@ SETTINGS: dict[str, frozenset[str]] = {
 
 
 class StrategySection(Section):
-    """How workers keep together.
+    """The training mode and its settings.
 
     Attributes:
         mode: "sync": all workers step together; "half_async": the threads of each worker do; "async": each
-            worker at its own pace; "geo": on a replica of its own, exchanged from time to time;
-            "bounded_staleness": async, but nobody gets far ahead.
+            worker by itself; "geo": on a replica of its own, exchanged from time to time;
+            "bounded_staleness": async, with a bound on how far a worker gets ahead.
         max_merge_var_num: Async: batches whose sparse gradients are averaged before they are sent.
         max_merge_dense_num: Async: the same for dense gradients.
         send_queue_size: Async: batches that may wait to be sent before training waits.

@@ -14,12 +14,15 @@ from protos.errors import BindError, IdleError
 from protos.wire import calls
 from protos.wire.calls import Call
 from ps_server.rpc.health import SERVICE, is_serving
-from ps_server.rpc.server import ALL_DONE, Server, ServerSettings, serve
+from ps_server.rpc.server import ALL_DONE, Server, serve
+from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
+
+FREE = "127.0.0.1:0"
 
 
 def settings(**changes: Any) -> ServerSettings:
-    return ServerSettings(**{"address": "127.0.0.1:0", "idle_limit_s": None, **changes})
+    return ServerSettings(**{"idle_limit_s": 0, **changes})
 
 
 def run(body: Coroutine[Any, Any, Any]) -> Any:
@@ -45,7 +48,10 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
         started = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
             serve(
-                ParameterStore(num_workers=2), settings(), lambda _, port: started.set_result(port)
+                ParameterStore(num_workers=2),
+                settings(),
+                lambda _, port: started.set_result(port),
+                address=FREE,
             )
         )
         async with grpc.aio.insecure_channel(f"127.0.0.1:{await started}") as channel:
@@ -60,7 +66,7 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
 def test_server_that_stays_is_ready_for_the_next_job():
     async def body() -> None:
         store = ParameterStore(num_workers=1)
-        server = Server(store, settings(stay=True))
+        server = Server(store, settings(stay=True), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(2):
@@ -75,7 +81,7 @@ def test_server_that_stays_is_ready_for_the_next_job():
 
 def test_server_without_a_call_ends():
     with pytest.raises(IdleError, match=r"no worker called for 0\.05 s"):
-        run(serve(ParameterStore(), settings(idle_limit_s=0.05), lambda *_: None))
+        run(serve(ParameterStore(), settings(idle_limit_s=0.05), lambda *_: None, address=FREE))
 
 
 def test_calls_put_the_idle_limit_off():
@@ -83,7 +89,9 @@ def test_calls_put_the_idle_limit_off():
     now = [0.0]
 
     async def body() -> None:
-        server = Server(ParameterStore(), settings(idle_limit_s=1e4), clock=lambda: now[0])
+        server = Server(
+            ParameterStore(), settings(idle_limit_s=1e4), address=FREE, clock=lambda: now[0]
+        )
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(5):
@@ -104,7 +112,7 @@ def test_calls_put_the_idle_limit_off():
 
 def test_health_checks_are_no_sign_of_life():
     async def body() -> None:
-        server = Server(ParameterStore(), settings(idle_limit_s=0.2))
+        server = Server(ParameterStore(), settings(idle_limit_s=0.2), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             waiting = asyncio.create_task(server.wait())
@@ -120,9 +128,9 @@ def test_health_checks_are_no_sign_of_life():
 
 def test_port_in_use_is_refused():
     async def body() -> None:
-        first = Server(ParameterStore(), settings())
+        first = Server(ParameterStore(), settings(), address=FREE)
         port = await first.start()
-        second = Server(ParameterStore(), settings(address=f"127.0.0.1:{port}"))
+        second = Server(ParameterStore(), settings(), address=f"127.0.0.1:{port}")
         with pytest.raises(BindError, match=f"cannot bind 127.0.0.1:{port}: the port is in use"):
             await second.start()
         await first.stop()
@@ -132,10 +140,10 @@ def test_port_in_use_is_refused():
 
 def test_port_is_free_again_after_the_stop():
     async def body() -> None:
-        first = Server(ParameterStore(), settings())
+        first = Server(ParameterStore(), settings(), address=FREE)
         port = await first.start()
         await first.stop()
-        second = Server(ParameterStore(), settings(address=f"127.0.0.1:{port}"))
+        second = Server(ParameterStore(), settings(), address=f"127.0.0.1:{port}")
         assert await second.start() == port
         await second.stop()
 
@@ -151,7 +159,7 @@ def asking_in_a_thread():
 
 def test_health_says_whether_it_serves():
     async def body() -> None:
-        server = Server(ParameterStore(), settings())
+        server = Server(ParameterStore(), settings(), address=FREE)
         endpoint = f"127.0.0.1:{await server.start()}"
         with asking_in_a_thread() as ask:
             assert await ask(endpoint)
@@ -170,7 +178,7 @@ def test_health_says_whether_it_serves():
 def test_call_in_flight_is_answered_when_a_server_stops():
     async def body() -> None:
         store = ParameterStore(num_workers=2)
-        server = Server(store, settings(grace_s=10.0))
+        server = Server(store, settings(grace_s=10.0), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             arrived = asyncio.Event()
@@ -200,7 +208,7 @@ async def call_of(call: Any) -> Any:
 
 def test_health_is_not_serving_while_a_server_stops():
     async def body() -> None:
-        server = Server(ParameterStore(), settings())
+        server = Server(ParameterStore(), settings(), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(

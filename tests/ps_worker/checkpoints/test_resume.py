@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from ps_server.checkpoint.writer import write_share
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job
-from ps_worker.run.run import Session, Summary, plan_of
+from ps_worker.run.plan import plan_of
+from ps_worker.run.summary import Summary
+from ps_worker.run.train_job import train_job
 from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
 
 ROWS, BATCH = 200, 8
@@ -43,20 +46,27 @@ def run(job: Job, *, num_workers: int = 2, pushes: int | None = None) -> list[Su
     plan = plan_of(job)
     whole = ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
     store = whole if pushes is None else KilledStore(whole, pushes)
-    sessions = [
-        Session(plan, store, worker=worker, num_workers=num_workers, is_in_process=num_workers == 1)
+    works = [
+        partial(
+            train_job,
+            plan,
+            store,
+            worker=worker,
+            num_workers=num_workers,
+            is_in_process=num_workers == 1,
+        )
         for worker in range(num_workers)
     ]
     try:
         with ThreadPoolExecutor(num_workers) as pool:
-            return list(pool.map(Session.run, sessions))
+            return list(pool.map(lambda work: work(), works))
     finally:
         wait_for_saves(LIMIT_S)
 
 
 def run_first(job: Job, num_workers: int = 2) -> None:
     """Runs worker 0 alone, which ends before it meets another."""
-    Session(plan_of(job), ParameterStore(num_workers=num_workers), num_workers=num_workers).run()
+    train_job(plan_of(job), ParameterStore(num_workers=num_workers), num_workers=num_workers)
 
 
 def kill(job: Job, *, pushes: int, num_workers: int = 2) -> None:
@@ -173,7 +183,7 @@ def killed_in_the_middle(clicks: Path, folder: Path, *settings: str) -> str:
 @pytest.mark.parametrize(
     ("settings", "num_workers", "error", "fault"),
     [
-        (["data.train={}/test/*"], 2, JobError, "data.train.*went through other files"),
+        (["data.train={}/test/*"], 2, JobError, "data.train.*trained on other files"),
         (["train.seed=5"], 2, JobError, "train.seed.*is 5, and was 0 in the run"),
         (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, and was False"),
         ([], 3, JobError, "in the middle of epoch 1.*to 2 workers, and now there are 3"),
@@ -209,7 +219,7 @@ def test_refusal_says_how_to_start_from_the_model_alone(clicks: Path, tmp_path: 
     assert run(job_of(clicks, tmp_path / "fresh", *fresh))
 
 
-def test_run_whose_latest_is_lost_goes_on_from_the_newest(
+def test_run_whose_latest_is_lost_resumes_from_the_newest(
     clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or was never written: it was killed right after its first checkpoint."""
@@ -219,7 +229,7 @@ def test_run_whose_latest_is_lost_goes_on_from_the_newest(
     ended = run(job_of(clicks, tmp_path), num_workers=1)[0]
 
     assert ended.examples == 0
-    assert "has no LATEST: going on from the newest" in caplog.text
+    assert "has no LATEST: resuming from the newest" in caplog.text
     assert "epoch-2" in caplog.text
 
 
@@ -251,7 +261,7 @@ def test_checkpoint_that_no_job_saved_is_refused(clicks: Path, tmp_path: Path) -
     store.load(str(latest))
     store.save(SaveRequest(url=str(latest)))
 
-    with pytest.raises(CheckpointError, match="does not say where a run was"):
+    with pytest.raises(CheckpointError, match="has no progress of a run"):
         run_first(job_of(clicks, tmp_path))
 
 
@@ -276,8 +286,9 @@ def test_run_of_several_readers_does_not_go_on_from_the_middle(
 
 def test_workers_that_do_not_agree_to_go_on_are_refused(clicks: Path, tmp_path: Path) -> None:
     store = ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
-    sessions = [
-        Session(
+    works = [
+        partial(
+            train_job,
             plan_of(job_of(clicks, tmp_path, f"checkpoint.resume={resume}")),
             store,
             worker=worker,
@@ -287,7 +298,7 @@ def test_workers_that_do_not_agree_to_go_on_are_refused(clicks: Path, tmp_path: 
     ]
 
     with ThreadPoolExecutor(2) as pool:
-        for ending in [pool.submit(session.run) for session in sessions]:
+        for ending in [pool.submit(work) for work in works]:
             with pytest.raises(JobError, match=r"checkpoint\.resume"):
                 ending.result()
 
@@ -327,6 +338,6 @@ def test_pass_ends_when_the_checkpoint_before_is_written(
     settings = ["checkpoint.every_steps=1", "life.statistics=true", "strategy.mode=async"]
     plan = plan_of(job_of(clicks, tmp_path, *settings))
 
-    Session(plan, ParameterStore(wait_limit_s=0.0)).run()
+    train_job(plan, ParameterStore(wait_limit_s=0.0))
 
     assert Checkpoint.open(tmp_path).name == "epoch-2"

@@ -16,9 +16,9 @@ from ps_worker.communicators.choice import communicator_of
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.job import Job
 from ps_worker.job.specs import declare
+from ps_worker.run.run import Run
 from ps_worker.training.meter import Progress
 from ps_worker.training.trainer import Trainer
-from ps_worker.training.worker import Worker
 from tests.support.training import job, random_batches, small_model, together
 
 NUM_PARAMS = small_model().num_params
@@ -52,11 +52,11 @@ def dense_of(store: Store) -> np.ndarray:
 def run(
     store: Store, settings: Job, worker: int, batches: Sequence[Batch], num_workers: int = 2
 ) -> None:
-    with Worker(
+    with Run(
         store,
         small_model(),
         settings,
-        index=worker,
+        worker=worker,
         num_workers=num_workers,
         is_in_process=False,
     ) as one:
@@ -134,7 +134,7 @@ def test_threads_of_a_worker_never_wait_for_themselves(
     )
     store = new_store()
 
-    with Worker(store, small_model(), settings, is_in_process=False) as one:
+    with Run(store, small_model(), settings, is_in_process=False) as one:
         one.train(DATA[0], thread_num=thread_num)
 
     assert store.status().examples == {0: 8 * 20}
@@ -142,7 +142,7 @@ def test_threads_of_a_worker_never_wait_for_themselves(
 
 def test_loop_that_is_left_leaves_no_step_begun() -> None:
     store = new_store()
-    with Worker(
+    with Run(
         store, small_model(), bounded(2, "strategy.max_delay_ms=1e6"), is_in_process=False
     ) as one:
         for _ in range(5):
@@ -156,7 +156,7 @@ def test_loop_that_is_left_leaves_no_step_begun() -> None:
 
 def test_meeting_in_the_middle_of_a_loop_keeps_the_bound() -> None:
     store = new_store()
-    with Worker(store, small_model(), bounded(2), is_in_process=False) as one:
+    with Run(store, small_model(), bounded(2), is_in_process=False) as one:
         for step in one.steps(DATA[0]):
             if step.step % 5 == 0:
                 one.barrier(f"step {step.step}")
@@ -181,8 +181,8 @@ def test_steps_are_counted_afresh_after_a_barrier() -> None:
     store = new_store(num_workers=2)
 
     def train(worker: int) -> None:
-        with Worker(
-            store, small_model(), bounded(1), index=worker, num_workers=2, is_in_process=False
+        with Run(
+            store, small_model(), bounded(1), worker=worker, num_workers=2, is_in_process=False
         ) as one:
             for number, batches in enumerate([DATA[0][: 20 if worker == 0 else 2], DATA[1]]):
                 one.train(batches)
@@ -197,7 +197,7 @@ def test_worker_that_stands_still_is_named() -> None:
     store = new_store(num_workers=2, wait_limit_s=0.2)
 
     def stand_still() -> None:
-        with Worker(store, small_model(), bounded(2), index=1, num_workers=2, is_in_process=False):
+        with Run(store, small_model(), bounded(2), worker=1, num_workers=2, is_in_process=False):
             pass  # closed, but not done
 
     def train() -> None:

@@ -7,11 +7,12 @@ import pytest
 
 from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
+from ps_server.settings import ServerSettings
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.fleet import serving
 from ps_worker.fleet.fleet import Fleet
 from ps_worker.fleet.roles import Role, UserDefinedRoleMaker
-from ps_worker.fleet.worker_run import Task
+from ps_worker.fleet.task import Task
 from tests.support.training import job, small_model
 
 ENDPOINTS = ["127.0.0.1:1", "127.0.0.1:2"]
@@ -191,29 +192,28 @@ def test_run_server_needs_init_server(server: Fleet) -> None:
 
 def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    monkeypatch.setattr(serving, "serve", lambda role, **options: told.append((role, options)))
-    server.init(role_maker(Role.SERVER, 1), wait_timeout_s=7.0)
+    monkeypatch.setattr(serving, "serve", lambda *call: told.append(call))
+    role = role_maker(Role.SERVER, 1)
+    server.init(role, wait_timeout_s=7.0)
     server.init_server("model")
     assert not server.has_served
 
     server.run_server()
     roots = [Path("a"), "s3://b"]
     server.run_server(
-        wait_limit_s=8.0, bind="::", stay=True, idle_limit_s=None, checkpoint_roots=roots
+        wait_limit_s=8.0, bind="::", stay=True, idle_limit_s=9.0, checkpoint_roots=roots
     )
 
-    of_init, own = (options for _, options in told)
-    assert told[0][0] == role_maker(Role.SERVER, 1).role()
-    assert of_init == {
-        "load": "model",
-        "bind": None,
-        "stay": False,
-        "idle_limit_s": 600.0,
-        "wait_limit_s": 7.0,
-        "checkpoint_roots": [],
-    }
-    changed = {"wait_limit_s": 8.0, "bind": "::", "stay": True, "idle_limit_s": None}
-    assert own == of_init | changed | {"checkpoint_roots": ["a", "s3://b"]}
+    of_init = ServerSettings(load="model", wait_limit_s=7.0)
+    own = ServerSettings(
+        load="model",
+        bind="::",
+        stay=True,
+        idle_limit_s=9.0,
+        wait_limit_s=8.0,
+        checkpoint_roots=("a", "s3://b"),
+    )
+    assert told == [(role.role(), of_init), (role.role(), own)]
     assert server.has_served
 
 

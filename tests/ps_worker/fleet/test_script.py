@@ -94,7 +94,8 @@ def test_optimizer_for_rows_only_is_refused_for_dense_parameters() -> None:
 
 def test_hyper_parameter_out_of_range_is_refused_by_name() -> None:
     with pytest.raises(
-        UsageError, match=r"optimizer\.sparse: learning_rate of optimizer 'sgd' is -1"
+        UsageError,
+        match=r"optimizer\.sparse\.learning_rate: learning_rate of optimizer 'sgd' is -1",
     ):
         trainer_of(optimizer=fleet.optimizer.SGD(learning_rate=-1.0))
 

@@ -1,558 +1,265 @@
-"""One worker's part of a job, on a store in this process."""
+"""One worker of a run, alone and with others."""
 
-import json
-import logging
-import shutil
+import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ctr_model.features import key_of
-from ctr_model.schema import Schema
-from protos.errors import CheckpointError, DataError, JobError
-from protos.spec import OptimizerSpec
-from protos.store import InferenceSettings, Missing, SaveRequest
+from protos.errors import CheckpointError, JobError, ProtocolError, UsageError
+from protos.store import ReduceOp, SaveRequest
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job, load_job, override_job
-from ps_worker.job.model import model_of
-from ps_worker.job.specs import table_specs
-from ps_worker.run.run import Session, plan_of
-from ps_worker.serving.inference import infer
-from tests.support.statistics import counted_on
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.job import Job
+from ps_worker.run.run import Run
+from tests.support.training import job, joined, random_batches, small_model, together
+
+BATCHES = random_batches(6, 8, seed=1)
+JOB = job("async")
+SYNC = job("sync")
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    """A file of 50 rows, two of them malformed."""
-    generate(tmp_path, rows=48, test_rows=100, files=1, test_files=1, seed=1)
-    (path,) = (tmp_path / "train").iterdir()
-    path.write_text(path.read_text() + "1\tshort\n0\tshort\n")
-    return path
-
-
-def test_limit_of_bad_rows_is_of_an_epoch(rows: Path) -> None:
-    job = override_job(
-        {},
-        [
-            f"data.train={rows}",
-            "data.bad_row_limit=2",
-            "train.epochs=3",
-            "train.batch_size=16",
-            "model.hidden=[4]",
-        ],
-        source="test",
+def run_of(
+    store: ParameterStore, worker: int, settings: Job = JOB, *, is_in_process: bool = False
+) -> Run:
+    return Run(
+        store,
+        small_model(),
+        settings,
+        worker=worker,
+        num_workers=store.num_workers,
+        is_in_process=is_in_process,
     )
 
-    summary = Session(plan_of(job), ParameterStore()).run()
 
-    assert summary.bad_rows == 2
-    assert summary.examples == 3 * 48
+def test_what_a_worker_has_learnt_is_in_the_store_after_a_barrier() -> None:
+    store = ParameterStore(num_workers=2)
 
+    def run(index: int) -> None:
+        with run_of(store, index) as worker:
+            for step in worker.steps(itertools.cycle(BATCHES)):
+                if step.step == 4:  # left early: nothing was flushed
+                    break
+            worker.barrier("end")
+            assert store.status().examples == {0: 32, 1: 32}
 
-def test_more_workers_than_files_share_a_file(rows: Path, caplog: pytest.LogCaptureFixture) -> None:
-    job = override_job(
-        {}, [f"data.train={rows}", "model.hidden=[4]", "train.batch_size=8"], source="test"
-    )
-    plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=60.0)
-    sessions = [Session(plan, store, worker=worker, num_workers=2) for worker in range(2)]
-
-    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(Session.run, sessions)
-
-    assert first.examples == 48
-    assert 0 < second.examples < 48
-    assert first.bad_rows + second.bad_rows == 2
-    middle = rows.stat().st_size // 2
-    assert f"worker 0 trains on 1 files: {rows}[0:{middle}]" in caplog.messages
-    assert f"worker 1 trains on 1 files: {rows}[{middle}:]" in caplog.messages
+    together(lambda: run(0), lambda: run(1))
 
 
-@pytest.mark.parametrize("shuffle", ["none", "local", "global"])
-def test_rows_in_memory_are_trained_on_once_in_each_epoch(
-    rows: Path, shuffle: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = override_job(
-        {},
-        [
-            f"data.train={rows}",
-            "data.in_memory=true",
-            f"data.shuffle={shuffle}",
-            "model.hidden=[4]",
-            "train.batch_size=8",
-            "train.epochs=2",
-        ],
-        source="test",
-    )
-    plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=60.0)
-    sessions = [Session(plan, store, worker=worker, num_workers=2) for worker in range(2)]
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async"])
+def test_workers_reduce_numbers_in_the_middle_of_training(mode: str) -> None:
+    store = ParameterStore(num_workers=2)
+    sums = {}
 
-    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(Session.run, sessions)
+    def run(index: int) -> None:
+        with run_of(store, index, job(mode)) as worker:
+            worker.train(BATCHES[: 2 + index])
+            values = np.array([index + 1.0, 10.0])
+            sums[index] = worker.all_reduce(values, ReduceOp.SUM, "sum").tolist()
+            worker.train(BATCHES)
+            worker.leave()
 
-    assert first.examples == 2 * 48
-    assert first.bad_rows + second.bad_rows == 2
-    loadings = [message for message in caplog.messages if message.startswith("loaded into memory")]
-    deals = [message for message in caplog.messages if message.startswith("shuffled globally")]
-    assert len(loadings) == 2  # each worker, not each epoch
-    assert len(deals) == (4 if shuffle == "global" else 0)
+    together(lambda: run(0), lambda: run(1))
+
+    assert sums == {0: [3.0, 20.0], 1: [3.0, 20.0]}
+    assert store.status().left == {0, 1}
+    assert store.status().examples == {0: 64, 1: 72}
 
 
-def test_workers_that_would_shuffle_differently_are_refused(rows: Path) -> None:
-    store = ParameterStore(num_workers=2, wait_limit_s=60.0)
-    sessions = [
-        Session(
-            plan_of(
-                override_job(
-                    {},
-                    [f"data.train={rows}", "data.in_memory=true", f"data.shuffle={shuffle}"],
-                    source="test",
-                )
-            ),
-            store,
-            worker=worker,
-            num_workers=2,
-        )
-        for worker, shuffle in enumerate(["local", "global"])
-    ]
+def test_workers_start_with_what_the_first_has_loaded(tmp_path) -> None:
+    saved = ParameterStore()
+    with run_of(saved, 0) as worker:
+        worker.train(BATCHES)
+        digest = worker.save(SaveRequest(url=str(tmp_path / "model")))
+    store = ParameterStore(num_workers=2)
+    loads = []
 
-    with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(session.run) for session in sessions]
-        for run in runs:
-            with pytest.raises(JobError, match=r"data\.shuffle"):
-                run.result()
+    def load(url: str, *, only=(), token="", load=store.load) -> None:
+        loads.append(url)
+        load(url)
+
+    store.load = load
+
+    def run(index: int) -> None:
+        with run_of(store, index) as worker:
+            if worker.is_first:
+                worker.load(str(tmp_path / "model"))
+            worker.start()
+            assert store.digest() == digest
+
+    together(lambda: run(0), lambda: run(1))
+
+    assert loads == [str(tmp_path / "model")]
 
 
-def test_command_of_the_job_reads_the_files(tmp_path: Path) -> None:
-    schema = tmp_path / "words.toml"
-    schema.write_text('hash_version = 1\nslots = ["words"]\ndense = [{ name = "age" }]\n')
-    (tmp_path / "rows").write_text("1 30 a b\n0 40 c\n")
-    words = """for (i = 3; i <= NF; i++) printf " %s", $i"""
-    command = f"""awk '{{printf "1 %s 1 %s %d", $1, $2, NF - 2; {words}; print ""}}'"""
-    data = {
-        "train": str(tmp_path / "rows"),
-        "schema": str(schema),
-        "pipe_command": command,
-        "columns": ["click", "age", "words"],
-        "values": "text",
-    }
-    job = override_job({"data": data, "model": {"hidden": [4], "dim": 2}}, [], source="test")
+def test_folder_without_a_checkpoint_is_not_loaded(tmp_path) -> None:
+    with pytest.raises(CheckpointError):
+        run_of(ParameterStore(), 0).load(str(tmp_path))
+
+
+def test_checkpoint_is_loaded_as_it_was_read(tmp_path) -> None:
+    url = str(tmp_path / "model")
+    with run_of(ParameterStore(), 0) as worker:
+        worker.save(SaveRequest(url=url))
+        token = Checkpoint.open(url).token
+        worker.save(SaveRequest(url=url))
+
+    with pytest.raises(CheckpointError, match="replaced meanwhile"):
+        run_of(ParameterStore(), 0).load(url, token=token)
+
+
+def test_model_is_loaded_before_training_only(tmp_path) -> None:
+    url = str(tmp_path / "model")
+    with run_of(ParameterStore(), 0) as worker:
+        worker.save(SaveRequest(url=url))
+        worker.load(url)
+        worker.start()
+
+        with pytest.raises(UsageError, match="before training"):
+            worker.load(url)
+
+
+def test_evaluation_sees_what_was_trained() -> None:
+    with run_of(ParameterStore(), 0, job("sync")) as worker:
+        before = worker.evaluate(BATCHES).log_loss()
+        for _ in range(20):
+            worker.train(BATCHES)
+        after = worker.evaluate(BATCHES).log_loss()
+
+    assert after < before - 0.05
+
+
+@pytest.mark.parametrize("thread_num", [1, 2])
+def test_batches_may_be_larger_than_the_job_says(thread_num: int) -> None:
+    large, unlike = joined(BATCHES), job("async", "train.batch_size=1")
+    as_told = job("async", f"train.batch_size={large.size}")
+    log_losses = []
+
+    for settings in (unlike, as_told):
+        with run_of(ParameterStore(), 0, settings) as worker:
+            worker.train([BATCHES[0], large], thread_num=thread_num)
+            worker.train([large])
+            assert worker.store.status().examples == {0: 8 + 2 * large.size}
+            log_losses.append(worker.evaluate([BATCHES[0], large]).log_loss())
+
+    assert log_losses[0] == pytest.approx(log_losses[1], rel=0.1)
+
+
+def test_a_pass_may_have_more_threads_than_the_job() -> None:
+    names = set()
+
+    class Named:
+        def __iter__(self):
+            for batch in BATCHES:
+                names.add(threading.current_thread())
+                yield batch
+
+    with run_of(ParameterStore(), 0, job("async")) as worker:
+        worker.train(Named())
+        assert names == {threading.main_thread()}
+        worker.train(Named(), thread_num=2)
+
+    assert len(names) > 1
+
+
+@pytest.mark.parametrize("thread_num", [1, 3])
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo", "bounded_staleness"])
+def test_store_knows_where_in_the_data_training_is(mode: str, thread_num: int) -> None:
+    places = [DataPosition(skip=skip) for skip in range(len(BATCHES))]
     store = ParameterStore()
 
-    summary = Session(plan_of(job), store).run()
+    with run_of(store, 0, job(mode)) as worker:
+        worker.train(zip(BATCHES, places, strict=True), thread_num=thread_num)
+        there = store.status().progress[0]
+        worker.train(BATCHES[:2], thread_num=thread_num)
+        beyond = store.status().progress[0]
 
-    assert summary.examples == 2
-    keys = np.array([key_of(1, word) for word in "abc"], np.uint64)
-    assert store.status().tables["embedding"].rows == 3
-    zeros = store.pull_sparse({"embedding": keys}, missing=Missing.ZEROS).result().rows["embedding"]
-    assert zeros.any(axis=1).all()  # these are the rows
+    assert (there.step, there.position) == (6, places[-1].to_json())
+    assert (beyond.step, beyond.position) == (8, "")
 
 
-def test_several_readers_and_shuffled_files_train_on_the_same_rows(tmp_path: Path) -> None:
-    generate(tmp_path, rows=60, test_rows=100, files=5, test_files=1, seed=1)
-    job = override_job(
-        {},
-        [
-            f"data.train={tmp_path}/train/*",
-            "data.reader_num=3",
-            "data.shuffle_files=true",
-            "data.format=criteo",
-            "model.hidden=[4]",
-            "train.epochs=2",
-        ],
-        source="test",
+def test_flush_brings_all_that_was_learnt_to_the_store() -> None:
+    patient = job("async", "strategy.max_merge_var_num=100", "strategy.max_delay_ms=100000")
+    with run_of(ParameterStore(), 0, patient) as worker:
+        next(worker.steps(BATCHES))
+        assert worker.store.status().examples == {}
+
+        worker.flush()
+
+        assert worker.store.status().examples == {0: 8}
+
+
+def test_workers_that_do_not_agree_do_not_start() -> None:
+    store = ParameterStore(num_workers=2)
+
+    def run(index: int) -> None:
+        with pytest.raises(JobError, match=f"worker {index} does not run the same job"):
+            run_of(store, index).start(agreement=f"epochs {index}")
+
+    together(lambda: run(0), lambda: run(1))
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_barriers_and_sums_work_before_and_after_training(has_trained: bool) -> None:
+    store = ParameterStore(num_workers=2, wait_limit_s=10.0)
+    sums, barriers = {}, []
+
+    def barrier(name: str, worker: int, *, step: int, barrier=store.barrier):
+        barriers.append((name, worker))
+        return barrier(name, worker, step=step)
+
+    store.barrier = barrier
+
+    def work(index: int) -> None:
+        run = run_of(store, index, SYNC, is_in_process=True)
+        if has_trained:
+            run.train(BATCHES[:4])
+        run.barrier()
+        total = run.all_reduce(np.array([index, 1.0]), ReduceOp.SUM)
+        sums[index] = total.tolist()
+        total += 1  # a worker's own copy
+        assert run.all_reduce(np.array([float(index)]), ReduceOp.MAX) == 1.0
+        run.train(BATCHES[:4])
+        run.leave()
+
+    together(lambda: work(0), lambda: work(1))
+
+    assert {("barrier-1", 0), ("barrier-1", 1)} <= set(barriers)
+    assert sums == {0: [1.0, 2.0], 1: [1.0, 2.0]}
+    assert store.status().left == {0, 1}
+    assert store.status().examples == {0: 32 * (1 + has_trained), 1: 32 * (1 + has_trained)}
+
+
+def test_sum_without_those_who_left_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    store = ParameterStore(num_workers=2, wait_limit_s=10.0)
+    run_of(store, 1, SYNC).leave()
+
+    assert run_of(store, 0, SYNC).all_reduce(np.array([3.0]), ReduceOp.SUM).tolist() == [3.0]
+
+    assert "numbers of 1 workers only: the other 1 have left" in caplog.text
+
+
+def test_sum_of_all_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    store = ParameterStore(num_workers=2, wait_limit_s=10.0)
+    values = np.array([3.0])
+
+    together(
+        *(lambda i=i: run_of(store, i, SYNC).all_reduce(values, ReduceOp.SUM) for i in range(2))
     )
 
-    summary = Session(plan_of(job), ParameterStore()).run()
+    assert caplog.text == ""
 
-    assert summary.examples == 2 * 60
 
+def test_metrics_on_one_worker_alone_are_an_error_where_the_other_waits() -> None:
+    store = ParameterStore(num_workers=2, wait_limit_s=10.0)
 
-def test_error_of_training_ends_the_readers(tmp_path: Path) -> None:
-    row = "\t".join([*("1" for _ in range(13)), *("a" for _ in range(26))])
-    for name in "ab":
-        (tmp_path / name).write_text(f"{row}\n" * 100)  # without labels
-    job = override_job(
-        {},
-        [f"data.train={tmp_path}/*", "data.reader_num=2", "train.batch_size=1", "model.hidden=[4]"],
-        source="test",
-    )
+    def reduce() -> None:
+        with pytest.raises(ProtocolError):
+            run_of(store, 0, SYNC).all_reduce(np.array([3.0]), ReduceOp.SUM)
 
-    with pytest.raises(DataError, match="rows without labels") as caught:
-        Session(plan_of(job), ParameterStore()).run()
+    def barrier() -> None:
+        with pytest.raises(ProtocolError):
+            run_of(store, 1, SYNC).barrier()
 
-    assert caught.tb is not None  # it holds on to all that was under way
-    assert not [each for each in threading.enumerate() if each.name.startswith("reader-")]
-
-
-JOB = """\
-[model]
-name = "ctr_dnn"
-dim = 4
-[data]
-schema = "criteo"
-test = "none-*"
-
-[optimizer.sparse]
-name = "adagrad"
-learning_rate = 0.1
-
-[optimizer.dense]
-name = "adam"
-"""
-
-
-OWN_MODEL = """\
-from ctr_model.models.model import EmbeddingTable
-
-class Own:
-    tables = (EmbeddingTable(name="wide", dim=1, optimizer={"name": "ftlr"}),)
-    segments = ()
-    num_params = 0
-    workspace = predict = gradient = None
-
-    def __init__(self, schema):
-        pass
-"""
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "fault"),
-    [
-        ('"criteo"', '"criteos"', ": data.schema: no schema 'criteos'"),
-        (
-            '"criteo"',
-            '"criteo"\nformat = "critio"',
-            ": data.format: unknown format 'critio', did you mean 'criteo'",
-        ),
-        (
-            "dim = 4",
-            "dims = 4",
-            ": model.dims: unknown option of model 'ctr_dnn': 'dims', did you mean 'dim'",
-        ),
-        ("dim = 4", "dim = [4]", ": model.dim: model 'ctr_dnn': dim is [4]"),
-        ("ctr_dnn", "ctr_dn", ": model.name: unknown model 'ctr_dn', did you mean 'ctr_dnn'"),
-        (
-            "0.1",
-            "-1",
-            ": optimizer.sparse.learning_rate: learning_rate of optimizer 'adagrad' is -1.0",
-        ),
-        (
-            "learning_rate",
-            "rate",
-            ": optimizer.sparse.rate: unknown parameter of optimizer 'adagrad': 'rate'",
-        ),
-        ('"adagrad"', '"adgrad"', ": optimizer.sparse: unknown optimizer 'adgrad'"),
-        ('"adam"', '"adagrad_row"', ": optimizer.dense: 'adagrad_row' is for rows only"),
-        (
-            '"adam"',
-            '"adam"\nbeta1 = 3',
-            ": optimizer.dense.beta1: beta1 of optimizer 'adam' is 3.0",
-        ),
-        (
-            "[optimizer.dense]",
-            "[optimizer.tables.embedding]\nname = 'ftlr'\n[optimizer.dense]",
-            ": optimizer.tables.embedding: unknown optimizer 'ftlr'",
-        ),
-        (
-            "[optimizer.dense]",
-            "[optimizer.tables]\nembeding = 'sgd'\n[optimizer.dense]",
-            ": optimizer.tables.embeding: model 'ctr_dnn' has no table 'embeding', only embedding",
-        ),
-    ],
-)
-def test_job_that_does_not_fit_names_file_and_key(
-    old: str, new: str, fault: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB.replace(old, new, 1))
-
-    with pytest.raises(JobError) as caught:
-        plan_of(load_job(path))
-
-    assert str(caught.value).startswith(f"{path}{fault}")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "fault"),
-    [
-        ([], "job.toml: data.test: no file matches 'none-*'"),
-        (["data.train=other-*"], "--set data.train=other-*: data.train: no file matches 'other-*'"),
-    ],
-)
-def test_pattern_without_a_file_names_its_key(
-    overrides: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("job.toml").write_text(JOB)
-
-    with pytest.raises(DataError) as caught:
-        plan_of(load_job(Path("job.toml"), overrides))
-
-    assert str(caught.value) == fault
-
-
-def test_wish_of_a_model_is_refused_where_the_job_can_overrule_it(tmp_path: Path) -> None:
-    source, path = tmp_path / "own.py", tmp_path / "job.toml"
-    source.write_text(OWN_MODEL)
-    path.write_text(JOB.replace("ctr_dnn", f"{source}:Own").replace("dim = 4", ""))
-
-    with pytest.raises(JobError) as caught:
-        plan_of(load_job(path))
-
-    assert str(caught.value).startswith(f"{path}: optimizer.tables.wide: unknown optimizer 'ftlr'")
-
-
-def test_table_is_declared_with_its_own_optimizer() -> None:
-    job = override_job(
-        {}, ["optimizer.tables.embedding={name='sgd', learning_rate=1}"], source="test"
-    )
-    model = model_of(job, Schema.load("criteo"))
-
-    (spec,) = table_specs(model, job)
-
-    assert spec.optimizer == OptimizerSpec(name="sgd", params={"learning_rate": 1.0})
-
-
-def test_checkpoint_of_another_schema_is_refused(rows: Path, tmp_path: Path) -> None:
-    schema = Schema.load("criteo").to_dict()
-    schema["slots"] = list(reversed(schema["slots"]))
-    other = tmp_path / "other.json"
-    settings = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]"]
-    saved = override_job({}, [*settings, f"checkpoint.dir={tmp_path}/model"], source="test")
-    Session(plan_of(saved), ParameterStore()).run()
-    other.with_suffix(".toml").write_text(
-        "hash_version = 1\nslots = " + str(schema["slots"]).replace("'", '"') + "\n"
-        "dense = [" + ", ".join(f'{{name = "I{i}"}}' for i in range(1, 14)) + "]\n"
-    )
-
-    job = override_job(
-        {},
-        [
-            *settings,
-            f"checkpoint.load={tmp_path}/model",
-            f"data.schema={other.with_suffix('.toml')}",
-        ],
-        source="test",
-    )
-    with pytest.raises(JobError, match="was trained with another schema"):
-        Session(plan_of(job), ParameterStore()).run()
-
-
-def test_checkpoint_of_another_feature_hash_is_refused_by_name(rows: Path, tmp_path: Path) -> None:
-    job = override_job({}, [f"data.train={rows}", f"checkpoint.load={tmp_path}/model"], source="t")
-    schema = {**Schema.load("criteo").to_dict(), "hash_version": 99}
-    attachments = {"job.json": job.to_json().encode(), "schema.json": json.dumps(schema).encode()}
-    ParameterStore().save(SaveRequest(url=f"{tmp_path}/model", attachments=attachments))
-
-    with pytest.raises(
-        CheckpointError,
-        match=r"model/data-\w+/attachments/schema\.json: .*feature hash version 99, .*version 1",
-    ):
-        Session(plan_of(job), ParameterStore()).run()
-    with pytest.raises(CheckpointError, match=r"feature hash version 99"):
-        infer(job.checkpoint.load, [str(rows)])
-
-
-def test_job_keeps_its_checkpoints_behind_a_url(rows: Path, tmp_path: Path) -> None:
-    url = f"memory://{tmp_path.name}/model"
-    settings = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]"]
-    saving = override_job({}, [*settings, f"checkpoint.dir={url}"], source="test")
-    store = ParameterStore()
-
-    saved = Session(plan_of(saving), store).run()
-
-    assert saved.checkpoint == f"{url}/epoch-1"
-    loaded = ParameterStore()
-    loaded.load(url)
-    assert loaded.digest() == store.digest()
-    assert infer(url, [str(rows)])["rows"] > 0
-
-
-def job_of_life(rows: Path, *overrides: str) -> Job:
-    return override_job(
-        {},
-        [
-            f"data.train={rows}",
-            "data.bad_row_limit=2",
-            "train.batch_size=16",
-            "train.epochs=3",
-            "model.hidden=[4]",
-            *overrides,
-        ],
-        source="test",
-    )
-
-
-def job_in(folder: Path, rows: Path, *settings: str) -> Job:
-    own = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]", "model.dim=2"]
-    return override_job({}, [*own, f"checkpoint.dir={folder}", *settings], source="test")
-
-
-def run_in(folder: Path, rows: Path, *settings: str) -> None:
-    Session(plan_of(job_in(folder, rows, *settings)), ParameterStore()).run()
-
-
-def checkpoints_in(folder: Path) -> set[str]:
-    return {path.parent.name for path in folder.glob("*/MANIFEST.json")}
-
-
-def test_run_that_begins_afresh_leaves_the_checkpoints_of_an_earlier_one(
-    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "model"
-    run_in(folder, rows, "train.epochs=4")
-
-    run_in(folder, rows, "train.epochs=2", "checkpoint.keep_last=1")
-
-    assert checkpoints_in(folder) == {"epoch-2", "epoch-3", "epoch-4"}
-    [warning] = [message for message in caplog.messages if "earlier run" in message]
-    assert f"{folder} has checkpoints of an earlier run: epoch-1, epoch-2, epoch-3, epoch-4" in (
-        warning
-    )
-    assert "checkpoint.resume = true" in warning
-    assert "another checkpoint.dir" in warning
-
-
-@pytest.mark.parametrize("settings", [["checkpoint.resume=true"], []], ids=["goes on", "first"])
-def test_run_with_a_folder_of_its_own_is_not_warned(
-    settings: list[str], rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "model"
-    ParameterStore().save(SaveRequest(url=f"{folder}/best"))
-    if settings:
-        run_in(folder, rows)
-
-    caplog.clear()
-    run_in(folder, rows, "train.epochs=2", *settings)
-
-    assert "earlier run" not in caplog.text
-
-
-def test_run_that_goes_on_removes_its_old_checkpoints_and_no_others(
-    rows: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    run_in(folder, rows, "train.epochs=3")
-    for name in ("best", "epoch-best"):
-        shutil.copytree(folder / "epoch-1", folder / name)
-    store = ParameterStore()
-    store.load(str(folder))
-    store.save(SaveRequest(url=f"{folder}/step-1", inference=InferenceSettings()))
-
-    settings = ["checkpoint.keep_last=1", f"checkpoint.load={folder}/epoch-2"]
-    run_in(folder, rows, "train.epochs=4", "checkpoint.resume=true", *settings)
-
-    assert checkpoints_in(folder) == {"best", "epoch-best", "step-1", "epoch-2", "epoch-4"}
-
-
-@pytest.mark.parametrize("load", ["{0}", "{0}/", "{0}/epoch-1", "file://{0}/best"])
-def test_deltas_do_not_replace_what_their_run_starts_from(
-    load: str, rows: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    settings = [f"checkpoint.load={load.format(folder)}", "checkpoint.mode=delta"]
-
-    with pytest.raises(JobError, match=r"--set checkpoint\.load.*another checkpoint\.dir"):
-        plan_of(job_in(folder, rows, *settings))
-
-    assert plan_of(job_in(folder, rows, *settings, "checkpoint.resume=true"))
-    assert plan_of(job_in(folder, rows, settings[0]))
-    assert plan_of(job_in(tmp_path / "mod", rows, *settings))
-
-
-@pytest.mark.parametrize(
-    ("every", "shows", "unseen"),
-    [(0, 3, 0), (1, 0.875, 1), (2, 2, 0), (3, 1.5, 1), (4, 3, 0)],
-)
-def test_passes_end_every_so_many_epochs(rows: Path, every: int, shows: float, unseen: int) -> None:
-    """Of three epochs, in each of which a key is shown as often; a pass halves what came before its end."""
-    once, store = ParameterStore(), ParameterStore()
-    settings = ["life.statistics=true", "life.decay=0.5"]
-    first = job_of_life(rows, *settings, "train.epochs=1", "life.shrink_every_epochs=0")
-    Session(plan_of(first), once).run()
-
-    job = job_of_life(rows, *settings, f"life.shrink_every_epochs={every}")
-    Session(plan_of(job), store).run()
-
-    expected = {key: row.show * shows for key, row in counted_on([once], "embedding").items()}
-    counted = counted_on([store], "embedding")
-    assert {key: row.show for key, row in counted.items()} == expected
-    assert {row.unseen for row in counted.values()} == {unseen}
-
-
-def test_other_layers_begin_with_the_embeddings_of_an_old_model(
-    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    Session(plan_of(job_of_life(rows, f"checkpoint.dir={tmp_path}/old")), ParameterStore()).run()
-    load, only = f"checkpoint.load={tmp_path}/old", "checkpoint.only=embedding"
-    other = job_of_life(rows, load, "model.hidden=[5]", "data.schema=criteo_min_max")
-
-    with pytest.raises(CheckpointError, match="does not fit: 'dense'"):
-        Session(plan_of(job_of_life(rows, load, "model.hidden=[5]")), ParameterStore()).run()
-    with pytest.raises(JobError, match="another schema"):
-        Session(plan_of(other), ParameterStore()).run()
-    with caplog.at_level(logging.INFO):
-        store = ParameterStore()
-        settings = (load, only, "model.hidden=[5]", "data.schema=criteo_min_max")
-        summary = Session(plan_of(job_of_life(rows, *settings)), store).run()
-
-    assert summary.warm_start == {
-        "checkpoint": f"{tmp_path}/old",
-        "taken": ["embedding"],
-        "fresh": ["dense"],
-    }
-    assert f"loaded {tmp_path}/old taken=embedding anew=dense" in caplog.messages
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["checkpoint.only=embedding"], "no model to take them from: set checkpoint.load"),
-        (["checkpoint.load=m", "checkpoint.only=wide"], "names wide, but .* only dense, embedding"),
-    ],
-)
-def test_parts_that_the_model_does_not_have_are_refused(
-    rows: Path, settings: list[str], message: str
-) -> None:
-    with pytest.raises(JobError, match=message):
-        plan_of(job_of_life(rows, *settings))
-
-
-def test_expired_rows_are_in_no_checkpoint_and_in_the_summary(
-    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Only what was shown more than once in an epoch is worth 0.15 after it."""
-    job = job_of_life(rows, "life.delete_threshold=0.15", f"checkpoint.dir={tmp_path / 'saved'}")
-    store, loaded = ParameterStore(), ParameterStore()
-
-    summary = Session(plan_of(job), store).run()
-
-    assert summary.tables is not None
-    figures = summary.tables["embedding"]
-    assert figures == asdict(store.status().tables["embedding"])
-    assert figures["expired"] > figures["rows"] > 0
-    (*_, last) = (text for text in caplog.messages if text.startswith("shrunk table=embedding"))
-    assert f" left_rows={figures['rows']} removed_mb=" in last
-    loaded.load(str(tmp_path / "saved"))
-    assert loaded.digest() == summary.model_digest
-    assert counted_on([loaded], "embedding") == counted_on([store], "embedding")
-
-
-def test_table_of_a_job_keeps_to_its_limit(rows: Path) -> None:
-    summary = Session(plan_of(job_of_life(rows, "life.max_rows=256")), ParameterStore()).run()
-
-    assert summary.tables is not None
-    assert summary.tables["embedding"]["rows"] <= 256
-    assert summary.tables["embedding"]["evicted"] > 0
-
-
-def test_job_without_rules_ages_nothing(rows: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        Session(plan_of(job_of_life(rows)), ParameterStore()).run()
-
-    assert not [message for message in caplog.messages if message.startswith("shrunk")]
+    together(reduce, barrier)

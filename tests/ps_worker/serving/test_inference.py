@@ -1,4 +1,4 @@
-"""Offline inference with a model that a session trained and saved."""
+"""Offline inference with a model that a job trained and saved."""
 
 import gzip
 from pathlib import Path
@@ -12,7 +12,8 @@ from ps_server.checkpoint.tools.export import export_inference
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import override_job
-from ps_worker.run.run import Session, plan_of
+from ps_worker.run.plan import plan_of
+from ps_worker.run.train_job import train_job
 from ps_worker.serving.inference import infer
 
 
@@ -25,7 +26,7 @@ def model(tmp_path: Path) -> str:
         "model.hidden=[4]",
         "train.batch_size=16",
     ]
-    Session(plan_of(override_job({}, settings, source="test")), ParameterStore()).run()
+    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
     return str(tmp_path / "model")
 
 

@@ -14,7 +14,8 @@ from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
 from ps_worker.job.datasets import streamed
-from ps_worker.run.run import Session, plan_of
+from ps_worker.run.plan import plan_of
+from ps_worker.run.train_job import train_job
 from ps_worker.serving.predictor import Predictor
 from ps_worker.training.evaluator import evaluate
 
@@ -50,7 +51,7 @@ def job_of(data: Path, folder: Path, *settings: str) -> Job:
 def checkpoints(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """epoch-1 and epoch-2 of a run."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    Session(plan_of(job_of(data, folder, "train.epochs=2")), ParameterStore()).run()
+    train_job(plan_of(job_of(data, folder, "train.epochs=2")), ParameterStore())
     return folder
 
 
@@ -76,7 +77,7 @@ def trainer_says(job: Job, url: Path) -> tuple[list[Batch], np.ndarray]:
 @pytest.mark.parametrize("model", ["ctr_dnn", "wide_deep", "deepfm"])
 def test_predicts_what_the_trainer_predicts(model: str, data: Path, tmp_path: Path) -> None:
     job = job_of(data, tmp_path, f"model.name={model}")
-    Session(plan_of(job), ParameterStore()).run()
+    train_job(plan_of(job), ParameterStore())
     batches, expected = trainer_says(job, tmp_path / "epoch-1")
 
     predictor = Predictor.load(tmp_path, verify=True)
@@ -91,7 +92,7 @@ def test_predicts_what_the_trainer_predicts(model: str, data: Path, tmp_path: Pa
 def test_answers_from_a_chain_of_deltas(data: Path, tmp_path: Path) -> None:
     settings = ("train.epochs=3", "checkpoint.mode=delta")
     job = job_of(data, tmp_path, *settings)
-    Session(plan_of(job), ParameterStore()).run()
+    train_job(plan_of(job), ParameterStore())
     batches, expected = trainer_says(job, tmp_path / "epoch-3")
 
     predictor = Predictor.load(tmp_path, verify=True)
@@ -100,7 +101,7 @@ def test_answers_from_a_chain_of_deltas(data: Path, tmp_path: Path) -> None:
     assert Checkpoint.open(tmp_path).manifest.base == "epoch-2"
     np.testing.assert_array_equal(found, expected)
     full = tmp_path / "full"
-    Session(plan_of(job_of(data, full, "train.epochs=3")), ParameterStore()).run()
+    train_job(plan_of(job_of(data, full, "train.epochs=3")), ParameterStore())
     _, of_full = trainer_says(job, full / "epoch-3")
     np.testing.assert_array_equal(expected, of_full)
 
@@ -195,7 +196,7 @@ def test_each_batch_is_predicted_by_one_model_while_others_switch(
 
 def test_model_of_another_schema_is_refused(checkpoints: Path, data: Path, tmp_path: Path) -> None:
     settings = ["data.schema=criteo_min_max"]
-    Session(plan_of(job_of(data, tmp_path, *settings)), ParameterStore()).run()
+    train_job(plan_of(job_of(data, tmp_path, *settings)), ParameterStore())
     predictor = Predictor.load(checkpoints)
 
     with pytest.raises(UsageError, match="another schema"):
@@ -210,7 +211,7 @@ def file_of_rows(checkpoint: Path) -> Path:
 
 @pytest.mark.parametrize("at_load", [False, True])
 def test_switch_verifies_as_the_load_did(at_load: bool, data: Path, tmp_path: Path) -> None:
-    Session(plan_of(job_of(data, tmp_path, "train.epochs=2")), ParameterStore()).run()
+    train_job(plan_of(job_of(data, tmp_path, "train.epochs=2")), ParameterStore())
     table = file_of_rows(tmp_path / "epoch-2")
     content = bytearray(table.read_bytes())
     content[len(content) // 2] ^= 1
@@ -230,7 +231,7 @@ def test_switch_verifies_as_the_load_did(at_load: bool, data: Path, tmp_path: Pa
 
 
 def test_damage_is_found_where_it_was_asked_for(data: Path, tmp_path: Path) -> None:
-    Session(plan_of(job_of(data, tmp_path)), ParameterStore()).run()
+    train_job(plan_of(job_of(data, tmp_path)), ParameterStore())
     table = file_of_rows(tmp_path / "epoch-1")
     content = bytearray(table.read_bytes())
     content[len(content) // 2] ^= 1

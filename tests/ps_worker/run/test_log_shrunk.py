@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from protos.store import Shrunk
-from ps_worker.training.shrinking import log_shrunk
+from ps_worker.run.run import log_shrunk
 
 
 def logged(caplog: pytest.LogCaptureFixture, shrunk: Shrunk) -> tuple[int, str]:

@@ -1,0 +1,44 @@
+"""The parameters of a run: in this process, or on the servers of a cluster."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from protos.role import WorkerRole
+from protos.store import Store
+from ps_worker.job.sections.section import ClusterSection
+
+LOCAL = WorkerRole(endpoints=(), worker_index=0, num_workers=1)
+"""The role of a process without a cluster: worker 0 of 1, whose store is in this process."""
+
+
+def is_in_process(role: WorkerRole) -> bool:
+    """Whether the worker's store is in its process: its cluster has no servers."""
+    return not role.endpoints
+
+
+@contextmanager
+def open_store(role: WorkerRole, limits: ClusterSection) -> Iterator[Store]:
+    """Opens the worker's store; leaving the context closes the connections to servers.
+
+    Args:
+        role: Of this process.
+        limits: How long to wait for servers and workers.
+
+    Raises:
+        TransportError: If servers do not answer within `limits.connect_timeout_s`; lists them.
+        ProtocolError: If a server is not the one that the list of endpoints says it is.
+    """
+    if is_in_process(role):
+        from ps_server.store import ParameterStore
+
+        yield ParameterStore(wait_limit_s=limits.wait_timeout_s)
+        return
+    # Imported late: a run in one process needs no gRPC.
+    from ps_worker.cluster.connect import connect
+    from ps_worker.cluster.grpc_transport import Deadlines
+
+    deadlines = Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s)
+    with connect(
+        role.endpoints, connect_timeout_s=limits.connect_timeout_s, deadlines=deadlines
+    ) as client:
+        yield client

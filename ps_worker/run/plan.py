@@ -1,0 +1,93 @@
+"""A job checked against all that one process can see: schema, files, model, checkpoints."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ctr_model.models.model import Model
+from ctr_model.schema import Schema
+from protos.errors import DataError, UsageError
+from ps_worker.checkpoints.retention import require_other_folder
+from ps_worker.checkpoints.warm_start import warm_start_of
+from ps_worker.data.files.listing import matching_files
+from ps_worker.job import Job
+from ps_worker.job.checks import require_life, require_optimizers
+from ps_worker.job.datasets import format_of_job
+from ps_worker.job.model import model_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A job that was checked before anything runs.
+
+    Attributes:
+        job: What to do.
+        schema: The columns of its data.
+        model: For these columns.
+        train_files: Of all workers.
+        test_files: Evaluated after training; empty: no evaluation.
+    """
+
+    job: Job
+    schema: Schema
+    model: Model
+    train_files: list[str]
+    test_files: list[str]
+
+
+def plan_of(job: Job) -> Plan:
+    """Returns the job with its schema, model and files.
+
+    Raises:
+        JobError: If schema, format, model, optimizers, the life of rows or the start are wrong.
+        DataError: If a pattern matches no file.
+        CheckpointError: If checkpoints cannot be where the job says.
+    """
+    schema = _schema_of(job)
+    _require_format(job)
+    model = model_of(job, schema)
+    require_optimizers(job, model)
+    require_life(job, model)
+    warm_start_of(job, model)
+    _require_order(job)
+    require_other_folder(job)
+    return Plan(
+        job=job,
+        schema=schema,
+        model=model,
+        train_files=_files_of(job, "data.train", job.data.train),
+        test_files=_files_of(job, "data.test", job.data.test),
+    )
+
+
+def _schema_of(job: Job) -> Schema:
+    try:
+        return Schema.load(job.data.schema_source)
+    except ValueError as error:
+        raise job.error("data.schema", str(error)) from error
+
+
+def _require_format(job: Job) -> None:
+    try:
+        format_of_job(job)
+    except UsageError as error:
+        raise job.error("data.format", str(error)) from error
+
+
+def _require_order(job: Job) -> None:
+    """Refuses a run that could not resume from its own checkpoints."""
+    checkpoint, data = job.checkpoint, job.data
+    has_order = data.reader_num == 1 or data.in_memory
+    if checkpoint.resume and checkpoint.is_within_epochs and not has_order:
+        raise job.error(
+            "data.reader_num",
+            f"data.reader_num is {data.reader_num}, but a run can resume in the middle of an epoch only "
+            f"where rows have an order: set data.reader_num = 1 or data.in_memory = true, or save between "
+            f"epochs only (checkpoint.every_steps = 0, checkpoint.every_s = 0)",
+        )
+
+
+def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[str]:
+    try:
+        return matching_files(patterns)
+    except DataError as error:
+        raise DataError(f"{job.place_of(key)}: {key}: {error}") from error
