@@ -215,7 +215,7 @@ class Checkpoint:
         statistics = spec.statistics or StatisticsSpec()
         return {
             shard: ShardChange(changed[shard], removed.keys, entry.passes, statistics.decay)
-            for entry in _holding(self.manifest.files_of_removed(table), shards)
+            for entry in _holding(self.manifest.files_of_table(table, "removed"), shards)
             for shard, removed in read_table_file(self._data, entry, 0, shards)
         }
 
@@ -234,7 +234,7 @@ class Checkpoint:
 
     def _map_own_rows(self, spec: TableSpec) -> Layer:
         rows = self.manifest.files_of_table(spec.name)
-        removed = self.manifest.files_of_removed(spec.name)
+        removed = self.manifest.files_of_table(spec.name, "removed")
         return Layer(
             rows=[map_table_file(self._data, entry, spec) for entry in rows],
             removed=[map_table_file(self._data, entry, replace(spec, dim=0)) for entry in removed],
@@ -247,7 +247,7 @@ class Checkpoint:
             CheckpointError: If a file was altered.
         """
         wanted = frozenset(shards)
-        for entry in _holding(self.manifest.files_of_candidates(table), wanted):
+        for entry in _holding(self.manifest.files_of_table(table, "candidates"), wanted):
             yield from read_table_file(self._data, entry, 0, wanted)
 
     def read_counters(
@@ -355,10 +355,10 @@ class Checkpoint:
         Raises:
             CheckpointError: If a dense block's file was altered.
         """
-        dense = self._read_dense_weights()
-        return (
-            model_digest(dense, shard_digests(self.manifest.entries)) if self.base is None else ""
-        )
+        dense = self._read_dense_weights()  # for a delta too: compares their checksums
+        if self.base is not None:
+            return ""
+        return model_digest(dense, shard_digests(self.manifest.entries))
 
     def _read_dense_weights(self) -> dict[str, Values]:
         return {

@@ -12,12 +12,12 @@ after their checksums matched.
 
 import os
 from collections import deque
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,7 @@ from ps_server.checkpoint.files.manifest import (
     DenseEntry,
     ShardBatch,
     TableEntry,
+    TableKind,
     require_name,
 )
 from ps_server.checkpoint.files.mapped_rows import MappedRows, SavedShard
@@ -99,7 +100,7 @@ def write_table_file(
     folder: Folder,
     server_index: int,
     source: TableSource,
-    kind: Literal["rows", "candidates", "removed"] = "rows",
+    kind: TableKind = "rows",
     *,
     dtype: InferenceDtype = "float32",
 ) -> TableEntry:
@@ -111,8 +112,7 @@ def write_table_file(
         CheckpointError: If the file cannot be written.
     """
     table = source.spec.name
-    require_name(table)
-    file = f"{_PREFIXES[kind]}.{table}.server-{server_index}.arrow"
+    file = _file_name(_PREFIXES[kind], table, server_index)
     widths = (source.spec.dim, source.state_width, source.statistics_width)
     schema = _rows_schema(table, widths, dtype)
 
@@ -217,8 +217,7 @@ def write_counters_file(folder: Folder, server_index: int, source: CountersSourc
         CheckpointError: If the file cannot be written.
     """
     table = source.spec.name
-    require_name(table)
-    file = f"counters.{table}.server-{server_index}.arrow"
+    file = _file_name("counters", table, server_index)
     schema = _counters_schema(table)
     batches = []
     with _create(folder, file, schema) as sink:
@@ -253,8 +252,7 @@ def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> 
         CheckpointError: If the file cannot be written.
     """
     name, piece = source.spec.name, source.export()
-    require_name(name)
-    file = f"dense.{name}.server-{server_index}.arrow"
+    file = _file_name("dense", name, server_index)
     schema = _dense_schema(name, len(piece.element_state))
     columns = [piece.weights, *piece.element_state]
     with _create(folder, file, schema) as sink:
@@ -293,7 +291,16 @@ def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
     return piece
 
 
-_PREFIXES = {"rows": "table", "candidates": "candidates", "removed": "removed"}
+_PREFIXES: Mapping[TableKind, str] = {
+    "rows": "table",
+    "candidates": "candidates",
+    "removed": "removed",
+}
+
+
+def _file_name(prefix: str, name: str, server_index: int) -> str:
+    require_name(name)
+    return f"{prefix}.{name}.server-{server_index}.arrow"
 
 
 def _rows_schema(table: str, widths: Sequence[int], dtype: InferenceDtype) -> pa.Schema:

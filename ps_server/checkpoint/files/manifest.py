@@ -26,6 +26,8 @@ TOKEN = "TOKEN"
 LATEST = "LATEST"
 ATTACHMENTS = "attachments"
 
+TableKind = Literal["rows", "candidates", "removed"]
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _DATA = re.compile(r"data-([0-9a-f]{32})")
 
@@ -88,7 +90,7 @@ class TableEntry:
         batches: Record batches in file order.
     """
 
-    kind: Literal["rows", "candidates", "removed"] = "rows"
+    kind: TableKind = "rows"
     file: str
     size_bytes: int
     table: str
@@ -204,9 +206,13 @@ class Manifest:
     entries: tuple[Entry, ...]
     attachments: Mapping[str, Attachment]
 
-    def files_of_table(self, name: str) -> list[TableEntry]:
-        """Returns the entries of a table's rows."""
-        return self._of_table(name, "rows")
+    def files_of_table(self, name: str, kind: TableKind = "rows") -> list[TableEntry]:
+        """Returns the entries of a table's rows, candidates or removed keys."""
+        return [
+            entry
+            for entry in self.entries
+            if isinstance(entry, TableEntry) and entry.table == name and entry.kind == kind
+        ]
 
     def num_rows(self, table: str) -> int:
         """Returns the number of rows in a table's files; of a delta, of rows that changed."""
@@ -216,21 +222,6 @@ class Manifest:
     def sizes(self) -> list[int]:
         """Sizes of all files in bytes, attachments included."""
         return [file.size_bytes for file in (*self.entries, *self.attachments.values())]
-
-    def files_of_candidates(self, name: str) -> list[TableEntry]:
-        """Returns the entries of keys that a table counts and has not admitted."""
-        return self._of_table(name, "candidates")
-
-    def files_of_removed(self, name: str) -> list[TableEntry]:
-        """Returns the entries of keys whose rows were removed since the base of a delta."""
-        return self._of_table(name, "removed")
-
-    def _of_table(self, name: str, kind: str) -> list[TableEntry]:
-        return [
-            entry
-            for entry in self.entries
-            if isinstance(entry, TableEntry) and entry.table == name and entry.kind == kind
-        ]
 
     def files_of_counters(self, name: str) -> list[CountersEntry]:
         """Returns the entries of a table's counters."""
@@ -366,8 +357,11 @@ def _files_of(manifest: Manifest, table: str) -> Iterator[Sequence[TableEntry | 
     """Yields groups of files that have to hold every shard of a table."""
     yield manifest.files_of_table(table)
     if manifest.kind == "delta":
-        yield manifest.files_of_removed(table)
-    for optional in (manifest.files_of_candidates(table), manifest.files_of_counters(table)):
+        yield manifest.files_of_table(table, "removed")
+    for optional in (
+        manifest.files_of_table(table, "candidates"),
+        manifest.files_of_counters(table),
+    ):
         if optional:
             yield optional
 

@@ -87,8 +87,8 @@ def inspect_table(checkpoint: Checkpoint, name: str, num_top: int) -> TableRepor
             shows.append(rows.statistics[:, SHOW])
             clicks.append(rows.statistics[:, CLICK])
             top = _most_shown([*top, *_top_of(rows, num_top, spec.statistics)], num_top)
-    files, candidates = manifest.files_of_table(name), manifest.files_of_candidates(name)
-    counters, removed = manifest.files_of_counters(name), manifest.files_of_removed(name)
+    files, candidates = manifest.files_of_table(name), manifest.files_of_table(name, "candidates")
+    counters, removed = manifest.files_of_counters(name), manifest.files_of_table(name, "removed")
     table_files: Sequence[TableEntry | CountersEntry] = (*files, *candidates, *counters, *removed)
     all_norms = np.concatenate(norms)
     return TableReport(

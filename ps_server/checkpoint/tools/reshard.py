@@ -147,7 +147,7 @@ def sources_of(checkpoint: Checkpoint, server: int, shard_map: ShardMap) -> Save
         files = checkpoint.manifest.files_of_table(name)[0]
         widths = (files.state_width, files.statistics_width)
         tables.append(SavedTable(spec, shards, checkpoint.read_shards, *widths))
-        if files_of_candidates := checkpoint.manifest.files_of_candidates(name):
+        if files_of_candidates := checkpoint.manifest.files_of_table(name, "candidates"):
             width = files_of_candidates[0].statistics_width
             keys_only = replace(spec, dim=0)
             candidates.append(SavedTable(keys_only, shards, checkpoint.read_candidates, 0, width))
