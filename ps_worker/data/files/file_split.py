@@ -72,7 +72,7 @@ def file_splits(
     """Returns the splits that one worker reads; every row goes to exactly one worker.
 
     With at least one file per worker, not counting empty ones, these are whole files. Otherwise every file
-    is cut into one split per worker where its format allows it, and splits are assigned as files are.
+    is divided into one split per worker if its format allows it, and splits are assigned as files are.
 
     Args:
         reader_of: Returns the reader of a file.
