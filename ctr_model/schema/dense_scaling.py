@@ -48,9 +48,8 @@ class DenseScaling:
             raise ValueError(
                 f"the numbers have shape {values.shape!r}, expected {len(self._kinds)} columns"
             )
-        if (
-            self._small is None
-        ):  # lazy, as many schemas never scale; two threads may both compute it
+        # Lazy, as many schemas never scale. Two threads may both compute it.
+        if self._small is None:
             none = np.empty((0, len(self._kinds)), np.float32)
             counts = np.arange(_SMALL, dtype=np.float64).repeat(len(self._kinds))
             scaled = self._scaled(counts.reshape(_SMALL, -1), none)

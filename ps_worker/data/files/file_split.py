@@ -1,7 +1,7 @@
 """Splits of files, and which worker reads which of them.
 
 A worker reads whole files, or splits of files if there are fewer files than workers. All workers compute the
-same assignment without communicating, whatever the order of their lists.
+same assignment without communicating, independent of the order of their lists.
 """
 
 import hashlib
