@@ -1,4 +1,4 @@
-"""Dense columns: what they refuse, and that plain values keep all of them."""
+"""Dense columns: invalid settings, and the round trip through plain values."""
 
 import math
 

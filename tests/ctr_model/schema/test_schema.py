@@ -1,4 +1,4 @@
-"""Schemas: what they refuse, and what the model sees of a number."""
+"""Schemas: invalid entries, files, scaling of numbers."""
 
 import math
 import pickle

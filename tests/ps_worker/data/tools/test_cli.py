@@ -1,4 +1,4 @@
-"""The command `ps-data`: what it prints and the codes it ends with."""
+"""The command `ps-data`: output and exit codes."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Click logs as Parquet: the same rows as text and as keys, files that are whole, what is refused."""
+"""Conversion to Parquet: the same rows as text and as keys, atomic files, invalid input."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Users' generators: what they yield is written so that it is read back, what is wrong is told by line."""
+"""Data generators: output that is read back, errors with line numbers."""
 
 import io
 import math
