@@ -1,14 +1,14 @@
-"""Reading: rows/s of one core by format, memory of rows in memory, and what streaming costs training.
+"""Data: rows/s per core by format, size of rows in memory, and training speed with streaming.
 
-    python -m benchmarks.bench_data                              # one JSON line a case; 200 MB of disk
+    python -m benchmarks.bench_data                              # one JSON line per case; 200 MB of disk
     python -m benchmarks.bench_data --case read --format tsv     # some cases only
     python -m benchmarks.bench_data --rows-in-memory 10000000
 
-    read       one thread turns files into batches of 100, 512 and 4096 rows: parsed, checked, hashed
-    memory     an InMemoryDataset is loaded, shuffled and gone through, in a process of its own
-    train      2 servers x 2 workers train at B=512 on files as they are read, and on the same rows in memory
+    read       one thread reads files into batches of 100, 512 and 4096 rows: parsed, checked, hashed
+    memory     an InMemoryDataset is loaded, shuffled and iterated, in a process of its own
+    train      2 servers x 2 workers train at B=512 on streamed files, and on the same rows in memory
 
-Rows are planted (ps-data generate); files lie in the page cache. Rounds of compared cases alternate, and
+Rows are synthetic (ps-data generate); files are in the page cache. Rounds of compared cases alternate, and
 medians are reported.
 """
 
@@ -45,7 +45,7 @@ TRAIN_MODE = (
 
 
 def main() -> None:
-    """Prints a line a case."""
+    """Prints one line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--format", action="append", choices=FORMATS, help="default: all")
@@ -76,7 +76,7 @@ def write_files(folder: Path, rows: int) -> None:
 
 
 def read_lines(folder: Path, formats: list[str], rounds: int) -> Iterator[dict[str, Any]]:
-    """Measures reading alone."""
+    """Measures reading."""
     for batch_size in BATCH_SIZES:
         results: dict[str, list[dict[str, Any]]] = {name: [] for name in formats}
         for _ in range(rounds):
@@ -109,7 +109,7 @@ def read(pattern: Path, *arguments: str) -> dict[str, Any]:
 
 
 def train_lines(folder: Path, formats: list[str], rounds: int) -> Iterator[dict[str, Any]]:
-    """Measures training on files as they are read, and on the same rows in memory."""
+    """Measures training on streamed files, and on the same rows in memory."""
     for name in formats:
         pattern = folder / FORMATS[name]
         speeds: dict[str, list[float]] = {"memory": [], "stream": []}
@@ -131,7 +131,7 @@ def train_lines(folder: Path, formats: list[str], rounds: int) -> Iterator[dict[
 
 
 def train(pattern: Path, *, is_streamed: bool) -> float:
-    """Trains 2x2 and returns examples/s of both workers together."""
+    """Trains 2x2; returns the sum of examples/s of both workers."""
     ports = free_ports(2)
     common = {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"127.0.0.1:{port}" for port in ports),

@@ -1,14 +1,14 @@
-"""A model alone: the gradient with its embeddings, as a part of the ceiling.
+"""Speed of a model: the gradient including embeddings, relative to the ceiling.
 
-    python -m benchmarks.bench_model                 # CTR-DNN; a JSON line a batch size and number of threads
+    python -m benchmarks.bench_model                 # CTR-DNN; a JSON line per batch size and thread count
     python -m benchmarks.bench_model --model deepfm  # another model
     python -m benchmarks.bench_model --model all     # every model, at B=512 on one thread
 
-The ceiling is CTR-DNN's network, whatever the model: so models compare with each other, too.
+The ceiling is CTR-DNN's network for every model, so that models can be compared.
 
-No tables, no servers: the rows of a batch's unique keys lie there, as after a pull. Each thread has its own
-workspace and gradients. Short rounds of model and ceiling (benchmarks.ceiling) alternate, and the median of
-the rounds' ratios is reported: both see the same neighbours on the machine.
+There are no tables and no servers: the rows of a batch's unique keys are given, as after a pull. Each thread
+has its own workspace and gradients. Short rounds of model and ceiling (benchmarks.ceiling) alternate, so that
+both see the same load of the machine, and the median of the ratios is reported.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def model_step(name: str, batch_size: int) -> Step:
 
 
 def speed(pool: ThreadPoolExecutor, steps: Sequence[Step], batch_size: int) -> float:
-    """Returns examples/s of one round, each of `steps` repeated in a thread of its own."""
+    """Returns examples/s of one round, with a thread per step function."""
 
     def repeat(step: Step) -> float:
         count, start = 0, time.perf_counter()
@@ -90,7 +90,7 @@ def measure(name: str, batch_size: int, threads: int, rounds: int) -> dict[str, 
 
 
 def main() -> None:
-    """Prints one line a case."""
+    """Prints one line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ctr_dnn", choices=[*MODELS, ALL])
     parser.add_argument("--rounds", type=int, default=20)

@@ -1,12 +1,12 @@
-"""The ceiling: how fast CTR-DNN's arithmetic alone runs on one core of this machine.
+"""The ceiling: speed of CTR-DNN's arithmetic on one core of this machine.
 
     python -m benchmarks.ceiling
 
-Forward and backward pass of the 273-400-400-400-2 network in bare numpy float32 with every buffer
-preallocated, down to the gradient of the input, which an embedding would need: no embedding, no
-servers, one BLAS thread. Other benchmarks give their speed as a part of this one, measured in the
-same minutes. Shares no code with `ctr_model`, so that it stays put when the model changes. A line names
-the processor whose kernels BLAS runs: OPENBLAS_CORETYPE in the environment can set an older one.
+Forward and backward pass of the 273-400-400-400-2 network in plain numpy float32 with preallocated buffers,
+including the gradient of the input, which embeddings need: no embeddings, no servers, one BLAS thread. Other
+benchmarks report their speed relative to this one, measured at the same time. It shares no code with
+`ctr_model`, so that it does not change with the models. The output names the processor whose kernels BLAS
+runs; the environment variable OPENBLAS_CORETYPE can set an older one.
 """
 
 import json
@@ -21,7 +21,7 @@ BATCH_SIZES = (100, 512, 4096)
 
 
 class Network:
-    """The network and all that a step over `batch_size` examples writes."""
+    """The network, and the buffers of a step over `batch_size` examples."""
 
     def __init__(self, batch_size: int) -> None:
         rng = np.random.default_rng(1)
@@ -71,7 +71,7 @@ class Network:
 
 
 def measure(batch_size: int, seconds: float = 2.0) -> float:
-    """Returns examples a second of one core, over at least `seconds` after a warm-up step."""
+    """Returns examples/s of one core, measured for at least `seconds` after a warm-up step."""
     network = Network(batch_size)
     with threadpool_limits(limits=1, user_api="blas"):
         network.step()
@@ -83,13 +83,13 @@ def measure(batch_size: int, seconds: float = 2.0) -> float:
 
 
 def blas_kernels() -> str:
-    """Returns the processor for which BLAS chose its kernels, as "SkylakeX"."""
+    """Returns the processor whose kernels BLAS uses, such as "SkylakeX"."""
     libraries = [entry for entry in threadpool_info() if entry["user_api"] == "blas"]
     return ", ".join(sorted({str(entry.get("architecture", "unknown")) for entry in libraries}))
 
 
 def main() -> None:
-    """Prints one line a batch size."""
+    """Prints one line per batch size."""
     for batch_size in BATCH_SIZES:
         line = {
             "bench": "ceiling",

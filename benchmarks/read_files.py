@@ -1,4 +1,4 @@
-"""Reads files into batches, in a process of its own, and prints one JSON line: rows/s and peak memory."""
+"""Reads files into batches in a process of its own; prints rows/s and peak memory as a JSON line."""
 
 import argparse
 import itertools
@@ -15,12 +15,12 @@ from ps_worker.data.queue_dataset import QueueDataset
 
 
 def main() -> None:
-    """Compiles on a first batch, then reads all with the clock running."""
+    """Reads a first batch to compile, then times reading all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", help="pattern")
     parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--copies", type=int, default=1, help="how often each file counts")
-    parser.add_argument("--in-memory", action="store_true", help="load, shuffle, then go through")
+    parser.add_argument("--copies", type=int, default=1, help="times to read each file")
+    parser.add_argument("--in-memory", action="store_true", help="load, shuffle, then iterate")
     options = parser.parse_args()
     files = matching_files(options.files)
     stream = QueueDataset(criteo_schema(), options.batch_size)
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def in_memory(files: list[str], batch_size: int) -> dict[str, float]:
-    """Loads files, shuffles them, and goes through them once."""
+    """Loads files, shuffles their rows, and iterates once."""
     dataset = InMemoryDataset(criteo_schema(), batch_size)
     dataset.set_filelist(files)
     start = time.perf_counter()
@@ -54,14 +54,14 @@ def in_memory(files: list[str], batch_size: int) -> dict[str, float]:
 
 
 def counted(dataset: Iterable[Batch]) -> tuple[int, float]:
-    """Goes through a dataset; returns its rows and the seconds taken."""
+    """Iterates over a dataset; returns its number of rows and the time in seconds."""
     start = time.perf_counter()
     rows = sum(batch.size for batch in dataset)
     return rows, time.perf_counter() - start
 
 
 def peak_mb() -> int:
-    """Returns the most memory that this process had so far."""
+    """Returns the peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 

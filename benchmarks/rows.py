@@ -1,8 +1,8 @@
-"""Batches in memory for benchmarks: Criteo's shape, with a click model planted in them.
+"""Synthetic batches for benchmarks, in Criteo's shape and with clicks from a known model.
 
 26 slots with one value each, Zipf-distributed over vocabularies of 12 to 2,000,000: a batch of 512 has about
-5,400 distinct keys (real rows of Criteo's: 3,600), one of 4096 about 25,000; 13 dense columns. Clicks follow
-a logistic model of both, so that a benchmark can show that what it times still learns.
+5,400 distinct keys (3,600 in Criteo's data), one of 4096 about 25,000; 13 dense columns. Clicks follow a
+logistic model of both, so that a benchmark can check that training learns.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def _ranks(rng: np.random.Generator, size: int) -> NDArray[np.uint64]:
 
 
 def batches(num_batches: int, batch_size: int, *, seed: int) -> Iterator[Batch]:
-    """Yields batches; the same for the same seed. Rows of different seeds follow the same click model."""
+    """Yields batches, deterministic for a seed; all seeds share the click model."""
     rng = np.random.default_rng(seed)
     dense_weights = np.random.default_rng(99).normal(0.0, DENSE_WEIGHT, NUM_DENSE)
     offsets = np.arange(batch_size * NUM_SLOTS + 1, dtype=np.int32)

@@ -1,7 +1,6 @@
-"""A batch of examples as arrays: what readers produce and models consume.
+"""A batch of examples as arrays, from readers to models.
 
-Slots may hold any number of keys, so `keys` is one flat column cut by `offsets` (CSR), with the
-slots of an example next to each other:
+Slots may hold any number of keys, so `keys` is one flat array with `offsets` (CSR), by example and slot:
 
     example          0                 1
     slot          0     1     2     0     1     2
@@ -17,12 +16,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch; arrays are shared, never copied, and nobody writes to them.
+    """A batch of B examples. Its arrays are shared and must not be written to.
 
     Attributes:
-        labels: float32[B], 1.0 for clicked and 0.0 for not; None when the rows carry no label.
-        dense: float32[B, num_dense], transformed and scaled as the schema says.
-        keys: uint64[L], every occurrence: example by example, inside it slot by slot.
+        labels: float32[B], 1.0 for a click, else 0.0; None for rows without labels.
+        dense: float32[B, num_dense], transformed and scaled by the schema.
+        keys: uint64[L], all occurrences, by example and slot.
         offsets: int32[B * S + 1], from 0 to L; example `b`, slot `s` (from 0) owns
             `keys[offsets[b * S + s] : offsets[b * S + s + 1]]`.
         num_slots: S.

@@ -1,4 +1,4 @@
-"""From the value in a slot to the key under which its row is stored: a stable, versioned hash.
+"""The feature hash: a stable, versioned mapping of the value in a slot to the key of its row.
 
     h = mix64(slot * GAMMA)
     h = mix64(h ^ w)         for each 8 bytes of the value, w little-endian, the last zero-padded
@@ -8,14 +8,13 @@ A cross of two features has the key
 
     mix64(mix64(first + GAMMA) ^ second)
 
-of theirs. All modulo 2^64. The key depends on nothing but (slot, value bytes): not on the process, the
-machine, the order of values or a vocabulary. There is no modulo into a fixed number of rows, so
-two values share a row only if all 64 bits agree, and a missing (empty) value is a key of its own
-in each slot.
+of their keys. All arithmetic is modulo 2^64. The key depends on slot and value only: not on the process, the
+machine, the order of values or a vocabulary. Keys are not reduced to a number of rows, so two values share a
+row only if all 64 bits agree. A missing (empty) value has a key of its own in each slot.
 
-`mix64` is the finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014; constants as in Vigna's public-domain splitmix64.c), GAMMA its
-increment. docs/features.md publishes test vectors. Another formula is another `HASH_VERSION`.
+`mix64` is the finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014; constants as in Vigna's public-domain splitmix64.c), GAMMA its increment.
+docs/features.md has test vectors. Changing the formula requires a new `HASH_VERSION`.
 """
 
 import numpy as np
@@ -33,7 +32,7 @@ _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 
 @kernel
 def mix64(word: np.uint64) -> np.uint64:
-    """Returns a bijective scrambling of 64 bits: every input bit reaches every output bit."""
+    """Returns a bijective mix of 64 bits, in which every input bit affects every output bit."""
     word = (word ^ (word >> np.uint64(30))) * _MULTIPLIER_1
     word = (word ^ (word >> np.uint64(27))) * _MULTIPLIER_2
     return word ^ (word >> np.uint64(31))
@@ -59,16 +58,16 @@ def hash_bytes(buffer: NDArray[np.uint8], start: int, stop: int, slot: int) -> n
 
 @kernel
 def cross_key(first: np.uint64, second: np.uint64) -> np.uint64:
-    """Returns the key of two features together; which of them is first matters."""
+    """Returns the key of the cross of two features; their order matters."""
     return mix64(mix64(first + _GAMMA) ^ second)
 
 
 def key_of(slot: int, value: str | bytes) -> int:
-    """Returns the uint64 key of `value` in `slot`; text is hashed as UTF-8, "" means missing.
+    """Returns the uint64 key of `value` in `slot`; text is hashed as UTF-8, "" is the missing value.
 
     Args:
         slot: The slot's number, 1 for the first slot of the schema.
-        value: As it stands in the data; "07" and "7" are different values.
+        value: As in the data; "07" and "7" are different values.
 
     Raises:
         ValueError: If `slot` is not in 1..MAX_SLOT.

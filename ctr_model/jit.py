@@ -1,4 +1,4 @@
-"""The one way in which this package compiles a kernel."""
+"""Compilation of kernels by numba."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -9,11 +9,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def kernel(function: F) -> F:
-    """Returns `function` compiled by numba, typed as the plain Python that it reads as.
+    """Returns `function` compiled by numba, with its Python type.
 
-    `nogil`: trainer threads run kernels at the same time instead of one after the other.
-    `cache`: compiled once a machine, not once a process.
-    `error_model="numpy"`: a division by zero gives inf or nan as in numpy; the check that would
-    raise instead costs vectorisation. With `NUMBA_DISABLE_JIT=1` kernels run as plain Python.
+    `nogil`: trainer threads run kernels in parallel. `cache`: compiled once per machine, not per process.
+    `error_model="numpy"`: division by zero gives inf or nan; the check that would raise prevents
+    vectorisation. With `NUMBA_DISABLE_JIT=1` kernels run as plain Python.
     """
     return cast("F", numba.njit(nogil=True, cache=True, error_model="numpy")(function))

@@ -1,4 +1,4 @@
-"""What a model reads from one table: the rows of a batch's unique keys, and the way back to examples."""
+"""Embeddings looked up in a table for a batch."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What a batch reads from one table.
+    """The rows of a batch's unique keys in one table, and their mapping to examples and slots.
 
     Attributes:
         rows: float32[N, D], the embeddings of the unique keys of the table's slots.

@@ -3,8 +3,8 @@
     d = z for one logit, z1 - z0 for two
     p = 1 / (1 + exp(-d)),   loss = -log p if clicked, -log(1 - p) if not
 
-With two classes softmax is the logistic function of the difference. Of exponentials only exp(-|d|) is
-computed, which cannot overflow:
+With two classes, softmax is the logistic function of the difference. The only exponential computed is
+exp(-|d|), which cannot overflow:
 
     p = 1 / (1 + exp(-|d|)) if d >= 0, exp(-|d|) / (1 + exp(-|d|)) if not
     log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), which keeps small terms
@@ -101,12 +101,12 @@ def cross_entropy(
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How the logits of a model become probabilities and a loss.
+    """A loss, and the mapping of logits to probabilities.
 
     Attributes:
-        shape: Of an example's logits; () for a single one.
-        probabilities: `sigmoid_probabilities`, or the same for other logits.
-        with_gradient: `binary_cross_entropy`, or the same for other logits.
+        shape: Shape of an example's logits; () for one logit.
+        probabilities: A function like `sigmoid_probabilities`.
+        with_gradient: A function like `binary_cross_entropy`.
     """
 
     shape: tuple[int, ...]

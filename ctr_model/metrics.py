@@ -1,11 +1,11 @@
-"""Metrics as sums that can be merged: over batches, threads, workers.
+"""Metrics as sums that can be merged over batches, threads and workers.
 
-AUC comes from two histograms of predictions, of clicks and of the others, over `THRESHOLDS` equal buckets:
+AUC is computed from histograms of the predictions for clicks and non-clicks, with `THRESHOLDS` equal buckets:
 
     AUC = sum over buckets of clicks[i] * (others below i + others[i] / 2) / (all clicks * all others)
 
-which is the area by trapezoids; predictions in one bucket count as ties. (Paddle's tutorials use the same
-4096 thresholds.)
+the area by the trapezoidal rule; predictions in one bucket count as ties. (Paddle's tutorials use 4096
+thresholds, too.)
 """
 
 import math
@@ -53,11 +53,11 @@ def auc_of_histograms(
     clicks: NDArray[np.int64] | NDArray[np.float64],
     others: NDArray[np.int64] | NDArray[np.float64],
 ) -> float:
-    """Returns the area under the ROC curve of counts by bucket of prediction; nan with one class only.
+    """Returns the AUC of histograms of predictions; nan with one class only.
 
     Args:
-        clicks: [buckets], examples that were clicked, by ascending prediction.
-        others: [buckets], those that were not.
+        clicks: [buckets], numbers of clicked examples by ascending prediction.
+        others: [buckets], numbers of examples without a click.
     """
     pairs = float(others.sum()) * float(clicks.sum())
     if not pairs:
@@ -67,21 +67,21 @@ def auc_of_histograms(
 
 
 class ClickMetrics:
-    """Sums over labelled predictions, and the figures that follow from them. Not thread-safe."""
+    """Sums over labelled predictions, and metrics computed from them. Not thread-safe."""
 
     def __init__(self) -> None:
         self._histograms = np.zeros((2, THRESHOLDS), np.int64)  # others, clicks
         self._sums = np.zeros(_NUM_SUMS)
 
     def add(self, labels: Floats, probabilities: Floats) -> None:
-        """Counts examples.
+        """Adds examples; on an error none of them.
 
         Args:
             labels: float32[B], 1 for a click, else 0.
             probabilities: float32[B], of a click.
 
         Raises:
-            ValueError: If a probability is not in [0, 1], or the lengths differ; nothing is counted then.
+            ValueError: If a probability is not in [0, 1], or the lengths differ.
         """
         if labels.shape != probabilities.shape:
             raise ValueError(f"{labels.size} labels came with {probabilities.size} predictions")
@@ -95,15 +95,15 @@ class ClickMetrics:
         self._sums += other._sums
 
     def to_vector(self) -> NDArray[np.float64]:
-        """Returns all sums as float64[2 * THRESHOLDS + 7], which add up."""
+        """Returns all sums as float64[2 * THRESHOLDS + 7]; vectors of workers can be added."""
         return np.concatenate([self._histograms.reshape(-1).astype(np.float64), self._sums])
 
     @classmethod
     def from_vector(cls, vector: NDArray[np.float64]) -> Self:
-        """Returns the metrics with the sums of `to_vector`.
+        """Returns the metrics of a sum of `to_vector` results.
 
         Raises:
-            ValueError: If `vector` has another length, as from another version.
+            ValueError: If `vector` has another length, for example from another version.
         """
         if vector.shape != (2 * THRESHOLDS + _NUM_SUMS,):
             raise ValueError(
@@ -152,8 +152,8 @@ class ClickMetrics:
         clicks = self._sums[_CLICKS]
         return float(self._sums[_PREDICTED] / clicks) if clicks else math.nan
 
-    def _mean(self, which: int) -> float:
-        return float(self._sums[which] / self._sums[_EXAMPLES]) if self.examples else math.nan
+    def _mean(self, index: int) -> float:
+        return float(self._sums[index] / self._sums[_EXAMPLES]) if self.examples else math.nan
 
 
 class SlidingMetrics:
@@ -164,7 +164,7 @@ class SlidingMetrics:
         self._batches: deque[tuple[Floats, Floats]] = deque(maxlen=window)
 
     def add(self, labels: Floats, probabilities: Floats) -> None:
-        """Takes a batch; the oldest falls out."""
+        """Adds a batch and drops the oldest one."""
         self._batches.append((labels, probabilities.copy()))
 
     def metrics(self) -> ClickMetrics:

@@ -1,4 +1,4 @@
-"""Dense parameters: tensors that lie one after the other in one flat vector."""
+"""Dense parameters: tensors concatenated in one flat vector."""
 
 import math
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ Floats = NDArray[np.float32]
 
 
 class ModelInputError(ValueError):
-    """A batch, its embeddings, its parameters or its buffers do not fit the model."""
+    """Raised when a batch, embeddings, parameters or buffers do not match the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A tensor of dense parameters, a stretch of the flat vector.
+    """A tensor of dense parameters.
 
     Attributes:
         name: Of the tensor.
-        shape: Of the tensor, row-major in the vector.
-        init_std: It starts normal with this standard deviation; 0: zeros.
+        shape: Of the tensor, row-major in the flat vector.
+        init_std: Standard deviation of its normal initial values; 0: zeros.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Segment:
 
 
 class FlatLayout:
-    """Where each segment lies in the flat vector."""
+    """Positions of the segments in the flat vector."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._shapes = [segment.shape for segment in segments]
@@ -40,11 +40,11 @@ class FlatLayout:
 
     @property
     def length(self) -> int:
-        """Elements of the vector."""
+        """Length of the vector."""
         return self._bounds[-1]
 
     def views(self, vector: Floats) -> list[Floats]:
-        """Returns the segments of float32[P] `vector` as tensors that share its memory.
+        """Returns the segments of `vector`, float32[P], as views.
 
         Raises:
             ModelInputError: If `vector` has another length.

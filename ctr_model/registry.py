@@ -1,4 +1,4 @@
-"""Models by name, those of this package and those in a user's own file."""
+"""Registry of models by name, including custom models in a file."""
 
 import difflib
 import hashlib
@@ -32,29 +32,29 @@ MODELS: dict[str, ModelClass] = {
     "dcn_v2": DcnV2,
 }
 
-_PARTS = ("tables", "segments", "num_params", "workspace", "predict", "gradient")
+_MEMBERS = ("tables", "segments", "num_params", "workspace", "predict", "gradient")
 
 
 def build_model(name: str, schema: Schema, options: Mapping[str, Any]) -> Model:
-    """Returns the model `name` for the columns of a schema.
+    """Returns a model for the columns of a schema.
 
     Args:
         name: A key of `MODELS`, or "path/of/file.py:ClassName".
         schema: The columns of a batch.
-        options: Keyword arguments of the class, as they stand in a job file.
+        options: Keyword arguments of the class, as in a job file.
 
     Raises:
-        ValueError: If there is no such model, its file cannot be imported, or an option is unknown or wrong;
-            says which, and names the nearest known one.
+        ValueError: If the model or an option is unknown (names the nearest one), the file cannot be imported,
+            or an option is invalid.
     """
     model_class = _load_class(name) if ".py" in name else MODELS.get(name)
     if model_class is None:
         raise ValueError(
-            f'{_unknown("model", name, list(MODELS))}; a model of your own is "my_model.py:MyModel"'
+            f'{_unknown("model", name, list(MODELS))}; a custom model is "my_model.py:MyModel"'
         )
     _refuse_without(name, sorted(getattr(model_class, "__abstractmethods__", ())), ClickModel)
     model = model_class(schema, **_checked_options(name, model_class, options))
-    _refuse_without(name, [part for part in _PARTS if not hasattr(model, part)], Model)
+    _refuse_without(name, [part for part in _MEMBERS if not hasattr(model, part)], Model)
     _require_tables(name, model, schema)
     return model
 
@@ -62,47 +62,49 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any]) -> Model:
 def _refuse_without(name: str, missing: list[str], contract: type) -> None:
     if missing:
         raise ValueError(
-            f"model {name!r} has no {', '.join(missing)}: {contract.__module__}.{contract.__name__} "
-            f"says what a model consists of"
+            f"model {name!r} has no {', '.join(missing)}: see the interface "
+            f"{contract.__module__}.{contract.__name__}"
         )
 
 
 def _require_tables(name: str, model: Model, schema: Schema) -> None:
-    """Refuses tables that would be looked up outside a batch, or confused with each other."""
+    """Checks that names of tables are unique, and their slots in the schema."""
     num_slots = len(schema.slots)
     seen: set[str] = set()
     for table in model.tables:
         where = f"model {name!r}: table {table.name!r}"
         if table.name in seen:
-            raise ValueError(f"{where} is there twice; names must be unique")
+            raise ValueError(f"{where} occurs twice, expected unique names")
         seen.add(table.name)
         slots = range(num_slots) if table.slots is None else table.slots
-        asked = [*slots, *(slot for cross in table.crosses for slot in cross)]
-        if not asked:
+        used = [*slots, *(slot for cross in table.crosses for slot in cross)]
+        if not used:
             raise ValueError(f"{where} has neither slots nor crosses")
-        for slot in asked:
+        for slot in used:
             if not 0 <= slot < num_slots:
-                raise ValueError(f"{where} asks for slot {slot}, slots are 0 to {num_slots - 1}")
+                raise ValueError(
+                    f"{where} has slot {slot}, expected slots from 0 to {num_slots - 1}"
+                )
         if table.optimizer is not None and "name" not in table.optimizer:
-            raise ValueError(f"{where} asks for an optimizer without a name: {table.optimizer!r}")
+            raise ValueError(f"{where} has an optimizer without a name: {table.optimizer!r}")
 
 
 def name_of(model: Model) -> str | None:
-    """Returns the name under which `build_model` builds models of this class; None for one's own."""
+    """Returns the key of a model's class in `MODELS`; None for a custom model."""
     return next((name for name, known in MODELS.items() if type(model) is known), None)
 
 
 def _load_class(name: str) -> ModelClass:
-    """Returns the class that "path/of/file.py:ClassName" names."""
+    """Returns the class named by "path/of/file.py:ClassName"."""
     path, _, class_name = name.rpartition(":")
     if not path.endswith(".py") or not class_name.isidentifier():
         raise ValueError(f'model {name!r}: expected "path/of/file.py:ClassName"')
     if not Path(path).is_file():
         raise ValueError(
-            f"model {name!r}: there is no file {path!r} in {str(Path.cwd())!r}; name it by its path from "
-            f"there, as by --set model.name=PATH.py:{class_name}"
+            f"model {name!r}: no file {path!r} in {str(Path.cwd())!r}; paths are relative to it, as in "
+            f"--set model.name=PATH.py:{class_name}"
         )
-    # One module a file: kernels that numba has kept on disk, and dataclasses, look it up by its name.
+    # A unique, stable module name per file: dataclasses and numba's disk cache look modules up by name.
     module_name = f"own_model_{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -111,7 +113,7 @@ def _load_class(name: str) -> ModelClass:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises
+    except Exception as error:  # user code may raise anything
         raise ValueError(
             f"model {name!r}: importing {path!r} failed: {type(error).__name__}: {error}"
         ) from error
@@ -129,7 +131,7 @@ def _load_class(name: str) -> ModelClass:
 def _checked_options(
     name: str, model_class: ModelClass, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the options as the types that the class annotates."""
+    """Returns the options, converted to their annotated types."""
     known = {
         key: parameter
         for key, parameter in inspect.signature(model_class).parameters.items()
@@ -140,7 +142,7 @@ def _checked_options(
             raise ValueError(f"model {name!r} needs the option {option!r}")
     try:
         types = get_type_hints(model_class.__init__)
-    except NameError:  # annotations that only a type checker sees
+    except NameError:  # annotations imported under TYPE_CHECKING
         types = {}
     checked = {}
     for option, value in options.items():
@@ -154,8 +156,8 @@ def _checked_options(
     return checked
 
 
-def _unknown(what: str, name: str, known: list[str]) -> str:
+def _unknown(kind: str, name: str, known: list[str]) -> str:
     if not known:
-        return f"unknown {what} {name!r}, it has none"
+        return f"unknown {kind} {name!r}, it has none"
     nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
-    return f"unknown {what} {name!r}, did you mean {nearest!r}? known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}, did you mean {nearest!r}? known: {', '.join(known)}"

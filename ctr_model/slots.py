@@ -1,7 +1,7 @@
-"""Which keys of a batch a table is asked for: some slots as they are, and crosses of two slots.
+"""Selection of the keys of a batch to look up in a table: slots, and crosses of two slots.
 
-A cross is a slot of its own: each pair of a value in the one slot and a value in the other is a feature,
-whose key is `cross_key` of theirs. It has no values where either slot has none.
+A cross is a virtual slot: each pair of keys of its two slots is a feature with their `cross_key`. It is empty
+if either slot is.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class SlotKeys:
     Attributes:
         keys: uint64[L].
         offsets: int32[B * S + 1].
-        num_slots: S, of these slots and crosses.
+        num_slots: S, the number of slots and crosses.
     """
 
     keys: NDArray[np.uint64]
@@ -34,12 +34,12 @@ class SlotKeys:
 def select_slots(
     batch: Batch, slots: tuple[int, ...] | None, crosses: tuple[tuple[int, int], ...] = ()
 ) -> SlotKeys:
-    """Returns the keys of some slots of a batch, then those of crosses.
+    """Returns the keys of slots of a batch, then those of crosses.
 
     Args:
-        batch: Whose keys.
-        slots: Their numbers, from 0; None: all, in their order.
-        crosses: Pairs of slots.
+        batch: Source of the keys.
+        slots: Slot numbers, from 0; None: all slots.
+        crosses: Pairs of slot numbers.
     """
     if slots is None and not crosses:
         return SlotKeys(batch.keys, batch.offsets, batch.num_slots)

@@ -1,1 +1,1 @@
-"""Layers: forward and backward passes into preallocated buffers."""
+"""Layers, with forward and backward passes into preallocated buffers."""

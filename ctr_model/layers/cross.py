@@ -1,10 +1,10 @@
-"""The cross network of DCN-v2: each layer multiplies the input into what the layers before made of it.
+"""The cross network of DCN-v2: each layer multiplies its input with the input of the network.
 
     forward    P = X W + b,   X' = X0 * P + X                 * element by element, X0 the first X
     backward   dP = dX' * X0,   db = sum of dP over examples,   dX = dX' + dP W^T,   dX0 += dX' * P
 
-W is [n, n]; of low rank it is the product of two factors, [n, rank] and [rank, n], and X W is taken factor
-by factor. Factors are normal with standard deviation 1/sqrt(fan-in), biases zero.
+W is [n, n], or of low rank the product of two factors, [n, rank] and [rank, n]. Initial factors are normal
+with standard deviation 1/sqrt(fan-in), biases zero.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from ctr_model.parameters import Floats, Segment
 class CrossBuffers:
     """The matrices of one step: outputs of the layers, their products P, and gradients.
 
-    `outputs` is one matrix short: the first or the last of a network is part of what stands before or
-    after it.
+    `outputs` has one matrix per layer; the caller adds the input or the last output, which belongs to a
+    neighbouring layer.
     """
 
     def __init__(self, widths: Sequence[int], num_layers: int, max_batch_size: int) -> None:
@@ -43,21 +43,21 @@ class CrossBuffers:
         return [product[:size] for product in self._products[layer]]
 
     def grads(self, size: int) -> list[Floats]:
-        """Returns the gradients of one layer's X by way of P, and of its products."""
+        """Returns the gradients of one layer's X through P, and of its products."""
         return [grad[:size] for grad in self._grads]
 
     def first_grad(self, size: int) -> Floats:
-        """Returns the gradient of X0, by way of its products with P."""
+        """Returns the gradient of X0 through its products with P."""
         return self._first_grad[:size]
 
 
 class Cross:
-    """The layers of the module's docstring."""
+    """A network of cross layers."""
 
     def __init__(
         self, width: int, num_layers: int, *, rank: int | None = None, name: str = "cross"
     ) -> None:
-        """Takes n, the number of layers, and the rank of W, None for full; names `name1.weight`, ..."""
+        """Takes n, the number of layers, and the rank of W (None: full); segments are `name1.weight`, ..."""
         self._widths = (width, width) if rank is None else (width, rank, width)
         self._num_layers = num_layers
         factors = ("weight",) if rank is None else ("weight_in", "weight_out")
@@ -99,7 +99,7 @@ class Cross:
         grad: Floats,
         tensor_grads: Sequence[Floats],
     ) -> None:
-        """Fills the gradients of all tensors and turns `grad`, that of the last output, into that of X0."""
+        """Fills the gradients of all tensors, and overwrites `grad`, of the last output, with that of X0."""
         size = len(grad)
         first_grad, grads = buffers.first_grad(size), buffers.grads(size)
         first_grad[:] = np.float32(0.0)
@@ -126,7 +126,7 @@ def cross(first: Floats, x: Floats, bias: Floats, product: Floats, out: Floats) 
         first: float32[B, n], X0.
         x: float32[B, n].
         bias: float32[n].
-        product: float32[B, n], X W; the bias is added in place, which makes it P.
+        product: float32[B, n], X W; overwritten with P by adding the bias.
         out: float32[B, n], overwritten with X'.
     """
     for i in range(out.shape[0]):
@@ -144,7 +144,7 @@ def cross_backward(
     product_grad: Floats,
     bias_grad: Floats,
 ) -> None:
-    """Computes one layer's gradients, but for those by way of W.
+    """Computes one layer's gradients except those through W.
 
     Args:
         first: float32[B, n], X0.

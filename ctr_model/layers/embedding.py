@@ -4,8 +4,8 @@
     X[b, num_dense + s * D + d] = sum of rows[inverse[i], d] over i from offsets[b * S + s]
                                   to offsets[b * S + s + 1], exclusive
 
-A slot without keys is zeros. Row and column numbers are unsigned in the kernels: for signed ones numba
-tests whether an index counts from the end, which makes both kernels half as fast.
+A slot without keys is zeros. Indices are unsigned in the kernels, because for signed ones numba checks for
+negative indices, which makes both kernels half as fast.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from ctr_model.parameters import Floats
 
 
 def pool_slots(dense: Floats, lookup: Lookup, out: Floats) -> None:
-    """Overwrites `out` float32[B, num_dense + S * D] with X, of `dense` float32[B, num_dense]."""
+    """Overwrites `out` float32[B, num_dense + S * D] with X, for `dense` float32[B, num_dense]."""
     first_column = dense.shape[1]
     out[:, :first_column] = dense
     _pool(lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, first_column, out)
@@ -27,7 +27,7 @@ def scatter_slots(grad: Floats, lookup: Lookup, out: Floats) -> None:
 
     Args:
         grad: float32[B, num_dense + S * D], of `pool_slots`' output.
-        lookup: What was pooled.
+        lookup: As for `pool_slots`.
         out: float32[N, D], overwritten.
     """
     first_column = grad.shape[1] - lookup.num_slots * out.shape[1]
@@ -54,7 +54,7 @@ def _pool(
 def _scatter(
     grad: Floats, inverse: Ints, offsets: Ints, num_slots: int, first_column: int, out: Floats
 ) -> None:
-    """Overwrites `out` with the gradient of the rows, from that of the columns from `first_column` on."""
+    """Overwrites `out` with the gradient of the rows; `grad` has pooled embeddings from `first_column` on."""
     dim = np.uintp(out.shape[1])
     out[:] = np.float32(0.0)
     for b in range(grad.shape[0]):

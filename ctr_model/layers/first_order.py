@@ -2,7 +2,7 @@
 
     z[b] = bias + sum over j of weight[j] * dense[b, j] + sum over the keys of example b of their weights
 
-The weights of keys are the rows of a table of dim 1. A key that stands in an example twice counts twice.
+The weights of keys are the rows of a table of dim 1. A key that occurs twice in an example counts twice.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from ctr_model.parameters import Floats, Segment
 
 
 def first_order_segments(num_dense: int, *, name: str = "linear") -> tuple[Segment, Segment]:
-    """Returns the dense parameters, zeros at the start: `weight` of the numbers and `bias`."""
+    """Returns the dense parameters, initially zeros: `weight` of the numbers, and `bias`."""
     return (
         Segment(name=f"{name}.weight", shape=(num_dense,), init_std=0.0),
         Segment(name=f"{name}.bias", shape=(1,), init_std=0.0),
@@ -76,7 +76,7 @@ def _first_order(
     bias: Floats,
     out: Floats,
 ) -> None:
-    """Does what `first_order` says, on arrays."""
+    """Implements `first_order`."""
     for b in range(out.size):
         z = bias[0]
         for j in range(weight.size):
@@ -97,7 +97,7 @@ def _first_order_backward(
     weight_grad: Floats,
     bias_grad: Floats,
 ) -> None:
-    """Does what `first_order_backward` says, on arrays."""
+    """Implements `first_order_backward`."""
     rows_grad[:] = np.float32(0.0)
     weight_grad[:] = np.float32(0.0)
     bias_grad[0] = np.float32(0.0)

@@ -1,12 +1,11 @@
-"""The second-order part of a factorization machine: how the features of an example go together.
+"""The second-order part of a factorization machine: interactions of the features of an example.
 
     z[b] = sum over pairs i < j of example b's keys of <v_i, v_j>
          = sum over j of <v_j, v_1 + ... + v_(j-1)>
     dz[b] / dv_i = (v_1 + ... + v_n) - v_i
 
-Each occurrence of a key is a feature of value 1. The second line takes one pass over the n features
-instead of one over their pairs, as does Rendle's 1/2 (|sum of v|^2 - sum of |v|^2); unlike that, it
-subtracts no large numbers from each other.
+Each occurrence of a key is a feature of value 1. The second line takes one pass over the n features instead
+of their pairs, like Rendle's 1/2 (|sum of v|^2 - sum of |v|^2), but without cancellation of large numbers.
 """
 
 import numpy as np
@@ -21,7 +20,7 @@ def add_interactions(lookup: Lookup, sums: Floats, out: Floats) -> None:
 
     Args:
         lookup: Of the embeddings v.
-        sums: float32[B, D], overwritten with the sum of an example's embeddings, for the way back.
+        sums: float32[B, D], overwritten with the sums of the examples' embeddings, for the backward pass.
         out: float32[B], added to.
     """
     _add_interactions(lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, sums, out)
@@ -45,7 +44,7 @@ def interactions_backward(grad: Floats, sums: Floats, lookup: Lookup, out: Float
 def _add_interactions(
     rows: Floats, inverse: Ints, offsets: Ints, num_slots: int, sums: Floats, out: Floats
 ) -> None:
-    """Does what `add_interactions` says, on arrays."""
+    """Implements `add_interactions`."""
     dim = np.uintp(rows.shape[1])
     for b in range(out.size):
         z = np.float32(0.0)
@@ -68,7 +67,7 @@ def _interactions_backward(
     num_slots: int,
     out: Floats,
 ) -> None:
-    """Does what `interactions_backward` says, on arrays."""
+    """Implements `interactions_backward`."""
     dim = np.uintp(rows.shape[1])
     for b in range(grad.size):
         for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):

@@ -1,9 +1,9 @@
-"""Fully connected layers: matrix products by BLAS, everything around them in one pass each.
+"""Kernels of fully connected layers, besides the matrix products by BLAS.
 
     forward    Z = X W + b,  A = max(Z, 0)
     backward   dZ = dA where A > 0,  db = sum of dZ over examples,  dW = X^T dZ,  dX = dZ W^T
 
-A is written over Z and dZ over dA: a hidden layer keeps one matrix each way.
+A overwrites Z and dZ overwrites dA, so a hidden layer has one matrix per direction.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def add_bias(bias: Floats, out: Floats) -> None:
 
 @kernel
 def add_bias_relu(bias: Floats, out: Floats) -> None:
-    """Adds `bias` float32[H] to each row of `out` float32[B, H] and cuts at zero, in place."""
+    """Adds `bias` float32[H] to each row of `out` float32[B, H] and applies relu, in place."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             out[i, j] = max(out[i, j] + bias[j], np.float32(0.0))
@@ -32,10 +32,10 @@ def add_bias_relu(bias: Floats, out: Floats) -> None:
 
 @kernel
 def relu_backward(activation: Floats, grad: Floats, bias_grad: Floats) -> None:
-    """Turns dA into dZ and sums it.
+    """Computes dZ from dA, and db.
 
     Args:
-        activation: float32[B, H], what the layer put out.
+        activation: float32[B, H], output of the layer.
         grad: float32[B, H], dA; overwritten with dZ.
         bias_grad: float32[H], overwritten with dZ summed over the examples.
     """
@@ -60,7 +60,7 @@ def sum_rows(grad: Floats, out: Floats) -> None:
 def outer(column: Floats, row: Floats, out: Floats) -> None:
     """Overwrites `out` float32[B, H] with the products of `column` float32[B] and `row` float32[H].
 
-    What `dZ W^T` is for a single output; numpy's matmul takes five times as long for it.
+    This is `dZ W^T` for a single output, for which numpy's matmul takes five times as long.
     """
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):

@@ -1,8 +1,8 @@
-"""A multilayer perceptron: fully connected layers, relu between them, nothing after the last.
+"""A multilayer perceptron: fully connected layers with relu between them.
 
     A0 = X,   Ai = relu(A(i-1) Wi + bi),   out = A(n-1) Wn + bn
 
-Weights are normal with standard deviation 1/sqrt(fan-in), biases zero.
+Initial weights are normal with standard deviation 1/sqrt(fan-in), biases zero.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from ctr_model.parameters import Floats, Segment
 
 
 class MlpBuffers:
-    """The matrices of one step: the input X, outputs of the layers, and gradients of all but the last."""
+    """The matrices of one step: input X, outputs of the layers, and gradients of all but the last output."""
 
     def __init__(self, widths: Sequence[int], max_batch_size: int) -> None:
         self._outputs = [np.empty((max_batch_size, width), np.float32) for width in widths]
         self._grads = [np.empty((max_batch_size, width), np.float32) for width in widths[:-1]]
 
     def input(self, size: int) -> Floats:
-        """Returns X float32[B, H] of a batch of `size` examples, to be filled before `Mlp.forward`."""
+        """Returns X float32[B, H] for a batch of `size` examples, to be filled before `Mlp.forward`."""
         return self._outputs[0][:size]
 
     def outputs(self, size: int) -> list[Floats]:
@@ -35,10 +35,10 @@ class MlpBuffers:
 
 
 class Mlp:
-    """The layers of the module's docstring, for an input and layers of given widths."""
+    """A multilayer perceptron of given widths."""
 
     def __init__(self, widths: Sequence[int], *, name: str = "fc") -> None:
-        """Takes the width of the input, of each hidden layer and of the output; names `name1.weight`, ..."""
+        """Takes the widths of input, hidden layers and output; segments are `name1.weight`, ..."""
         self.widths = tuple(widths)
         self.segments = tuple(
             segment
@@ -73,7 +73,7 @@ class Mlp:
         grad: Floats,
         tensor_grads: Sequence[Floats],
     ) -> Floats:
-        """Fills the gradients of all tensors from `grad`, that of the output; returns that of X."""
+        """Fills the gradients of all tensors from `grad`, of the output; returns that of X."""
         outputs, grads = buffers.outputs(len(grad)), buffers.grads(len(grad))
         last = len(grads) - 1
         for i in range(last, -1, -1):  # grad: dA, or for the last layer dZ

@@ -1,1 +1,1 @@
-"""Models, one a file, each readable top to bottom."""
+"""Models, one per file."""

@@ -1,4 +1,4 @@
-"""What a model checks before it computes: kernels test no bounds, so all shapes must fit."""
+"""Checks of the inputs of models, because kernels do not check bounds."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from ctr_model.schema import Schema
 
 
 def require_widths(**widths: int | Sequence[int]) -> None:
-    """Raises ValueError unless each option is a width of at least 1, or a list of such."""
+    """Raises ValueError unless each option is a width of at least 1, or a list of them."""
     for name, width in widths.items():
         values = [width] if isinstance(width, int) else list(width)
         if not values or min(values) < 1:
@@ -31,7 +31,7 @@ def require_batch(
     lookups: Mapping[str, Lookup],
     workspace: Workspace,
 ) -> None:
-    """Raises ModelInputError unless batch, lookups and workspace fit the model."""
+    """Raises ModelInputError unless batch, lookups and workspace match the model."""
     _require_equal("number of dense columns", batch.dense.shape[1], schema.num_dense)
     _require_equal("number of slots", batch.num_slots, len(schema.slots))
     for table in tables:
@@ -67,7 +67,7 @@ def require_grads(lookups: Mapping[str, Lookup], sparse_grads: Mapping[str, Floa
         )
 
 
-def _require_equal(what: str, actual: object, expected: object) -> None:
-    """Raises ModelInputError unless `actual` is `expected`."""
+def _require_equal(name: str, actual: object, expected: object) -> None:
+    """Raises ModelInputError unless `actual` equals `expected`."""
     if actual != expected:
-        raise ModelInputError(f"{what} is {actual!r}, the model expects {expected!r}")
+        raise ModelInputError(f"{name} is {actual!r}, the model expects {expected!r}")

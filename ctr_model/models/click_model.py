@@ -1,9 +1,9 @@
-"""What all models here share: everything but their formulas.
+"""Base class of the models: everything except their formulas.
 
     predict     checks -> forward -> probabilities of the logits
     gradient    checks -> forward -> loss, and its gradient by the logits -> backward
 
-A model derives from `ClickModel`, says in `__init__` which tables and segments it has, and writes `forward`
+A model derives from `ClickModel`, declares its tables and segments in `__init__`, and implements `forward`
 and `backward`.
 """
 
@@ -23,7 +23,7 @@ from ctr_model.schema import Schema
 
 
 class ClickModel(ABC):
-    """A `Model`, but for `forward` and `backward`."""
+    """A `Model` without `forward` and `backward`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ClickModel(ABC):
         segments: Sequence[Segment],
         loss: Loss = SIGMOID,
     ) -> None:
-        """Takes the columns of a batch, what to look up, the dense parameters, and how logits are read."""
+        """Takes the columns of a batch, embedding tables, dense parameters, and the loss."""
         self.tables = tuple(tables)
         self.segments = tuple(segments)
         self._schema = schema
@@ -53,11 +53,11 @@ class ClickModel(ABC):
         """Overwrites the logits.
 
         Args:
-            tensors: The dense parameters, one a segment.
-            batch: Its labels are not read.
+            tensors: The dense parameters, one per segment.
+            batch: Labels are ignored.
             lookups: By table.
-            buffers: What `buffers` returned, for batches of this size or larger.
-            logits: float32[B], or of as many as the loss takes float32[B, ...].
+            buffers: Result of `buffers` for this batch size or a larger one.
+            logits: float32[B], or float32[B, *loss.shape].
         """
 
     @abstractmethod
@@ -71,20 +71,20 @@ class ClickModel(ABC):
         tensor_grads: Sequence[Floats],
         sparse_grads: Mapping[str, Floats],
     ) -> None:
-        """Overwrites all gradients, by the chain rule from that of the logits.
+        """Overwrites all gradients, given that of the logits; called after `forward`.
 
         Args:
-            tensors: As for `forward`, which has just run.
+            tensors: As for `forward`.
             batch: As for `forward`.
             lookups: As for `forward`.
             buffers: As `forward` left them.
-            logit_grad: As the logits; may be overwritten.
-            tensor_grads: One a segment.
+            logit_grad: Shaped like the logits; may be overwritten.
+            tensor_grads: One per segment.
             sparse_grads: By table float32[N, D].
         """
 
     def buffers(self, max_batch_size: int) -> Any:
-        """Returns one thread's arrays for what `forward` and `backward` compute on the way; here none."""
+        """Returns one thread's buffers for `forward` and `backward`; by default None."""
         return None
 
     def workspace(self, max_batch_size: int) -> "_Workspace":
@@ -127,12 +127,14 @@ class ClickModel(ABC):
 
     def _own(self, workspace: Workspace) -> "_Workspace":
         if not isinstance(workspace, _Workspace) or workspace.model is not self:
-            raise ModelInputError("the workspace is another model's: ask this one for a workspace")
+            raise ModelInputError(
+                "the workspace belongs to another model: use this model's workspace()"
+            )
         return workspace
 
 
 class _Workspace:
-    """The arrays of one thread's steps: those that every model needs, and the model's own."""
+    """Buffers of one thread: those of every model, and the model's own."""
 
     def __init__(self, model: ClickModel, shape: tuple[int, ...], max_batch_size: int) -> None:
         self.model = model

@@ -1,10 +1,10 @@
-"""CTR-DNN: embeddings and numbers through three wide layers.
+"""CTR-DNN: a multilayer perceptron over embeddings and numbers.
 
     X = [ dense | sum-pooled embedding of slot 1 | ... | of slot S ]          [B, num_dense + S * D]
     A1 = relu(X W1 + b1)   A2 = relu(A1 W2 + b2)   A3 = relu(A2 W3 + b3)      [B, H]
     softmax(A3 W4 + b4) over (no click, click)                                [B, 2]
 
-The network of PaddlePaddle's CTR tutorial: D = 10, H = 400, weights normal with standard deviation
+The network of PaddlePaddle's CTR tutorial: D = 10, H = 400, initial weights normal with standard deviation
 1/sqrt(fan-in), biases zero, cross entropy.
 """
 
@@ -27,7 +27,7 @@ CLASSES = 2
 
 @keeps_origin
 class CtrDnn(ClickModel):
-    """The model of the module's docstring."""
+    """CTR-DNN."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class CtrDnn(ClickModel):
             schema: The columns of a batch.
             dim: D, width of the embeddings.
             hidden: Widths of the hidden layers.
-            init_range: Embeddings start uniform in [-init_range, init_range).
-            table: Name of the table of embeddings.
+            init_range: Initial embeddings are uniform in [-init_range, init_range).
+            table: Name of the embedding table.
 
         Raises:
-            ValueError: If a width is smaller than 1, or the range negative.
+            ValueError: If a width is less than 1, or the range negative.
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
@@ -88,5 +88,5 @@ class CtrDnn(ClickModel):
         scatter_slots(input_grad, lookups[self._table], sparse_grads[self._table])
 
     def buffers(self, max_batch_size: int) -> MlpBuffers:
-        """Returns those of the layers."""
+        """Returns the buffers of the layers."""
         return self._mlp.buffers(max_batch_size)

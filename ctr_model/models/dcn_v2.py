@@ -1,4 +1,4 @@
-"""DCN-v2: cross layers, which multiply inputs, below or beside a multilayer perceptron.
+"""DCN-v2: cross layers, stacked with or parallel to a multilayer perceptron.
 
     X0     = [ dense | sum-pooled embedding of slot 1 | ... | of slot S ]     [B, n = num_dense + S * D]
     X(l+1) = X0 * (Xl Wl + bl) + Xl     for l = 0, ..., L - 1                 [B, n]
@@ -38,7 +38,7 @@ EMBEDDING = "embedding"
 
 @keeps_origin
 class DcnV2(ClickModel):
-    """The model of the module's docstring."""
+    """DCN-v2."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class DcnV2(ClickModel):
             schema: The columns of a batch.
             dim: D, width of the embeddings.
             hidden: Widths of the perceptron's hidden layers.
-            structure: Whether the perceptron sees XL or X0.
+            structure: Whether the input of the perceptron is XL or X0.
             num_cross_layers: L.
-            cross_rank: Of the cross layers' W; None: full.
-            init_range: Embeddings start uniform in [-init_range, init_range).
+            cross_rank: Rank of the cross layers' W; None: full.
+            init_range: Initial embeddings are uniform in [-init_range, init_range).
 
         Raises:
-            ValueError: If a width or number of layers is smaller than 1, or the range negative.
+            ValueError: If a width or number of layers is less than 1, or the range negative.
         """
         require_widths(dim=dim, hidden=hidden, num_cross_layers=num_cross_layers)
         require_range(init_range=init_range)
@@ -132,12 +132,12 @@ class DcnV2(ClickModel):
         return tensors[:mlp], tensors[mlp:head], tensors[head:]
 
     def _crossed(self, buffers: "_Buffers", size: int) -> list[Floats]:
-        """Returns X0, ..., XL; the perceptron's input is the last if stacked, else the first."""
+        """Returns X0, ..., XL; the input of the perceptron is the last if stacked, else the first."""
         mlp_input, crossed = buffers.mlp.input(size), buffers.cross.outputs(size)
         return [*crossed, mlp_input] if self._is_stacked else [mlp_input, *crossed]
 
     def buffers(self, max_batch_size: int) -> "_Buffers":
-        """Returns those of the layers, and of what the parallel ones add."""
+        """Returns the buffers of the layers, and of the gradient of parallel cross layers."""
         return _Buffers(
             cross=self._cross.buffers(max_batch_size),
             mlp=self._mlp.buffers(max_batch_size),

@@ -6,7 +6,7 @@
     sigmoid(fm + An w + b)                                                    [B]
 
 The features i are an example's keys, each occurrence of value 1, with weights w_i in a table of dim 1 and
-embeddings v_i in one of dim D, which both parts learn.
+embeddings v_i in one of dim D, shared by both parts.
 
 Guo, Tang, Ye, Li and He, "DeepFM: a factorization-machine based neural network for CTR prediction",
 IJCAI 2017.
@@ -35,7 +35,7 @@ LINEAR, EMBEDDING = "linear", "embedding"
 
 @keeps_origin
 class DeepFm(ClickModel):
-    """The model of the module's docstring."""
+    """DeepFM."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class DeepFm(ClickModel):
             schema: The columns of a batch.
             dim: D, width of the embeddings.
             hidden: Widths of the hidden layers.
-            init_range: Embeddings start uniform in [-init_range, init_range), weights of keys at zero.
+            init_range: Initial embeddings are uniform in [-init_range, init_range), weights of keys zero.
 
         Raises:
-            ValueError: If a width is smaller than 1, or the range negative.
+            ValueError: If a width is less than 1, or the range negative.
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
@@ -109,7 +109,7 @@ class DeepFm(ClickModel):
         interactions_backward(logit_grad, sums, embedding, sparse_grads[EMBEDDING])
 
     def buffers(self, max_batch_size: int) -> "_Buffers":
-        """Returns those of both parts."""
+        """Returns the buffers of both parts."""
         sums = np.empty((max_batch_size, self._dim), np.float32)
         return _Buffers(self._mlp.buffers(max_batch_size), sums)
 
@@ -117,4 +117,4 @@ class DeepFm(ClickModel):
 @dataclass(frozen=True, slots=True)
 class _Buffers:
     mlp: MlpBuffers
-    sums: Floats  # [B, D], of an example's embeddings
+    sums: Floats  # [B, D], sums of the examples' embeddings

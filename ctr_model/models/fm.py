@@ -29,18 +29,18 @@ LINEAR, EMBEDDING = "linear", "embedding"
 
 @keeps_origin
 class Fm(ClickModel):
-    """The model of the module's docstring."""
+    """A factorization machine."""
 
     def __init__(self, schema: Schema, *, dim: int = 10, init_range: float = 0.01) -> None:
-        """Builds the machine for the columns of a schema.
+        """Builds the model for the columns of a schema.
 
         Args:
             schema: The columns of a batch.
             dim: D, width of the embeddings.
-            init_range: Embeddings start uniform in [-init_range, init_range), weights at zero.
+            init_range: Initial embeddings are uniform in [-init_range, init_range), weights zero.
 
         Raises:
-            ValueError: If the width is smaller than 1, or the range negative.
+            ValueError: If the width is less than 1, or the range negative.
         """
         require_widths(dim=dim)
         require_range(init_range=init_range)

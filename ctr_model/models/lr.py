@@ -3,7 +3,7 @@
     z = bias + sum over numbers of weight * number + sum over keys of w_key                   [B]
     sigmoid(z)
 
-The keys of all slots have their weights in a table of dim 1; a key that stands in an example twice counts
+The weights of the keys of all slots are in a table of dim 1; a key that occurs twice in an example counts
 twice.
 """
 
@@ -23,10 +23,10 @@ LINEAR = "linear"
 
 @keeps_origin
 class LogisticRegression(ClickModel):
-    """The model of the module's docstring."""
+    """Logistic regression."""
 
     def __init__(self, schema: Schema) -> None:
-        """Takes the columns of a batch; all weights start at zero."""
+        """Builds the model for the columns of a schema; initial weights are zero."""
         super().__init__(
             schema,
             tables=[EmbeddingTable(name=LINEAR, dim=1)],
@@ -41,7 +41,7 @@ class LogisticRegression(ClickModel):
         buffers: None,
         logits: Floats,
     ) -> None:
-        """Overwrites `logits` float32[B] with the z of the module's docstring."""
+        """Overwrites `logits` float32[B]."""
         weight, bias = tensors
         first_order(batch.dense, lookups[LINEAR], weight, bias, logits)
 

@@ -1,8 +1,8 @@
-"""The seam between a trainer and a model: arrays in, gradients out.
+"""The interface between trainer and model: arrays in, gradients out.
 
-A model declares tables of embeddings and segments of dense parameters. For each batch the trainer brings
-the rows of the batch's unique keys and one flat vector with all dense parameters; the model fills gradients
-of the same shapes. Slots and pooling are the model's business, keys and tables the trainer's.
+A model declares embedding tables and segments of dense parameters. For each batch the trainer provides the
+rows of the batch's unique keys and a flat vector of all dense parameters; the model fills gradients of the
+same shapes. The model handles slots and pooling, the trainer keys and tables.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ __all__ = ["EmbeddingTable", "Lookup", "Model", "StepResult", "Workspace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingTable:
-    """A table that the model looks keys up in.
+    """An embedding table of the model.
 
     Attributes:
         name: Of the table.
         dim: Width of an embedding.
         init_range: New embeddings are uniform in [-init_range, init_range).
-        slots: Slots that are looked up in it, by number from 0; None: all.
-        crosses: Pairs of slots whose values together are looked up in it (ctr_model/slots.py).
-        optimizer: What suits this table, as a job writes it: {"name": "ftrl", "learning_rate": 0.1};
-            None: what the job has for all tables. The job has the last word.
+        slots: Slots to look up, by number from 0; None: all.
+        crosses: Crosses to look up, pairs of slot numbers (ctr_model/slots.py).
+        optimizer: Default optimizer of this table, as in a job: {"name": "ftrl", "learning_rate": 0.1};
+            None: that of all tables. A job may override it.
     """
 
     name: str
@@ -38,7 +38,7 @@ class EmbeddingTable:
     optimizer: Mapping[str, str | float] | None = None
 
     def __post_init__(self) -> None:
-        """Takes lists for tuples: who writes a model need not think of it."""
+        """Converts lists to tuples."""
         if self.slots is not None:
             object.__setattr__(self, "slots", tuple(self.slots))
         object.__setattr__(
@@ -48,7 +48,7 @@ class EmbeddingTable:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step says besides its gradients.
+    """Results of a step besides its gradients.
 
     Attributes:
         loss: Summed over the examples.
@@ -60,25 +60,25 @@ class StepResult:
 
 
 class Workspace(Protocol):
-    """The buffers of one thread's steps; only the model that made it looks inside."""
+    """Buffers of one thread, private to the model that created them."""
 
     @property
     def max_batch_size(self) -> int:
-        """Examples of the largest batch that fits."""
+        """The largest supported batch size."""
         ...
 
 
 class Model(Protocol):
-    """A model of clicks. Immutable and shared by threads; each thread has its own workspace."""
+    """A click model. Immutable and shared by threads; each thread has its own workspace."""
 
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:
-        """The tables it looks keys up in."""
+        """Embedding tables."""
         ...
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Its dense parameters, in the order of the flat vector."""
+        """Dense parameters, in the order of the flat vector."""
         ...
 
     @property
@@ -97,12 +97,12 @@ class Model(Protocol):
 
         Args:
             params: float32[P].
-            batch: Its labels are not read.
+            batch: Labels are ignored.
             lookups: By table.
             workspace: Overwritten.
 
         Raises:
-            ModelInputError: If shapes do not fit; nothing has been written then.
+            ModelInputError: If shapes do not match; nothing has been written then.
         """
         ...
 
@@ -117,7 +117,7 @@ class Model(Protocol):
     ) -> StepResult:
         """Computes the gradients of the loss SUMMED over the batch's examples.
 
-        Whoever applies them divides by the number of examples: sums can be merged, means cannot.
+        Sums, unlike means, can be merged; optimizers divide by the number of examples.
 
         Args:
             params: float32[P].
@@ -128,6 +128,6 @@ class Model(Protocol):
             sparse_grads: By table float32[N, D], overwritten.
 
         Raises:
-            ModelInputError: If shapes do not fit or labels are missing; nothing has been written then.
+            ModelInputError: If shapes do not match or labels are missing; nothing has been written then.
         """
         ...

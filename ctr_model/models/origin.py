@@ -1,4 +1,4 @@
-"""What a model was built of, so that one built by a script can be saved by name and options."""
+"""Constructor arguments of models, so that a model built by a script can be saved as name and options."""
 
 import functools
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ ModelClass = TypeVar("ModelClass", bound=type[Any])
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The arguments of a model's class."""
+    """Constructor arguments of a model."""
 
     schema: Schema
     options: Mapping[str, Any]
 
 
 def keeps_origin(model_class: ModelClass) -> ModelClass:
-    """Has each instance of a class keep the arguments it was built of; subclasses are left out."""
+    """Makes each instance of a class, but not of its subclasses, keep its constructor arguments."""
     init = model_class.__init__
 
     @functools.wraps(init)
@@ -34,5 +34,5 @@ def keeps_origin(model_class: ModelClass) -> ModelClass:
 
 
 def origin_of(model: Model) -> Origin | None:
-    """Returns what a model was built of; None if its class does not keep it."""
+    """Returns the constructor arguments of a model; None if its class does not keep them."""
     return getattr(model, "_origin", None)

@@ -1,16 +1,15 @@
-"""Wide & deep: logistic regression that remembers, next to a multilayer perceptron that generalises.
+"""Wide & deep: logistic regression plus a multilayer perceptron.
 
     wide = bias + sum over numbers of weight * number + sum over keys and crosses of w_key    [B]
     X    = [ dense | sum-pooled embedding of slot 1 | ... | of slot S ]       [B, num_dense + S * D]
     A1 = relu(X W1 + b1)   ...   An = relu(A(n-1) Wn + bn)                    [B, H]
     sigmoid(wide + An w + b)                                                  [B]
 
-The wide part has a weight for each key of every slot and for each pair of values of the slots that are
-crossed, in a table of dim 1 that FTRL keeps sparse; the deep part has embeddings in a table of its own. Both
-are trained together.
+The wide part has weights for the keys of all slots and of crosses, in a table of dim 1 that FTRL keeps
+sparse; the deep part has embeddings in a table of its own. Both are trained jointly.
 
 Cheng et al., "Wide & deep learning for recommender systems", DLRS 2016. As there, the wide part covers
-categories and crosses; in examples for PaddlePaddle it is linear in the numbers alone.
+categorical features and crosses; in PaddlePaddle's examples it only covers the numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,8 @@ from ctr_model.schema import Schema
 
 WIDE, DEEP = "wide", "embedding"
 
-# Gradients are means over a batch, so `beta` stands for 1 of the formula with sums when a batch has some 30
-# examples; larger batches want less of it, and of `l1`.
+# Gradients are means over a batch, so this `beta` corresponds to 1 in the formula with sums for batches of
+# about 30 examples; larger batches need smaller `beta` and `l1`.
 _WIDE_OPTIMIZER: Mapping[str, str | float] = {
     "name": "ftrl",
     "learning_rate": 0.1,
@@ -41,7 +40,7 @@ _WIDE_OPTIMIZER: Mapping[str, str | float] = {
 
 @keeps_origin
 class WideDeep(ClickModel):
-    """The model of the module's docstring."""
+    """Wide & deep."""
 
     def __init__(
         self,
@@ -58,11 +57,11 @@ class WideDeep(ClickModel):
             schema: The columns of a batch.
             dim: D, width of the embeddings.
             hidden: Widths of the hidden layers.
-            init_range: Embeddings start uniform in [-init_range, init_range), weights of keys at zero.
-            crosses: Pairs of slots, by name, whose values together have weights in the wide part.
+            init_range: Initial embeddings are uniform in [-init_range, init_range), weights of keys zero.
+            crosses: Pairs of slots, by name, with weights in the wide part.
 
         Raises:
-            ValueError: If a width is smaller than 1, the range negative, or a slot unknown.
+            ValueError: If a width is less than 1, the range negative, or a slot unknown.
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
@@ -111,5 +110,5 @@ class WideDeep(ClickModel):
         scatter_slots(input_grad, lookups[DEEP], sparse_grads[DEEP])
 
     def buffers(self, max_batch_size: int) -> MlpBuffers:
-        """Returns those of the layers."""
+        """Returns the buffers of the layers."""
         return self._mlp.buffers(max_batch_size)

@@ -1,4 +1,4 @@
-"""Columns of the data: dense numbers with their scaling, and slots."""
+"""Schemas: dense columns with their scaling, and slots."""
 
 from ctr_model.schema.dense_column import DenseColumn, Transform
 from ctr_model.schema.entries import SchemaError

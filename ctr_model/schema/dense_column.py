@@ -1,13 +1,13 @@
-"""A number of an example: its name, and how the model sees it.
+"""Dense columns: a name, and the scaling of a number x to a model input.
 
-    transform    the model sees                     settings
+    transform    model input                        settings
     none         (x - shift) / scale                shift, scale
     log1p        (f(x) - shift) / scale             shift, scale; f(x) = sign(x) log(1 + |x|)
     min_max      (x - min) / (max - min)            min, max
     quantile     x's rank among the boundaries      boundaries
 
-The rank is linear between two boundaries: 0 below the first of n, i / (n - 1) at number i from 0, 1 above
-the last. At a boundary that is listed several times it is that of the last of them.
+The rank is piecewise linear: 0 below the first of n boundaries, i / (n - 1) at boundary i from 0, 1 above the
+last. At a repeated boundary it is the rank of its last occurrence.
 """
 
 import itertools
@@ -39,18 +39,18 @@ _SETTINGS: Mapping[Transform, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseColumn:
-    """A number x of an example, which the model sees as its transform says.
+    """A dense column.
 
     Attributes:
         name: Unique among the dense columns.
         transform: One of the table above.
-        shift: Of "none" and "log1p"; for standardisation the mean of f(x).
-        scale: Likewise; for standardisation the deviation of f(x).
-        min: Of "min_max": what reads 0. Nothing is cut off: smaller numbers are negative.
-        max: Of "min_max": what reads 1.
-        boundaries: Of "quantile": ascending, at least two different ones.
-        missing: What the model sees when the number is missing; not transformed.
-        missing_indicator: Whether the model gets one more input, 1 where the number is missing, else 0.
+        shift: For "none" and "log1p"; the mean of f(x) for standardisation.
+        scale: For "none" and "log1p"; the standard deviation of f(x) for standardisation.
+        min: For "min_max": mapped to 0. There is no clipping: smaller numbers are negative.
+        max: For "min_max": mapped to 1.
+        boundaries: For "quantile": ascending, at least two distinct ones.
+        missing: Model input for a missing number; not transformed.
+        missing_indicator: Whether to add an input that is 1 if the number is missing, else 0.
     """
 
     name: str
@@ -64,7 +64,7 @@ class DenseColumn:
     missing_indicator: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what could not be computed, and settings that the transform does not have.
+        """Checks the settings, and that the transform has them.
 
         Raises:
             SchemaError: Names the column and the value.
@@ -76,7 +76,7 @@ class DenseColumn:
         self._refuse_settings_of_others()
         self._require_finite()
         if self.scale == 0:
-            raise self._error("scale is 0, and values are divided by it")
+            raise self._error("scale is 0, expected another number, as values are divided by it")
         if self.transform == "min_max":
             self._require_span()
         if self.transform == "quantile":
@@ -84,7 +84,7 @@ class DenseColumn:
 
     @classmethod
     def from_dict(cls, entry: object) -> Self:
-        """Returns the column of which `to_dict` gave `entry`; defaults may be left out.
+        """Returns the column that `to_dict` wrote; defaults may be omitted.
 
         Raises:
             SchemaError: Names the column, the entry, its value and, for an unknown key, the nearest.
@@ -111,21 +111,21 @@ class DenseColumn:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Returns plain values that `from_dict` reads back: the settings of the transform only."""
+        """Returns plain values, with the settings of the transform only, which `from_dict` reads."""
         entry: dict[str, object] = {"name": self.name, "transform": self.transform}
         for setting in _SETTINGS[self.transform]:
             value = getattr(self, setting)
-            # 1 and 1.0 are one fingerprint.
+            # float, so that 1 and 1.0 have the same fingerprint.
             entry[setting] = [float(v) for v in value] if setting == "boundaries" else float(value)
         entry["missing"] = float(self.missing)
-        # Left out where false, so that schemas without indicators keep their fingerprint.
+        # Omitted if false, so that schemas without indicators keep their fingerprint.
         if self.missing_indicator:
             entry["missing_indicator"] = True
         return entry
 
     @property
     def span(self) -> tuple[float, float]:
-        """What f(x) is diminished by, and what it is divided by then; (0, 1) for "quantile"."""
+        """Subtrahend and divisor of f(x); (0, 1) for "quantile"."""
         if self.min is None or self.max is None:
             return self.shift, self.scale
         return self.min, self.max - self.min
@@ -146,23 +146,21 @@ class DenseColumn:
             if number is not None and not math.isfinite(number):
                 raise self._error(f"{name} is {number!r}, not finite")
         if abs(self.missing) > _FLOAT32_MAX:
-            raise self._error(
-                f"missing is {self.missing!r}, expected a float32, as the model sees it"
-            )
+            raise self._error(f"missing is {self.missing!r}, expected a number that fits a float32")
 
     def _require_span(self) -> None:
         for name in ("min", "max"):
             if getattr(self, name) is None:
-                raise self._error(f"transform 'min_max' takes min and max, and {name} is not given")
+                raise self._error(f"transform 'min_max' needs min and max, and {name} is missing")
         if not 0 < self.span[1] < math.inf:
             raise self._error(
-                f"min is {self.min!r} and max is {self.max!r}, expected a larger max, at a finite distance"
+                f"min is {self.min!r} and max is {self.max!r}, expected a larger max with a finite difference"
             )
 
     def _require_ascending(self) -> None:
         if len(set(self.boundaries)) < 2:
             raise self._error(
-                f"boundaries are {list(self.boundaries)!r}, expected at least two different ones"
+                f"boundaries are {list(self.boundaries)!r}, expected at least two distinct ones"
             )
         for low, high in itertools.pairwise(self.boundaries):
             if not -math.inf < low <= high < math.inf:

@@ -1,4 +1,4 @@
-"""From the numbers of many examples to what the model sees of them, in one pass."""
+"""Scaling of the dense columns of many examples in one kernel."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,20 @@ from ctr_model.schema.dense_column import DenseColumn
 
 _LINEAR, _LOG1P, _QUANTILE = range(3)
 
-# Most numbers of click logs are small counts: what the model sees of 0, 1, ... below this is worked out once
-# and looked up, which takes a third of the time for logarithms and a tenth for ranks.
+# Most numbers of click logs are small counts: the scaled values of 0, 1, ... below this are precomputed,
+# which takes a third of the time for logarithms and a tenth for ranks.
 _SMALL = 1024
 
 
 class DenseScaling:
-    """The transforms of a schema's dense columns, laid out for the kernel. For any thread.
+    """The transforms of dense columns as arrays for the kernel. Thread-safe.
 
     Attributes:
-        width: Inputs of the model: a number a column, then the indicators of those that have one.
+        width: Number of inputs: one per column, then the missing indicators.
     """
 
     def __init__(self, columns: Sequence[DenseColumn]) -> None:
-        """Takes the columns in the order of the data."""
+        """Takes the columns in order."""
         spans = np.array([column.span for column in columns], np.float64).reshape(-1, 2)
         has_indicator = np.array([column.missing_indicator for column in columns], np.bool_)
         lengths = [len(column.boundaries) for column in columns]
@@ -39,7 +39,7 @@ class DenseScaling:
         self._small: NDArray[np.float32] | None = None
 
     def scale(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Returns float32[N, width] of `values` float64[N, number of columns], nan where missing.
+        """Returns float32[N, width] for `values` float64[N, number of columns], nan where missing.
 
         Raises:
             ValueError: If `values` has another number of columns.
@@ -48,9 +48,8 @@ class DenseScaling:
             raise ValueError(
                 f"the numbers have shape {values.shape!r}, expected {len(self._kinds)} columns"
             )
-        if (
-            self._small is None
-        ):  # not at once, as many schemas never scale; by two threads does no harm
+        # Lazy, as many schemas never scale. Two threads may both compute it.
+        if self._small is None:
             none = np.empty((0, len(self._kinds)), np.float32)
             counts = np.arange(_SMALL, dtype=np.float64).repeat(len(self._kinds))
             scaled = self._scaled(counts.reshape(_SMALL, -1), none)
@@ -99,7 +98,7 @@ def _rank(x: float, boundaries: NDArray[np.float64], start: int, stop: int) -> f
 
 
 @kernel
-def _seen(
+def _transformed(
     x: float,
     kind: int,
     shift: float,
@@ -108,7 +107,7 @@ def _seen(
     start: int,
     stop: int,
 ) -> np.float32:
-    """Returns what the model sees of x, in a column of which `boundaries[start:stop]` are."""
+    """Returns the model input for x, in a column with `boundaries[start:stop]`."""
     if kind == _LOG1P:
         x = np.copysign(np.log1p(np.abs(x)), x)
     elif kind == _QUANTILE:
@@ -129,7 +128,7 @@ def _scale(
     small: NDArray[np.float32],
     scaled: NDArray[np.float32],
 ) -> None:
-    """Overwrites `scaled` float32[N, width]; `small` float32[n, columns] has what is seen of 0 .. n - 1."""
+    """Overwrites `scaled` float32[N, width]; `small` float32[n, columns] holds the scaled 0, ..., n - 1."""
     for row in range(len(values)):
         for column in range(len(kinds)):
             x = values[row, column]
@@ -141,7 +140,7 @@ def _scale(
             elif 0.0 <= x < len(small) and x == np.floor(x):
                 scaled[row, column] = small[int(x), column]
             else:
-                scaled[row, column] = _seen(
+                scaled[row, column] = _transformed(
                     x,
                     kinds[column],
                     shifts[column],

@@ -1,29 +1,29 @@
-"""What stands in a schema as plain values, checked one by one: errors name the entry and the value."""
+"""Checks of plain values in a schema; errors name the entry and the value."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 
 class SchemaError(ValueError):
-    """A schema contradicts itself, cannot be read, or needs another version of this package."""
+    """Raised when a schema is invalid, cannot be read, or needs another version of this package."""
 
 
 def list_entry(where: str, value: object) -> list[object]:
-    """Returns the list that `value` is."""
+    """Returns `value` as a list."""
     if not isinstance(value, list | tuple):
         raise SchemaError(f"{where} is {value!r}, expected a list")
     return list(value)
 
 
 def text_entry(where: str, value: object) -> str:
-    """Returns the text that `value` is; an empty one is refused."""
+    """Returns `value`, a non-empty string."""
     if not isinstance(value, str) or not value:
-        raise SchemaError(f"{where} is {value!r}, expected a text that is not empty")
+        raise SchemaError(f"{where} is {value!r}, expected a non-empty string")
     return value
 
 
 def number_entry(where: str, value: object) -> float:
-    """Returns the number that `value` is."""
+    """Returns `value` as a float."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise SchemaError(f"{where} is {value!r}, expected a number")
     try:
@@ -33,14 +33,14 @@ def number_entry(where: str, value: object) -> float:
 
 
 def flag_entry(where: str, value: object) -> bool:
-    """Returns the truth value that `value` is."""
+    """Returns `value`, a bool."""
     if not isinstance(value, bool):
         raise SchemaError(f"{where} is {value!r}, expected true or false")
     return value
 
 
 def refuse_unknown_keys(where: str, entry: Mapping[str, object], known: Sequence[str]) -> None:
-    """Refuses a key that is not known; the error names the nearest."""
+    """Refuses an unknown key; the error names the nearest known one."""
     for key in entry:
         if key not in known:
             nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
@@ -48,9 +48,9 @@ def refuse_unknown_keys(where: str, entry: Mapping[str, object], known: Sequence
 
 
 def refuse_duplicates(kind: str, names: Iterable[str]) -> None:
-    """Refuses a name that comes twice."""
+    """Refuses a repeated name."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise SchemaError(f"{kind} {name!r} is listed twice; names must be unique")
+            raise SchemaError(f"{kind} {name!r} is listed twice, expected unique names")
         seen.add(name)

@@ -1,7 +1,7 @@
-"""What the columns of the data are: dense numbers with their scaling, and slots with their order.
+"""The schema: dense columns with their scaling, and slots in order.
 
-The schema is part of a model: another order of slots or another scaling is another model. So it
-goes into checkpoints (`to_dict`), and two parties compare `fingerprint`s before they talk numbers.
+A schema is part of a model, since keys depend on the order of slots and inputs on the scaling. Checkpoints
+contain it (`to_dict`), and its `fingerprint` is compared before training resumes.
 """
 
 import difflib
@@ -33,12 +33,12 @@ _PACKAGED = resources.files("ctr_model.schema") / "schemas"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """The columns of an example, in the order of the data: dense numbers first, then slots.
+    """The columns of an example in the order of the data: dense columns, then slots.
 
     Attributes:
-        dense: Numbers, as they stand in the data.
+        dense: Dense columns.
         slots: Names of the S slots; a slot's number in the feature hash is its position, from 1.
-        hash_version: Of the feature hash under which the model's keys were made.
+        hash_version: Version of the feature hash of the model's keys.
     """
 
     dense: tuple[DenseColumn, ...]
@@ -47,7 +47,7 @@ class Schema:
     _scaling: DenseScaling = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuses duplicate names, no slots, and keys of another hash.
+        """Checks the hash version, and that there are slots and names are unique.
 
         Raises:
             SchemaError: Names the duplicate or the version.
@@ -61,14 +61,14 @@ class Schema:
             raise SchemaError("the schema has no slots: list at least one name under 'slots'")
         refuse_duplicates("dense column", (column.name for column in self.dense))
         refuse_duplicates("slot", self.slots)
-        object.__setattr__(self, "_scaling", DenseScaling(self.dense))  # frozen, else
+        object.__setattr__(self, "_scaling", DenseScaling(self.dense))  # a frozen dataclass
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
-        """Returns a schema of this package by name ("criteo") or a file's by path.
+        """Returns a packaged schema by name ("criteo"), or the schema in a file.
 
         Raises:
-            SchemaError: If there is neither, or the file is wrong.
+            SchemaError: If neither exists, or the file is invalid.
         """
         packaged = {entry.name.removesuffix(".toml"): entry for entry in _PACKAGED.iterdir()}
         if str(source) in packaged:
@@ -76,13 +76,13 @@ class Schema:
         if not Path(source).exists():
             raise SchemaError(
                 f"no schema {str(source)!r}: there is no such file, "
-                f"and the names known here are {', '.join(sorted(packaged))}"
+                f"and the packaged schemas are {', '.join(sorted(packaged))}"
             )
         return cls.from_toml(Path(source))
 
     @classmethod
     def numbered(cls, num_dense: int, num_slots: int) -> Self:
-        """Returns a schema of columns I1, I2, ... and C1, C2, ..., for batches that come ready made."""
+        """Returns a schema with dense columns I1, I2, ... and slots C1, C2, ..."""
         return cls(
             dense=tuple(DenseColumn(name=f"I{i}") for i in range(1, num_dense + 1)),
             slots=tuple(f"C{i}" for i in range(1, num_slots + 1)),
@@ -90,28 +90,28 @@ class Schema:
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
-        """Returns the schema in the TOML file at `path`.
+        """Returns the schema in a TOML file.
 
         Raises:
-            SchemaError: Names the file and what is wrong in it.
+            SchemaError: Names the file and the fault.
         """
         try:
             return cls.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise SchemaError(f"cannot read schema {str(path)!r}: {error.strerror}") from error
-        except ValueError as error:  # of the encoding, of TOML, or ours
+        except ValueError as error:  # invalid UTF-8 or TOML, or a SchemaError
             raise SchemaError(f"schema {str(path)!r}: {error}") from error
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Self:
-        """Returns the schema of which `to_dict` gave `data`; defaults may be left out.
+        """Returns the schema that `to_dict` wrote; defaults may be omitted.
 
         Raises:
             SchemaError: Names the entry, its value and, for an unknown key, the nearest known one.
         """
         refuse_unknown_keys("schema", data, ("dense", "slots", "hash_version"))
         hash_version = data.get("hash_version")
-        if type(hash_version) is not int:  # True is an int, too
+        if type(hash_version) is not int:  # excludes bool
             raise SchemaError(f"schema: hash_version is {hash_version!r}, expected a whole number")
         return cls(
             dense=tuple(
@@ -125,7 +125,7 @@ class Schema:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Returns plain values, as JSON and TOML know them, that `from_dict` reads back."""
+        """Returns plain values for JSON or TOML, which `from_dict` reads."""
         return {
             "hash_version": self.hash_version,
             "slots": list(self.slots),
@@ -133,7 +133,7 @@ class Schema:
         }
 
     def to_toml(self) -> str:
-        """Returns the content of a schema file, a dense column a line, that `from_toml` reads back."""
+        """Returns the content of a schema file, which `from_toml` reads."""
         lines = [f"hash_version = {self.hash_version}", "", "slots = ["]
         lines += [f"    {_toml(name)}," for name in self.slots]
         lines += ["]", "", "dense = ["]
@@ -144,20 +144,20 @@ class Schema:
 
     @property
     def num_dense(self) -> int:
-        """How many numbers the model sees of an example: the columns, then the missing indicators."""
+        """Number of dense inputs of the model: the columns, then the missing indicators."""
         return self._scaling.width
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of all of the schema: it differs where anything differs."""
+        """SHA-256 of the whole schema, in hex."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def slot_index(self, name: str) -> int:
-        """Returns the number, from 0, of the slot `name`.
+        """Returns the index, from 0, of the slot `name`.
 
         Raises:
-            SchemaError: If there is none; names the nearest.
+            SchemaError: If it does not exist; names the nearest.
         """
         if name not in self.slots:
             nearest = difflib.get_close_matches(name, self.slots, n=1, cutoff=0.0)[0]
@@ -165,14 +165,14 @@ class Schema:
         return self.slots.index(name)
 
     def scale_dense(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Returns what the model sees of the numbers of N examples. For any thread.
+        """Scales the numbers of N examples. Thread-safe.
 
         Args:
-            values: float64[N, len(dense)], as they stand in the data; nan is a missing number.
+            values: float64[N, len(dense)], unscaled; nan is a missing number.
 
         Returns:
-            float32[N, num_dense]: the columns in the order of the data, then an indicator for each
-            column that has one, in the same order.
+            float32[N, num_dense]: the columns, then the missing indicators of columns that have one, both in
+            the order of `dense`.
 
         Raises:
             ValueError: If `values` has another number of columns.
@@ -186,6 +186,6 @@ def criteo_schema() -> Schema:
 
 
 def _toml(value: object) -> str:
-    """Returns plain values as TOML."""
-    # JSON's texts, numbers and truth values are TOML's, but for one character that JSON does not escape.
+    """Returns a plain value as TOML."""
+    # JSON is valid TOML here, except for one character that JSON does not escape.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

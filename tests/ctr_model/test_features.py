@@ -1,4 +1,4 @@
-"""The feature hash: what it must equal for ever, and what it may not depend on."""
+"""The feature hash: published vectors, and independence of the environment."""
 
 import os
 import subprocess

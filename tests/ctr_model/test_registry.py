@@ -77,8 +77,8 @@ def test_model_of_ones_own_is_a_class_in_a_file(own_file: str) -> None:
         ("{}:MyModel", {"dim": "ten"}, "dim is 'ten'"),
         ("{}:MyModell", {}, "no class 'MyModell', only .*'MyModel', 'Demanding', 'Half', 'OneWay'"),
         ("{}:Demanding", {"dim": 4}, "'.*:Demanding' needs the option 'hidden'"),
-        ("{}:Half", {}, "has no segments, num_params, .*Model says"),
-        ("{}:OneWay", {}, "has no backward: .*ClickModel says"),
+        ("{}:Half", {}, "has no segments, num_params, .*: see the interface .*Model"),
+        ("{}:OneWay", {}, "has no backward: see the interface .*ClickModel"),
         ("{}", {}, 'expected "path/of/file.py:ClassName"'),
         ("{}x:MyModel", {}, 'expected "path/of/file.py:ClassName"'),
         ("nowhere/my_model.py:MyModel", {}, "no file 'nowhere/my_model.py'"),
@@ -199,11 +199,11 @@ def test_own_file_may_have_kernels_and_dataclasses_and_is_read_again(own_tables:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"slots": [3]}, "'t' asks for slot 3, slots are 0 to 2"),
-        ({"slots": [-1]}, "asks for slot -1"),
-        ({"slots": [0], "crosses": [[0, 3]]}, "asks for slot 3"),
+        ({"slots": [3]}, "'t' has slot 3, expected slots from 0 to 2"),
+        ({"slots": [-1]}, "has slot -1"),
+        ({"slots": [0], "crosses": [[0, 3]]}, "has slot 3"),
         ({"slots": []}, "neither slots nor crosses"),
-        ({"names": ["a", "a"]}, "table 'a' is there twice"),
+        ({"names": ["a", "a"]}, "table 'a' occurs twice"),
         ({"optimizer": {"learning_rate": 0.1}}, "optimizer without a name"),
     ],
 )

@@ -19,7 +19,7 @@ def seen(x: float, column: DenseColumn) -> float:
 
 
 def rank(x: float, boundaries: tuple[float, ...]) -> float:
-    """Counts the boundaries up to x, and goes on linearly to the next."""
+    """Counts the boundaries up to x, and interpolates linearly to the next."""
     count = sum(boundary <= x for boundary in boundaries)
     if count == 0:
         return 0.0

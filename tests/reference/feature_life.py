@@ -1,4 +1,4 @@
-"""The life of features as dicts, in float64: what rows count, and when they go."""
+"""Row statistics and eviction as dicts, in float64."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

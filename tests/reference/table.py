@@ -1,4 +1,4 @@
-"""A table as a dict, in float64: what shards, index, slab and locks must add up to."""
+"""A table as a dict, in float64: the reference for the sharded implementation."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""The same rows in every format that is read, and as the arrays that they have to become."""
+"""The same rows in every format, and the expected arrays."""
 
 import csv
 import io

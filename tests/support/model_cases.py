@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 # probability(dense, slots, tensors) of one example's click, from
 #   dense    float64[num_dense]
 #   slots    by table, for each of its slots and crosses float64[K, D]: the rows of the keys there, in
-#            their order, one that is there twice twice; K = 0 for an empty slot
+#            order and with repetitions; K = 0 for an empty slot
 #   tensors  the dense parameters by name
 Oracle = Callable[[Array, Mapping[str, Sequence[Array]], Mapping[str, Array]], float]
 
@@ -39,7 +39,7 @@ class Small:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-# A model of one's own is under the same contract.
+# A custom model has the same tests.
 MY_MODEL = "examples/my_model.py:MyModel"
 
 SMALL: dict[str, Small] = {
@@ -142,7 +142,7 @@ class ModelCase:
     def oracle_probabilities(
         self, oracle: Oracle, params: Array, rows: Mapping[str, Array]
     ) -> list[float]:
-        """Returns what the oracle says with these float64 parameters and rows instead of the model's own."""
+        """Returns the oracle's result for these float64 parameters and rows instead of the model's own."""
         segments = self.model.segments
         views = FlatLayout(segments).views(params)  # type: ignore[arg-type]  # float64 here
         tensors = {segment.name: view for segment, view in zip(segments, views, strict=True)}

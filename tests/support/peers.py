@@ -1,4 +1,4 @@
-"""Workers that reach each other by their stores."""
+"""Workers that communicate through stores."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

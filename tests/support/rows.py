@@ -1,4 +1,4 @@
-"""Rows that know their number, to see where they went."""
+"""Rows that contain their number, to trace them."""
 
 import ctypes
 import gc
@@ -44,7 +44,7 @@ def numbered_lists(numbers: NDArray[np.int64] | range) -> Batch:
 
 
 def numbers_of(rows: Batch) -> NDArray[np.int64]:
-    """Returns the numbers of rows, after a look at whether all columns are those of the number."""
+    """Returns the numbers of rows, after checking that all columns match them."""
     numbers = rows.dense[:, 0].astype(np.int64)
     is_single = len(rows.keys) == rows.size * NUM_SLOTS
     labels = rows.labels is not None

@@ -1,7 +1,7 @@
 """Splits of files, and which worker reads which of them.
 
 A worker reads whole files, or splits of files if there are fewer files than workers. All workers compute the
-same assignment without communicating, whatever the order of their lists.
+same assignment without communicating, independent of the order of their lists.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ def file_splits(
     """Returns the splits that one worker reads; every row goes to exactly one worker.
 
     With at least one file per worker, not counting empty ones, these are whole files. Otherwise every file
-    is cut into one split per worker where its format allows it, and splits are assigned as files are.
+    is divided into one split per worker if its format allows it, and splits are assigned as files are.
 
     Args:
         reader_of: Returns the reader of a file.

@@ -72,7 +72,7 @@ def scan_word(
     """
     key, end = parse_key(block, start)
     is_valid = (end > start) & (block[end] == _COLON)
-    # A missing component is empty and lies at the end of the word.
+    # A missing component is an empty one at the end of the word.
     index_start = min(end + 1, stop) if has_fields else start
     index_stop = colon_after(block, index_start, stop) if has_fields else end
     number, _ = parse_decimal(block, min(index_stop + 1, stop), stop)

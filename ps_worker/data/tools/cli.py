@@ -27,7 +27,7 @@ from ps_worker.data.tools.profile import profile_files, schema_of
 from ps_worker.data.tools.profile_table import profile_table
 from ps_worker.data.tools.row_split import ROWS_PER_FILE, parse_ratio, split_rows
 
-_FILE_WIDTH = 200  # characters a line of a table that goes to a file or a pipe
+_FILE_WIDTH = 200  # characters per line of a table written to a file or a pipe
 
 Patterns = Annotated[
     list[str], typer.Argument(help="Files, or patterns with *, ? and ** in quotes.")

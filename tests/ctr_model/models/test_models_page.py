@@ -1,4 +1,4 @@
-"""docs/models.md leaves nothing out."""
+"""docs/models.md lists all models and options."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""A model knows what it was built of, and can be built of it again."""
+"""A model keeps its constructor arguments and can be rebuilt from them."""
 
 import pytest
 

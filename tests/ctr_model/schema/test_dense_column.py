@@ -1,4 +1,4 @@
-"""Dense columns: what they refuse, and that plain values keep all of them."""
+"""Dense columns: invalid settings, and the round trip through plain values."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_only_the_settings_of_the_transform_are_written() -> None:
         ({"scale": 0}, "scale is 0"),
         ({"shift": math.nan}, "shift is nan, not finite"),
         ({"shift": 10**400}, "shift is an integer too large for a float64"),
-        ({"missing": 1e39}, "missing is 1e\\+39, expected a float32"),
+        ({"missing": 1e39}, "missing is 1e\\+39, expected a number that fits a float32"),
         ({"shift": "1"}, "shift is '1', expected a number"),
         ({"missing": True}, "missing is True, expected a number"),
         ({"missing_indicator": 1}, "missing_indicator is 1, expected true or false"),
@@ -51,13 +51,13 @@ def test_only_the_settings_of_the_transform_are_written() -> None:
             {"transform": "min_max", "min": 0, "max": 1, "scale": 2},
             "scale is 2.0, but .*min and max",
         ),
-        ({"transform": "min_max", "min": 0}, "takes min and max, and max is not given"),
-        ({"transform": "min_max", "max": 0}, "takes min and max, and min is not given"),
+        ({"transform": "min_max", "min": 0}, "needs min and max, and max is missing"),
+        ({"transform": "min_max", "max": 0}, "needs min and max, and min is missing"),
         (
             {"transform": "min_max", "min": 5, "max": 5},
             "min is 5.0 and max is 5.0, expected a larger",
         ),
-        ({"transform": "min_max", "min": -1e308, "max": 1e308}, "at a finite distance"),
+        ({"transform": "min_max", "min": -1e308, "max": 1e308}, "with a finite difference"),
         ({"transform": "min_max", "min": -math.inf, "max": 0}, "min is -inf, not finite"),
         ({"transform": "min_max", "min": None, "max": 0}, "min is None, expected a number"),
         ({"transform": "quantile"}, r"boundaries are \[\], expected at least two"),

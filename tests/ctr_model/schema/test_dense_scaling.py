@@ -43,7 +43,7 @@ def test_every_number_is_seen_as_its_column_says(rows: list[tuple[float, ...]]) 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=NAMES)
 def test_looked_up_count_is_seen_as_its_neighbours_are(column: DenseColumn) -> None:
-    """A count is looked up, what lies just above it is not; both are the same to a float32."""
+    """A count is looked up, the next float above it is not; both agree as float32."""
     counts = np.arange(3.0, 1024.0)  # above the boundaries, at which the rank jumps
     just_above = np.nextafter(counts, np.inf)
 

@@ -1,4 +1,4 @@
-"""Schemas: what they refuse, and what the model sees of a number."""
+"""Schemas: invalid entries, files, scaling of numbers."""
 
 import math
 import pickle
@@ -123,7 +123,7 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
         ({"hash_version": None}, "hash_version is None, expected a whole number"),
         ({"slots": []}, "no slots"),
         ({"slots": "user"}, "slots is 'user', expected a list"),
-        ({"slots": ["user", 3]}, "slots is 3, expected a text"),
+        ({"slots": ["user", 3]}, "slots is 3, expected a non-empty string"),
         ({"slots": ["user", "user"]}, "slot 'user' is listed twice"),
         ({"dense": None}, "dense is None, expected a list"),
         ({"dense": ["age"]}, "dense column is 'age', expected a table"),

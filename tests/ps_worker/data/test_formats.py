@@ -1,4 +1,4 @@
-"""Which reader reads what."""
+"""Formats by name and suffix."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A dataset in memory: what it loads, how it shuffles, where it goes on."""
+"""The in-memory dataset: loading, shuffling, resuming."""
 
 import gzip
 import itertools

@@ -46,7 +46,7 @@ FORMATS = ("csv", "parquet", "orc")
 
 
 def write(path: Path, table: pa.Table, rows_per_unit: int = 1000) -> str:
-    """Writes in the format that the name tells; units are row groups or stripes."""
+    """Writes in the format of the suffix; units are row groups or stripes."""
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=rows_per_unit)
     elif path.suffix == ".orc":

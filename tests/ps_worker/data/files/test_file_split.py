@@ -1,4 +1,4 @@
-"""Which worker reads what."""
+"""Assignment of files and splits to workers."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rows dealt to workers: each row once, evenly, by the seed alone."""
+"""The global shuffle: every row once, evenly distributed, determined by the seed."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Columns of rows: what goes in comes out, in whatever order it is asked for."""
+"""Rows in memory: stored rows are returned in any order."""
 
 from dataclasses import replace
 

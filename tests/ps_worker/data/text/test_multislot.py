@@ -1,4 +1,4 @@
-"""Multi-slot text: any order of columns, any number of values, faults told by name."""
+"""Multi-slot text: any order of columns, any number of values, errors that name the column."""
 
 import functools
 import itertools

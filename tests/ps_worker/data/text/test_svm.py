@@ -1,4 +1,4 @@
-"""libsvm and libffm text: words in any order, what is left out, faults told by word."""
+"""libsvm and libffm: entries in any order, omitted entries, errors that name the entry."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The command `ps-data`: what it prints and the codes it ends with."""
+"""The command `ps-data`: output and exit codes."""
 
 import json
 import sys
@@ -153,7 +153,7 @@ def test_profile_is_the_same_of_any_format(tmp_path: Path) -> None:
     [
         (["check", "absent.tsv"], 6, "ps-data: no file matches 'absent.tsv'"),
         (["check", "x", "--schema", "absent"], 2, "ps-data: no schema 'absent'"),
-        (["generate", "x", "--files", "9", "--rows", "8"], 2, "ps-data: cannot spread 8 rows"),
+        (["generate", "x", "--files", "9", "--rows", "8"], 2, "ps-data: cannot distribute 8 rows"),
         (["generate", "x", "--rows", "many"], 2, "--rows"),
         (
             ["profile", "x.tsv", "--columns", "13,26"],

@@ -1,4 +1,4 @@
-"""Click logs as Parquet: the same rows as text and as keys, files that are whole, what is refused."""
+"""Conversion to Parquet: the same rows as text and as keys, atomic files, invalid input."""
 
 import gzip
 from pathlib import Path
@@ -220,7 +220,7 @@ def test_file_appears_when_it_is_whole(tmp_path: Path) -> None:
         ({"rows_per_file": 0}, UsageError, "rows_per_file is 0, expected at least 1"),
         ({"row_group_rows": 0}, UsageError, "row_group_rows is 0, expected at least 1"),
         ({"format_in": "libsvm"}, UsageError, "cannot convert the format 'libsvm', only criteo, csv"),
-        ({"files": ["empty.tsv"]}, DataError, "no rows in 1 files"),
+        ({"files": ["empty.tsv"]}, DataError, "no rows to convert in 1 files"),
         ({"files": ["a.tsv", "b.tsv"]}, DataError, r"b\.tsv: its columns are age: .*convert them separately"),
         ({"files": ["none.tsv"]}, DataError, r"cannot read .*none\.tsv"),
         ({"out_dir": "a.tsv"}, DataError, r"cannot write to .*a\.tsv"),

@@ -1,4 +1,4 @@
-"""Text of rows: exact bytes, and what the reader makes of them."""
+"""Rows as text: exact bytes, and the round trip through the reader."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rows dealt to sets: each once, at the ratio, and the same ones however the files are read."""
+"""Splitting into sets: each row once, the ratio, independence of blocks and compression."""
 
 import gzip
 from collections.abc import Sequence

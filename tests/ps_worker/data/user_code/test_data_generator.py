@@ -1,4 +1,4 @@
-"""Users' generators: what they yield is written so that it is read back, what is wrong is told by line."""
+"""Data generators: output that is read back, errors with line numbers."""
 
 import io
 import math
@@ -180,7 +180,7 @@ GOOD = "[[('age', [1]), ('click', [1])]]"
         (
             Clicks,
             "[[('age', [1, 'x'])]]",
-            "'age' has 'x', expected a finite number; MultiSlotStringDataGen",
+            "'age' has 'x', expected a finite number; use MultiSlotStringDataGen",
         ),
         (Clicks, "[[('age', [True])]]", "'age' has True, expected a finite number"),
         (Clicks, "[[('age', [inf])]]", "'age' has inf, expected a finite number"),
@@ -200,7 +200,7 @@ GOOD = "[[('age', [1]), ('click', [1])]]"
             "[[('age', ['a b'])]]",
             "'age' has 'a b', expected a value without blanks",
         ),
-        (Texts, "[[('age', ['a\\n'])]]", "'age' has 'a\\n', and values"),
+        (Texts, "[[('age', ['a\\n'])]]", "'age' has 'a\\n', expected a value without blanks"),
         (
             Clicks,
             "[[('click', [1]), ('age', [1])]]",

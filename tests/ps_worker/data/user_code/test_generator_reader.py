@@ -1,4 +1,4 @@
-"""Generators in process: the rows are those of their text, and places are told by file and line."""
+"""Generators in process: the same rows as from their text, errors with file and line."""
 
 import io
 import sys

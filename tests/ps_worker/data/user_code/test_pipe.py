@@ -1,4 +1,4 @@
-"""Commands as readers: what they print is read, and whatever goes wrong with them is told."""
+"""Pipe commands: their output is read, their failures are errors."""
 
 import gzip
 import itertools
