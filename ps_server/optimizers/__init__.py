@@ -1,1 +1,1 @@
-"""Optimizers, one a file: the formula, its source, one row function."""
+"""Optimizers, one in each module: the formula, its source, one row function."""

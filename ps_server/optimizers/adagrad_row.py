@@ -1,9 +1,9 @@
-"""Adagrad with one accumulator a row: a tenth of the state at dim 10.
+"""Adagrad with one accumulator for a row: a tenth of the state at dim 10.
 
     w -= learning_rate * g * sqrt(g0 / (g0 + n))
     n += mean_j(g_j^2)
 
-As PaddlePaddle's sparse "adagrad" rule, which scales by the accumulator before this gradient.
+PaddlePaddle's sparse "adagrad" rule, which scales by the accumulator before this gradient.
 State: n.
 """
 

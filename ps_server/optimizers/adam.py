@@ -1,11 +1,11 @@
-"""Adam; of a row, only the updates that touched it count.
+"""Adam, "lazy": a row's state changes only when the row is updated.
 
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g^2
     w -= learning_rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
 Kingma, Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1; t counts the updates of
-this row ("lazy" Adam). State: m[D], v[D], beta1^t, beta2^t: powers cost a multiplication, not a `pow`.
+this row. State: m[D], v[D], beta1^t, beta2^t: powers cost a multiplication, not a `pow`.
 """
 
 import math

@@ -1,12 +1,12 @@
-"""Adam with one second moment a row: half the state of Adam.
+"""Adam with one second moment for a row: half the state of Adam.
 
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * mean_j(g_j^2)
     w -= learning_rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
 Adam (Kingma, Ba, ICLR 2015) with a second moment for a block of weights instead of each, as in Zhang et al.,
-"Adam-mini: use fewer learning rates to gain more", ICLR 2025; an embedding is a block. First moments stay,
-unlike in PaddlePaddle's "shared_adam", which has one a row. t counts the updates of this row.
+"Adam-mini: use fewer learning rates to gain more", ICLR 2025; an embedding is a block. First moments are of
+each weight, unlike in PaddlePaddle's "shared_adam". t counts the updates of this row.
 State: m[D], v, beta1^t, beta2^t.
 """
 

@@ -6,13 +6,13 @@
     w = -(z - sign(z) * l1) / ((beta + sqrt(n)) / learning_rate + l2)   elsewhere
 
 McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
-State: learning_rate * z [D], n[D]: so a job that goes on with another rate begins with the same weights.
+State: learning_rate * z [D], n[D]; so a job that resumes with another rate starts with the same weights.
 
-There w and z start at 0. A weight that starts elsewhere starts with z = -w * beta / learning_rate: the first
-proximal term has its centre at the start (McMahan, "Follow-the-regularized-leader and mirror descent",
-AISTATS 2011). Without penalties the formula gives that weight back, and each step is one of gradient descent
-with the rate learning_rate / (beta + sqrt(n)). Penalties draw to zero, also a weight that is only initial: so
-with l1 a key that was hardly seen becomes zeros, whatever it started from.
+In the paper w and z start at 0. Here a weight that starts elsewhere starts with
+z = -w * beta / learning_rate: the first proximal term is centred at the initial weight (McMahan,
+"Follow-the-regularized-leader and mirror descent", AISTATS 2011). Without penalties the formula returns that
+weight, and each step is one of gradient descent with the rate learning_rate / (beta + sqrt(n)). Penalties
+pull initial weights to zero too: with l1 a key that was hardly seen gets zeros, whatever its initial weights.
 """
 
 import math
@@ -44,7 +44,7 @@ def update(hyper: Ftrl, weights: Values, state: Values, grad: Values, scale: np.
         if rate_z == zero and n == zero:
             rate_z = -weights[j] * hyper.beta
         new_n = n + g * g
-        # Roots that nearly agree: their difference in float32 would be noise.
+        # The roots are nearly equal: their difference in float32 would be noise.
         s = math.sqrt(np.float64(new_n)) - math.sqrt(np.float64(n))
         rate_z += hyper.learning_rate * g - np.float32(s) * weights[j]
         state[j] = rate_z

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum: past gradients go on pushing.
+"""Stochastic gradient descent with momentum.
 
     v = momentum * v + g
     w -= learning_rate * v                      nesterov = 0
@@ -6,8 +6,8 @@
 
 Polyak, "Some methods of speeding up the convergence of iteration methods", 1964; both forms in Sutskever,
 Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep learning", ICML 2013. Their
-velocity is -learning_rate * v. With nesterov, w is where they take the gradient: a velocity ahead.
-State: v[D]. Of a row, only the updates that touched it count.
+velocity is -learning_rate * v. With nesterov, w is their look-ahead point, where they take the gradient.
+State: v[D]; it changes only when the row is updated.
 """
 
 from typing import NamedTuple

@@ -34,7 +34,7 @@ def optimizer_of(spec: OptimizerSpec) -> Optimizer:
     """Returns the optimizer that a spec names.
 
     Raises:
-        SpecConflictError: If there is none of that name.
+        SpecConflictError: If no optimizer has that name.
     """
     if spec.name not in OPTIMIZERS:
         raise _unknown("optimizer", spec.name, list(OPTIMIZERS))
@@ -42,10 +42,10 @@ def optimizer_of(spec: OptimizerSpec) -> Optimizer:
 
 
 def hyper_of(spec: OptimizerSpec) -> Any:
-    """Returns the named tuple of hyper-parameters, as float32, defaults filled in.
+    """Returns the named tuple of hyper-parameters, as float32, with defaults.
 
     Raises:
-        SpecConflictError: If a parameter is unknown, out of its range, or missing though it has no default.
+        SpecConflictError: If a parameter is unknown, out of range, or required and missing.
     """
     optimizer = optimizer_of(spec)
     for name, value in spec.params.items():

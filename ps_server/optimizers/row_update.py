@@ -1,4 +1,4 @@
-"""One row function an optimizer, one batch loop for all.
+"""Row updates: one row function for each optimizer, one batch loop for all.
 
 An optimizer is a named tuple of hyper-parameters and a function that updates one row. Kernels call
 `update_row(hyper, ...)`; the type of `hyper` selects the function when the kernel is compiled, so each
@@ -21,22 +21,22 @@ _ROW_FUNCTIONS: dict[type[NamedTuple], RowFunction] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """What an optimizer is, apart from the values of its hyper-parameters.
+    """Declaration of an optimizer.
 
-    A row of `dim` weights has a state of first the slots, each `dim` wide, then the scalars.
+    The state of a row of `dim` weights is first the slots, each `dim` wide, then the scalars.
 
     Attributes:
-        name: As jobs and specs name it.
-        hyper: Named tuple of hyper-parameters; those without a default must be given.
-        ranges: For each hyper-parameter the closed interval it must lie in.
+        name: Name in jobs and specs.
+        hyper: Named tuple of hyper-parameters; those without a default are required.
+        ranges: Closed interval of each hyper-parameter.
         switches: Hyper-parameters that are 0 or 1.
-        num_slots: States kept for each weight.
+        num_slots: States of each weight.
         initial_slot: Hyper-parameter that slots start at; None starts them at 0.
-        initial_scalars: For each state kept once a row, the value that it starts at.
-        is_movable: Whether weights that were moved from outside stay where they are. Not where an update
-            computes them from the state alone: such rows cannot be merged with other workers'.
-        is_elementwise: Whether each weight is updated by its own gradient and state alone. Only such
-            an optimizer may be used for dense blocks, whose cut over servers must not show.
+        initial_scalars: Initial value of each state that a row has once.
+        is_movable: Whether an update keeps a change made to weights from outside, as by merging replicas.
+            False if it computes weights from the state alone.
+        is_elementwise: Whether each weight is updated by its own gradient and state alone. Required for
+            dense blocks, whose values must not depend on the number of servers.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Optimizer:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The hyper-parameters without a default."""
+        """Hyper-parameters without a default."""
         return tuple(name for name in self.ranges if name not in self.hyper._field_defaults)
 
 
@@ -82,7 +82,7 @@ def update_row(hyper: Any, weights: Values, state: Values, grad: Values, scale: 
     _ROW_FUNCTIONS[type(hyper)](hyper, weights, state, grad, scale)
 
 
-# Not strict: numba would compare annotations, too.
+# Not strict: numba would compare annotations too.
 @overload(update_row, strict=False)
 def _select_row_function(
     hyper: Any, weights: Any, state: Any, grad: Any, scale: Any

@@ -1,9 +1,9 @@
-"""Adds what is pushed: a server's part where workers train replicas and send how far they came.
+"""Sum: adds the deltas that workers push in GEO training.
 
     w += g
 
-A delta is pushed with one example, since what is applied is a mean, as ever. No state, no
-hyper-parameters: each worker's own optimizer has made the step.
+A delta is pushed with one example, since servers apply means. No state, no hyper-parameters: the step is that
+of each worker's own optimizer.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,4 @@
-"""What goes into a checkpoint and comes out of it: one shard of a table, one piece of a dense block.
-
-Plain arrays; how a table holds its rows in memory does not show here.
-"""
+"""Contents of tables and dense blocks as plain arrays, for checkpoints: shards, pieces, and their sources."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,8 +19,8 @@ class Rows:
     Attributes:
         keys: uint64[N], ascending.
         weights: float32[N, D].
-        state: float32[N, K], the optimizer's.
-        statistics: float32[N, S], what is counted of each key; the bits are kept, numbers or not.
+        state: float32[N, K], optimizer state.
+        statistics: float32[N, S], statistics of each key; copied bit by bit, as not all are floats.
     """
 
     keys: Keys
@@ -34,13 +31,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class DensePiece:
-    """The part `[start, start + p)` of a dense block.
+    """Elements `[start, start + p)` of a dense block.
 
     Attributes:
         start: Position of the first element in the block.
         weights: float32[p].
-        element_state: float32[j, p], the optimizer's state of each element.
-        scalars: float32[s], the optimizer's state of the whole piece.
+        element_state: float32[j, p], optimizer state of each element.
+        scalars: float32[s], optimizer state of the whole piece.
     """
 
     start: int
@@ -50,16 +47,16 @@ class DensePiece:
 
 
 class TableSource(Protocol):
-    """One server's shards of a table, or of the keys that have no row in it yet: then of dim 0."""
+    """One server's shards of a table, or of its candidates, as rows of dim 0."""
 
     @property
     def spec(self) -> TableSpec:
-        """What the table is declared to be."""
+        """The table's spec."""
         ...
 
     @property
     def shards(self) -> Iterable[int]:
-        """Numbers of the shards held."""
+        """Shards of this server."""
         ...
 
     @property
@@ -78,25 +75,25 @@ class TableSource(Protocol):
 
 
 class RemovedSource(TableSource, Protocol):
-    """Keys that lost their row since the base of a delta, in one server's shards: rows of dim 0."""
+    """Keys removed since the base of a delta, in one server's shards, as rows of dim 0."""
 
     @property
     def passes(self) -> int:
-        """How often the other rows have aged since."""
+        """Passes that ended since, in each of which all rows aged."""
         ...
 
 
 class CountersSource(Protocol):
-    """One server's counters of the keys that have no row in a table."""
+    """One server's Bloom filter counters of a table."""
 
     @property
     def spec(self) -> TableSpec:
-        """Of the table."""
+        """The table's spec."""
         ...
 
     @property
     def shards(self) -> Iterable[int]:
-        """Numbers of the shards held."""
+        """Shards of this server."""
         ...
 
     def export_shard(self, shard: int) -> NDArray[np.uint8]:
@@ -109,7 +106,7 @@ class DenseSource(Protocol):
 
     @property
     def spec(self) -> DenseSpec:
-        """What the block is declared to be."""
+        """The block's spec."""
         ...
 
     def export(self) -> DensePiece:

@@ -1,4 +1,4 @@
-"""A server's piece of a dense block: a stretch of one flat vector, updated as one long row."""
+"""Dense table: a server's piece of a dense block, updated as one long row."""
 
 import threading
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class DenseTable:
         """Makes the piece with its initial values.
 
         Raises:
-            SpecConflictError: If the spec is impossible.
+            SpecConflictError: If the spec is invalid.
         """
         self._lock = threading.Lock()
         self.declare(spec)
@@ -46,10 +46,10 @@ class DenseTable:
             position += segment.length
 
     def declare(self, spec: DenseSpec) -> None:
-        """Takes another spec for the same values, as when a job trains a loaded block on.
+        """Changes the spec but keeps the values, as when a job declares a loaded block.
 
         Raises:
-            SpecConflictError: If the spec is impossible.
+            SpecConflictError: If the spec is invalid.
         """
         check_name(spec.name)
         optimizer = optimizer_of(spec.optimizer)
@@ -68,7 +68,7 @@ class DenseTable:
         return self._weights.size
 
     def check(self, grad: DenseGrad) -> None:
-        """Raises GradientError if `push` could not take this gradient."""
+        """Raises GradientError if `push` cannot apply this gradient."""
         if grad.values.shape != self._weights.shape:
             raise GradientError(
                 f"push to dense block {self.spec.name!r} has {grad.values.size} values, expected "
@@ -91,18 +91,18 @@ class DenseTable:
 
     @contextmanager
     def lend(self) -> Iterator[Values]:
-        """Lends the weights themselves, to be read; until they are back, whoever changes them waits."""
+        """Lends the weights without a copy, for reading; pushes wait until the context ends."""
         with self._lock:
             yield self._weights
 
     def push(self, grad: DenseGrad) -> None:
-        """Applies the mean gradient; the caller has had `check` accept it."""
+        """Applies the mean of a gradient that `check` accepted."""
         values = read_only(grad.values)
         with self._lock:
             _apply(self._hyper, self._weights, self._state, values, np.float32(1.0 / grad.examples))
 
     def add(self, values: Values) -> None:
-        """Adds float32[p] to the weights; optimizer state stays."""
+        """Adds float32[p] to the weights; keeps the optimizer state."""
         with self._lock:
             self._weights += values
 

@@ -1,9 +1,9 @@
-"""A table that a worker trains apart from the servers, and that knows what they had.
+"""Replica table: a worker's copy of a table in GEO training, trained locally between exchanges.
 
     row = | key | weights | optimizer state | base: dim x float32 | padding |
 
-`base` is the servers' row, as far as this worker knows. Deltas are taken of the rows that were trained since
-they were last taken; rows of the servers are merged in.
+The base is the servers' row as this worker last knew it. Deltas of trained rows are taken for the servers;
+rows that the servers changed are merged.
 """
 
 import numpy as np
@@ -27,24 +27,24 @@ from ps_server.table.sparse_table import SparseTable
 
 
 class ReplicaTable(SparseTable):
-    """All rows of a table, as one worker trains them. Thread-safe."""
+    """A worker's replica of a table. Thread-safe."""
 
     def __init__(self, spec: TableSpec) -> None:
         """Makes an empty table.
 
         Raises:
-            SpecConflictError: If the spec is impossible.
+            SpecConflictError: If the spec is invalid.
         """
         super().__init__(spec, num_subscribers=1, has_base=True)
 
     def take_deltas(self, share: float) -> tuple[Keys, Values]:
-        """Returns how far rows came since this was last called, times `share`.
+        """Returns `share` times the change of each row trained since the last call, and adds it to the base.
 
-        Their weights, like their base, are then the servers' with this added: what others sent meanwhile
-        is still to be merged.
+        Weights are set to the new base, as the servers' will be but for other workers' changes, which `merge`
+        adds.
 
         Returns:
-            Keys uint64[N], each once, and deltas float32[N, D]; untouched rows are not among them.
+            Unique keys uint64[N] and deltas float32[N, D], only of rows that were trained.
         """
         parts = [self._take_shard_deltas(shard, np.float32(share)) for shard in self.shards]
         return (
@@ -61,7 +61,7 @@ class ReplicaTable(SparseTable):
         return keys[:count], deltas[:count]
 
     def merge(self, keys: Keys, values: Values) -> None:
-        """Takes over rows as the servers have them; what was trained since their deltas were taken stays.
+        """Replaces the base of rows by the servers' rows; changes that were not taken yet are kept.
 
         Args:
             keys: uint64[N].
@@ -77,17 +77,17 @@ class ReplicaTable(SparseTable):
 def _take_shard_deltas(
     table: TableArrays, shard: Int, share: np.float32, keys: Keys, deltas: Values
 ) -> int:
-    """Takes the deltas of a shard's changed rows, and lets weights and base both be base + delta.
+    """Takes the deltas of a shard's changed rows, and sets weights and base both to base + delta.
 
     Args:
         table: The table, which has one subscriber; updated in place.
-        shard: Whose rows.
-        share: What part of the way from base to weights a delta is.
+        shard: The shard.
+        share: Delta as a fraction of weights - base.
         keys: uint64[N], overwritten from the front; N is at least the shard's rows.
         deltas: float32[N, D], overwritten from the front.
 
     Returns:
-        How many rows had changed.
+        The number of rows that had changed.
     """
     count, dim, base = 0, deltas.shape[1], table.base_column
     for row_in_shard in range(table.num_rows[shard]):
@@ -114,9 +114,9 @@ def _merge_rows(
     values: Values,
     start: int,
 ) -> int:
-    """Makes `values` the base of the rows of `keys[start:]`, and moves their weights as far as the base.
+    """Makes `values` the base of the rows of `keys[start:]`, and changes their weights as much as the base.
 
-    A row that is missing is created, with `values` as its weights. No subscriber hears of it.
+    A missing row is created, with `values` as its weights. The rows do not count as changed.
 
     Args:
         table: The table, updated in place.
@@ -126,7 +126,7 @@ def _merge_rows(
         start: First key.
 
     Returns:
-        As `apply_rows` (rows/kernels.py).
+        The same as `apply_rows` (rows/kernels.py).
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)

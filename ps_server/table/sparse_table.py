@@ -1,9 +1,10 @@
-"""A table of rows, cut into shards.
+"""Sparse table: rows by key, in shards.
 
-    key --mix64--> shard --index--> row in the shard's region of the slab
+    key --mix64--> shard --memory/hash_index.py--> row in the shard's region of the slab
 
-A shard is an index, a region of the slab and a lock. A call takes the locks of all shards that its keys
-touch, ascending, and runs one kernel for all of them: a call a shard would cost more than the work.
+A shard is an index, a region of the slab and a lock. A call takes the locks of all shards of its keys, in
+ascending order, and runs one kernel (rows/kernels.py) for all of them: a kernel call for each shard would
+cost more than the work.
 """
 
 import threading
@@ -30,7 +31,7 @@ from ps_server.table.feature_life.candidates import (
     candidates_of,
 )
 from ps_server.table.feature_life.eviction import evict_rows, max_rows_of_shard
-from ps_server.table.feature_life.expiry import rule_of, shrink_shard
+from ps_server.table.feature_life.expiry import expiry_rule, shrink_shard
 from ps_server.table.memory.arena import RESERVED_REGION_BYTES
 from ps_server.table.memory.hash_index import TableArrays
 from ps_server.table.memory.layout import RowLayout
@@ -66,16 +67,16 @@ class SparseTable:
         """Makes an empty table.
 
         Args:
-            spec: What the table is.
-            server_index: The server that this process is.
-            shard_map: Says which shards it has.
-            num_subscribers: For how many subscribers to remember which rows changed.
+            spec: The table's spec.
+            server_index: Index of this server.
+            shard_map: The placement of shards on servers.
+            num_subscribers: Subscribers for whom to record which rows changed.
             has_base: Whether each row has a base (replica_table.py).
             region_bytes: Address space to reserve for each shard.
-            clock: When rows are seen.
+            clock: Time at which rows are last seen.
 
         Raises:
-            SpecConflictError: If the spec is impossible.
+            SpecConflictError: If the spec is invalid.
         """
         self._server_index = server_index
         self._shard_map = shard_map
@@ -83,7 +84,7 @@ class SparseTable:
         self._candidates: Candidates | None = None
         self._region_bytes = region_bytes
         self.shards: Sequence[int] = shard_map.shards_of(server_index, spec.num_shards)
-        self._take(spec)
+        self._set_spec(spec)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
         self._regions = RowRegions(
             RowLayout(spec.dim, self.state_width, spec.statistics is not None, has_base),
@@ -97,21 +98,21 @@ class SparseTable:
         self._evicted = np.zeros(spec.num_shards, np.int64)
 
     def declare(self, spec: TableSpec) -> None:
-        """Takes another spec for the same rows, as when a job trains a loaded table on.
+        """Changes the spec but keeps the rows, as when a job declares a loaded table.
 
-        The caller sees to it that the new spec has rows and shards like the old one.
+        The caller ensures that the new spec has the same row layout and number of shards.
 
         Raises:
-            SpecConflictError: If the spec is impossible.
+            SpecConflictError: If the spec is invalid.
         """
         with self._locked(range(self.spec.num_shards)):
             if spec.statistics != self.spec.statistics:
-                self._regions.tombstones.forget()  # rows age otherwise from here on
-            self._take(spec)
+                self._regions.tombstones.forget()  # rows age by other rules now
+            self._set_spec(spec)
             self._regions.limit_rows(self._max_rows)
 
-    def _take(self, spec: TableSpec) -> None:
-        """Takes a spec, or leaves all as it was."""
+    def _set_spec(self, spec: TableSpec) -> None:
+        """Sets the spec and what follows from it; if it is invalid, changes nothing."""
         check_table_spec(spec)
         hyper = hyper_of(spec.optimizer)
         state = initial_state(spec.optimizer, spec.dim)
@@ -124,7 +125,7 @@ class SparseTable:
         )
 
     def record_changes(self, num_subscribers: int) -> None:
-        """From now on remembers changes for so many subscribers, for whom every row has changed."""
+        """Records changes for `num_subscribers` from now on; every row counts as changed for each of them."""
         with self._locked(range(self.spec.num_shards)):
             self._regions.record_changes(num_subscribers)
 
@@ -145,7 +146,7 @@ class SparseTable:
 
     @property
     def status(self) -> TableStatus:
-        """Rows, bytes of rows, index and marks of changes, what counts candidates, and what was removed."""
+        """Numbers of rows, candidates and removed rows, and their memory in bytes."""
         candidates = self._candidates
         return TableStatus(
             rows=int(self._num_rows.sum()),
@@ -157,7 +158,7 @@ class SparseTable:
         )
 
     def check(self, grad: SparseGrad) -> None:
-        """Raises GradientError or ProtocolError if `push` could not take this gradient."""
+        """Raises GradientError, ProtocolError or WrongServerError if `push` cannot apply this gradient."""
         expected = (grad.keys.size, self.spec.dim)
         if grad.keys.size and grad.values.shape != expected:
             raise GradientError(
@@ -177,9 +178,9 @@ class SparseTable:
         self._count_by_shard(grad.keys)
 
     def pull(self, keys: Keys, missing: Missing) -> Values:
-        """Returns the embeddings of `keys` uint64[N], float32[N, D]; creates nothing.
+        """Returns the embeddings of `keys` uint64[N], float32[N, D]; creates no rows.
 
-        A key without a row reads as the table's admission says if there is one, else as `missing` does.
+        A key without a row reads as the admission's default value, or without admission as `missing` says.
 
         Raises:
             WrongServerError: If a key belongs to another server.
@@ -196,7 +197,7 @@ class SparseTable:
     def scores(self, keys: Keys) -> Values:
         """Returns the scores of `keys` uint64[N], float32[N]; 0 for a key without a row.
 
-        The table keeps statistics.
+        The table must keep statistics.
         """
         statistics = self.spec.statistics or StatisticsSpec()
         out = np.empty(keys.size, np.float32)
@@ -214,9 +215,9 @@ class SparseTable:
         """Applies the mean gradient to each key's row, creating rows for missing keys that are admitted.
 
         Args:
-            grad: What to apply; the caller has had `check` accept it.
-            source: The subscriber who sent it, for whom the rows do not count as changed.
-            scores: float32[N], by which keys are admitted if that is by another table's score.
+            grad: A gradient that `check` accepted.
+            source: The subscriber that sent it, for which the rows do not count as changed.
+            scores: float32[N], the keys' scores in the other table, if that decides about admission.
         """
         if not grad.keys.size:
             return
@@ -233,7 +234,7 @@ class SparseTable:
         self._with_room(keys, lambda start: self._apply(push, start))
 
     def _admitted(self, num_keys: int, scores: Values | None) -> NDArray[np.uint8]:
-        """Returns which keys get a row when a push is applied: candidates have got theirs by then."""
+        """Returns which keys without a row get one in `apply_rows`; `Candidates.admit` has run before."""
         if self.spec.admission is None:
             return _ALL_ADMITTED
         if self._candidates is not None or scores is None:
@@ -241,7 +242,7 @@ class SparseTable:
         return read_only((scores >= np.float32(self.spec.admission.threshold)).view(np.uint8))
 
     def _apply(self, push: Push, start: int) -> int:
-        """Applies a push from key `start` as far as there is room; returns as `apply_rows` does."""
+        """Applies a push from key `start` until a shard is full; returns the same as `apply_rows`."""
         initializer, state = self._initializer, self._initial_state
         if self._candidates is None:
             return apply_rows(self._arrays, initializer, state, self._hyper, push, start)
@@ -257,7 +258,7 @@ class SparseTable:
     def write(self, rows: Rows) -> None:
         """Writes whole rows of this server's shards, as from a checkpoint.
 
-        Statistics are left out if this table keeps none, and made up if it does and they are missing.
+        Statistics that this table does not keep are dropped; missing ones start at `unknown_statistics`.
         """
         self._expect_rows(rows.keys)
         keys, weights, state = read_only(rows.keys), read_only(rows.weights), read_only(rows.state)
@@ -272,17 +273,17 @@ class SparseTable:
         )
 
     def _expect_rows(self, keys: Keys) -> None:
-        """Lets shards without rows have an index for all of these keys at once."""
+        """Sizes the index of shards without rows for all of these keys at once."""
         counts = self._count_by_shard(keys)
         with self._locked(range(self.spec.num_shards)):
             for shard in np.flatnonzero(counts).tolist():
                 self._regions.expect_rows(shard, int(counts[shard]))
 
     def write_candidates(self, rows: Rows) -> None:
-        """Writes keys without a row of this server's shards, as from a checkpoint; the table counts them.
+        """Writes candidates (keys without a row) of this server's shards, as from a checkpoint.
 
         Raises:
-            SpecConflictError: If the table does not count keys one by one.
+            SpecConflictError: If the table does not count candidates exactly.
         """
         candidates = self._candidates
         if not isinstance(candidates, ExactCandidates):
@@ -291,10 +292,10 @@ class SparseTable:
         self._with_room(keys, lambda start: candidates.write(keys, statistics, start))
 
     def write_counters(self, shard: int, saved: NDArray[np.uint8]) -> None:
-        """Overwrites the counters of a shard, as from a checkpoint of a table with the same admission.
+        """Overwrites the Bloom filter's counters of a shard, as from a checkpoint with the same admission.
 
         Raises:
-            SpecConflictError: If the table has none.
+            SpecConflictError: If the table has no Bloom filter.
         """
         candidates = self._candidates
         if not isinstance(candidates, EstimatedCandidates):
@@ -303,19 +304,19 @@ class SparseTable:
             candidates.filter.from_bytes(shard, saved)
 
     def counts_as(self, spec: TableSpec) -> bool:
-        """Whether what a table of this spec counted of keys without a row can be counted on here."""
+        """Whether this table can load the candidates or counters of a table with this spec."""
         candidates, admission = self._candidates, spec.admission
         return candidates is not None and admission is not None and candidates.can_count(admission)
 
     def take_changed(self, subscriber: int, max_rows: int) -> tuple[Keys, Values]:
-        """Returns rows that changed since the subscriber last took them: by a write, or a push of another.
+        """Returns rows that changed since the subscriber last took them: by a write, or another's push.
 
-        They no longer count as changed for this subscriber; what changes meanwhile comes again. Each call
-        goes on where the last one stopped.
+        They no longer count as changed for this subscriber, until they change again. Each call resumes
+        where the last one stopped.
 
         Args:
-            subscriber: One of the `num_subscribers`, from 0.
-            max_rows: At most so many rows, at least 1; fewer mean that there were no more.
+            subscriber: Index of the subscriber, less than `num_subscribers`.
+            max_rows: Most rows to return, at least 1; fewer mean that no more had changed.
 
         Returns:
             Keys uint64[N] and weights float32[N, D].
@@ -330,7 +331,7 @@ class SparseTable:
             )
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
-        num_rows = self._num_rows.copy()  # rows that come later wait for the next call
+        num_rows = self._num_rows.copy()  # rows inserted later wait for the next call
         size = min(max_rows, int(num_rows.sum()))
         keys, weights = np.empty(size, np.uint64), np.empty((size, self.spec.dim), np.float32)
         count = 0
@@ -348,19 +349,15 @@ class SparseTable:
     def shrink(self, *, max_norm: float | None = None, dry_run: bool = False) -> Shrunk:
         """Ends a pass: ages the rows' statistics, and removes rows that have expired (expiry.py).
 
-        One shard after the other, so that others push and pull meanwhile. A removed key is like one that
-        was never pushed. Subscribers are not told: a removed row is no change. Candidates age and expire by
-        the same rules.
+        Locks one shard at a time, so pushes and pulls continue. A removed key is like one that was never
+        pushed. Removals are not reported to subscribers. Candidates age and expire by the same rules.
 
         Args:
             max_norm: Also removes the rows whose weights have an L2 norm of at most this.
-            dry_run: Changes nothing.
-
-        Returns:
-            What was removed, or would be.
+            dry_run: Changes nothing, and returns what would be removed.
         """
         now = int(seconds_of(self._clock))
-        rule = rule_of(self.spec, now=now, max_norm=max_norm, is_dry_run=dry_run)
+        rule = expiry_rule(self.spec, now=now, max_norm=max_norm, is_dry_run=dry_run)
         removed = Shrunk()
         for shard in self.shards:
             with self._locks[shard]:
@@ -387,21 +384,21 @@ class SparseTable:
             )
 
     def prepare_snapshot(self) -> None:
-        """Takes memory that `begin_snapshot` is going to need, while others go on; without is no error."""
-        with suppress(MemoryError):  # then that says so
+        """Allocates memory for `begin_snapshot` without locking the table; optional."""
+        with suppress(MemoryError):  # begin_snapshot reports it
             self._regions.snapshot.prepare(self._num_rows.copy())
 
     def begin_snapshot(self, *, changes_only: bool = False) -> TableSnapshot:
-        """Returns the table as it is now, to be copied while others change it, until `end_snapshot`.
+        """Returns a snapshot of the table, to be copied while pushes continue, until `end_snapshot`.
 
-        Rows that change before they are copied are kept beside the table meanwhile.
+        Rows that change before they are copied are kept in their old version until then.
 
         Args:
-            changes_only: Of the cut only what changed since the last one that was saved.
+            changes_only: Whether the snapshot has only what changed since the last one that was saved.
 
         Raises:
-            ProtocolError: If the last cut has not ended.
-            UnknownChangesError: If it is not known what changed.
+            ProtocolError: If the last snapshot has not ended.
+            UnknownChangesError: If it is unknown what changed.
         """
         with self._locked(range(self.spec.num_shards)):
             if self._regions.snapshot.is_in_snapshot:
@@ -429,13 +426,13 @@ class SparseTable:
         )
 
     def mark_clean(self) -> None:
-        """Lets no row count as changed since the last cut: all are as a checkpoint says."""
+        """Marks all rows clean: they are as in a checkpoint."""
         with self._locked(range(self.spec.num_shards)):
             self._regions.clear_dirty()
             self._regions.tombstones.restart()
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """Ends the cut; unless it was saved, what had changed before it counts as changed again."""
+        """Releases the snapshot; unless it was saved, rows that were dirty before it are dirty again."""
         with self._locked(range(self.spec.num_shards)):
             self._regions.end_snapshot(saved=saved)
             self._regions.tombstones.end_snapshot(saved=saved)
@@ -454,7 +451,7 @@ class SparseTable:
         return self._regions.num_rows
 
     def _with_room(self, keys: Keys, kernel: Callable[[int], int]) -> None:
-        """Runs a kernel that stops at a key whose shard is full, and lets it go on from there."""
+        """Runs a kernel until it has done all keys; makes room whenever it stops at a key of a full shard."""
         position = 0
         while True:
             with self._locked_for(keys):
@@ -464,10 +461,10 @@ class SparseTable:
             self._make_room(int(shard_of(keys[position], self.spec.num_shards)))
 
     def _make_room(self, shard: int) -> None:
-        """Makes room for a row in one shard, unless another thread just did."""
+        """Makes room for a row in one shard, unless another thread did so first."""
         with self._locked(range(self.spec.num_shards)):
             if self._candidates is not None and self._candidates.grow(shard):
-                return  # that may have been all
+                return  # the table itself may have room
             if self._regions.is_full(shard):
                 self._evicted[shard] += evict_rows(self._regions, shard, self.spec)
             self._regions.grow(shard)

@@ -1,4 +1,4 @@
-"""Whether a table can be what its spec says."""
+"""Checks of table specs."""
 
 import math
 import re
@@ -18,13 +18,13 @@ def check_name(name: str) -> None:
     """Raises SpecConflictError unless a table or dense block may have this name: it is part of file names."""
     if not _NAME.fullmatch(name):
         raise SpecConflictError(
-            f"{name!r} is no name for a table or dense block: up to 100 letters, digits, '_', '-' "
-            f"and '.', expected"
+            f"invalid name {name!r} of a table or dense block: expected up to 100 letters, digits, '_', '-' "
+            f"and '.'"
         )
 
 
 def check_table_spec(spec: TableSpec) -> None:
-    """Raises SpecConflictError if the spec is impossible; optimizer and initializer are checked elsewhere."""
+    """Raises SpecConflictError if the spec is invalid; does not check optimizer and initializer."""
     if not 1 <= spec.dim <= MAX_DIM:
         raise SpecConflictError(f"table {spec.name!r} has dim {spec.dim}, expected 1 to {MAX_DIM}")
     if spec.num_shards.bit_count() != 1 or not 1 <= spec.num_shards <= MAX_SHARDS:
@@ -33,10 +33,10 @@ def check_table_spec(spec: TableSpec) -> None:
             f"{MAX_SHARDS}"
         )
     check_name(spec.name)
-    _check_life(spec)
+    _check_feature_life(spec)
 
 
-def _check_life(spec: TableSpec) -> None:
+def _check_feature_life(spec: TableSpec) -> None:
     table = f"table {spec.name!r}"
     if spec.statistics is None:
         for name in ("admission", "expiry"):
@@ -47,7 +47,7 @@ def _check_life(spec: TableSpec) -> None:
         return
     if spec.records_changes:
         raise SpecConflictError(
-            f"{table} records changes for replicas, which count nothing and would not hear of removed "
+            f"{table} records changes for replicas, which keep no statistics and do not learn of removed "
             f"rows: declare it without statistics, admission and expiry, or train in another mode than GEO"
         )
     _check_statistics(table, spec.statistics)

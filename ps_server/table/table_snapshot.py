@@ -1,9 +1,9 @@
-"""Copying the rows of a cut out of a table that others train meanwhile.
+"""Snapshot of a table: its rows at one moment, copied while training continues.
 
-    keys, stretch by stretch -> order -> rows, stretch by stretch, each to its place in that order
+    keys, stretch by stretch -> sort order -> rows, stretch by stretch, each to its place in that order
 
-A shard is locked for one stretch at a time, for no longer than it takes to copy it: a push that touches the
-shard waits for microseconds. Sorting and placing happen between the stretches.
+A shard is locked for one stretch at a time, for as long as it takes to copy it: a push to the shard waits for
+microseconds. Sorting and placing happen between stretches, without the lock.
 """
 
 import threading
@@ -28,12 +28,12 @@ STRETCH_ROWS = 4096
 """Rows copied under one lock, in 15 us. 360 KB of dim 10 with Adagrad, in the cache until they are placed."""
 
 _ROWS_AHEAD = 12
-"""How many rows before a row is placed its cache lines are asked for: 11 ns a row instead of 24."""
+"""Prefetch distance of `place_rows`: 11 ns a row instead of 24."""
 
 
 @kernel
 def inverse_of(order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns at which place each number stands in a permutation int64[n]."""
+    """Returns the inverse of a permutation int64[n]."""
     places = np.empty_like(order)
     for place in range(order.size):
         places[order[place]] = place
@@ -41,7 +41,7 @@ def inverse_of(order: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @inlined_kernel
-def _ask_for_row(flat: Values, width: Int, row: Int) -> None:
+def _prefetch_row(flat: Values, width: Int, row: Int) -> None:
     prefetch(flat, row * width)
     prefetch(flat, row * width + width - 1)
 
@@ -61,12 +61,12 @@ def place_rows(
     state: Values,
     statistics: Values,
 ) -> None:
-    """Writes each of `rows` float32[n, W] to its place in three matrices, whose columns follow one another.
+    """Splits rows into weights, state and statistics, and writes each to its place in three matrices.
 
     Args:
-        rows: What to write.
-        first_column: Of the weights.
-        places: int64[n], the row of the matrices to which each goes.
+        rows: float32[n, W].
+        first_column: First column of the weights in `rows`; state and statistics follow.
+        places: int64[n], the row of the matrices for each of `rows`.
         weights: float32[N, D].
         state: float32[N, K].
         statistics: float32[N, S].
@@ -76,21 +76,21 @@ def place_rows(
     statistics_column = state_column + state.shape[1]
     for i in range(places.size):
         if i + _ROWS_AHEAD < places.size:
-            _ask_for_row(all_weights, weights.shape[1], places[i + _ROWS_AHEAD])
-            _ask_for_row(all_state, state.shape[1], places[i + _ROWS_AHEAD])
+            _prefetch_row(all_weights, weights.shape[1], places[i + _ROWS_AHEAD])
+            _prefetch_row(all_state, state.shape[1], places[i + _ROWS_AHEAD])
         _copy_columns(rows, i, first_column, weights, places[i])
         _copy_columns(rows, i, state_column, state, places[i])
         _copy_columns(rows, i, statistics_column, statistics, places[i])
 
 
 def memory_for(layout: RowLayout, rows: int) -> BufferPool:
-    """Returns memory for copies of as many rows."""
+    """Returns buffers for copies of shards of at most `rows` rows."""
     columns = KEY_COLUMNS + layout.dim + layout.state_width + layout.statistics_width
     return BufferPool(4 * columns * rows)
 
 
 class ShardCopy:
-    """One shard's rows at the cut, in the making. Not thread-safe; others may push between steps."""
+    """Copy of a shard's rows in a snapshot, made in steps. Not thread-safe; pushes may come between steps."""
 
     def __init__(
         self,
@@ -101,15 +101,15 @@ class ShardCopy:
         numbers: NDArray[np.int64] | None = None,
         memory: BufferPool | None = None,
     ) -> None:
-        """Copies from regions that are cut, whose shard `lock` guards.
+        """Copies nothing yet.
 
         Args:
-            regions: What to copy from.
-            lock: Of the shard.
-            shard: Which.
+            regions: Regions in a snapshot.
+            lock: The shard's lock.
+            shard: The shard to copy.
             stretch_rows: Rows copied under one lock.
-            numbers: int64[N] ascending, which rows at the cut to copy; None: all.
-            memory: Where to copy to, by `memory_for`; None: its own.
+            numbers: int64[N] ascending, positions in the shard of the rows to copy; None: all.
+            memory: Buffers to copy to, by `memory_for`; None: its own.
         """
         self._regions = regions
         self._lock = lock
@@ -124,12 +124,12 @@ class ShardCopy:
         )
         layout = regions.layout
         memory = memory or memory_for(layout, self._num_rows)
-        piece, start = memory.take(), 0
+        buffer, start = memory.take(), 0
 
         def matrix(columns: int) -> Values:
             nonlocal start
             end = start + 4 * self._num_rows * columns
-            found = piece[start:end].view(np.float32).reshape(self._num_rows, columns)
+            found = buffer[start:end].view(np.float32).reshape(self._num_rows, columns)
             start = end
             return found
 
@@ -144,7 +144,7 @@ class ShardCopy:
         return self._places is not None and self._next == self._num_rows
 
     def step(self) -> None:
-        """Copies a stretch: of the keys, and when all are there, of whole rows."""
+        """Copies a stretch of keys or, once all keys are copied, of whole rows."""
         if self._places is None:
             self._read_keys()
         else:
@@ -160,7 +160,7 @@ class ShardCopy:
         )
 
     def _stretch_bounds(self) -> tuple[int, int, slice | NDArray[np.int64]]:
-        """Returns the next stretch of the copy: its start and stop, and where its rows stand in the slab."""
+        """Returns the next stretch: start and stop in the copy, and the positions of its rows in the slab."""
         start, stop = self._next, min(self._next + len(self._stretch), self._num_rows)
         first = self._shard * self._regions.arrays.region_rows
         if self._numbers is None:
@@ -168,7 +168,7 @@ class ShardCopy:
         return start, stop, first + self._numbers[start:stop]
 
     def _wanted(self, kept: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Returns those of kept rows that are to be copied, and where in the copy they belong."""
+        """Returns the kept rows that are to be copied, and their positions in the copy."""
         numbers = kept[:, 0].astype(np.int64)
         if self._numbers is None:
             return kept, numbers
@@ -188,7 +188,7 @@ class ShardCopy:
         if stop < self._num_rows:
             return
         kept, positions = self._wanted(kept)
-        self._keys[positions] = kept[:, ROW_WORDS]  # others may stand in their places by now
+        self._keys[positions] = kept[:, ROW_WORDS]  # other rows may have their positions by now
         order = np.argsort(self._keys)
         self._keys[:] = self._keys[order]
         self._places = inverse_of(order)
@@ -214,7 +214,7 @@ class ShardCopy:
         snapshot.release(self._shard)
 
     def _first_left(self, stop: int) -> int:
-        """Returns the number of the first row that is not copied yet."""
+        """Returns the position in the shard of the first row that is not copied yet."""
         return stop if self._numbers is None else int(self._numbers[stop])
 
     def _place(self, rows: Values, first_column: int, places: NDArray[np.int64]) -> None:
@@ -236,16 +236,16 @@ class CountersSnapshot:
 
 
 class TableSnapshot:
-    """A table as it was at one moment, until that cut ends: a `ps_server.table.contents.TableSource`.
+    """A table at one moment, until its snapshot ends: a `ps_server.table.contents.TableSource`.
 
-    Thread-safe; each shard comes out once.
+    Thread-safe; each shard can be exported once.
 
     Attributes:
-        spec: What the table was declared to be.
-        shards: Numbers of the shards held.
+        spec: The table's spec at that moment.
+        shards: Shards of this server.
         state_width: Columns of optimizer state in a row.
         statistics_width: Columns of statistics in a row.
-        candidates: What the table counted of keys without a row.
+        candidates: Candidates, or the Bloom filter's counters; None without.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class TableSnapshot:
         *,
         changes_only: bool = False,
     ) -> None:
-        """Reads from regions that are cut, whose shards `locks` guard; perhaps only rows that changed."""
+        """Reads from regions in a snapshot, each shard under its lock; with `changes_only` the dirty rows."""
         self._changes_only = changes_only
         self.candidates = candidates
         self.spec = spec
@@ -271,15 +271,15 @@ class TableSnapshot:
         self._memory: BufferPool | None = memory_for(
             regions.layout, int(regions.arrays.snapshot.snapshot_rows.max())
         )
-        self._to_come = set(shards)
+        self._not_exported = set(shards)
 
     @property
     def num_rows(self) -> int:
-        """Rows at the cut."""
+        """Rows in the snapshot."""
         return int(self._regions.arrays.snapshot.snapshot_rows.sum())
 
     def copy_shard(self, shard: int, *, stretch_rows: int = STRETCH_ROWS) -> ShardCopy:
-        """Begins to copy a shard."""
+        """Returns a copy of a shard, to be made in steps."""
         numbers = None
         if self._changes_only:
             numbers = np.flatnonzero(self._regions.snapshot.dirty_at_snapshot(shard))
@@ -287,29 +287,29 @@ class TableSnapshot:
         return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers, memory)
 
     def _memory_of(self, shard: int) -> BufferPool | None:
-        """Returns where to copy a shard to; with the last one all goes back to the system."""
+        """Returns the buffers for a shard, and lets go of them with the last shard."""
         with self._guard:
             memory = self._memory
-            self._to_come.discard(shard)
-            if not self._to_come:
+            self._not_exported.discard(shard)
+            if not self._not_exported:
                 self._memory = None
         return memory
 
     def export_shard(self, shard: int) -> Rows:
-        """Returns a shard as it was, ascending by key; its memory is used again once nobody holds it."""
+        """Returns a shard's rows, ascending by key; their memory is reused once nothing refers to it."""
         copy = self.copy_shard(shard)
         while not copy.is_done:
             copy.step()
         return copy.rows()
 
     def removed(self) -> "RemovedSnapshot":
-        """Returns which keys lost their row before the cut, and since the one before."""
+        """Returns the keys whose row was removed between the last snapshot and this one."""
         return RemovedSnapshot(replace(self.spec, dim=0), self.shards, self._regions.tombstones)
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedSnapshot:
-    """Keys that lost their row from one cut to the next: a `ps_server.table.contents.RemovedSource`."""
+    """Keys removed between two snapshots: a `ps_server.table.contents.RemovedSource`."""
 
     spec: TableSpec
     shards: Sequence[int]
@@ -319,7 +319,7 @@ class RemovedSnapshot:
 
     @property
     def passes(self) -> int:
-        """Passes from one cut to the next."""
+        """Passes between the two snapshots."""
         return self.tombstones.passes
 
     def export_shard(self, shard: int) -> Rows:

@@ -1,1 +1,1 @@
-"""Which rows changed, for whom, and what they were at the moment of a snapshot."""
+"""Changes of a table: dirty rows and copy-on-write, subscribers, tombstones."""

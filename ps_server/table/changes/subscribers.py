@@ -1,9 +1,9 @@
-"""Which rows changed since each subscriber last took them: a bit for each row and subscriber.
+"""Subscribers to a table's changes: a bit for each row and subscriber says whether it is to be taken.
 
     row 17 of a shard:  | word 0: subscribers 0 to 63 | word 1: subscribers 64 to 127 | ...
 
-Bit w % 64 of word w // 64 stands for subscriber w. A change sets the bits of all subscribers but the one
-who made it; taking clears the bit of one. Without subscribers there are no words.
+Subscriber w has bit w % 64 of word w // 64. A change of a row sets the bits of all subscribers but the one
+that made it; taking the row clears the bit of one. Without subscribers there are no words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,16 @@ from ps_server.table.memory.arena import Arena
 
 WORD_BITS = 64
 NOBODY = -1
-"""In the place of a subscriber: none of them."""
+"""Source of a change that no subscriber made."""
 EVERY_SUBSCRIBER = np.uint64(2**WORD_BITS - 1)
 
 
 class Subscribers:
-    """The words of a table's rows, and where each subscriber goes on taking. Not thread-safe.
+    """The change words of a table's rows, and where each subscriber resumes taking. Not thread-safe.
 
     Attributes:
-        num_subscribers: Subscribers, counted from 0.
-        row_bytes: Bytes of words in a row.
+        num_subscribers: Number of subscribers.
+        row_bytes: Bytes of a row's words.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class Subscribers:
         """Makes the words of a table in which nothing has changed.
 
         Args:
-            num_subscribers: 0 takes no memory.
-            shards: Shards whose rows change here.
+            num_subscribers: Number of subscribers; 0 takes no memory.
+            shards: Shards of this server.
             num_shards: Shards of the table.
             rows: Rows of a shard to reserve address space for.
         """
@@ -63,18 +63,18 @@ class Subscribers:
         return 0 if self._arena is None else self._arena.region_rows
 
     def reserve(self, rows: int) -> None:
-        """Makes room for `rows` rows in every shard; short of memory, leaves all as it was."""
+        """Makes room for `rows` rows in every shard; if memory is short, changes nothing."""
         if self._arena is not None:
             self._arena.reserve(rows)
 
     def mark_all(self, num_rows: NDArray[np.int64]) -> None:
-        """Makes the first `num_rows` int64[num_shards] rows of each shard ones that changed for everyone."""
+        """Marks the first `num_rows` int64[num_shards] rows of each shard as changed for every subscriber."""
         for shard in self._shards:
             first = shard * self.region_rows
             self.words[first : first + int(num_rows[shard])] = EVERY_SUBSCRIBER
 
     def release(self, shard: int, start: int, stop: int) -> None:
-        """Zeroes the words of some rows, and gives their memory back where that is possible."""
+        """Zeroes the words of some rows, and releases their memory where possible."""
         if self._arena is not None:
             first = shard * self._arena.region_rows
             self._arena.release(first + start, first + stop)
@@ -82,11 +82,11 @@ class Subscribers:
     def stretches(
         self, subscriber: int, num_rows: NDArray[np.int64]
     ) -> Iterator[tuple[int, int, int]]:
-        """Yields (shard, start, stop) of all rows, once around from where the subscriber stopped.
+        """Yields (shard, start, stop) for all rows, once around from where the subscriber stopped.
 
         Args:
-            subscriber: Who takes.
-            num_rows: int64[num_shards], the rows to go through.
+            subscriber: Index of the subscriber.
+            num_rows: int64[num_shards], rows of each shard.
         """
         first, row = self._next[subscriber]
         around = [*self._shards[first:], *self._shards[: first + 1]]  # the first in two parts
@@ -98,5 +98,5 @@ class Subscribers:
             )
 
     def stop_at(self, subscriber: int, shard: int, row: int) -> None:
-        """Lets the subscriber go on at a row of a shard next time."""
+        """Records the shard and row at which the subscriber resumes."""
         self._next[subscriber] = (self._shards.index(shard), row)

@@ -1,9 +1,9 @@
-"""What marks of rows do not tell of the time since the last cut: keys that lost their row, and passes.
+"""Tombstones: keys whose row was removed since the last snapshot, and passes that ended since.
 
-    cut ---- removed keys, passes ----> cut, saved: from nothing again
-                                        not saved: what was before counts again
+    snapshot ---- removed keys, passes ----> snapshot, saved: starts empty
+                                             not saved: the earlier ones are restored
 
-With the marks (cut.py) that is all in which a table differs from the checkpoint of its last cut.
+Together with the dirty rows (copy_on_write.py) these are all changes since the last checkpoint.
 """
 
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from protos.errors import UnknownChangesError
 from protos.keys import Keys
 
 LEAST_LIMIT = 4096
-"""Removed keys of a shard that are remembered, however few rows it has."""
+"""Removed keys that are recorded for a shard even if it has fewer rows."""
 
 
 @dataclass(slots=True)
 class _Changes:
-    """What happened in one time. `is_known`: since a checkpoint that is there, and all of it."""
+    """Removals and passes between two snapshots; `is_known` is false if some may be missing."""
 
     is_known: bool
     passes: int = 0
@@ -30,37 +30,36 @@ class Tombstones:
     """Removed keys and passes. Not thread-safe: a table locks its shards."""
 
     def __init__(self) -> None:
-        """Knows no cut yet, and remembers nothing."""
+        """Records nothing until the first snapshot."""
         self._now = _Changes(is_known=False)
         self._before: _Changes | None = None
 
     def require_known(self, table: str) -> None:
-        """Checks that all that happened since the last cut is remembered; `table` is for the message.
+        """Checks that all changes since the last snapshot are known; `table` is for the message.
 
         Raises:
-            UnknownChangesError: If it is not.
+            UnknownChangesError: If they are not.
         """
         if not self._now.is_known:
             raise UnknownChangesError(
-                f"it is not known what changed in table {table!r}: it is newer than the last checkpoint, was "
-                f"declared otherwise since, or lost more rows than it has; save a full checkpoint"
+                f"the changes of table {table!r} are unknown: it is newer than the last checkpoint, was "
+                f"declared with another spec since, or lost more rows than it has; save a full checkpoint"
             )
 
     @property
     def passes(self) -> int:
-        """Passes that ended from the last cut but one to the last, which has not ended."""
+        """Passes between the last snapshot and the current one."""
         return 0 if self._before is None else self._before.passes
 
     def removed_keys(self, shard: int) -> Keys:
-        """Returns the keys of a shard that lost their row in the same time, uint64[N] ascending."""
+        """Returns the keys of a shard removed between the two, uint64[N] ascending."""
         removed = {} if self._before is None else self._before.removed
         return np.unique(np.concatenate([np.empty(0, np.uint64), *removed.get(shard, [])]))
 
     def add_removed(self, shard: int, keys: Keys, num_rows: int) -> None:
-        """Remembers removed keys uint64[N] of a shard.
+        """Records removed keys uint64[N] of a shard of `num_rows` rows.
 
-        Of more keys than the shard's `num_rows` a checkpoint with all rows says the same in less: then all is
-        forgotten.
+        With more removed keys than rows a full checkpoint is smaller than a delta: then all are forgotten.
         """
         if not self._now.is_known:
             return
@@ -70,24 +69,24 @@ class Tombstones:
             self.forget()
 
     def add_pass(self) -> None:
-        """Remembers that all rows aged."""
+        """Records that a pass ended, in which all rows aged."""
         self._now.passes += 1
 
     def forget(self) -> None:
-        """Knows nothing until the next cut."""
+        """Forgets all, and records nothing until the next snapshot."""
         self._now = _Changes(is_known=False)
 
     def restart(self) -> None:
-        """Remembers from now on: all is as a checkpoint says."""
+        """Starts empty: the table is as in a checkpoint."""
         self._now = _Changes(is_known=True)
 
     def begin_snapshot(self) -> None:
-        """Begins anew; what was so far stays to be read until the cut ends."""
+        """Starts empty; what was recorded so far can be read until the snapshot ends."""
         self._before = self._now
         self.restart()
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """Ends the cut; unless it was saved, what was before it counts again."""
+        """Ends the snapshot; unless it was saved, restores what was recorded before it."""
         before, self._before = self._before, None
         if before is None or saved:
             return

@@ -1,1 +1,1 @@
-"""How keys earn a row, and how rows go again."""
+"""Feature life: admission of keys, expiry of rows at the end of a pass, eviction at a limit."""

@@ -1,12 +1,12 @@
-"""Which keys get a row: what their counts are worth, and how much of it they need.
+"""Admission: which keys get a row, by their shows and clicks.
 
     count         occurrences >= threshold
     score         nonclk_coeff * (shows - clicks) + click_coeff * clicks >= threshold
     probability   occurrences >= G(key), where P(G = n) = p (1 - p)^(n - 1)
 
-So a count is a score in which both coefficients are 1. By probability, each occurrence admits a key with
-probability p; drawing the number of occurrences once, from a hash of seed, table and key, gives the same keys
-on every server, in every order and after every restart.
+A count is a score in which both coefficients are 1. By probability, each occurrence admits a key with
+probability p; the number of occurrences G is drawn once, from a hash of seed, table and key, so that the same
+keys are admitted on every server, in every order and after every restart.
 """
 
 import hashlib
@@ -31,21 +31,21 @@ POLICIES = ("count", "probability", "score")
 COUNTERS = ("exact", "bloom")
 
 MAX_OCCURRENCES = 2**24
-"""Statistics count in float32: up to here, one more is one more."""
+"""Statistics are float32, which can count up to here."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class Rule(NamedTuple):
+class AdmissionRule(NamedTuple):
     """An admission spec as kernels see it.
 
     Attributes:
-        threshold: What a key needs; unless by probability.
+        threshold: Score that a key needs; unused by probability.
         log_miss: ln(1 - p) where p is the probability; 0 for other policies.
-        seed: Of the numbers of occurrences that are drawn.
-        nonclk_coeff: Worth of a show without a click.
-        click_coeff: Worth of a click.
-        limit: No key needs more than this.
+        seed: Seed of the numbers of occurrences that are drawn.
+        nonclk_coeff: Weight of a show without a click.
+        click_coeff: Weight of a click.
+        limit: Highest number of occurrences that any key needs.
     """
 
     threshold: np.float32
@@ -57,7 +57,7 @@ class Rule(NamedTuple):
 
 
 class FilterSettings(NamedTuple):
-    """What a Bloom filter is made for."""
+    """Dimensions of a Bloom filter."""
 
     expected_keys: int
     false_positive_rate: float
@@ -65,7 +65,7 @@ class FilterSettings(NamedTuple):
 
 
 def filter_settings(spec: AdmissionSpec) -> FilterSettings:
-    """Returns what the Bloom filter of an admission is made for."""
+    """Returns the dimensions of the Bloom filter of an admission."""
     most = math.ceil(spec.threshold) if spec.policy == "count" else MAX_COUNT
     return FilterSettings(spec.expected_keys, spec.false_positive_rate, most)
 
@@ -79,7 +79,7 @@ def counter_bytes_of_shard(spec: AdmissionSpec, num_shards: int) -> int:
     return num_counters * np.dtype(counter_dtype(settings.max_count)).itemsize
 
 
-def rule_of(spec: TableSpec) -> Rule:
+def admission_rule(spec: TableSpec) -> AdmissionRule:
     """Returns the rule by which a table with admission and statistics admits keys."""
     admission, statistics = spec.admission, spec.statistics
     if admission is None or statistics is None:
@@ -87,7 +87,7 @@ def rule_of(spec: TableSpec) -> Rule:
     is_score = admission.policy == "score"
     digest = hashlib.sha256(f"{spec.seed}/{spec.name}/admission".encode()).digest()
     is_drawn = admission.policy == "probability"
-    return Rule(
+    return AdmissionRule(
         threshold=np.float32(admission.threshold),
         log_miss=_log_miss(admission.threshold) if is_drawn else 0.0,
         seed=np.uint64(int.from_bytes(digest[:8], "little")),
@@ -102,19 +102,19 @@ def _log_miss(probability: float) -> float:
 
 
 @kernel
-def needed(rule: Rule, key: np.uint64) -> np.float32:
-    """Returns what the counts of a key must be worth."""
+def needed(rule: AdmissionRule, key: np.uint64) -> np.float32:
+    """Returns the score that a key needs."""
     if rule.log_miss == 0.0:
         return rule.threshold
     unit = np.float64(mix64(key ^ rule.seed) >> np.uint64(11)) * 2.0**-53
-    # 1 - unit is in (0, 1], so the logarithm is finite; the quotient of an infinite one is 0.
+    # 1 - unit is in (0, 1], so its logarithm is finite; divided by -inf (p = 1) it is 0.
     misses = math.floor(math.log(1.0 - unit) / rule.log_miss)
     return min(np.float32(1.0 + misses), rule.limit)
 
 
 @kernel
-def is_admitted(rule: Rule, key: np.uint64, show: np.float32, click: np.float32) -> bool:
-    """Whether a key of so many shows and clicks gets a row."""
+def is_admitted(rule: AdmissionRule, key: np.uint64, show: np.float32, click: np.float32) -> bool:
+    """Whether a key with these shows and clicks gets a row."""
     return bool(score_of(rule.nonclk_coeff, rule.click_coeff, show, click) >= needed(rule, key))
 
 
@@ -122,12 +122,12 @@ def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
     """Checks an admission spec by itself.
 
     Args:
-        table: Name of the table that it is for.
+        table: Name of the table.
         spec: The admission.
-        num_shards: Of the table.
+        num_shards: Shards of the table.
 
     Raises:
-        SpecConflictError: If the spec is impossible.
+        SpecConflictError: If the spec is invalid.
     """
     what = f"table {table!r} has admission"
     if spec.policy not in POLICIES:
@@ -147,7 +147,7 @@ def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
         _check_filter(what, spec, num_shards)
     elif spec.expected_keys:
         raise SpecConflictError(
-            f"{what} with expected_keys {spec.expected_keys}, which an exact counter has no use for: "
+            f"{what} with expected_keys {spec.expected_keys}, which an exact counter does not use: "
             f"leave it out, or count with 'bloom'"
         )
 
@@ -169,13 +169,13 @@ def _check_threshold(what: str, spec: AdmissionSpec) -> None:
 def _check_score_table(what: str, table: str, spec: AdmissionSpec) -> None:
     if spec.policy != "score":
         raise SpecConflictError(
-            f"{what} by {spec.policy} of table {spec.table!r}: only scores are another table's"
+            f"{what} by {spec.policy} of table {spec.table!r}: only a score can be of another table"
         )
     if spec.table == table:
         raise SpecConflictError(f"{what} by the score of itself: leave the name out")
     if spec.counter != "exact":
         raise SpecConflictError(
-            f"{what} by the score of table {spec.table!r} and counter {spec.counter!r}: that table "
+            f"{what} by the score of table {spec.table!r} with counter {spec.counter!r}: that table "
             f"counts, so leave the counter out"
         )
 
@@ -191,8 +191,8 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
         )
     if spec.expected_keys < 1:
         raise SpecConflictError(
-            f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: say for how many keys "
-            f"without a row the filter is made"
+            f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: give the number of keys "
+            f"without a row that the filter is to count"
         )
     if (
         filter_shape(-(-spec.expected_keys // num_shards), spec.false_positive_rate)[0]
@@ -205,14 +205,14 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
 
 
 def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
-    """Checks the table by whose score another one admits keys.
+    """Checks the table by whose score another table admits keys.
 
     Args:
-        spec: Of the table that admits.
-        source: Of the table that scores; None if it was not declared.
+        spec: Spec of the table that admits keys.
+        source: Spec of the table with the scores; None if it was not declared.
 
     Raises:
-        SpecConflictError: If the score of a key cannot be had where its row would be.
+        SpecConflictError: If a server would not have the scores of the keys that it admits.
     """
     if spec.admission is None or not spec.admission.table:
         return
@@ -223,8 +223,8 @@ def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
         raise SpecConflictError(f"{what}, which keeps no statistics: declare it with them")
     if source.num_shards != spec.num_shards:
         raise SpecConflictError(
-            f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: with as many, a key's "
-            f"rows of both live on one server"
+            f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: both must have the same "
+            f"number, so that a key's rows of both are on one server"
         )
     if source.admission is not None and source.admission.table:
         raise SpecConflictError(

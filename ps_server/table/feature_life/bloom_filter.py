@@ -1,11 +1,10 @@
-"""Estimates of how often keys occurred, in a fixed amount of memory: a counting Bloom filter for each shard.
+"""Counting Bloom filter: estimates of how often keys occurred, in a fixed amount of memory for each shard.
 
 A key has `num_hashes` counters of its shard's `num_counters`; its estimate is the smallest of them, which is
-never below the truth. Adding raises only those that are below the new estimate (conservative update: Estan,
-Varghese, "New directions in traffic measurement and accounting", SIGCOMM 2002), so keys disturb each other
-least. Counters saturate.
+never too low. Adding raises only those that are below the new estimate (conservative update: Estan, Varghese,
+"New directions in traffic measurement and accounting", SIGCOMM 2002). Counters saturate.
 
-Made for n keys and a rate p of keys that never occurred and yet have an estimate above zero:
+For n keys and a false positive rate p, of keys that never occurred and have an estimate above zero:
 
     num_counters = -n ln p / (ln 2)^2        num_hashes = num_counters / n * ln 2
 
@@ -24,13 +23,13 @@ from protos.runtime.jit import kernel
 from ps_server.table.memory.intrinsics import Int
 
 MAX_COUNTERS = 2**32 - 1
-"""Of one shard: a position is scaled from 32 bits of hash."""
+"""Most counters of a shard: a position is scaled from 32 bits of hash."""
 
 MAX_COUNT = 2**16 - 1
 
 
 def counter_dtype(max_count: int) -> type[np.uint8] | type[np.uint16]:
-    """Returns what a counter that reaches `max_count` is kept in."""
+    """Returns the dtype of counters that reach `max_count`."""
     return np.uint8 if max_count <= np.iinfo(np.uint8).max else np.uint16
 
 
@@ -49,7 +48,7 @@ class FilterArrays(NamedTuple):
 
 
 def filter_shape(expected_keys: int, false_positive_rate: float) -> tuple[int, int]:
-    """Returns the number of counters, and how many of them a key has."""
+    """Returns the number of counters, and the number of hashes: the counters of a key."""
     num_counters = -expected_keys * math.log(false_positive_rate) / math.log(2) ** 2
     num_hashes = num_counters / expected_keys * math.log(2)
     return max(1, math.ceil(num_counters)), max(1, round(num_hashes))
@@ -57,8 +56,8 @@ def filter_shape(expected_keys: int, false_positive_rate: float) -> tuple[int, i
 
 @kernel
 def _position(filter_: FilterArrays, hashed: np.uint64, i: int) -> np.int64:
-    """Returns where the `i`-th counter of a key stands, from the key's hash."""
-    # The shard took the high bits of the hash: what is left of it must be spread again.
+    """Returns the position of the `i`-th counter of a key, from the key's hash."""
+    # All keys of a shard agree in the high bits of the hash, so it is hashed again.
     bits = mix64(hashed ^ np.uint64(0x9E3779B97F4A7C15))
     step = (bits >> np.uint64(32)) | np.uint64(1)
     place = (bits + np.uint64(i) * step) & np.uint64(0xFFFFFFFF)
@@ -67,7 +66,7 @@ def _position(filter_: FilterArrays, hashed: np.uint64, i: int) -> np.int64:
 
 @kernel
 def estimate(filter_: FilterArrays, shard: Int, hashed: np.uint64) -> np.int64:
-    """Returns how often a key of the shard occurred, or more."""
+    """Returns the estimate of how often a key of the shard occurred."""
     fewest = np.int64(filter_.limit)
     for i in range(filter_.num_hashes):
         fewest = min(fewest, np.int64(filter_.counters[shard, _position(filter_, hashed, i)]))
@@ -76,7 +75,7 @@ def estimate(filter_: FilterArrays, shard: Int, hashed: np.uint64) -> np.int64:
 
 @kernel
 def raise_to(filter_: FilterArrays, shard: Int, hashed: np.uint64, count: Int) -> None:
-    """Makes the estimate of a key at least `count`, which its counters can hold."""
+    """Raises the estimate of a key to at least `count`, which must fit its counters."""
     for i in range(filter_.num_hashes):
         position = _position(filter_, hashed, i)
         filter_.counters[shard, position] = max(filter_.counters[shard, position], count)
@@ -96,8 +95,8 @@ class CountingBloomFilter:
     """Counters of a table's shards. Not thread-safe: a table locks its shards.
 
     Attributes:
-        arrays: What kernels work on.
-        passes: How often each shard has decayed, by shard.
+        arrays: Passed to kernels.
+        passes: int64[num_shards], how often each shard has decayed.
     """
 
     def __init__(
@@ -109,20 +108,20 @@ class CountingBloomFilter:
         num_shards: int,
         shards: Sequence[int],
     ) -> None:
-        """Makes a filter in which nothing has occurred.
+        """Makes an empty filter.
 
         Args:
-            expected_keys: Of all shards together.
-            false_positive_rate: With so many keys.
-            max_count: Counters hold at least this; up to `MAX_COUNT`.
+            expected_keys: Keys in all shards together.
+            false_positive_rate: Rate with that number of keys.
+            max_count: Count that counters can hold, up to `MAX_COUNT`.
             num_shards: Shards of the table.
-            shards: Those that have keys here.
+            shards: Shards of this server.
         """
         num_counters, num_hashes = filter_shape(
             -(-expected_keys // num_shards), false_positive_rate
         )
         dtype = counter_dtype(max_count)
-        # Memory of other servers' shards is never touched, so the system never provides it.
+        # Memory of other servers' shards is never touched, so never allocated.
         counters = np.zeros((num_shards, num_counters), dtype)
         self.arrays = FilterArrays(counters, num_hashes, int(np.iinfo(dtype).max))
         self.passes = np.zeros(num_shards, np.int64)
@@ -135,10 +134,10 @@ class CountingBloomFilter:
         return len(self._shards) * int(counters[0].nbytes)
 
     def decay(self, shard: int, decay: float) -> None:
-        """Lets a pass go by: multiplies the shard's counters.
+        """Multiplies the shard's counters by `decay` at the end of a pass.
 
-        A counter between two integers becomes one or the other, so that the mean is kept; which one follows
-        from position and number of the pass.
+        A counter is rounded up or down at random such that its mean is exact; the random number is a hash of
+        its position and the number of the pass.
         """
         self.passes[shard] += 1
         salt = np.uint64(mix64(np.uint64(self.passes[shard])))
@@ -152,7 +151,7 @@ class CountingBloomFilter:
         return np.concatenate([passes.view(np.uint8), little.view(np.uint8)])
 
     def from_bytes(self, shard: int, saved: NDArray[np.uint8]) -> None:
-        """Overwrites a shard with what `to_bytes` returned of a filter made alike."""
+        """Overwrites a shard with bytes that `to_bytes` returned from a filter of the same dimensions."""
         counters = self.arrays.counters
         self.passes[shard] = saved[:8].view("<i8")[0]
         counters[shard] = saved[8:].view(counters.dtype.newbyteorder("<"))

@@ -1,7 +1,8 @@
-"""Gives rows to keys that have earned one, and counts the others. One call serves all shards of a push.
+"""Kernels that count a push's keys without a row, and give rows to those that are admitted.
 
-Keys are counted one by one, each at once and as a whole: a key whose shard has no room is not counted yet, so
-a push that waits for room counts no key twice, and a key that has a row is no candidate.
+Each key is either counted completely or not at all: a key whose shard has no room is not counted, so a push
+that is resumed after making room counts no key twice. A key with a row is no candidate. One call serves all
+shards of a push.
 """
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from protos.gradients import Values
 from protos.runtime.jit import kernel
 from ps_server.table.changes.copy_on_write import mark_dirty
-from ps_server.table.feature_life.admission import Rule, is_admitted
+from ps_server.table.feature_life.admission import AdmissionRule, is_admitted
 from ps_server.table.feature_life.bloom_filter import FilterArrays, estimate, raise_to
 from ps_server.table.memory.hash_index import (
     BLOCK,
@@ -38,7 +39,7 @@ def _new_row(
     position: Int,
     hashed: np.uint64,
 ) -> np.int64:
-    """Gives a key its row, and returns where in the flat slab its statistics begin."""
+    """Inserts a key's row, and returns the position of its statistics in the flat slab."""
     shard, dim = shard_of_hash(table, hashed), push.grads.shape[1]
     row = make_row(table, initializer, initial_state, dim, shard, hashed, push.keys[position])
     return np.int64(row * table.slab.shape[1] + table.statistics_column)
@@ -50,12 +51,12 @@ def _count_exactly(
     initializer: Initializer,
     initial_state: Values,
     candidates: TableArrays,
-    rule: Rule,
+    rule: AdmissionRule,
     push: Push,
     position: Int,
     hashed: np.uint64,
 ) -> bool:
-    """Counts one key without a row, or gives it one; False if that needs room and nothing was done."""
+    """Counts one key without a row, or inserts its row; False if there is no room: then changes nothing."""
     key, shard = push.keys[position], shard_of_hash(table, hashed)
     counted, width = candidates.slab.reshape(-1), candidates.slab.shape[1]
     occurrences, clicks = push.counts[position, 0], push.counts[position, 1]
@@ -90,21 +91,21 @@ def admit_counted(
     initializer: Initializer,
     initial_state: Values,
     candidates: TableArrays,
-    rule: Rule,
+    rule: AdmissionRule,
     push: Push,
     start: int,
 ) -> int:
-    """Counts a push's keys without a row from key `start` on, and gives those that are admitted a row.
+    """Counts a push's keys without a row from key `start` on, and inserts rows for those that are admitted.
 
-    A new row has the statistics that its candidate had before this push; applying the push adds its own.
+    A new row takes over its candidate's statistics from before this push; `apply_rows` adds the push's own.
 
     Args:
         table: The table, to which rows are added.
         initializer: Weights of a new row.
         initial_state: float32[state_width], state of a new row.
-        candidates: Rows of dim 0 with statistics, changed in place; they have the table's shards.
-        rule: Who is admitted.
-        push: Whose keys.
+        candidates: Rows of dim 0 with statistics, updated in place; with the table's shards.
+        rule: The rule of admission.
+        push: The push.
         start: First key.
 
     Returns:
@@ -132,7 +133,7 @@ def admit_counted(
 
 @kernel
 def _has_row(table: TableArrays, key: np.uint64, hashed: np.uint64) -> bool:
-    """Whether a key had no row when its block was looked up, but has one now: it is there twice."""
+    """Whether a key has a row by now; one without when its block was looked up may be in the push twice."""
     return bool(find_row(table, shard_of_hash(table, hashed), hashed, key) >= 0)
 
 
@@ -142,12 +143,12 @@ def _count_by_filter(
     initializer: Initializer,
     initial_state: Values,
     filter_: FilterArrays,
-    rule: Rule,
+    rule: AdmissionRule,
     push: Push,
     position: Int,
     hashed: np.uint64,
 ) -> bool:
-    """Does as `_count_exactly`, with an estimate of how often the key occurred."""
+    """Same as `_count_exactly`, with the filter's estimate of how often the key occurred."""
     shard = shard_of_hash(table, hashed)
     before = estimate(filter_, shard, hashed)
     count = min(before + np.int64(push.counts[position, 0]), np.int64(filter_.limit))
@@ -166,13 +167,13 @@ def admit_estimated(
     initializer: Initializer,
     initial_state: Values,
     filter_: FilterArrays,
-    rule: Rule,
+    rule: AdmissionRule,
     push: Push,
     start: int,
 ) -> int:
-    """Does as `admit_counted`, with estimates of how often keys occurred.
+    """Same as `admit_counted`, with the filter's estimates of how often keys occurred.
 
-    A new row has the estimate before this push as its shows, and no clicks. Counters keep what they have.
+    A new row starts with the estimate before this push as its shows, and no clicks. Its counters are kept.
     """
     hashes, rows = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     while start < push.keys.size:

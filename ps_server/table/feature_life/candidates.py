@@ -1,11 +1,11 @@
-"""Keys that a table knows without having a row for them, and how it counts them.
+"""Candidates: keys without a row that a table counts until they are admitted, exactly or in a Bloom filter.
 
 Exact candidates are rows of dim 0 in regions of their own:
 
     candidate = | key: 8 bytes | show | click | unseen | last seen |
 
-A counting Bloom filter knows no keys: it takes the same memory however many there are, and tells more than
-the truth of some. Both are under the locks of their table.
+A counting Bloom filter stores no keys: it takes a fixed amount of memory, and overestimates some keys. Both
+are guarded by the locks of their table.
 """
 
 import threading
@@ -19,12 +19,11 @@ from protos.gradients import Values
 from protos.keys import Keys
 from protos.runtime.jit import read_only
 from protos.spec import AdmissionSpec, TableSpec
-from ps_server.table.feature_life.admission import filter_settings, rule_of
+from ps_server.table.feature_life.admission import admission_rule, filter_settings
 from ps_server.table.feature_life.bloom_filter import CountingBloomFilter
 from ps_server.table.feature_life.candidate_kernels import admit_counted, admit_estimated
 from ps_server.table.feature_life.eviction import CANDIDATE, evict_rows, max_candidates_of_shard
-from ps_server.table.feature_life.expiry import Rule as Shrinking
-from ps_server.table.feature_life.expiry import shrink_shard
+from ps_server.table.feature_life.expiry import ExpiryRule, shrink_shard
 from ps_server.table.memory.arena import RESERVED_REGION_BYTES
 from ps_server.table.memory.hash_index import TableArrays
 from ps_server.table.rows.initializers import Initializer
@@ -34,18 +33,18 @@ from ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
 
 
 class Candidates(Protocol):
-    """Counts of keys without a row. Not thread-safe: a table locks its shards."""
+    """Counts of a table's candidates. Not thread-safe: a table locks its shards."""
 
     def declare(self, spec: TableSpec) -> None:
-        """Goes on counting for another spec of the table, for which `can_count`; all shards are locked."""
+        """Keeps counting under another spec, for which `can_count` holds; all shards must be locked."""
 
     @property
     def num_keys(self) -> int:
-        """Keys that are known; 0 where there are only counters."""
+        """Number of candidates; 0 for a Bloom filter."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of this process's counts."""
+        """Bytes of the counts in this process."""
 
     def admit(
         self,
@@ -55,40 +54,40 @@ class Candidates(Protocol):
         push: Push,
         start: int,
     ) -> int:
-        """Counts keys, and gives rows to those that are admitted; see `admit_counted`."""
+        """Counts keys, and inserts rows for those that are admitted; see `admit_counted`."""
 
     def grow(self, shard: int) -> bool:
-        """Makes room for a candidate in one shard; False if there was. All shards must be locked."""
+        """Makes room for a candidate in one shard; False if there was room. All shards must be locked."""
 
-    def shrink(self, shard: int, shrinking: Shrinking) -> int:
-        """Ages the counts of a shard, which must be locked, and forgets keys by its table's rules.
+    def shrink(self, shard: int, rule: ExpiryRule) -> int:
+        """Ages the counts of a shard, which must be locked, and removes expired candidates.
 
         Returns:
-            How many keys it forgets, or would in a dry run.
+            The number of candidates removed, or to be removed in a dry run.
         """
 
     def can_count(self, spec: AdmissionSpec) -> bool:
-        """Whether the counts are such as this admission wants."""
+        """Whether these counts are of the kind and size that this admission needs."""
 
     def snapshot(
         self, spec: TableSpec, locks: Sequence[threading.Lock]
     ) -> TableSnapshot | CountersSnapshot:
-        """Returns the counts as they are now, for a checkpoint; all shards must be locked.
+        """Returns a snapshot of the counts, for a checkpoint; all shards must be locked.
 
         Args:
-            spec: Of the table.
-            locks: Of its shards, for who copies later.
+            spec: Spec of the table.
+            locks: Locks of its shards, for copying them later.
         """
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """Ends the cut; all shards must be locked."""
+        """Ends the snapshot; all shards must be locked."""
 
 
 class ExactCandidates:
     """Candidates as rows: see `Candidates`."""
 
     def __init__(self, spec: TableSpec, shards: Sequence[int], region_bytes: int) -> None:
-        """Makes an empty set of candidates for some of a table's shards."""
+        """Makes an empty set of candidates for the given shards."""
         self._shards = shards
         self.regions = RowRegions(
             CANDIDATE, num_shards=spec.num_shards, shards=shards, region_bytes=region_bytes
@@ -97,7 +96,7 @@ class ExactCandidates:
 
     def declare(self, spec: TableSpec) -> None:
         """See `Candidates`."""
-        self._spec, self._rule = spec, rule_of(spec)
+        self._spec, self._rule = spec, admission_rule(spec)
         self.regions.limit_rows(max_candidates_of_shard(spec))
 
     @property
@@ -123,15 +122,15 @@ class ExactCandidates:
         return admit_counted(table, initializer, initial_state, candidates, self._rule, push, start)
 
     def grow(self, shard: int) -> bool:
-        """See `Candidates`; where they are as many as they may be, some are forgotten."""
+        """See `Candidates`; at the limit, evicts some candidates."""
         if self.regions.is_full(shard):
             evict_rows(self.regions, shard, self._spec)
             return True
         return self.regions.grow(shard)
 
-    def shrink(self, shard: int, shrinking: Shrinking) -> int:
+    def shrink(self, shard: int, rule: ExpiryRule) -> int:
         """See `Candidates`."""
-        return shrink_shard(self.regions, shard, 0, shrinking._replace(max_norm=-1.0)).rows
+        return shrink_shard(self.regions, shard, 0, rule._replace(max_norm=-1.0)).rows
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """See `Candidates`."""
@@ -147,7 +146,7 @@ class ExactCandidates:
         self.regions.end_snapshot(saved=saved)
 
     def write(self, keys: Keys, statistics: Values, start: int) -> int:
-        """Writes candidates from key `start` on, as from a checkpoint; returns as `write_rows` does.
+        """Writes candidates from key `start` on, as from a checkpoint; returns the same as `write_rows`.
 
         Args:
             keys: uint64[N].
@@ -162,7 +161,7 @@ class EstimatedCandidates:
     """Candidates as counters of a Bloom filter: see `Candidates`."""
 
     def __init__(self, spec: TableSpec, admission: AdmissionSpec, shards: Sequence[int]) -> None:
-        """Makes a filter for some of a table's shards in which nothing has occurred."""
+        """Makes an empty filter for the given shards."""
         self._shards = shards
         self._settings = filter_settings(admission)
         self.filter = CountingBloomFilter(
@@ -176,7 +175,7 @@ class EstimatedCandidates:
 
     def declare(self, spec: TableSpec) -> None:
         """See `Candidates`."""
-        self._rule = rule_of(spec)
+        self._rule = admission_rule(spec)
 
     @property
     def num_keys(self) -> int:
@@ -204,10 +203,10 @@ class EstimatedCandidates:
         """See `Candidates`; counters never need room."""
         return False
 
-    def shrink(self, shard: int, shrinking: Shrinking) -> int:
-        """See `Candidates`; counters know no keys, so they only decay."""
-        if not shrinking.is_dry_run:
-            self.filter.decay(shard, float(shrinking.decay))
+    def shrink(self, shard: int, rule: ExpiryRule) -> int:
+        """See `Candidates`; counters have no keys, so they only decay."""
+        if not rule.is_dry_run:
+            self.filter.decay(shard, float(rule.decay))
         return 0
 
     def can_count(self, spec: AdmissionSpec) -> bool:
@@ -220,7 +219,7 @@ class EstimatedCandidates:
         return CountersSnapshot(spec, self._shards, counters)
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """See `Candidates`; the copy needs nothing of the counters."""
+        """See `Candidates`; the snapshot is a copy, so there is nothing to release."""
 
 
 def candidates_of(
@@ -233,10 +232,10 @@ def candidates_of(
     """Returns the candidates of a table.
 
     Args:
-        spec: Of the table.
-        shards: Which of its shards are here.
-        region_bytes: Address space to reserve for each shard of them.
-        known: Candidates under an earlier spec of the same table; kept where they count what this one wants.
+        spec: Spec of the table.
+        shards: Shards of this server.
+        region_bytes: Address space to reserve for each shard.
+        known: Candidates under an earlier spec of the table; kept if they can count for this one.
 
     Returns:
         None if every key is admitted, or another table's score decides.

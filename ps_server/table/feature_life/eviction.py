@@ -1,8 +1,8 @@
-"""Limits of a table: a shard that is full loses some rows at once, so that new ones find room.
+"""Eviction: a shard that has reached the table's limit loses 1 of 16 of its rows, to make room for new ones.
 
-Each shard may have its share of the table's rows, rounded up. Full, it loses 1 of 16 of them: those that were
-last seen longest ago, or whose score is lowest, and among equals those whose keys scramble to the smallest
-numbers. So which rows go depends on what the shard has seen, and not on the number of servers.
+A shard's limit is its part of the table's, rounded up. Evicted are the rows that were last seen longest ago,
+or those with the lowest score; among equals those with the smallest scrambled keys. So the choice depends on
+the pushes to the shard, and not on the number of servers.
 """
 
 import numpy as np
@@ -19,10 +19,10 @@ from ps_server.table.rows.regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowR
 from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, score_of
 
 EVICTED_SHARE = 16
-"""One of so many rows of a full shard goes: each eviction costs a pass over the shard."""
+"""An eviction removes one row in this number: it costs a pass over the shard."""
 
 CANDIDATES_SHARE = 4
-"""One of so many bytes that a table may have is for keys that wait for a row, if each is counted."""
+"""One byte in this number of a table's `max_bytes` is for candidates, if they are counted exactly."""
 
 CANDIDATE = RowLayout(dim=0, state_width=0, has_statistics=True)
 
@@ -30,7 +30,7 @@ _SCRAMBLE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def max_rows_of_shard(spec: TableSpec) -> int:
-    """Returns how many rows a shard of a table may have.
+    """Returns the most rows that a shard of a table may have.
 
     Raises:
         SpecConflictError: If a limit leaves no room for a row in each shard.
@@ -54,7 +54,7 @@ def max_rows_of_shard(spec: TableSpec) -> int:
 
 
 def max_candidates_of_shard(spec: TableSpec) -> int:
-    """Returns how many keys may wait for a row in a shard of a table that counts each of them."""
+    """Returns the most candidates that a shard of a table may have."""
     if spec.expiry is None or not spec.expiry.max_bytes:
         return NO_LIMIT
     if spec.admission is None or spec.admission.table or spec.admission.counter != "exact":
@@ -67,7 +67,7 @@ def _bytes_of_shard(spec: TableSpec) -> int:
 
 
 def _candidate_bytes_of_shard(spec: TableSpec) -> int:
-    """Returns the part of a shard's bytes that is for what counts keys without a row."""
+    """Returns the part of a shard's bytes for candidates or counters."""
     admission = spec.admission
     if admission is None or admission.table:
         return 0
@@ -82,7 +82,7 @@ def _beside_candidates(spec: TableSpec) -> str:
 
 
 def _rows_within(size_bytes: int, row_bytes: int) -> int:
-    """Returns how many rows fit so many bytes with their index."""
+    """Returns the most rows that fit `size_bytes` together with their index."""
     most, slots = 0, INITIAL_SLOTS
     while SLOT_BYTES * slots < size_bytes:
         fitting = (size_bytes - SLOT_BYTES * slots) // row_bytes
@@ -99,7 +99,7 @@ def evict_rows(regions: RowRegions, shard: int, spec: TableSpec) -> int:
 
 
 def _least(regions: RowRegions, shard: int, spec: TableSpec, count: int) -> NDArray[np.uint8]:
-    """Returns which `count` rows of a shard go, uint8[rows of the shard]."""
+    """Returns the `count` rows of a shard to evict, as uint8[rows of the shard]."""
     rows = regions.rows_of(shard)
     worth = np.empty(rows.stop - rows.start)
     if spec.expiry is not None and spec.expiry.evict == "score":
@@ -134,7 +134,7 @@ def _score_rows(
 
 @kernel
 def _date_rows(table: TableArrays, first_row: int, out: NDArray[np.float64]) -> None:
-    """Overwrites `out` float64[N] with when rows were last seen."""
+    """Overwrites `out` float64[N] with the times at which rows were last seen, in seconds since 1970."""
     bits = table.slab.view(np.uint32)
     for i in range(out.size):
         out[i] = np.float64(bits[first_row + i, table.statistics_column + LAST_SEEN])

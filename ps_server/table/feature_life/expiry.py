@@ -1,14 +1,14 @@
-"""Rows that go by themselves: at a shrink those that their table's rules let expire.
+"""Expiry: a shrink ends a pass, ages all rows and removes those that expired by the table's rules.
 
-A shrink ends a pass. It first ages each row, then looks at what that leaves:
+Each row is aged first, then checked:
 
     show, click = decay * show, decay * click                          unseen = unseen + 1
     score = nonclk_coeff * (show - click) + click_coeff * click
 
     removed:  score < delete_threshold   or   unseen > max_unseen   or   last seen < now - ttl_s
 
-As CtrCommonAccessor of PaddlePaddle's parameter server does it, which counts days for passes; the time to
-live is from DeepRec and TFRA. Whoever asks for the shrink may also have rows of a small norm removed.
+The formulas are those of CtrCommonAccessor in PaddlePaddle's parameter server, where a pass is a day; the
+time to live is from DeepRec and TFRA. A shrink can also remove rows with a small norm.
 """
 
 import math
@@ -27,18 +27,18 @@ from ps_server.table.rows.regions import RowRegions
 from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN, score_of
 
 
-class Rule(NamedTuple):
-    """What a shrink does, as kernels see it.
+class ExpiryRule(NamedTuple):
+    """The rules of a shrink, as kernels see them.
 
     Attributes:
-        decay: What is left of shows and clicks.
-        nonclk_coeff: Of a score.
-        click_coeff: Of a score.
-        delete_threshold: Rows with a lower score go; -inf: none.
-        max_unseen: Rows unseen for more passes go; inf: none.
-        seen_since: Rows last seen before go, in seconds since 1970; -inf: none.
-        max_norm: Rows with an L2 norm of their weights up to this go; -1: none.
-        is_dry_run: Ages nothing.
+        decay: Factor of shows and clicks.
+        nonclk_coeff: Weight of a show without a click in the score.
+        click_coeff: Weight of a click in the score.
+        delete_threshold: Rows with a lower score are removed; -inf: none.
+        max_unseen: Rows unseen for more passes are removed; inf: none.
+        seen_since: Rows last seen before are removed, in seconds since 1970; -inf: none.
+        max_norm: Rows whose weights have an L2 norm of at most this are removed; -1: none.
+        is_dry_run: Whether to leave statistics as they are.
     """
 
     decay: np.float32
@@ -51,10 +51,12 @@ class Rule(NamedTuple):
     is_dry_run: bool
 
 
-def rule_of(spec: TableSpec, *, now: int, max_norm: float | None, is_dry_run: bool) -> Rule:
-    """Returns what a shrink at time `now` does with the rows of a table."""
+def expiry_rule(
+    spec: TableSpec, *, now: int, max_norm: float | None, is_dry_run: bool
+) -> ExpiryRule:
+    """Returns the rules of a shrink of a table at time `now`, in seconds since 1970."""
     statistics, expiry = spec.statistics or StatisticsSpec(), spec.expiry
-    return Rule(
+    return ExpiryRule(
         decay=np.float32(statistics.decay),
         nonclk_coeff=np.float32(statistics.nonclk_coeff),
         click_coeff=np.float32(statistics.click_coeff),
@@ -66,7 +68,7 @@ def rule_of(spec: TableSpec, *, now: int, max_norm: float | None, is_dry_run: bo
     )
 
 
-def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: Rule) -> Shrunk:
+def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: ExpiryRule) -> Shrunk:
     """Ages the rows of a shard, which must be locked, and removes those that have expired."""
     to_remove = np.empty(int(regions.num_rows[shard]), np.uint8)
     count = _age_rows(regions.arrays, shard, dim, rule, to_remove)
@@ -82,9 +84,9 @@ def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: Rule) -> Shrun
 
 @kernel
 def _has_expired(
-    rule: Rule, show: np.float32, click: np.float32, unseen: np.float32, last_seen: np.uint32
+    rule: ExpiryRule, show: np.float32, click: np.float32, unseen: np.float32, last_seen: np.uint32
 ) -> bool:
-    """Whether a row with these statistics, after ageing, goes."""
+    """Whether a row with these statistics, after ageing, has expired."""
     score = score_of(rule.nonclk_coeff, rule.click_coeff, show, click)
     is_unseen = unseen > rule.max_unseen or np.float64(last_seen) < rule.seen_since
     return bool(score < rule.delete_threshold or is_unseen)
@@ -102,34 +104,34 @@ def _norm_of(table: TableArrays, row: Int, dim: int) -> float:
 
 @kernel
 def _age_rows(
-    table: TableArrays, shard: Int, dim: int, rule: Rule, to_remove: NDArray[np.uint8]
+    table: TableArrays, shard: Int, dim: int, rule: ExpiryRule, to_remove: NDArray[np.uint8]
 ) -> int:
-    """Ages a shard's rows in place, unless it is a dry run, and finds out which go.
+    """Ages a shard's rows in place, unless it is a dry run, and finds those to remove.
 
     Args:
         table: The table.
-        shard: Whose rows.
+        shard: The shard.
         dim: Width of the weights.
-        rule: Says how.
-        to_remove: uint8[rows of the shard], overwritten: whether each goes.
+        rule: The rules of the shrink.
+        to_remove: uint8[rows of the shard], overwritten with 1 for each row to remove.
 
     Returns:
-        How many go.
+        The number of rows to remove.
     """
     slab = table.slab.reshape(-1)
     bits = slab.view(np.uint32)
     count = 0
     for row_in_shard in range(table.num_rows[shard]):
         row = shard * table.region_rows + row_in_shard
-        goes = rule.max_norm >= 0.0 and _norm_of(table, row, dim) <= rule.max_norm
+        expired = rule.max_norm >= 0.0 and _norm_of(table, row, dim) <= rule.max_norm
         if table.statistics_column:
             first = row * table.slab.shape[1] + table.statistics_column
             show, click = slab[first + SHOW] * rule.decay, slab[first + CLICK] * rule.decay
             unseen = slab[first + UNSEEN] + np.float32(1.0)
-            goes = goes or _has_expired(rule, show, click, unseen, bits[first + LAST_SEEN])
+            expired = expired or _has_expired(rule, show, click, unseen, bits[first + LAST_SEEN])
             if not rule.is_dry_run:
                 slab[first + SHOW], slab[first + CLICK] = show, click
                 slab[first + UNSEEN] = unseen
-        to_remove[row_in_shard] = goes
-        count += goes
+        to_remove[row_in_shard] = expired
+        count += expired
     return count

@@ -1,7 +1,7 @@
-"""Memory that grows in place: reserved as address space, taken from the system only when touched.
+"""Arena: memory that grows in place, reserved as address space and allocated when it is first touched.
 
-An arena is one array of rows cut into equal regions. Where the system grants it, each region is reserved
-at a size that it will not outgrow, so nothing is ever copied. Where it does not (a limit on address space,
+An arena is one array of rows, divided into equal regions. Where the system allows it, each region reserves
+more address space than it will need, so nothing is ever copied. Where it does not (a limit on address space,
 another system), regions start small and double by copying.
 
     array:  | region 0: used ..... reserved | region 1: used .. reserved | ...
@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 RESERVED_REGION_BYTES = 16 * 2**30
-"""Address space for each region. 64 regions of it are 1/128 of what a process has on x86-64."""
+"""Address space of a region. 64 regions are 1/128 of a process's address space on x86-64."""
 
 SMALL_REGION_BYTES = 2**16
 """First size of a region where address space cannot be reserved."""
 
 _HUGE_PAGE = 2 * 2**20
 _MOST_HUGE_REGIONS = 2048
-"""Each region with huge pages splits the mapping in two more, of which Linux allows 65,530 a process."""
+"""Each region with huge pages makes two more mappings, of which Linux allows a process 65,530."""
 
 # Not in the mmap module; the value on Linux. Elsewhere the mapping fails, which is handled.
 MAP_NORESERVE = 0x4000
@@ -63,7 +63,7 @@ class Arena:
         return np.zeros((self._num_regions * region_rows, self._width), self._dtype)
 
     def reserve(self, rows: int) -> None:
-        """Makes every region at least `rows` long; short of memory, leaves all as it was."""
+        """Makes every region at least `rows` long; if memory is short, changes nothing."""
         if rows <= self.region_rows:
             return
         region_rows = max(rows, 2 * self.region_rows)
@@ -73,10 +73,10 @@ class Arena:
         self._mapping, self.array, self.region_rows = None, array, region_rows
 
     def expect(self, start: int, stop: int) -> None:
-        """Says that these rows will all be used, so that they get huge pages where they fill them.
+        """Requests huge pages for rows that will all be used.
 
-        With them 10 M rows are loaded in 0.85 s instead of 1.25. A huge page of which a part is released
-        goes back to the system when memory is short.
+        With them 10 M rows are loaded in 0.85 s instead of 1.25. A huge page that is released in part is
+        returned to the system when memory is short.
         """
         first = -(-start * self._row_bytes // _HUGE_PAGE) * _HUGE_PAGE
         last = stop * self._row_bytes // _HUGE_PAGE * _HUGE_PAGE
@@ -85,7 +85,7 @@ class Arena:
                 self._mapping.madvise(mmap.MADV_HUGEPAGE, first, last - first)
 
     def release(self, start: int, stop: int) -> None:
-        """Zeroes rows and gives their whole pages back to the system where that is possible."""
+        """Zeroes rows and returns their whole pages to the system where possible."""
         first = -(-start * self._row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         last = stop * self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         if self._mapping is None or first >= last:

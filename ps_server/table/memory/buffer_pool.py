@@ -1,7 +1,7 @@
-"""Memory for large arrays that come and go one after another.
+"""Buffer pool: memory for large arrays that are allocated and freed one after another.
 
-Freed memory would stay with the allocator, apart for each thread that asked for it: a save of 1 GB left 80 MB
-behind, and could not use what the one before had left.
+Freed memory would stay with the allocator, separately for each thread: a save of 1 GB left 80 MB behind,
+which the next save could not use.
 """
 
 import mmap
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 
 
 class BufferPool:
-    """Pieces of one size, taken from the system; used again as soon as nobody holds a view of them.
+    """Buffers of one size, reused as soon as there is no reference to them or a view of them.
 
-    All goes back to the system when neither this nor a piece is held any more. Thread-safe.
+    Memory returns to the system with the last reference to the pool and its buffers. Thread-safe.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """Takes no memory yet.
+        """Allocates nothing yet.
 
         Args:
-            size_bytes: Of a piece; what is not touched takes no memory.
+            size_bytes: Size of a buffer; pages that are not touched take no memory.
         """
         self._size_bytes = size_bytes
         self._free: list[mmap.mmap] = []
 
     def take(self) -> NDArray[np.uint8]:
-        """Returns a piece, uint8[size_bytes]; what it holds is undefined.
+        """Returns a buffer, uint8[size_bytes], with undefined content.
 
         Raises:
             OSError: If memory is short.
@@ -37,7 +37,7 @@ class BufferPool:
         except IndexError:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             memory = mmap.mmap(-1, max(1, self._size_bytes), flags)
-        # Views of an array hold the array that has the memory, so this one lives as long as the last of them.
-        piece = np.frombuffer(memory, np.uint8, self._size_bytes)
-        weakref.finalize(piece, self._free.append, memory).atexit = False
-        return piece
+        # Views refer to the array that has the memory, so this one lives as long as the last of them.
+        buffer = np.frombuffer(memory, np.uint8, self._size_bytes)
+        weakref.finalize(buffer, self._free.append, memory).atexit = False
+        return buffer

@@ -1,4 +1,4 @@
-"""What kernels need and numba does not have: prefetch, and views that cost nothing."""
+"""Intrinsics that numba lacks: prefetch, and views without reference counts."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -39,10 +39,10 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> tuple[Any, Callabl
 
 
 prefetch = cast("Callable[[NDArray[Any], Int], None]", _prefetch)
-"""Asks for the cache line of `array[index]` (one-dimensional); reads nothing and cannot fail.
+"""Prefetches the cache line of `array[index]` (one-dimensional); reads nothing and cannot fail.
 
-A table larger than the caches costs one wait of about 100 ns a key; asked for a block of keys ahead, the
-waits overlap.
+In a table larger than the caches a key costs a cache miss of about 100 ns; prefetched for a block of keys,
+the misses overlap.
 """
 
 
@@ -73,6 +73,6 @@ def _borrow(
 borrow = cast("Callable[[Values, Int, Int], Values]", _borrow)
 """Returns `array[start : start + length]` (one-dimensional) without counting a reference.
 
-The view must not outlive the kernel that was given the array. A slice of numba's counts references
-atomically, three times a row: with them Adagrad took 36 ns a row of dim 10, with this 9 ns.
+The view must not outlive the kernel that was passed the array. Slices in numba count references atomically,
+three times a row: with them Adagrad took 36 ns a row of dim 10, with this 9 ns.
 """

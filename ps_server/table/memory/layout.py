@@ -1,11 +1,11 @@
-"""What a row of a table consists of.
+"""Layout of a row: key, weights, optimizer state, statistics.
 
     row = | key: 8 bytes | weights: dim x float32 | state: state_width x float32 | statistics | base | pad |
 
-Statistics, 4 columns, are there if the table's spec asks for them (statistics.py).
-Only rows of a replica have a base, which is as wide as the weights (replica_table.py).
-Rows are as wide as an even number of float32, so that keys stay aligned. The key stands in the row, not in
-the index, so that finding a row and reading it touch the same memory.
+Statistics, 4 columns, are present if the table's spec has them (rows/statistics.py).
+Only rows of a replica have a base, as wide as the weights (replica_table.py).
+A row has an even number of columns, so that keys stay aligned. The key is in the row, not in the index, so
+that finding a row and reading it touch the same memory (docs/decisions/0001).
 """
 
 from dataclasses import dataclass
@@ -56,18 +56,18 @@ class RowLayout:
 
     @property
     def statistics_column(self) -> int:
-        """Column at which the statistics begin; 0 without."""
+        """First column of the statistics; 0 without."""
         return KEY_COLUMNS + self.dim + self.state_width if self.has_statistics else 0
 
     @property
     def base_column(self) -> int:
-        """Column at which the base begins; 0 without."""
+        """First column of the base; 0 without."""
         first = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
         return first if self.has_base else 0
 
     @property
     def stride(self) -> int:
-        """From one row to the next."""
+        """Columns from one row to the next."""
         width = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
         width += self.has_base * self.dim
         return width + width % 2

@@ -1,1 +1,1 @@
-"""What is done with rows: read, update, count, remove."""
+"""Rows of a table: their regions, and kernels that read, update, count and remove them."""

@@ -1,4 +1,4 @@
-"""Initial values as a function of (seed, name, key, column): the same on every server and in every order.
+"""Initializers: initial weights as a function of (seed, name, key, column), the same on every server.
 
 Each value takes the bits of a counter-based generator: mix64 of the row's hash plus the column times an
 odd constant (splitmix64, Steele, Lea, Flood, OOPSLA 2014).

@@ -1,7 +1,6 @@
-"""The memory of a table: for each shard a region of rows, its index, and marks of which rows changed.
+"""Regions of a table: for each shard the slab's rows, the index and the record of changes.
 
-What a key is given here is a place; what stands in it is the business of the kernels, to which `arrays`
-shows everything at once.
+They grow and shrink here; kernels read and write them through `arrays`.
 """
 
 from collections.abc import Sequence
@@ -27,18 +26,18 @@ from ps_server.table.rows.removal import drop_rows
 VALUE_BYTES = 4
 SLOT_BYTES = 8
 NO_LIMIT = 2**62
-"""More rows than a shard ever has."""
+"""A limit of rows that no shard reaches."""
 
 
 class RowRegions:
-    """Rows, index and change bits of some shards. Not thread-safe: a table locks its shards.
+    """Rows, index and changes of some shards. Not thread-safe: a table locks its shards.
 
     Attributes:
         layout: Columns of a row.
-        arrays: What kernels work on; replaced when memory moves.
-        changes: Which rows changed for whom.
-        snapshot: Which rows changed since the last cut, and rows as they were at a cut that lasts.
-        tombstones: Which keys lost their row since the last cut.
+        arrays: Passed to kernels; replaced when memory moves.
+        subscribers: Which rows changed for which subscriber.
+        snapshot: Dirty rows and, during a snapshot, old versions of rows.
+        tombstones: Keys removed since the last snapshot.
         num_rows: int64[num_shards].
     """
 
@@ -56,8 +55,8 @@ class RowRegions:
         Args:
             layout: Columns of a row.
             num_shards: Shards of the table.
-            shards: Those that have rows here.
-            num_subscribers: For how many subscribers to remember which rows changed.
+            shards: Shards of this server.
+            num_subscribers: Subscribers for whom to record which rows changed.
             region_bytes: Address space to reserve for each shard.
         """
         self.layout = layout
@@ -84,53 +83,53 @@ class RowRegions:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row and its marks of changes."""
+        """Bytes of a row and its change words."""
         return VALUE_BYTES * self.layout.stride + self.subscribers.row_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of rows, index and marks of changes."""
+        """Bytes of rows, change words and index."""
         slots = int(self._num_slots[self._shards].sum())
         return int(self.num_rows.sum()) * self.row_bytes + SLOT_BYTES * slots
 
     def limit_rows(self, max_rows: int) -> None:
-        """Lets no shard grow beyond so many rows; all shards must be locked."""
+        """Limits the rows of each shard; all shards must be locked."""
         self._max_rows = max_rows
         self.arrays = self._view()
 
     def is_full(self, shard: int) -> bool:
-        """Whether a shard has as many rows as it may."""
+        """Whether a shard has reached the limit of rows."""
         return bool(self.num_rows[shard] >= self._max_rows)
 
     def rows_of(self, shard: int) -> slice:
-        """Returns where the rows of a shard stand in the slab."""
+        """Returns the positions of a shard's rows in the slab."""
         first = shard * self._slab.region_rows
         return slice(first, first + int(self.num_rows[shard]))
 
     def record_changes(self, num_subscribers: int) -> None:
-        """From now on remembers changes for so many subscribers, for whom every row has changed."""
+        """Records changes for `num_subscribers` from now on; every row counts as changed for each of them."""
         self.subscribers = self._new_subscribers(num_subscribers)
         self.subscribers.reserve(int(self.num_rows.max()))
         self.subscribers.mark_all(self.num_rows)
         self.arrays = self._view()
 
     def begin_snapshot(self) -> None:
-        """Begins a cut through all rows; all shards must be locked. Short of memory, leaves all as it was."""
+        """Begins a snapshot of all rows; all shards must be locked. If memory is short, changes nothing."""
         self.snapshot.begin(self.num_rows)
         self.arrays = self._view()
 
     def clear_dirty(self) -> None:
-        """Lets no row count as changed since the last cut; all shards must be locked."""
+        """Marks all rows clean; all shards must be locked."""
         self.snapshot.clear_dirty(self.num_rows)
         self.arrays = self._view()
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """Ends the cut; all shards must be locked."""
+        """Ends the snapshot; all shards must be locked."""
         self.snapshot.end(saved=saved)
         self.arrays = self._view()
 
     def grow(self, shard: int) -> bool:
-        """Makes room for a row in one shard; False if there was. All shards must be locked."""
+        """Makes room for a row in one shard; False if there was room. All shards must be locked."""
         if has_room(self.arrays, shard):
             return False
         num_rows = int(self.num_rows[shard]) + 1
@@ -145,7 +144,7 @@ class RowRegions:
         return True
 
     def expect_rows(self, shard: int, num_rows: int) -> None:
-        """Gives a shard without rows an index for so many at once; all shards must be locked."""
+        """Sizes the index of a shard without rows for `num_rows` rows; all shards must be locked."""
         slots = slots_for(num_rows)
         if not self.num_rows[shard] and slots > self._num_slots[shard]:
             self._resize_index(shard, slots)
@@ -156,7 +155,7 @@ class RowRegions:
             self._index.expect(first_slot, first_slot + slots)
 
     def freed_bytes(self, shard: int, num_removed: int) -> int:
-        """Returns by how much a shard is smaller without so many of its rows."""
+        """Returns the bytes that removing `num_removed` rows of a shard frees."""
         if not num_removed:
             return 0
         slots_left = slots_for(int(self.num_rows[shard]) - num_removed)
@@ -164,11 +163,11 @@ class RowRegions:
         return num_removed * self.row_bytes + SLOT_BYTES * slots_freed
 
     def remove_rows(self, shard: int, to_remove: NDArray[np.uint8]) -> None:
-        """Removes rows of a shard, which must be locked, and gives their memory back.
+        """Removes rows of a shard, which must be locked, and releases their memory.
 
         Args:
-            shard: Whose rows.
-            to_remove: uint8[rows of the shard], which.
+            shard: The shard.
+            to_remove: uint8[rows of the shard], 1 for each row to remove.
         """
         num_rows = int(self.num_rows[shard])
         removed = self.arrays.keys[self.rows_of(shard), 0][to_remove.astype(np.bool_)]
@@ -178,7 +177,7 @@ class RowRegions:
             self._free_rows(shard, kept, num_rows)
 
     def _free_rows(self, shard: int, start: int, stop: int) -> None:
-        """Gives back the memory of rows that the index still has, and builds it anew without them."""
+        """Releases the memory of rows after the first `start`, and rebuilds the index without them."""
         first = shard * self._slab.region_rows
         self._slab.release(first + start, first + stop)
         self.subscribers.release(shard, start, stop)

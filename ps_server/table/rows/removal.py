@@ -1,10 +1,10 @@
-"""Removal of one row from a shard, at a cost that does not depend on how many there are.
+"""Kernels that remove rows: `remove_row` one in constant time, `drop_rows` many in one pass over a shard.
 
-    region:  | a | b | X | d | e |   ->   | a | b | e | d |      the last row moves into the hole
-    index:   entries after the freed slot close up, so that no look-up stops short of its key
+    remove_row:  | a | b | X | d | e |   ->   | a | b | e | d |      the last row moves into the hole
+    drop_rows:   | a | b | X | d | e |   ->   | a | b | d | e |      rows move up; the index is rebuilt after
 
-The second is deletion from a linearly probed table without marks (Knuth, The Art of Computer Programming 3,
-section 6.4, algorithm R): look-ups stay as short as if the key had never been there.
+In the index, `remove_row` deletes without tombstones (Knuth, The Art of Computer Programming 3, section 6.4,
+algorithm R): lookups stay as short as if the key had never been inserted.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from ps_server.table.memory.intrinsics import Int
 
 @kernel
 def _slot_of_row(table: TableArrays, shard: Int, row: Int) -> np.int64:
-    """Returns the position in `table.slots` that points to a row, which is there."""
+    """Returns the position in `table.slots` of the slot that points to a row."""
     slot = first_slot(table, shard, mix64(table.keys[row, 0]))
     while row_of_slot(table, shard, table.slots[slot]) != row:
         slot = next_slot(table, shard, slot)
@@ -28,7 +28,7 @@ def _slot_of_row(table: TableArrays, shard: Int, row: Int) -> np.int64:
 
 @kernel
 def _clear_slot(table: TableArrays, shard: Int, slot: Int) -> None:
-    """Empties a slot, and moves up those entries after it whose probe sequence passes over it."""
+    """Empties a slot, and moves up the entries after it whose probe sequence passes it."""
     mask = table.num_slots[shard] - 1
     hole, probed = slot, slot
     while True:
@@ -48,7 +48,7 @@ def _clear_slot(table: TableArrays, shard: Int, slot: Int) -> None:
 def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
     """Removes a row, a position in `table.slab`; the shard's last row takes its place.
 
-    Change words and marks move with it, and what stood in the last place is zeroed, as are all without a row.
+    Its change words and dirty bit move with it. The last position is zeroed, as is all memory without a row.
     """
     _clear_slot(table, shard, _slot_of_row(table, shard, row))
     row_in_shard = row - shard * table.region_rows
@@ -71,17 +71,17 @@ def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
 
 @kernel
 def drop_rows(table: TableArrays, shard: Int, to_remove: NDArray[np.uint8]) -> int:
-    """Takes rows out of a shard's region.
+    """Removes rows from a shard's region, but not from its index, which must be rebuilt.
 
-    The others move up in their order, change words and marks with them; the index still has the old rows.
+    The other rows move up in order, with their change words and dirty bits.
 
     Args:
         table: The table, updated in place.
-        shard: Whose rows.
-        to_remove: uint8[rows of the shard], which to take out.
+        shard: The shard.
+        to_remove: uint8[rows of the shard], 1 for each row to remove.
 
     Returns:
-        How many rows are left.
+        The number of rows left.
     """
     kept = 0
     for row_in_shard in range(table.num_rows[shard]):

@@ -1,11 +1,11 @@
-"""What a row counts: how often its key was shown and clicked, and since when it was not.
+"""Statistics of a row: shows and clicks of its key, and when it was last seen.
 
     statistics = | show: float32 | click: float32 | unseen: float32 | last seen: uint32 |
 
-show        occurrences of the key, each pass worth `decay` of the next
-click       those in examples that were clicked, likewise
+show        occurrences of the key, multiplied by `decay` at the end of each pass
+click       occurrences in clicked examples, likewise
 unseen      passes since the key was last pushed: a shrink adds 1, a push sets it to 0
-last seen   when it was last pushed, in seconds since 1970; the bits of a uint32 in a float32 column
+last seen   time of the last push, in seconds since 1970; the bits of a uint32 in a float32 column
 """
 
 import time
@@ -23,20 +23,20 @@ from ps_server.table.memory.layout import STATISTICS_WIDTH
 SHOW, CLICK, UNSEEN, LAST_SEEN = range(STATISTICS_WIDTH)
 
 Clock = Callable[[], float]
-"""Returns seconds since 1970; a table is given one."""
+"""Returns seconds since 1970."""
 
 wall_clock: Clock = time.time
 
 
 def seconds_of(clock: Clock) -> np.uint32:
-    """Returns the whole seconds of a clock as a row keeps them."""
+    """Returns the whole seconds of a clock, as rows store them."""
     return np.uint32(min(max(0, int(clock())), 2**32 - 1))
 
 
 def unknown_statistics(num_rows: int, width: int, now: np.uint32) -> Values:
-    """Returns the statistics float32[N, width] of rows that come without: nothing counted, seen just now.
+    """Returns statistics float32[N, width] for rows loaded without: no shows or clicks, last seen now.
 
-    Without the second, a table with a time to live would remove at once what it was loaded with.
+    Last seen at 0, a table with a time to live would remove at once all rows that it loaded.
     """
     statistics = np.zeros((num_rows, width), np.float32)
     if width:
@@ -58,10 +58,10 @@ def count_push(
     Args:
         slab: float32[n], rows of all shards.
         bits: uint32[n], the same memory.
-        first: Where in it the row's statistics begin.
-        occurrences: Of the row's key.
-        clicks: Those that were clicked.
-        now: The time.
+        first: Position of the row's first statistic.
+        occurrences: Occurrences of the key in the push.
+        clicks: Occurrences in clicked examples.
+        now: Seconds since 1970.
     """
     slab[first + SHOW] += np.float32(occurrences)
     slab[first + CLICK] += np.float32(clicks)
@@ -70,8 +70,8 @@ def count_push(
 
 
 def scores_of(statistics: Values, spec: StatisticsSpec) -> NDArray[np.float64]:
-    """Returns what rows with `statistics` float32[N, 4] are worth, float64[N]: `score_of`, more exactly."""
-    with np.errstate(invalid="ignore"):  # what is no number gives a score that is none
+    """Returns the scores float64[N] of rows with `statistics` float32[N, 4]: `score_of` in float64."""
+    with np.errstate(invalid="ignore"):  # NaN in statistics gives a score of NaN
         show, click = statistics[:, [SHOW, CLICK]].T.astype(np.float64)
         scores: NDArray[np.float64] = spec.nonclk_coeff * (show - click) + spec.click_coeff * click
     return scores
@@ -81,5 +81,5 @@ def scores_of(statistics: Values, spec: StatisticsSpec) -> NDArray[np.float64]:
 def score_of(
     nonclk_coeff: np.float32, click_coeff: np.float32, show: np.float32, click: np.float32
 ) -> np.float32:
-    """Returns what shows and clicks are worth."""
+    """Returns the score of a key with these shows and clicks."""
     return nonclk_coeff * (show - click) + click_coeff * click

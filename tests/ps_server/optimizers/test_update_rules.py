@@ -275,7 +275,7 @@ def test_ftrl_makes_zeros_of_weights_with_little_evidence(initializer: Initializ
     assert weights[1] < 0.0
 
 
-def test_ftrl_goes_on_with_another_rate_from_the_same_weights() -> None:
+def test_ftrl_resumes_with_another_rate_from_the_same_weights() -> None:
     keys = np.array([4], np.uint64)
     zeros = SparseGrad(keys, np.zeros((1, 2), np.float32), 1)
 

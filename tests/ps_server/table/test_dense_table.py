@@ -71,7 +71,7 @@ def test_block_without_elements_is_a_block() -> None:
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_restored_block_goes_on_as_the_exported_one(name: str) -> None:
+def test_restored_block_trains_like_the_exported_one(name: str) -> None:
     spec = spec_of(optimizer=plain_optimizer(name))
     trained, copy = DenseTable(spec), DenseTable(spec)
     gradient = DenseGrad(np.arange(7, dtype=np.float32), 2)
@@ -127,7 +127,7 @@ def test_gradient_over_no_examples_is_refused(examples: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "a b"}, "'a b' is no name"),
+        ({"name": "a b"}, "invalid name 'a b'"),
         ({"optimizer": OptimizerSpec(name="adagrad_row")}, "'adagrad_row', which is for rows only"),
         ({"optimizer": OptimizerSpec(name="ada")}, "unknown optimizer 'ada'"),
         ({"seed": -1}, "seed -1"),

@@ -268,13 +268,13 @@ def test_keys_of_another_type_are_refused() -> None:
         ({"num_shards": 2 * MAX_SHARDS}, "8192 shards"),
         ({"seed": -1}, "seed -1"),
         ({"seed": 2**64}, "seed 18446744073709551616"),
-        ({"name": ""}, "'' is no name"),
-        ({"name": "../t"}, "'../t' is no name"),
-        ({"name": "a/b"}, "'a/b' is no name"),
-        ({"name": ".hidden"}, "'.hidden' is no name"),
-        ({"name": "t\n"}, "is no name"),
-        ({"name": "t" * 101}, "is no name"),
-        ({"name": "té"}, "'té' is no name"),
+        ({"name": ""}, "invalid name ''"),
+        ({"name": "../t"}, "invalid name '../t'"),
+        ({"name": "a/b"}, "invalid name 'a/b'"),
+        ({"name": ".hidden"}, "invalid name '.hidden'"),
+        ({"name": "t\n"}, "invalid name 't"),
+        ({"name": "t" * 101}, "invalid name 't"),
+        ({"name": "té"}, "invalid name 'té'"),
         ({"initializer": InitializerSpec(kind="xavier")}, "initializer 'xavier'"),
         ({"initializer": InitializerSpec(scale=-1.0)}, "initial scale -1.0"),
         ({"initializer": InitializerSpec(scale=float("nan"))}, "initial scale nan"),
@@ -395,7 +395,7 @@ def test_status_counts_the_shards_of_this_server() -> None:
 def test_table_that_runs_out_of_memory_keeps_its_rows(
     fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of its three arrays could not grow; and it goes on once there is memory."""
+    """Whichever of its three arrays could not grow; and it works again once there is memory."""
     spec = spec_of(num_shards=1, initializer=InitializerSpec())
     full = INITIAL_SLOTS * MAX_LOAD_PERCENT // 100
     table = SparseTable(spec, num_subscribers=1, region_bytes=full * 16)  # full at once

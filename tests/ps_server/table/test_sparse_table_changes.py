@@ -120,7 +120,7 @@ def test_changes_are_taken_in_parts(max_rows: int) -> None:
 
 
 def test_row_that_changes_all_the_time_keeps_no_other_waiting() -> None:
-    """The next call goes on where the last one stopped: within a shard, and from shard to shard."""
+    """The next call resumes where the last one stopped: within a shard, and from shard to shard."""
     table = new_table()
     push(table, *range(100))
     hot = next(iter(take(table, max_rows=1)))

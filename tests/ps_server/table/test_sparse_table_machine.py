@@ -56,7 +56,7 @@ class TableMachine(RuleBasedStateMachine):
         num_subscribers=st.sampled_from([0, 1, 65, 1000]),
     )
     def build(self, mapped: list[bool], region_bytes: int, num_subscribers: int) -> None:
-        """Of rows, words of changes, marks and index some can grow in place and some are copied."""
+        """Of rows, change words, dirty bits and index some can grow in place and some are copied."""
         with patch("ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
             self.table = SparseTable(
                 self.spec, num_subscribers=num_subscribers, region_bytes=region_bytes
@@ -168,19 +168,19 @@ class TableMachine(RuleBasedStateMachine):
         np.testing.assert_allclose(list(found.values()), expected, atol=1e-4)
 
     @invariant()
-    def rows_that_changed_since_the_last_cut_are_marked(self) -> None:
-        """Rows that moved while a cut lasted are, too."""
+    def rows_that_changed_since_the_last_snapshot_are_dirty(self) -> None:
+        """So are rows that moved during a snapshot."""
         if not hasattr(self, "table"):
             return
         regions = self.table._regions
-        marked: set[int] = set()
+        dirty: set[int] = set()
         for shard in self.table.shards:
             keys = regions.arrays.keys[regions.rows_of(shard), 0]
-            marked.update(keys[dirty_rows(regions.snapshot, shard, keys.size)].tolist())
+            dirty.update(keys[dirty_rows(regions.snapshot, shard, keys.size)].tolist())
         if self.moved_in_snapshot:
-            assert marked >= self.unsaved
+            assert dirty >= self.unsaved
         else:
-            assert marked == self.unsaved
+            assert dirty == self.unsaved
 
     @rule()
     def export(self) -> None:

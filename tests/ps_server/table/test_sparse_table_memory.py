@@ -76,7 +76,7 @@ def test_row_takes_at_most_1_6_times_its_key_and_numbers(optimizer: str, num_row
 
 
 def test_memory_of_evicted_rows_goes_back_to_the_system() -> None:
-    """But for pages with a row that is left, and for the buffers of whoever pushed."""
+    """But for pages with a row that is left, and for the buffers of the thread that pushed."""
     (before, _), (after, declared) = used_bytes("adagrad", 2_000_000, num_subscribers=100)
 
     assert declared < before / 7

@@ -1,4 +1,4 @@
-"""Rows at a cut stay what they were, also when single rows are removed and others move into their places."""
+"""Rows of a snapshot keep their old version, also when rows are removed and others move up."""
 
 import mmap
 import resource
@@ -98,8 +98,8 @@ def test_rows_that_have_been_copied_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_mark_goes_along_with_a_row_that_moves(seed: int) -> None:
-    """Exactly without a cut; while one lasts rows that moved are marked, too, and none is missed."""
+def test_dirty_bit_moves_with_its_row(seed: int) -> None:
+    """Exactly, without a snapshot; during one, rows that moved are dirty too, and none is missed."""
     random = np.random.default_rng(seed)
     shard = OneShard()
     shard.toggle(random.permutation(NUM_KEYS).astype(np.uint64), 0.0)
@@ -118,15 +118,15 @@ def test_mark_goes_along_with_a_row_that_moves(seed: int) -> None:
     assert shard.marked() >= shard.unsaved
 
 
-def faults_of_marking(regions: RowRegions) -> int:
-    """Returns how many pages it takes to set the first mark on each page of marks."""
+def faults_of_dirtying(regions: RowRegions) -> int:
+    """Returns the page faults of setting the first dirty bit on each page of them."""
     words = regions.arrays.snapshot.dirty
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     words[: MANY_ROWS // 64 : mmap.PAGESIZE // 8] |= np.uint64(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-MANY_ROWS = 64 * 8 * mmap.PAGESIZE  # 64 pages of marks
+MANY_ROWS = 64 * 8 * mmap.PAGESIZE  # 64 pages of dirty bits
 
 
 def test_prepared_snapshot_has_the_memory_of_its_marks() -> None:
@@ -136,7 +136,7 @@ def test_prepared_snapshot_has_the_memory_of_its_marks() -> None:
     regions.begin_snapshot()
 
     assert not regions.arrays.snapshot.dirty[: MANY_ROWS // 64].any()
-    assert faults_of_marking(regions) < 32
+    assert faults_of_dirtying(regions) < 32
 
 
 def test_what_changes_between_preparing_and_cutting_is_in_the_cut() -> None:

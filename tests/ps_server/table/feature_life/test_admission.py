@@ -14,7 +14,7 @@ from protos.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, Statistic
 from protos.store import Missing
 from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.feature_life.admission import MAX_OCCURRENCES, needed, rule_of
+from ps_server.table.feature_life.admission import MAX_OCCURRENCES, admission_rule, needed
 from ps_server.table.memory.hash_index import BLOCK
 from ps_server.table.sparse_table import SparseTable
 from tests.reference.admission import ReferenceAdmission, occurrences_needed
@@ -224,14 +224,14 @@ def test_occurrences_needed_are_the_same_in_every_language() -> None:
     spec = spec_of(policy="probability", threshold=0.05)
     keys = np.random.default_rng(0).integers(0, 2**64, 500, np.uint64).tolist()
 
-    found = [needed(rule_of(spec), np.uint64(key)) for key in [0, 2**64 - 1, *keys]]
+    found = [needed(admission_rule(spec), np.uint64(key)) for key in [0, 2**64 - 1, *keys]]
 
     assert found == [occurrences_needed(spec, 0.05, key) for key in [0, 2**64 - 1, *keys]]
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.1, 0.02])
 def test_occurrences_needed_are_geometric(probability: float) -> None:
-    rule = rule_of(spec_of(policy="probability", threshold=probability))
+    rule = admission_rule(spec_of(policy="probability", threshold=probability))
     keys = np.arange(40_000, dtype=np.uint64)
 
     found = np.array([needed(rule, key) for key in keys])
@@ -245,14 +245,16 @@ def test_occurrences_needed_are_geometric(probability: float) -> None:
 
 
 def test_probability_of_one_admits_at_once() -> None:
-    rule = rule_of(spec_of(policy="probability", threshold=1.0))
+    rule = admission_rule(spec_of(policy="probability", threshold=1.0))
 
     assert {needed(rule, np.uint64(key)) for key in range(1000)} == {1.0}
 
 
 def test_no_key_needs_more_than_a_counter_holds() -> None:
-    exact = rule_of(spec_of(policy="probability", threshold=1e-6))
-    bloom = rule_of(replace(SPEC, admission=replace(BLOOM, policy="probability", threshold=1e-6)))
+    exact = admission_rule(spec_of(policy="probability", threshold=1e-6))
+    bloom = admission_rule(
+        replace(SPEC, admission=replace(BLOOM, policy="probability", threshold=1e-6))
+    )
 
     most = {
         rule: max(needed(rule, np.uint64(key)) for key in range(2000)) for rule in (exact, bloom)
@@ -266,7 +268,8 @@ def test_tables_and_seeds_draw_afresh() -> None:
     spec = spec_of(policy="probability", threshold=0.05)
     others = [replace(spec, name="u"), replace(spec, seed=1)]
     drawn = [
-        [needed(rule_of(each), np.uint64(key)) for key in range(100)] for each in [spec, *others]
+        [needed(admission_rule(each), np.uint64(key)) for key in range(100)]
+        for each in [spec, *others]
     ]
 
     assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
@@ -366,10 +369,10 @@ def test_score_of_a_key_is_that_of_its_row() -> None:
         ({"policy": "score", "threshold": -1.0}, "threshold -1.0, expected a score from 0"),
         ({"default_value": float("inf")}, "default_value inf, expected a finite float32"),
         ({"default_value": 1e39}, "default_value 1e+39, expected a finite float32"),
-        ({"table": "wide"}, "by count of table 'wide': only scores are another table's"),
+        ({"table": "wide"}, "by count of table 'wide': only a score can be of another table"),
         ({"policy": "score", "table": "t"}, "by the score of itself: leave the name out"),
-        ({"expected_keys": 5}, "expected_keys 5, which an exact counter has no use for"),
-        ({"counter": "bloom"}, "expected_keys 0: say for how many keys"),
+        ({"expected_keys": 5}, "expected_keys 5, which an exact counter does not use"),
+        ({"counter": "bloom"}, "expected_keys 0: give the number of keys"),
         ({"counter": "bloom", "expected_keys": 2**40}, "1099511627776, too many for 4 shards"),
         (
             {"counter": "bloom", "expected_keys": 9, "threshold": 65536},

@@ -1,4 +1,4 @@
-"""What was counted of keys without a row, as it was at a cut, and back again."""
+"""Candidates and counters in a snapshot, and loaded back."""
 
 from dataclasses import replace
 
@@ -111,7 +111,7 @@ def test_written_counters_are_counted_on() -> None:
     assert isinstance(snapshot.candidates, CountersSnapshot)
     for shard in table.shards:
         other.write(snapshot.export_shard(shard))
-    table.push(gradient(np.random.default_rng(3)))  # a cut is of its moment
+    table.push(gradient(np.random.default_rng(3)))  # after the snapshot
     for shard in table.shards:
         other.write_counters(shard, snapshot.candidates.export_shard(shard))
     table.end_snapshot(saved=True)
@@ -139,7 +139,7 @@ def test_table_without_candidates_takes_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "goes_on"),
+    ("saved", "can_load"),
     [
         (EXACT, True),
         (replace(EXACT, admission=AdmissionSpec(policy="score", threshold=1.0)), True),
@@ -148,8 +148,10 @@ def test_table_without_candidates_takes_none() -> None:
     ],
     ids=["same", "other-policy", "none", "other-counter"],
 )
-def test_counts_go_on_where_they_are_of_the_same_kind(saved: TableSpec, goes_on: bool) -> None:
-    assert SparseTable(EXACT).counts_as(saved) is goes_on
+def test_counts_can_be_loaded_if_they_are_of_the_same_kind(
+    saved: TableSpec, can_load: bool
+) -> None:
+    assert SparseTable(EXACT).counts_as(saved) is can_load
 
 
 def test_counters_of_another_size_are_no_use() -> None:

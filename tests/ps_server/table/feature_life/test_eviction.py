@@ -107,7 +107,7 @@ def test_no_shard_ever_has_more_than_its_share(max_rows: int, evict: str) -> Non
 
 
 @pytest.mark.parametrize("evict", ["lru", "score"])
-def test_same_rows_go_on_any_number_of_servers(evict: str) -> None:
+def test_same_rows_are_evicted_on_any_number_of_servers(evict: str) -> None:
     """Ties included: all were seen in one second, and many as often."""
     spec = replace(SPEC, num_shards=8, expiry=ExpirySpec(max_rows=800, evict=evict))
     pushes = [

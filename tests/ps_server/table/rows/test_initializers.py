@@ -38,7 +38,7 @@ def test_rows_equal_the_big_integer_oracle(
 
 @given(kind=st.sampled_from(KINDS), start=st.integers(0, 2**40), length=st.integers(0, 9))
 def test_elements_equal_the_big_integer_oracle(kind: str, start: int, length: int) -> None:
-    """Each from its position in the block, so that a cut does not show."""
+    """Each from its position in the block, so that its pieces do not matter."""
     spec = InitializerSpec(kind=kind, scale=1.0)
     elements = np.full(length, np.nan, np.float32)
 
