@@ -1,0 +1,136 @@
+"""How long `status()` takes while large synchronous steps are applied, in process and over gRPC.
+
+    python -m benchmarks.bench_status              # one JSON line a case
+    python -m benchmarks.bench_status --seconds 5  # shorter
+
+One worker pushes steps of some 50 ms without a pause, in a thread or a process of its own; meanwhile the
+status is asked for every 2 ms, as it was before the first push (`idle_p99_ms`: the noise of the machine). A
+health check takes the same way through a server's event loop.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Callable
+from threading import Event, Thread
+
+import numpy as np
+
+from benchmarks.bench_wire import server_process
+from protos.gradients import Gradients, SparseGrad
+from protos.runtime.malloc import keep_freed_memory
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import PushId, Store
+from ps_server.precompile import precompile_kernels
+from ps_server.store import ParameterStore
+from ps_worker.cluster.connect import connect
+
+DIM = 1
+NUM_KEYS = 400_000
+PAUSE_S = 0.002
+
+TABLE = TableSpec(
+    name="table",
+    dim=DIM,
+    initializer=InitializerSpec(kind="uniform", scale=0.1),
+    optimizer=OptimizerSpec(name="adam"),
+)
+
+
+def push_steps(store: Store, is_over: Callable[[], bool]) -> None:
+    """Pushes synchronous steps until told to end."""
+    random = np.random.default_rng(0)
+    keys = random.integers(0, 2**63, NUM_KEYS, dtype=np.uint64)
+    values = random.random((NUM_KEYS, DIM), dtype=np.float32)
+    gradients = Gradients(sparse={"table": SparseGrad(keys, values, 512)})
+    step = 0
+    while not is_over():
+        push_id = PushId(
+            worker=0, incarnation=0, sequence=step, step=step, examples=512, batches=1, pulled=step
+        )
+        store.push_grad(gradients, push_id, at=step).result()
+        step += 1
+
+
+def push_steps_to(endpoint: str, seconds: float) -> None:
+    """Pushes steps to a server from a process of its own."""
+    end = time.perf_counter() + seconds
+    with connect([endpoint]) as client:
+        client.create_table(TABLE)
+        push_steps(client, lambda: time.perf_counter() > end)
+
+
+def latencies_of(store: Store, seconds: float) -> list[float]:
+    """Asks for the status again and again; returns the seconds that each call took."""
+    took_s, start = [], time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        before = time.perf_counter()
+        store.status()
+        took_s.append(time.perf_counter() - before)
+        time.sleep(PAUSE_S)
+    return took_s
+
+
+def poll(name: str, store: Store, seconds: float, idle_s: list[float]) -> dict[str, object]:
+    """Returns the figures of a store to which steps are pushed; `idle_s` are those from before."""
+    while store.status().version < 3:  # rows are created, and all code is loaded
+        time.sleep(PAUSE_S)
+    first, start = store.status().version, time.perf_counter()
+    took_s = latencies_of(store, seconds)
+    steps = store.status().version - first
+    p50, p99, longest = np.percentile(took_s, [50, 99, 100]) * 1e3
+    return {
+        "benchmark": "status",
+        "case": name,
+        "steps": steps,
+        "ms_a_step": round((time.perf_counter() - start) / max(steps, 1) * 1e3, 1),
+        "calls": len(took_s),
+        "p50_ms": round(p50, 2),
+        "p99_ms": round(p99, 2),
+        "max_ms": round(longest, 2),
+        "idle_p99_ms": round(float(np.percentile(idle_s, 99)) * 1e3, 2),
+    }
+
+
+def measure_in_process(seconds: float) -> dict[str, object]:
+    """Measures a store in this process."""
+    precompile_kernels()
+    store = ParameterStore()
+    store.create_table(TABLE)
+    idle_s = latencies_of(store, seconds / 4)
+    is_over = Event()
+    pusher = Thread(target=push_steps, args=(store, is_over.is_set))
+    pusher.start()
+    try:
+        return poll("in_process", store, seconds, idle_s)
+    finally:
+        is_over.set()
+        pusher.join()
+
+
+def measure_server(seconds: float) -> dict[str, object]:
+    """Measures one `ps-server` process over loopback."""
+    with server_process() as (endpoint, _), connect([endpoint]) as client:
+        idle_s = latencies_of(client, seconds / 4)
+        processes = multiprocessing.get_context("spawn")
+        pusher = processes.Process(target=push_steps_to, args=(endpoint, seconds + 5.0))
+        pusher.start()
+        try:
+            return poll("grpc", client, seconds, idle_s)
+        finally:
+            pusher.join()
+
+
+def main() -> None:
+    """Prints one JSON line a case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each case; default 20")
+    seconds = parser.parse_args().seconds
+    keep_freed_memory()
+    for measure in (measure_in_process, measure_server):
+        print(json.dumps(measure(seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
