@@ -1,4 +1,4 @@
-"""Which communicator a job asks for."""
+"""The communicator of a job's mode."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""GEO training: every worker trains its own copy, and what it learnt is exchanged every `k_steps` batches.
+"""GEO training: every worker trains its own copy and exchanges changes every `k_steps` batches.
 
     training threads: pull, compute, push on the replica
     exchanger thread: take delta -> servers add it -> dense, rows that anyone changed -> merge into replica

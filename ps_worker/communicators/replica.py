@@ -75,7 +75,7 @@ class Replica:
             self._dense.push(dense)
 
     def take_delta(self) -> Gradients:
-        """Returns this worker's share of what it has learnt since the last time, as sums of one example."""
+        """Returns this worker's share of its changes since the last call, as sums of one example."""
         deltas = {name: table.take_deltas(self._share) for name, table in self._tables.items()}
         return Gradients(
             sparse={name: SparseGrad(keys, values, 1) for name, (keys, values) in deltas.items()},

@@ -1,4 +1,4 @@
-"""Role makers: which process of a job this is, from the environment or from a script's own words."""
+"""Role makers: the role of a process, from the environment or from arguments."""
 
 import enum
 import os
@@ -10,7 +10,7 @@ from protos.role import ServerRole, WorkerRole, require_endpoints, role_from_env
 
 
 class Role(enum.Enum):
-    """What a process is."""
+    """Role of a process."""
 
     WORKER = 1
     SERVER = 2

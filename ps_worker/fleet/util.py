@@ -1,4 +1,4 @@
-"""What scripts do with all workers besides training them."""
+"""Helpers for scripts: sums over workers, files by worker, printing on one worker."""
 
 import sys
 from collections.abc import Sequence

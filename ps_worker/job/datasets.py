@@ -139,7 +139,7 @@ class TrainingData:
         try:
             batches = self._dataset.positioned(start)
         except UsageError as error:
-            raise DataError(f"this worker cannot go on where it was: {error}") from error
+            raise DataError(f"this worker cannot resume where it was: {error}") from error
         for batch, position in batches:
             yield batch, replace(position, epoch=epoch)
 

@@ -207,7 +207,7 @@ class Run:
     def evaluate(
         self, batches: Iterable[Batch], *, on_predictions: OnPredictions | None = None
     ) -> ClickMetrics:
-        """Predicts with what all workers have learnt; see `ps_worker.training.evaluator.evaluate`."""
+        """Predicts with the parameters of the store; see `ps_worker.training.evaluator.evaluate`."""
         self.flush()
         return evaluate(
             self.store,
@@ -218,7 +218,7 @@ class Run:
         )
 
     def flush(self) -> None:
-        """Returns when the store has all that this worker has learnt."""
+        """Returns when the store has all gradients of this worker."""
         if self._communicator is not None:
             self._communicator.flush()
 
@@ -231,7 +231,7 @@ class Run:
             self.store.wait_version(self._communicator.version).result()
 
     def barrier(self, name: str = "") -> None:
-        """Waits at a barrier until every worker has come; the servers have what each has learnt.
+        """Waits at a barrier until every worker has come; the store then has the gradients of all.
 
         Args:
             name: The same for all workers; empty: numbered.
@@ -279,7 +279,7 @@ class Run:
         return shrunk
 
     def leave(self) -> None:
-        """Leaves the run for good, when the servers have all that this worker has learnt."""
+        """Leaves the run for good, when the store has all its gradients."""
         self.flush()
         self.close()
         self.store.leave(self.worker, step=self._version)

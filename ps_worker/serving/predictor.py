@@ -97,7 +97,7 @@ class Predictor:
 
     @property
     def schema(self) -> Schema:
-        """What examples consist of."""
+        """The columns of examples."""
         return self._loaded.schema
 
     def predict(self, batch: Batch) -> Values:

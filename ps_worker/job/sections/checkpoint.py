@@ -1,4 +1,4 @@
-"""The section of a job that says when to save, where to, and what to start from."""
+"""`[checkpoint]`: when and where to save, and what to start from."""
 
 from typing import Literal, Self
 

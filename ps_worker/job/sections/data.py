@@ -1,4 +1,4 @@
-"""The section of a job that says what to read."""
+"""`[data]`: the files to read, and how."""
 
 from typing import Annotated, Literal, Self
 
@@ -20,7 +20,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
 class DataSection(Section):
-    """What to read.
+    """The data to read.
 
     Attributes:
         train: Patterns of files to train on; the workers share them out.

@@ -1,4 +1,4 @@
-"""The sections of a job that need no more than a list of keys."""
+"""`[model]`, `[train]` and `[cluster]`: sections without checks of their own."""
 
 from typing import Any
 

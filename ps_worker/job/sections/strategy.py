@@ -1,6 +1,6 @@
-"""`[strategy]`: how workers keep together (docs/consistency.md).
+"""`[strategy]`: the training mode and its settings (docs/consistency.md).
 
-A mode and its settings. A setting that the mode has no use for is an error when a job gives it, and is left
+A setting that the mode has no use for is an error when a job gives it, and is left
 out when a job is written.
 """
 

@@ -250,7 +250,7 @@ def test_files_that_have_changed_in_size_are_refused(clicks: Path, tmp_path: Pat
     killed_in_the_middle(tmp_path, tmp_path / "model")
     file.write_text(file.read_text() * 2)
 
-    with pytest.raises(DataError, match=r"cannot go on where it was: .* other files"):
+    with pytest.raises(DataError, match=r"cannot resume where it was: .* other files"):
         run(job_of(tmp_path, tmp_path / "model"))
 
 

@@ -1,0 +1,48 @@
+"""A run's store is in its process or on servers, as its role says."""
+
+import subprocess
+import sys
+
+import pytest
+
+from protos.errors import TransportError
+from protos.role import WorkerRole
+from ps_server.store import ParameterStore
+from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+from ps_worker.job.sections.section import ClusterSection
+from tests.support.cluster import cluster
+
+IN_PROCESS = """
+import sys
+from ps_worker.cluster.open_store import LOCAL, open_store
+from ps_worker.job.sections.section import ClusterSection
+with open_store(LOCAL, ClusterSection()):
+    print("grpc" in sys.modules)
+"""
+
+
+def test_store_of_a_role_without_servers_is_in_process() -> None:
+    assert is_in_process(LOCAL)
+    with open_store(LOCAL, ClusterSection()) as store:
+        assert isinstance(store, ParameterStore)
+        assert store.num_workers == 1
+
+
+def test_store_in_process_needs_no_grpc() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", IN_PROCESS], check=True, capture_output=True, text=True
+    )
+
+    assert answer.stdout.strip() == "False"
+
+
+def test_store_of_a_role_with_servers_is_theirs_until_the_context_ends() -> None:
+    with cluster(num_servers=2) as servers:
+        role = WorkerRole(endpoints=tuple(servers.endpoints), worker_index=0, num_workers=1)
+        assert not is_in_process(role)
+
+        with open_store(role, ClusterSection()) as store:
+            assert store.status().version == 0
+
+        with pytest.raises((TransportError, ValueError)):
+            store.status()
