@@ -46,7 +46,7 @@ class OrcReader:
             file = orc.ORCFile(source)
             columns = match_columns(split.path, file.schema, self._schema)
             check_types(split.path, file.schema, self._schema, columns)
-            decoder = Decoder(split.path, self._schema, columns, self._bad_rows, _place)
+            decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
             for row, batch in _rows(file, split, offset or 0, columns.names):
                 for start in range(0, len(batch), columns.read_rows):
                     rows = batch.slice(start, columns.read_rows)
@@ -71,7 +71,3 @@ def _rows(
         skipped = max(offset - stop, 0)
         yield stop + skipped, batch.slice(skipped)
         stop += len(batch)
-
-
-def _place(offset: int) -> str:
-    return f"row {offset + 1}"

@@ -58,7 +58,7 @@ class ParquetReader:
                 pre_buffer=False,  # True reads all row groups ahead
                 page_checksum_verification=True,
             )
-            decoder = Decoder(split.path, self._schema, columns, self._bad_rows, _place)
+            decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
             yield from _decoded(file, split, offset or 0, columns, decoder)
 
 
@@ -100,7 +100,3 @@ def _dictionary_columns(file: pq.ParquetFile, columns: FileColumns) -> list[str]
         and chunks[name].has_dictionary_page
         and chunks[name].total_uncompressed_size <= _DICTIONARY_BYTES * chunks[name].num_values
     ]
-
-
-def _place(offset: int) -> str:
-    return f"row {offset + 1}"

@@ -77,7 +77,7 @@ class Decoder:
         schema: Schema,
         columns: FileColumns,
         bad_rows: BadRows,
-        place: Callable[[int], str],
+        place: Callable[[int], str] | None = None,
     ) -> None:
         """Takes the settings of a file.
 
@@ -86,14 +86,14 @@ class Decoder:
             schema: The columns to decode.
             columns: Their columns in the file.
             bad_rows: Counts malformed rows.
-            place: Formats an offset for messages.
+            place: Formats an offset for messages; None: as a row number.
         """
         self._path = path
         self._dense = [column.name for column in schema.dense]
         self._slots = schema.slots
         self._columns = columns
         self._bad_rows = bad_rows
-        self._place = place
+        self._place = place or _row_place
 
     def decode(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> Columns:
         """Returns the good rows of `batch` and counts the malformed ones.
@@ -172,6 +172,10 @@ def shown(value: object) -> str:
         return "missing"
     text = repr(value.decode(errors="backslashreplace") if isinstance(value, bytes) else value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _row_place(offset: int) -> str:
+    return f"row {offset + 1}"
 
 
 def _rows_where(is_true: NDArray[np.bool_]) -> list[int]:
