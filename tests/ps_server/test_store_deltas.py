@@ -216,7 +216,9 @@ def test_a_table_that_is_newer_than_the_base_is_refused(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 0)
     store.create_table(COUNTING)
 
-    with pytest.raises(CheckpointError, match="table 'counting': it is newer than the last"):
+    with pytest.raises(
+        CheckpointError, match="table 'counting' are unknown: it is newer than the last"
+    ):
         store.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0")))
 
     store.save(SaveRequest(url=str(tmp_path / "1")))
