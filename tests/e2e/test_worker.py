@@ -141,7 +141,7 @@ def test_damaged_checkpoint_is_refused_by_name(
         (
             ["model.name=ctr_dn"],
             2,
-            "--set model.name=ctr_dn: unknown model 'ctr_dn', did you mean 'ctr_dnn'",
+            "--set model.name=ctr_dn: model.name: unknown model 'ctr_dn', did you mean 'ctr_dnn'",
         ),
         (
             ["optimizer.sparse=adgrad"],
