@@ -1,11 +1,11 @@
 """Gradients as they are pushed: sums over examples, and how many examples they sum over.
 
-Whoever applies a gradient divides by the number of examples, once, at the end. So merging batches,
-threads or workers is adding, and what is applied is always the mean over all their examples: merging
-never multiplies a step (it does in systems that add up means).
+The server divides a gradient by the number of examples, once, when it is applied. So batches, threads and
+workers are merged by adding, and the mean over all their examples is applied: merging never multiplies a
+step (it does in systems that add up means).
 
-Beside a gradient travel counts: how often each key occurred in the batches that it is from. They are added as
-gradients are, so that whoever counts counts each occurrence once, however batches were merged.
+A gradient carries counts: the occurrences of each key in its batches. They are added as gradients are, so
+that each occurrence counts once, however batches were merged.
 
 Float addition is not associative: `sum_sparse` and `sum_dense` add in the order given, which is worker
 order on a server and thread order in a worker. That order is part of the contract of sync training.
@@ -36,9 +36,9 @@ class SparseGrad:
     Attributes:
         keys: uint64[N], unique.
         values: float32[N, D], summed over the examples.
-        examples: Number of examples summed over, those included that touched none of the keys.
-        counts: uint32[N, 2], occurrences of each key, and of these the ones in examples that were clicked;
-            None for a table that keeps no statistics.
+        examples: Number of examples summed over, including examples without any of the keys.
+        counts: uint32[N, 2], occurrences of each key, and those of them in examples that were clicked; None
+            for a table that keeps no statistics.
     """
 
     keys: Keys
@@ -54,7 +54,7 @@ class SparseGrad:
         )
 
     def stretch(self, rows: slice) -> "SparseGrad":
-        """Returns a view of some rows in their order."""
+        """Returns a view of a slice of rows."""
         counts = None if self.counts is None else self.counts[rows]
         return SparseGrad(self.keys[rows], self.values[rows], self.examples, counts)
 
@@ -74,7 +74,7 @@ class DenseGrad:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """All that one push carries, by table and by dense block."""
+    """The gradients of one push, by table and by dense block."""
 
     sparse: Mapping[str, SparseGrad] = field(default_factory=dict)
     dense: Mapping[str, DenseGrad] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def _add_rows(inverse: NDArray[np.int32], values: NDArray[Any], out: NDArray[Any
 def sum_sparse(grads: Sequence[SparseGrad]) -> SparseGrad:
     """Returns the sum, each key's values added in the order of `grads` (one table, one dim).
 
-    A part without keys adds its examples alone: off the wire, it does not even have a dim.
+    A part without keys adds its examples only; decoded from a message, it has no dim.
     """
     examples = sum(grad.examples for grad in grads)
     parts = [grad for grad in grads if grad.keys.size] or grads[:1]
@@ -135,15 +135,16 @@ def sum_gradients(parts: Sequence[Gradients]) -> Gradients:
 
 
 def require_counts(table: str, grad: SparseGrad, *, keeps_statistics: bool) -> None:
-    """Checks that a push has the counts that its table wants.
+    """Checks the counts of a push: present exactly if the table keeps statistics, and valid.
 
     Args:
         table: Its name, for messages.
-        grad: With or without keys; without, it needs no counts.
-        keeps_statistics: Whether the table's rows count.
+        grad: Without keys, it needs no counts.
+        keeps_statistics: Whether the table keeps statistics.
 
     Raises:
-        GradientError: If there are none and should be, or the other way round, or they make no sense.
+        GradientError: If counts are missing, not expected, of a wrong shape or dtype, or have more clicks
+            than occurrences.
     """
     counts = grad.counts
     if not grad.keys.size:

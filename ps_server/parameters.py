@@ -43,7 +43,7 @@ class Parameters:
 
     Attributes:
         base: Token of the checkpoint that was saved or loaded last, since which tables record changes;
-            empty: there is none.
+            empty: no such checkpoint.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Compiles every kernel of a server, so that no worker waits for the compiler.
+"""Compilation of every kernel of a server before it serves, so that no worker waits for it.
 
     python -m ps_server.precompile    # fills numba's cache, as when an image is built
 
-A tiny store does all that a server ever does, with arrays that are read-only, as they come off the wire:
-numba compiles another function for those that can be written to.
+A tiny store runs every operation of a server, with read-only arrays as they are decoded from messages: numba
+compiles another function for writable ones.
 """
 
 import logging
@@ -43,7 +43,7 @@ _ADMISSIONS = (
 
 
 def precompile_kernels() -> float:
-    """Compiles, or loads from numba's cache, all kernels; returns the seconds that took."""
+    """Compiles all kernels, or loads them from numba's cache; returns the seconds."""
     start = time.perf_counter()
     with compile_lock():
         for name in OPTIMIZERS:
@@ -54,7 +54,7 @@ def precompile_kernels() -> float:
 
 
 def _exercise(optimizer: str) -> None:
-    """Does with one optimizer all that a server does."""
+    """Runs every operation of a server with one optimizer."""
     table = _table_spec(optimizer)
     store = ParameterStore(num_workers=2)
     counting = replace(
@@ -91,8 +91,8 @@ def _exercise(optimizer: str) -> None:
 
 
 def _admit(admission: AdmissionSpec) -> None:
-    """Counts and admits keys in one of the ways there are."""
-    optimizer = next(iter(OPTIMIZERS))  # none has a part in it
+    """Counts and admits keys by one admission rule."""
+    optimizer = next(iter(OPTIMIZERS))  # any: it does not matter
     spec = replace(_table_spec(optimizer), statistics=StatisticsSpec(), admission=admission)
     table = SparseTable(spec)
     keys = read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
@@ -122,7 +122,7 @@ def _optimizer_spec(optimizer: str) -> OptimizerSpec:
 
 
 def main() -> int:
-    """Warms the kernels and says how long it took."""
+    """Compiles the kernels and logs the seconds."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logger.info("kernels ready seconds=%.1f", precompile_kernels())
     return 0

@@ -1,7 +1,7 @@
-"""What a job declares otherwise than others did, or than a checkpoint has it: refused, or told in the log.
+"""Compatibility of a declared spec with another worker's, or with a checkpoint's.
 
 dim, shards, optimizer, length    rows and blocks would not fit: an error
-statistics, admission             of a job, not of a model: a warning of what that loses
+statistics, admission             settings of a job, not of a model: a warning names the data lost
 """
 
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
-    """Checks that a worker declares what another one has declared.
+    """Checks that a worker declares the same spec as the workers before it.
 
     Raises:
         SpecConflictError: If not; says which fields differ.
@@ -35,7 +35,7 @@ def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseS
 def require_loadable(
     saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec, checkpoint: str
 ) -> None:
-    """Checks that what a checkpoint has fits what was declared.
+    """Checks that a table or block of a checkpoint fits the declared spec.
 
     Raises:
         CheckpointError: If not; says which fields differ.
@@ -47,7 +47,7 @@ def require_loadable(
 def require_claimable(
     loaded: TableSpec | DenseSpec, spec: TableSpec | DenseSpec, checkpoint: str
 ) -> None:
-    """Checks that what is declared fits what was loaded before.
+    """Checks that a declared spec fits a table or block loaded earlier.
 
     Raises:
         SpecConflictError: If not; says which fields differ.
@@ -57,7 +57,7 @@ def require_claimable(
 
 
 def log_changes(saved: TableSpec, table: SparseTable) -> None:
-    """Warns of what a table has lost because it is declared otherwise than it was saved."""
+    """Warns of data that a table loses because its spec differs from the saved one."""
     spec, rows = table.spec, table.status.rows
     if saved.statistics is not None and spec.statistics is None and rows:
         logger.warning(
@@ -80,7 +80,7 @@ def log_changes(saved: TableSpec, table: SparseTable) -> None:
         f"admission.{field} was {before!r} and is {now!r}"
         for field, before, now in _different(counted, counting)
     )
-    logger.warning("counts of keys without a row start anew, %s table=%s", difference, spec.name)
+    logger.warning("counts of keys without a row start at 0, %s table=%s", difference, spec.name)
 
 
 def _different(first: Any, second: Any) -> Iterator[tuple[str, object, object]]:

@@ -235,8 +235,8 @@ class Coordinator:
     def when_applied(self) -> Future[Version]:
         """Answers with the version, once all steps that are complete now are applied."""
         with self._lock:
-            at = self._steps.num_complete
-        return self.at_version(at, lambda: self.version)
+            version, at = self._steps.version, self._steps.num_complete
+        return Answered(version) if version == at else self.at_version(at, lambda: self.version)
 
     # Waiting
 

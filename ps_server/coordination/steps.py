@@ -63,10 +63,12 @@ class StepAggregator:
 
     Attributes:
         version: Steps applied.
+        num_complete: Steps that are complete, applied or not; also the number of the step collected now.
     """
 
     def __init__(self, members: Membership) -> None:
         self.version: Version = 0
+        self.num_complete: Version = 0
         self._members = members
         self._next_step = dict.fromkeys(range(members.num_workers), 0)
         self._absent_from: dict[int, int] = {}
@@ -85,7 +87,7 @@ class StepAggregator:
                 f"a run cannot resume at version {version} on servers that were trained on, up to version "
                 f"{self.version}: restart the servers"
             )
-        self.version = version
+        self.version = self.num_complete = version
         self._next_step = dict.fromkeys(self._next_step, version)
 
     def check(self, worker: int, step: Version) -> None:
@@ -111,6 +113,7 @@ class StepAggregator:
         self.check(push_id.worker, step)
         self._parts.setdefault(step, {})[push_id.worker] = gradients, push_id
         self._next_step[push_id.worker] = step + 1
+        self._count_complete()
 
     def begin_arrival(self, worker: int) -> None:
         """A push begins to be applied on arrival: until its `end_arrival` no synchronous step begins.
@@ -131,12 +134,14 @@ class StepAggregator:
         """Counts the batches of a push that was applied; returns the version, every worker's next step."""
         self._num_arriving -= 1
         self.version += batches
+        self.num_complete = self.version
         self._next_step = dict.fromkeys(self._next_step, self.version)
         return self.version
 
     def leave(self, worker: int, step: Version) -> None:
         """Leaves the steps from `step` on to the others."""
         self._absent_from[worker] = step
+        self._count_complete()
 
     def rejoin(self, worker: int) -> None:
         """Takes part again, from the current version on."""
@@ -152,13 +157,9 @@ class StepAggregator:
             and not self._absent_from.get(worker, step + 1) <= step
         ]
 
-    @property
-    def num_complete(self) -> Version:
-        """Steps that are complete, applied or not; also the number of the step that is collected now."""
-        step = self.version
-        while self._parts.get(step) and not self.behind(step):
-            step += 1
-        return step
+    def _count_complete(self) -> None:
+        while self.num_complete in self._parts and not self.behind(self.num_complete):
+            self.num_complete += 1
 
     def take_complete_step(self) -> CompleteStep | None:
         """Returns the next step to apply, which ends with `step_applied`.

@@ -1,1 +1,1 @@
-"""The parameters of a server as they are at one moment, while others train."""
+"""Snapshots of a server's parameters at one moment, while training runs."""

@@ -1,11 +1,11 @@
-"""A lock that many share or one has alone, and for which neither waits for ever.
+"""Phase-fair readers-writer lock: shared by many or held alone by one, and neither side starves.
 
-    sharing:   | push | push |      | push | push | push
-    alone:            . waits | cut |
-    sharing:             . waits    | push
+    shared:    | push | push |           | push | push | push
+    alone:            . waits | snapshot |
+    shared:              . waits         | push
 
-Who wants it alone waits for those that have it; those who come meanwhile wait behind it, and go before the
-next who wants it alone. So a stream of pushes does not keep a cut away, nor a stream of cuts the pushes.
+A caller that wants it alone waits for those that share it. Callers that come meanwhile wait behind it, and
+are before the next that wants it alone. So a stream of pushes does not starve a snapshot, nor the reverse.
 """
 
 import threading
@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from protos.errors import WaitTimeoutError
 
 
-class SharedLock:
-    """A readers-writer lock in phases. Not reentrant."""
+class PhaseLock:
+    """A phase-fair readers-writer lock. Not reentrant."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -24,12 +24,12 @@ class SharedLock:
         self._waiting_to_share = 0
         self._waiting_alone = 0
         self._is_alone = False
-        self._phase = 0  # how often it was had alone
-        self._owed = 0  # who waited to share when that ended, and goes first
+        self._phase = 0  # times that it was held alone
+        self._owed = 0  # callers that waited to share when that ended, and are next
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Holds the lock with others; whoever has it alone is done soon."""
+        """Shares the lock; waits while another holds it alone."""
         with self._changed:
             if self._is_alone or self._waiting_alone:
                 self._wait_to_share()
@@ -47,7 +47,7 @@ class SharedLock:
         """Holds the lock alone.
 
         Raises:
-            WaitTimeoutError: If those who share it keep it for longer than `limit_s` seconds.
+            WaitTimeoutError: If it is shared for longer than `limit_s` seconds.
         """
         with self._changed:
             self._waiting_alone += 1
@@ -55,7 +55,7 @@ class SharedLock:
                 if not self._changed.wait_for(self._is_free, limit_s):
                     raise WaitTimeoutError(
                         f"pushes that are being applied did not end within {limit_s:g} s: parameters "
-                        f"cannot be cut or replaced between two of them"
+                        f"cannot be saved or replaced between two of them"
                     )
                 self._is_alone = True
             finally:

@@ -1,10 +1,10 @@
-"""Moments of a store that are saved while it trains on: one at a time, none held for ever.
+"""Point-in-time snapshots of a store, written while it trains: one at a time, none held for ever.
 
     take --alone for a moment--> held --writing--> ended, saved or not
                                   |
                                   +-- not written in time, or another is taken --> ended, not saved
 
-Pushes share a lock with each other, so a cut never goes through the middle of one.
+Pushes share a lock that a snapshot takes alone, so it has each push and each step as a whole or not at all.
 """
 
 import logging
@@ -17,7 +17,7 @@ from threading import Condition
 from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
 from protos.spec import DenseSpec
 from protos.store import SaveStatus, Version, WorkerProgress
-from ps_server.snapshot.phase_lock import SharedLock
+from ps_server.snapshot.phase_lock import PhaseLock
 from ps_server.table.contents import DensePiece
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
@@ -26,7 +26,7 @@ from ps_server.table.table_snapshot import CountersSnapshot, RemovedSnapshot, Ta
 logger = logging.getLogger(__name__)
 
 HOLD_LIMIT_S = 60.0
-"""How long a cut waits to be written, in seconds: its saver asks for that at once, or is gone."""
+"""How long a snapshot waits to be written, in seconds: its saver asks for that at once, or has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class BlockSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StoreSnapshot:
-    """All that a store holds, as it was at one moment.
+    """All parameters of a store at one moment.
 
     Attributes:
         tables: Copied while they are written.
         live: The tables themselves.
         blocks: Copied already.
         version: Of the store.
-        workers: How much of each worker's training is in it.
-        is_delta: Whether the tables have only the rows that changed since the last cut that was saved.
+        workers: Progress of each worker.
+        is_delta: Whether the tables have only the rows that changed since the last snapshot that was saved.
     """
 
     tables: Sequence[TableSnapshot]
@@ -77,11 +77,11 @@ class StoreSnapshot:
 
     @property
     def removed(self) -> list[RemovedSnapshot]:
-        """Keys that lost their row since the base; of a cut with all rows none."""
+        """Keys that lost their row since the base; empty unless it is a delta."""
         return [each.removed() for each in self.tables] if self.is_delta else []
 
     def end(self, *, saved: bool) -> None:
-        """Lets go of what was kept; unless it was saved, what had changed before counts as changed again."""
+        """Releases the rows kept; unless it was saved, restores the marks of changed rows."""
         for table in self.live:
             table.end_snapshot(saved=saved)
 
@@ -94,11 +94,11 @@ def snapshot_all(
     *,
     is_delta: bool = False,
 ) -> StoreSnapshot:
-    """Cuts tables and blocks, which nobody may change meanwhile.
+    """Takes a snapshot of tables and blocks, while nothing changes them.
 
     Raises:
-        CheckpointError: If memory is short; nothing is cut then.
-        UnknownChangesError: If it is not known what changed; likewise.
+        CheckpointError: If memory is short; no snapshot remains.
+        UnknownChangesError: If the changes are not known; likewise.
     """
     with ExitStack() as undo:
         snapshots = []
@@ -118,7 +118,7 @@ def snapshot_all(
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A cut that waits to be written, and since when it was taken."""
+    """A snapshot that waits to be written, and when it was taken."""
 
     token: str
     snapshot: StoreSnapshot
@@ -127,81 +127,81 @@ class _Held:
 
 
 class Snapshots:
-    """Who may change a store, and which moment of it is being saved. Thread-safe."""
+    """The lock between changes and snapshots of a store, and the snapshot being saved. Thread-safe."""
 
     def __init__(
         self,
-        freeze: Callable[[str], StoreSnapshot],
+        take_snapshot: Callable[[str], StoreSnapshot],
         *,
         wait_limit_s: float,
         hold_limit_s: float = HOLD_LIMIT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Has taken no cut.
+        """Has no snapshot.
 
         Args:
-            freeze: Cuts the store, as changes to a base or whole; called while nobody changes it.
+            take_snapshot: Takes a snapshot of the store, with the changes since a base or all rows (base is
+                empty); called while nothing changes the store.
             wait_limit_s: How long to wait for pushes, or for a save to end, in seconds.
-            hold_limit_s: How long a cut waits to be written, in seconds.
+            hold_limit_s: How long a snapshot waits to be written, in seconds.
             monotonic: The clock, in seconds.
         """
-        self._freeze = freeze
+        self._take_snapshot = take_snapshot
         self._wait_limit_s = wait_limit_s
         self._hold_limit_s = hold_limit_s
         self._monotonic = monotonic
-        self._lock = SharedLock()
+        self._lock = PhaseLock()
         self._turns = Condition()
         self._whose_turn = ""
         self._held: _Held | None = None
         self._last: SaveStatus | None = None
 
     def changing(self) -> AbstractContextManager[None]:
-        """Held by whoever changes parameters, around all of one change; not twice by one thread."""
+        """Held around all of one change of parameters; not twice by one thread."""
         if self._is_overdue():
             self._drop_overdue()
         return self._lock.shared()
 
     def take(self, token: str, base: str = "") -> None:
-        """Cuts the store; the cut waits for `writing`, in the place of one that was not written.
+        """Takes a snapshot, which waits for `writing`; drops one that was not written.
 
         Args:
             token: Of the save to come.
-            base: Token of the save whose changes are cut; empty: all is.
+            base: Token of the save since which changes are taken; empty: all rows are.
 
         Raises:
             CheckpointError: If memory is short.
-            UnknownChangesError: If it is not known what changed since the base.
+            UnknownChangesError: If the changes since the base are not known.
             WaitTimeoutError: If another save does not end in time, or pushes do not.
         """
-        with self._turn("a cut", after_held=False) as left_s:
+        with self._turn("a snapshot", after_held=False) as left_s:
             self._drop()
             start = self._monotonic()
             with self._lock.alone(left_s):
-                snapshot = self._freeze(base)
+                snapshot = self._take_snapshot(base)
             now = self._monotonic()
             self._held = _Held(token, snapshot, start, now - start)
         rows = sum(table.num_rows for table in snapshot.tables)
-        logger.info("cut token=%s rows=%d pause_ms=%.1f", token, rows, 1e3 * (now - start))
+        logger.info("snapshot token=%s rows=%d pause_ms=%.1f", token, rows, 1e3 * (now - start))
 
     @contextmanager
     def writing(self, token: str, *, is_base: bool = True) -> Iterator[StoreSnapshot]:
-        """Lends the cut of this token; it ends with the block, as saved unless that raises.
+        """Lends the snapshot of this token; it ends with the block, as saved unless that raises.
 
         Args:
-            token: Of the cut.
-            is_base: Whether what changes from the cut on is what later deltas have; else it is as if nothing
-                was saved.
+            token: Of the snapshot.
+            is_base: Whether later deltas are based on it; else the marks of changed rows are restored.
 
         Raises:
-            ProtocolError: If there is none: taken from another store, or held for too long.
+            ProtocolError: If there is no such snapshot: another was taken, or it was held for too long.
             WaitTimeoutError: If another save does not end in time.
         """
         with self._turn("a save", after_held=False):
             held = self._held
             if held is None or held.token != token:
                 raise ProtocolError(
-                    f"there is no cut {token!r} to be saved: another was taken since, or it was not saved "
-                    f"within {self._hold_limit_s:g} s, or the server was started anew; cut again"
+                    f"there is no snapshot {token!r} to be saved: another was taken since, or it was not "
+                    f"saved within {self._hold_limit_s:g} s, or the server was restarted; save again"
                 )
             self._held = None
             self._last = SaveStatus(pause_s=held.pause_s, duration_s=0.0, is_over=False)
@@ -213,7 +213,7 @@ class Snapshots:
 
     @contextmanager
     def between_saves(self, what: str) -> Iterator[None]:
-        """Held by whoever needs no save to go on meanwhile; `what` is for messages.
+        """Held while no save may run; `what` is for messages.
 
         Raises:
             WaitTimeoutError: If a save does not end in time.
@@ -222,7 +222,7 @@ class Snapshots:
             yield
 
     def alone(self) -> AbstractContextManager[None]:
-        """Held between saves by whoever replaces parameters: nobody is in the middle of a change then.
+        """Held between saves while parameters are replaced: no change is applied meanwhile.
 
         Raises:
             WaitTimeoutError: If pushes do not end in time.
@@ -231,18 +231,18 @@ class Snapshots:
 
     @property
     def last(self) -> SaveStatus | None:
-        """What the last save cost; None if there was none."""
+        """Pause and duration of the last save; None if there was none."""
         return self._last
 
     @contextmanager
     def _turn(self, what: str, *, after_held: bool) -> Iterator[float]:
-        """Waits until nobody else saves, or has the store to itself between saves.
+        """Waits until no other save, load or shrink runs.
 
         Lends the seconds that are left of the limit.
 
         Args:
-            what: Whose turn it becomes, for messages.
-            after_held: Whether a cut that waits to be written goes first.
+            what: The operation, for messages.
+            after_held: Whether a snapshot that waits to be written is first.
         """
         give_up_s = self._monotonic() + self._wait_limit_s
         with self._turns:
@@ -277,13 +277,13 @@ class Snapshots:
         return self._monotonic() - held.taken_s - held.pause_s > self._hold_limit_s
 
     def _drop_overdue(self) -> None:
-        """Drops a cut that nobody came to write: what it keeps would grow with every push."""
+        """Drops a snapshot that was not written in time: the rows it keeps would grow with every push."""
         with self._turns:
             if not self._whose_turn and self._is_overdue():
                 self._drop()
 
     def _drop(self) -> None:
         if self._held is not None:
-            logger.warning("cut dropped, nobody saved it token=%s", self._held.token)
+            logger.warning("snapshot dropped, it was not saved token=%s", self._held.token)
             self._held.snapshot.end(saved=False)
             self._held = None

@@ -213,7 +213,7 @@ def test_part_is_saved_of_a_snapshot_alone(tmp_path: Path) -> None:
     store = in_process()
     store.snapshot("some token")
 
-    with pytest.raises(ProtocolError, match=r"no cut 'another token'.*cut again"):
+    with pytest.raises(ProtocolError, match=r"no snapshot 'another token'.*save again"):
         store.save_part(str(tmp_path), "another token")
 
 

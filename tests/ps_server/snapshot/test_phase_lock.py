@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from protos.errors import WaitTimeoutError
-from ps_server.snapshot.phase_lock import SharedLock
+from ps_server.snapshot.phase_lock import PhaseLock
 
 LIMIT_S = 10.0
 SOON_S = 0.02  # for what must not happen: too short a wait hides a fault, but never makes one
@@ -49,15 +49,15 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def lock() -> SharedLock:
-    return SharedLock()
+def lock() -> PhaseLock:
+    return PhaseLock()
 
 
-def alone(lock: SharedLock) -> Callable[[], AbstractContextManager]:
+def alone(lock: PhaseLock) -> Callable[[], AbstractContextManager]:
     return lambda: lock.alone(LIMIT_S)
 
 
-def test_many_share(threads: ThreadPoolExecutor, lock: SharedLock) -> None:
+def test_many_share(threads: ThreadPoolExecutor, lock: PhaseLock) -> None:
     holders = [Holder(threads, lock.shared) for _ in range(3)]
 
     assert all(holder.has_it.wait(LIMIT_S) for holder in holders)
@@ -65,7 +65,7 @@ def test_many_share(threads: ThreadPoolExecutor, lock: SharedLock) -> None:
         holder.go()
 
 
-def test_one_alone_waits_for_those_who_share(threads: ThreadPoolExecutor, lock: SharedLock) -> None:
+def test_one_alone_waits_for_those_who_share(threads: ThreadPoolExecutor, lock: PhaseLock) -> None:
     first, second = Holder(threads, lock.shared), Holder(threads, lock.shared)
     snapshot = Holder(threads, alone(lock))
     assert snapshot.waits
@@ -78,9 +78,9 @@ def test_one_alone_waits_for_those_who_share(threads: ThreadPoolExecutor, lock: 
 
 
 def test_those_who_come_later_wait_behind_the_one_alone(
-    threads: ThreadPoolExecutor, lock: SharedLock
+    threads: ThreadPoolExecutor, lock: PhaseLock
 ) -> None:
-    """So a stream of pushes does not keep a cut away."""
+    """So a stream of pushes does not starve a snapshot."""
     early = Holder(threads, lock.shared)
     snapshot = Holder(threads, alone(lock))
     assert snapshot.waits
@@ -96,9 +96,9 @@ def test_those_who_come_later_wait_behind_the_one_alone(
 
 
 def test_those_who_waited_to_share_go_before_the_next_one_alone(
-    threads: ThreadPoolExecutor, lock: SharedLock
+    threads: ThreadPoolExecutor, lock: PhaseLock
 ) -> None:
-    """So a stream of cuts does not keep the pushes away."""
+    """So a stream of snapshots does not starve the pushes."""
     snapshot = Holder(threads, alone(lock))
     assert snapshot.has_it.wait(LIMIT_S)
     next_snapshot = Holder(threads, alone(lock))
@@ -116,7 +116,7 @@ def test_those_who_waited_to_share_go_before_the_next_one_alone(
 
 
 def test_one_alone_gives_up_in_time_and_holds_nobody_up(
-    threads: ThreadPoolExecutor, lock: SharedLock
+    threads: ThreadPoolExecutor, lock: PhaseLock
 ) -> None:
     holder = Holder(threads, lock.shared)
     assert holder.has_it.wait(LIMIT_S)
@@ -130,7 +130,7 @@ def test_one_alone_gives_up_in_time_and_holds_nobody_up(
     Holder(threads, alone(lock)).go()
 
 
-def test_error_of_a_holder_frees_the_lock(lock: SharedLock) -> None:
+def test_error_of_a_holder_frees_the_lock(lock: PhaseLock) -> None:
     with pytest.raises(KeyError), lock.shared():
         raise KeyError
     with pytest.raises(KeyError), lock.alone(LIMIT_S):

@@ -12,7 +12,7 @@ import pytest
 from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, TableSpec
-from ps_server.snapshot.phase_lock import SharedLock
+from ps_server.snapshot.phase_lock import PhaseLock
 from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot, snapshot_all
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
@@ -57,7 +57,7 @@ def num_changed(table: SparseTable) -> int:
 
 
 class Store:
-    """A table that can be cut."""
+    """A table with snapshots."""
 
     def __init__(self, clock: Clock | None = None, wait_limit_s: float = LIMIT_S) -> None:
         self.table = new_table()
@@ -106,7 +106,10 @@ def test_snapshot_is_written_once() -> None:
     with store.snapshots.writing("a"):
         pass
 
-    with pytest.raises(ProtocolError, match="no cut 'a' to be saved"), store.snapshots.writing("a"):
+    with (
+        pytest.raises(ProtocolError, match="no snapshot 'a' to be saved"),
+        store.snapshots.writing("a"),
+    ):
         pass
 
 
@@ -115,7 +118,10 @@ def test_snapshot_that_was_not_taken_here_is_refused() -> None:
     store = Store()
     store.snapshots.take("a")
 
-    with pytest.raises(ProtocolError, match="no cut 'b' to be saved"), store.snapshots.writing("b"):
+    with (
+        pytest.raises(ProtocolError, match="no snapshot 'b' to be saved"),
+        store.snapshots.writing("b"),
+    ):
         pass
 
     with store.snapshots.writing("a"):
@@ -153,11 +159,11 @@ def test_pushes_that_a_snapshot_waited_for_do_not_count_as_time_in_which_nobody_
     clock = Clock()
     table = new_table()
 
-    def freeze(_: str) -> StoreSnapshot:
+    def take_snapshot(_: str) -> StoreSnapshot:
         clock.now += 61
         return snapshot_all([table], [], 0, {})
 
-    snapshots = Snapshots(freeze, wait_limit_s=LIMIT_S, hold_limit_s=60.0, monotonic=clock)
+    snapshots = Snapshots(take_snapshot, wait_limit_s=LIMIT_S, hold_limit_s=60.0, monotonic=clock)
     snapshots.take("a")
 
     with snapshots.changing():
@@ -170,11 +176,11 @@ def test_snapshot_waits_for_a_save_and_for_pushes_no_longer_than_the_limit_toget
     limits = []
 
     @contextmanager
-    def alone(_: SharedLock, limit_s: float) -> Iterator[None]:
+    def alone(_: PhaseLock, limit_s: float) -> Iterator[None]:
         limits.append(limit_s)
         yield
 
-    monkeypatch.setattr(SharedLock, "alone", alone)
+    monkeypatch.setattr(PhaseLock, "alone", alone)
     clock = Clock()
     store = Store(clock)
     store.snapshots.take("a")
@@ -230,7 +236,7 @@ def test_shrink_waits_for_a_snapshot_to_be_written_but_not_for_one_that_is_overd
 def test_second_save_waits_for_the_first_in_vain() -> None:
     store = Store(wait_limit_s=0.0)
     store.snapshots.take("a")
-    late = pytest.raises(WaitTimeoutError, match="a cut had to wait for a save")
+    late = pytest.raises(WaitTimeoutError, match="a snapshot had to wait for a save")
 
     with store.snapshots.writing("a"), late:
         store.snapshots.take("b")
@@ -263,7 +269,7 @@ def test_failed_save_is_over_too() -> None:
     assert store.snapshots.last.is_over
 
 
-def test_out_of_memory_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_leaves_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = [new_table("a"), new_table("b")]
 
     def fail(*, changes_only: bool) -> None:
