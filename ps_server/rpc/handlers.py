@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from protos.futures import Answered, Future, WaitingFuture
 from protos.spec import DenseSpec, TableSpec
-from protos.store import PulledPieces, Reduced, ServerStatus, Shrunk, Version
+from protos.store import Changed, Pulled, PulledPieces, Reduced, ServerStatus, Shrunk, Version
 from protos.wire.calls import CALLS, Barrier, Call, Leave, Load, PullChanged, Shrink
 from protos.wire.control_messages import AllReduce, Resume, Save
 from protos.wire.data_messages import PullDense, PullSparse, PushGrad
@@ -54,9 +54,6 @@ class Handlers:
 
     def start(self, call: Call[Q, A], argument: Q) -> Future[A]:
         """Starts a call; its answer may wait for other workers."""
-        if isinstance(argument, PullSparse | PullDense | PullChanged | PushGrad):
-            shard_map, server = self._store.shard_map, self._store.server_index
-            shard_map.require_epoch(argument.shard_map_epoch, server)
         answer = self._handlers[call.name](argument)
         return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
 
@@ -82,7 +79,7 @@ class Handlers:
             return handler
 
         def call_store(argument: Any) -> Any:
-            names = [field.name for field in fields(argument) if field.name != "shard_map_epoch"]
+            names = [field.name for field in fields(argument)]
             return getattr(self._store, method)(**{name: getattr(argument, name) for name in names})
 
         return call_store
@@ -95,10 +92,20 @@ class Handlers:
         self._store.create_dense(spec)
         self._log_once(f"dense block created block={spec.name} length={spec.length}")
 
+    def _pull_sparse(self, request: PullSparse) -> Future[Pulled]:
+        self._require_epoch(request.shard_map_epoch)
+        return self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
+
+    def _pull_changed(self, request: PullChanged) -> Future[Changed]:
+        self._require_epoch(request.shard_map_epoch)
+        return self._store.pull_changed(request.tables, request.worker, max_rows=request.max_rows)
+
     def _pull_dense(self, request: PullDense) -> Future[PulledPieces]:
+        self._require_epoch(request.shard_map_epoch)
         return self._store.pull_pieces(request.blocks, at=request.at)
 
     def _push_grad(self, request: PushGrad) -> Future[Version]:
+        self._require_epoch(request.shard_map_epoch)
         self._log_once(f"worker seen worker={request.push_id.worker}")
         return self._store.push_chunk(request.chunk, request.push_id, at=request.at)
 
@@ -151,6 +158,9 @@ class Handlers:
     def _get_status(self, _: None) -> ServerStatus:
         store = self._store
         return ServerStatus(store.status(), store.server_index, store.shard_map.num_servers)
+
+    def _require_epoch(self, epoch: int) -> None:
+        self._store.shard_map.require_epoch(epoch, self._store.server_index)
 
     def _log_once(self, event: str) -> None:
         if event not in self._logged:

@@ -1,4 +1,4 @@
-"""One suite for every store: parameters that are declared, moved, saved and loaded."""
+"""One suite for every store: parameters that are declared, pulled and pushed."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from protos.errors import (
-    CheckpointError,
     GradientError,
     ProtocolError,
     SpecConflictError,
@@ -15,9 +14,7 @@ from protos.errors import (
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Pulled, SaveRequest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.store import ParameterStore
+from protos.store import Missing, Pulled
 from tests.support.cluster import cluster
 from tests.support.stores import (
     DEEP,
@@ -218,83 +215,6 @@ def test_unknown_names_are_refused(store):
     assert store.digest() == before
 
 
-def test_saved_model_is_loaded_anywhere(store, tmp_path):
-    for sequence in range(2):
-        store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
-
-    digest = store.save(
-        SaveRequest(url=str(tmp_path / "model"), attachments={"job.toml": b"[model]"})
-    )
-    loaded = in_process()
-    loaded.load(str(tmp_path / "model"))
-
-    assert digest == store.digest() == loaded.digest()
-    for each in (store, loaded):
-        each.push_grad(random_gradients(2), push_id(sequence=2)).result()
-    assert_same_parameters(loaded, store)
-
-
-def test_checkpoint_is_of_the_moment_that_its_save_tells(store, tmp_path):
-    for sequence in range(2):
-        stamped = replace(push_id(sequence=sequence), position=f"after {sequence}")
-        store.push_grad(random_gradients(sequence), stamped).result()
-    before, snapshots = store.digest(), []
-
-    def push_on() -> None:
-        snapshots.append(store.push_grad(random_gradients(2), push_id(sequence=2)).result())
-
-    digest = store.save(SaveRequest(url=str(tmp_path / "model"), on_snapshot=push_on))
-
-    manifest = Checkpoint.open(tmp_path / "model").manifest
-    assert (digest, snapshots) == (before, [3])
-    assert store.digest() != digest
-    assert (manifest.version, manifest.workers[0].position) == (2, "after 1")
-
-
-def test_model_saved_elsewhere_is_loaded(store, tmp_path):
-    saved = in_process()
-    saved.push_grad(random_gradients(0), push_id()).result()
-    saved.save(SaveRequest(url=str(tmp_path / "model")))
-
-    store.load(str(tmp_path / "model"))
-
-    assert_same_parameters(saved, store)
-
-
-def test_load_of_no_checkpoint_changes_nothing(store, tmp_path):
-    store.push_grad(random_gradients(0), push_id()).result()
-    before = store.digest()
-
-    with pytest.raises(CheckpointError, match="nowhere"):
-        store.load(str(tmp_path / "nowhere"))
-
-    assert store.digest() == before
-
-
-def test_checkpoint_without_a_declared_table_is_refused(store, tmp_path):
-    other = ParameterStore()
-    other.create_table(DEEP)
-    other.create_dense(TOWER)
-    other.push_grad(Gradients({"deep": random_gradients(0).sparse["deep"]}), push_id()).result()
-    other.save(SaveRequest(url=str(tmp_path / "other")))
-    before = store.digest()
-
-    with pytest.raises(CheckpointError, match="has no wide, only deep, tower"):
-        store.load(str(tmp_path / "other"))
-
-    assert store.digest() == before
-
-
-def test_finding_out_whether_checkpoints_can_be_saved_leaves_nothing(store, tmp_path):
-    (tmp_path / "file").touch()
-
-    store.require_writable(str(tmp_path / "checkpoints"))
-
-    assert not list((tmp_path / "checkpoints").iterdir())
-    with pytest.raises(CheckpointError, match=r"file/probe"):
-        store.require_writable(str(tmp_path / "file"))
-
-
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_servers: int):
     """The last server has another map, so that the others could have answered."""
@@ -318,3 +238,39 @@ def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_
                 call().result()
         assert last.shard_digests() == digests
         assert last.status().examples == {0: 1}
+
+
+def test_push_out_of_step_is_refused(open_job):
+    first, _ = open_job(num_workers=2)
+
+    with pytest.raises(ProtocolError, match="worker 0 pushed step 1, expected 0"):
+        first.push_grad(random_gradients(0), push_id(0), at=1).result()
+
+
+def test_version_counts_the_batches_pushed_on_arrival(open_job):
+    """A pull for a version waits for them, too, and says which it has."""
+    first, second = open_job(num_workers=2)
+    waiting = first.pull_sparse({"wide": KEYS}, missing=Missing.INITIAL, at=5)
+
+    versions = [
+        first.push_grad(random_gradients(0), push_id(0, batches=3)).result(),
+        second.push_grad(random_gradients(1), push_id(1, batches=0)).result(),
+        second.push_grad(random_gradients(2), push_id(1, 1, batches=2)).result(),
+    ]
+
+    assert versions == [3, 3, 5]
+    assert waiting.result().version == 5
+    assert np.count_nonzero(waiting.result().rows["wide"]) > 0
+    assert first.pull_dense({"tower": np.empty(TOWER.length, np.float32)}).result() == 5
+
+
+def test_push_on_arrival_while_a_step_waits_for_parts_changes_nothing(open_job):
+    first, second = open_job(num_workers=2)
+    first.push_grad(random_gradients(0), push_id(0), at=0).result()
+    before, status = first.digest(), first.status()
+
+    with pytest.raises(ProtocolError, match="worker 1 pushed to be applied on arrival"):
+        second.push_grad(random_gradients(1), push_id(1)).result()
+
+    assert first.digest() == before
+    assert first.status() == status

@@ -1,4 +1,4 @@
-"""One suite for every store: what is saved of it other than all."""
+"""One suite for every store: saving, loading, resuming."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,20 +6,145 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError, UnknownChangesError
-from protos.store import InferenceSettings, Missing, SaveRequest
+from protos.errors import (
+    CheckpointError,
+    ProtocolError,
+    UnknownChangesError,
+)
+from protos.gradients import Gradients
+from protos.store import InferenceSettings, Missing, SaveRequest, WorkerProgress
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.store import ParameterStore
 from tests.support.stores import (
     DEEP,
     KEYS,
+    TOWER,
     assert_same_parameters,
     in_process,
     pull,
     push_id,
     random_gradients,
 )
+
+
+def test_saved_model_is_loaded_anywhere(store, tmp_path):
+    for sequence in range(2):
+        store.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
+
+    digest = store.save(
+        SaveRequest(url=str(tmp_path / "model"), attachments={"job.toml": b"[model]"})
+    )
+    loaded = in_process()
+    loaded.load(str(tmp_path / "model"))
+
+    assert digest == store.digest() == loaded.digest()
+    for each in (store, loaded):
+        each.push_grad(random_gradients(2), push_id(sequence=2)).result()
+    assert_same_parameters(loaded, store)
+
+
+def test_checkpoint_is_of_the_moment_that_its_save_tells(store, tmp_path):
+    for sequence in range(2):
+        stamped = replace(push_id(sequence=sequence), position=f"after {sequence}")
+        store.push_grad(random_gradients(sequence), stamped).result()
+    before, snapshots = store.digest(), []
+
+    def push_on() -> None:
+        snapshots.append(store.push_grad(random_gradients(2), push_id(sequence=2)).result())
+
+    digest = store.save(SaveRequest(url=str(tmp_path / "model"), on_snapshot=push_on))
+
+    manifest = Checkpoint.open(tmp_path / "model").manifest
+    assert (digest, snapshots) == (before, [3])
+    assert store.digest() != digest
+    assert (manifest.version, manifest.workers[0].position) == (2, "after 1")
+
+
+def test_model_saved_elsewhere_is_loaded(store, tmp_path):
+    saved = in_process()
+    saved.push_grad(random_gradients(0), push_id()).result()
+    saved.save(SaveRequest(url=str(tmp_path / "model")))
+
+    store.load(str(tmp_path / "model"))
+
+    assert_same_parameters(saved, store)
+
+
+def test_load_of_no_checkpoint_changes_nothing(store, tmp_path):
+    store.push_grad(random_gradients(0), push_id()).result()
+    before = store.digest()
+
+    with pytest.raises(CheckpointError, match="nowhere"):
+        store.load(str(tmp_path / "nowhere"))
+
+    assert store.digest() == before
+
+
+def test_checkpoint_without_a_declared_table_is_refused(store, tmp_path):
+    other = ParameterStore()
+    other.create_table(DEEP)
+    other.create_dense(TOWER)
+    other.push_grad(Gradients({"deep": random_gradients(0).sparse["deep"]}), push_id()).result()
+    other.save(SaveRequest(url=str(tmp_path / "other")))
+    before = store.digest()
+
+    with pytest.raises(CheckpointError, match="has no wide, only deep, tower"):
+        store.load(str(tmp_path / "other"))
+
+    assert store.digest() == before
+
+
+def test_finding_out_whether_checkpoints_can_be_saved_leaves_nothing(store, tmp_path):
+    (tmp_path / "file").touch()
+
+    store.require_writable(str(tmp_path / "checkpoints"))
+
+    assert not list((tmp_path / "checkpoints").iterdir())
+    with pytest.raises(CheckpointError, match=r"file/probe"):
+        store.require_writable(str(tmp_path / "file"))
+
+
+def progress_of(step: int, position: str) -> WorkerProgress:
+    return WorkerProgress(incarnation=1, sequence=8, step=step, position=position)
+
+
+def test_run_goes_on_at_its_version_with_its_progress(open_job):
+    first, second = open_job(num_workers=2)
+    progress = {0: progress_of(5, "there"), 1: progress_of(4, "here")}
+
+    first.resume(5, progress)
+
+    assert (first.status().version, first.status().progress) == (5, progress)
+    together = [
+        store.barrier("start", worker, step=0) for worker, store in enumerate([first, second])
+    ]
+    assert [each.result() for each in together] == [5, 5]
+    first.push_grad(random_gradients(0), push_id(0, 0, pulled=5), at=5).result()
+    assert first.status().progress == progress
+    second.push_grad(random_gradients(1), push_id(1, 0, pulled=5), at=5).result()
+    assert first.status().version == 6
+    assert first.status().staleness.largest == 0
+    assert {each.position for each in first.status().progress.values()} == {""}
+
+
+def test_worker_that_was_not_in_the_run_is_refused(open_job):
+    (store,) = open_job(num_workers=1)
+
+    with pytest.raises(ProtocolError, match="worker 1"):
+        store.resume(5, {1: progress_of(5, "")})
+
+    assert (store.status().version, store.status().progress) == (0, {})
+
+
+def test_run_that_has_begun_does_not_go_on_with_another(open_job):
+    (store,) = open_job(num_workers=1)
+    store.push_grad(random_gradients(0), push_id(0)).result()
+
+    with pytest.raises(ProtocolError, match="restart the servers"):
+        store.resume(5, {})
+
+    assert store.status().version == 1
 
 
 def test_delta_is_loaded_anywhere(store, tmp_path: Path) -> None:

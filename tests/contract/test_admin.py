@@ -1,4 +1,4 @@
-"""One suite for every store: small rows that are removed."""
+"""One suite for every store: shrinks and the status."""
 
 import math
 from dataclasses import replace
@@ -6,11 +6,85 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
+from protos.errors import (
+    ProtocolError,
+)
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import OptimizerSpec
-from protos.store import Missing, Shrunk, Store
-from tests.support.stores import DEEP, KEYS, in_process, pull, push_id, random_gradients
+from protos.store import Missing, Shrunk, Staleness, Store, WorkerProgress
+from tests.support.stores import (
+    DEEP,
+    KEYS,
+    in_process,
+    pull,
+    push_id,
+    random_gradients,
+)
+
+
+def test_worker_that_left_without_a_push_is_in_the_status(store):
+    store.leave(0, step=0)
+
+    assert store.status().examples == {0: 0}
+    assert store.status().left == {0}
+
+
+def test_status_counts_rows_examples_and_workers(open_job):
+    first, second = open_job(num_workers=2)
+    first.push_grad(random_gradients(0), push_id(0, 0, examples=8)).result()
+    first.push_grad(random_gradients(0), push_id(0, 1, examples=8)).result()
+    second.push_grad(random_gradients(0), push_id(1, 0, examples=5)).result()
+    second.leave(1, step=0)
+
+    status = first.status()
+
+    assert status.examples == {0: 16, 1: 5}
+    assert status.left == {1}
+    assert status.version == 3
+    assert status.tables["deep"].rows == 60
+    assert status.tables["deep"].size_bytes > 60 * 4 * 10
+
+
+def test_status_counts_how_stale_batches_were(open_job, num_servers):
+    """Every server counts every batch."""
+    first, second = open_job(num_workers=2)
+    pulled = first.pull_sparse({"wide": KEYS}, missing=Missing.INITIAL).result().version
+
+    first.push_grad(random_gradients(0), push_id(0, batches=4, pulled=pulled)).result()
+    second.push_grad(random_gradients(1), push_id(1, batches=2, pulled=pulled)).result()
+    second.push_grad(random_gradients(1), push_id(1, 1, batches=0, pulled=pulled)).result()
+    second.push_grad(random_gradients(1), push_id(1, 2, pulled=99)).result()
+
+    times = max(1, num_servers)
+    assert first.status().staleness == Staleness().add(0, 5 * times).add(4, 2 * times)
+
+
+def test_steps_in_common_are_never_stale(open_job, num_servers):
+    """A worker's part counts once, however many batches it sums over."""
+    stores = open_job(num_workers=2)
+    for step in range(2):
+        for worker, store in enumerate(stores):
+            gradients = random_gradients(step)
+            store.push_grad(
+                gradients, push_id(worker, step, batches=3, pulled=step), at=step
+            ).result()
+
+    assert stores[0].status().staleness == Staleness().add(0, 4 * max(1, num_servers))
+
+
+def test_status_tells_how_much_of_each_worker_is_applied(open_job):
+    first, second = open_job(num_workers=2)
+    push_ids = [replace(push_id(worker, 0), position=f"worker {worker}") for worker in range(2)]
+
+    first.push_grad(random_gradients(0), push_ids[0], at=0).result()
+    waiting = first.status().progress
+    second.push_grad(random_gradients(1), push_ids[1], at=0).result()
+
+    assert waiting == {}
+    assert second.status().progress == {
+        worker: WorkerProgress(incarnation=7, sequence=0, step=0, position=f"worker {worker}")
+        for worker in range(2)
+    }
 
 
 def norms(store: Store, table: str) -> np.ndarray:
