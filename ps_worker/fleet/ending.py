@@ -1,8 +1,8 @@
 """The end of a script that has not finished its role.
 
-A worker that is never heard of again would keep the others waiting for minutes; a server that never serves
-would, too. So a worker that ends without an error leaves as `fleet.stop_worker()` does, and a server that has
-not served ends with an exit code that says so.
+A worker that disappears, or a server that never serves, would keep the others waiting for minutes. So a
+worker that ends without an error leaves as `fleet.stop_worker()` does, and a server that has not served ends
+with an exit code that says so.
 """
 
 import atexit

@@ -48,12 +48,12 @@ class Fleet:
 
     @property
     def is_running(self) -> bool:
-        """Whether this worker takes part in a run, and the others count on it."""
+        """Whether this worker takes part in a run."""
         return self._run is not None
 
     @property
     def has_served(self) -> bool:
-        """Whether this server has begun to serve, and with it ended."""
+        """Whether this server has served."""
         return self._is_over
 
     def init(
@@ -65,10 +65,10 @@ class Fleet:
         rpc_timeout_s: float = 60.0,
         wait_timeout_s: float = 600.0,
     ) -> None:
-        """Finds out which process this is.
+        """Sets the role of this process.
 
         Args:
-            role_maker: Knows the role; None: the environment does.
+            role_maker: Gives the role; None: the environment does.
             is_collective: As in Paddle; there is no collective training here.
             connect_timeout_s: How long a worker waits for servers that are not up yet.
             rpc_timeout_s: How long it waits for an answer to a pull or a push.
@@ -290,7 +290,7 @@ class Fleet:
         return self.run_of("fleet.util.all_reduce() and fleet.metrics").all_reduce(values, op)
 
     def peers(self) -> Peers:
-        """Returns this worker's way to the others, for what all do together beside training."""
+        """Returns this worker's way to the others, for data that all workers shuffle together."""
         return self.run_of("fleet.peers()").peers()
 
     def save_persistables(self, dirname: str | Path) -> None:
@@ -311,7 +311,7 @@ class Fleet:
         dtype: InferenceDtype = "float32",
         min_score: float = 0.0,
     ) -> None:
-        """Saves what predictions need to a folder: weights alone; on worker 0 only.
+        """Saves an inference checkpoint, weights alone, to a folder; on worker 0 only.
 
         Args:
             dirname: A folder of its own: training cannot start from it.
@@ -331,7 +331,7 @@ class Fleet:
     def load_model(
         self, dirname: str | Path, *, only: Sequence[str] = (), resume: bool = False
     ) -> None:
-        """Replaces all parameters by saved ones; worker 0 alone, before anybody trains.
+        """Replaces all parameters by saved ones; on worker 0 only, before training.
 
         Others train, or leave their first barrier, with what was loaded.
 
@@ -370,13 +370,13 @@ class Fleet:
     def shrink(
         self, threshold: float | None = None, *, dry_run: bool = False
     ) -> Mapping[str, Shrunk]:
-        """Ends a pass over the data, as a day: rows age, and those that have expired go; worker 0 alone.
+        """Ends a pass over the data, as a day: rows age, and expired rows are removed; on worker 0 only.
 
         What expires is said by `minimize(life=...)`; without that, only `threshold` removes rows.
 
         Args:
             threshold: Also removes the rows whose weights have an L2 norm of at most this.
-            dry_run: Says what would be removed, and changes nothing.
+            dry_run: Returns what would be removed, and changes nothing.
 
         Returns:
             What was removed and what is left, by table; of a dry run what would be.
@@ -387,7 +387,7 @@ class Fleet:
         return self._first_run("fleet.shrink()").shrink(threshold, dry_run=dry_run)
 
     def stop_worker(self) -> None:
-        """Says that this worker is done; the servers end when all are."""
+        """Leaves the run; the servers end when all workers have left."""
         run = self.run_of("fleet.stop_worker()")
         self._run, self._is_over = None, True
         with self._resources:
