@@ -251,6 +251,10 @@ class ParameterStore:
         """See `protos.store.Store`."""
         self._coordinator.leave(worker, step=step)
 
+    def abort(self, worker: int, reason: str) -> None:
+        """See `protos.store.Store`."""
+        self._coordinator.abort(worker, reason)
+
     def all_left(self) -> bool:
         """Whether every worker has left."""
         return self._coordinator.all_left()

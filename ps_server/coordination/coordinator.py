@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
 from protos.chunking import CHUNK_BYTES
-from protos.errors import ProtocolError, WaitTimeoutError
+from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
 from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients, sum_gradients
 from protos.store import (
@@ -92,6 +92,7 @@ class Coordinator:
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
         self._left: set[int] = set()
+        self._failure = ""  # why the job ended before its time
 
     @property
     def version(self) -> Version:
@@ -145,6 +146,7 @@ class Coordinator:
             ProtocolError: If a synchronous step waits for parts, or the worker is not of this job.
         """
         with self._lock:
+            self._require_no_failure()
             self._steps.begin_arrival(push_id.worker)
         try:
             with self._applying():
@@ -219,6 +221,7 @@ class Coordinator:
         with self._lock:
             answer = poll()
             if answer is None:
+                self._require_no_failure()
                 self._waiters.append(_Waiter(future, poll))
                 return future
         return Answered(answer())
@@ -335,6 +338,22 @@ class Coordinator:
             self._left.add(worker)
             self._examples.setdefault(worker, 0)
 
+    def abort(self, worker: int, reason: str) -> None:
+        """See `protos.store.Store`."""
+        with self._lock:
+            self._steps.require_member(worker)
+            self._failure = self._failure or f"worker {worker} aborted the job: {reason}"
+            futures = [waiter.future for waiter in self._waiters]
+            futures += self._barrier_futures.values()
+            self._waiters = []
+            self._barrier_futures.clear()
+        for future in futures:
+            future.answer_with(self._require_no_failure)
+
+    def _require_no_failure(self) -> None:
+        if self._failure:
+            raise CtrPsError(self._failure)
+
     def all_left(self) -> bool:
         """Whether every worker has left."""
         with self._lock:
@@ -346,6 +365,7 @@ class Coordinator:
     def _change(self) -> Iterator[None]:
         """Holds the lock for a change; then, without it, answers the calls that can go on."""
         with self._lock:
+            self._require_no_failure()
             yield
             answers = self._settle()
         for answer in answers:
