@@ -306,6 +306,10 @@ class ParameterStore:
         self._apply_complete_steps(None)
         coordinator.when_applied().result()
 
+    def abort(self, worker: int, reason: str) -> None:
+        """See `protos.store.Store`."""
+        self._coordinator.abort(worker, reason)
+
     def all_left(self) -> bool:
         """Whether every worker has left, and all steps are applied."""
         return self._coordinator.all_left()

@@ -118,3 +118,14 @@ class Coordination(Protocol):
     def leave(self, worker: int, *, step: Version) -> None:
         """Removes a worker for good; it takes part in no step from `step` on."""
         ...
+
+    def abort(self, worker: int, reason: str) -> None:
+        """Ends the job for all workers at once: that of a worker that ends in error.
+
+        Calls that wait, and every later push, barrier, message and wait, raise a CtrPsError that names the
+        worker and the reason. Of several aborts the first counts.
+
+        Raises:
+            ProtocolError: If the worker is not of this job.
+        """
+        ...

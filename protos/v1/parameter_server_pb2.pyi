@@ -118,6 +118,18 @@ class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AbortRequest(_message.Message):
+    __slots__ = ("worker", "reason")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    reason: str
+    def __init__(self, worker: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class CheckFolderRequest(_message.Message):
     __slots__ = ("folder", "token")
     FOLDER_FIELD_NUMBER: _ClassVar[int]

@@ -161,6 +161,14 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """See `Coordination.abort`."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFolder:
     """Request to check that a server could save into a folder, which holds the token."""
 
@@ -327,6 +335,12 @@ LEAVE: Call[Leave, None] = Call(
     name="Leave",
     request=_fields(parameter_server_pb2.LeaveRequest, Leave),
     answer=_empty(parameter_server_pb2.LeaveResponse),
+)
+# Not retried: a late one would end the next job of a server that stays.
+ABORT: Call[Abort, None] = Call(
+    name="Abort",
+    request=_fields(parameter_server_pb2.AbortRequest, Abort),
+    answer=_empty(parameter_server_pb2.AbortResponse),
 )
 CHECK_FOLDER: Call[CheckFolder, None] = Call(
     name="CheckFolder",

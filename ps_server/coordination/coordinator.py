@@ -90,7 +90,7 @@ class Coordinator:
         self._pending: list[_PendingCall] = []
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
-        self._failure = ""  # why a step could not be applied
+        self._failure = ""  # why the job ended before its time
 
     @property
     def version(self) -> Version:
@@ -217,11 +217,19 @@ class Coordinator:
 
     def step_failed(self, step: CompleteStep, error: BaseException) -> None:
         """Ends the job: every call that waits raises, and so does every later one that needs the step."""
+        self._fail(
+            f"step {step.step} could not be applied ({error!r}), and parameters may have a part of it: "
+            f"see the server's log, restart the servers and load the last checkpoint"
+        )
+
+    def abort(self, worker: int, reason: str) -> None:
+        """See `protos.store.Store`."""
+        self._members.require(worker)
+        self._fail(f"worker {worker} aborted the job: {reason}")
+
+    def _fail(self, failure: str) -> None:
         with self._lock:
-            self._failure = (
-                f"step {step.step} could not be applied ({error!r}), and parameters may have a part of it: "
-                f"see the server's log, restart the servers and load the last checkpoint"
-            )
+            self._failure = self._failure or failure
             futures = [call.future for call in self._pending] + [*self._barrier_futures.values()]
             self._pending.clear()
             self._barrier_futures.clear()

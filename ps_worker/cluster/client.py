@@ -399,6 +399,10 @@ class ClusterClient:
         """See `protos.store.Store`."""
         results(self._call_all(calls.LEAVE, calls.Leave(worker=worker, step=step)))
 
+    def abort(self, worker: int, reason: str) -> None:
+        """See `protos.store.Store`."""
+        results_of_all_ended(self._call_all(calls.ABORT, calls.Abort(worker=worker, reason=reason)))
+
     # Checkpoints and status
 
     def require_writable(self, root: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from protos.errors import (
+    CtrPsError,
     ProtocolError,
     WaitTimeoutError,
 )
@@ -345,3 +346,39 @@ def test_workers_of_unequal_length_keep_within_the_bound_to_the_end(
             each.result(LIMIT_S)
 
     assert max(most_ahead.values()) <= bound
+
+
+def test_abort_ends_all_that_wait_and_all_that_come_later_with_its_reason(
+    open_job: OpenJob,
+) -> None:
+    first, second, third = open_job(num_workers=3)
+    said = r"worker 1 aborted the job: no space left$"
+    waiting = [
+        first.barrier("end", 0, step=0),
+        third.wait_version(1),
+        third.advance(2, 5, at_least=5),
+    ]
+
+    second.abort(1, "no space left")
+    second.abort(0, "another reason")
+
+    for call in waiting:
+        with pytest.raises(CtrPsError, match=said):
+            call.result()
+    for later in (
+        lambda: first.push_grad(random_gradients(0), push_id()).result(),
+        lambda: first.push_grad(random_gradients(0), push_id(), at=0).result(),
+        lambda: first.barrier("other", 0, step=0).result(),
+        lambda: third.wait_version(1).result(),
+        lambda: third.take("exchange", 2, received=0).result(),
+    ):
+        with pytest.raises(CtrPsError, match=said):
+            later()
+    assert not any(table.rows for table in first.status().tables.values())
+
+
+def test_abort_by_a_worker_that_is_not_of_the_job_is_refused(store: Store) -> None:
+    with pytest.raises(ProtocolError, match="worker 9"):
+        store.abort(9, "a reason")
+
+    store.push_grad(random_gradients(0), push_id()).result()
