@@ -321,7 +321,7 @@ class ParameterStore:
         require_writable(root, self.check_folder)
 
     def check_folder(self, folder: str, token: str) -> None:
-        """Checks that `save_part` could write into a folder.
+        """Checks that `save_share` could write into a folder.
 
         Raises:
             CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
@@ -338,9 +338,7 @@ class ParameterStore:
             self.snapshot(token, "" if base is None else base.token)
             if request.on_snapshot is not None:
                 request.on_snapshot()
-            if request.inference is None:
-                return [self.save_part(folder, token)]
-            return [self.save_inference_part(folder, token, request.inference)]
+            return [self.save_share(folder, token, request.inference)]
 
         tables, blocks = self._parameters.saved_specs()
         return save_checkpoint(
@@ -353,22 +351,8 @@ class ParameterStore:
             is_inference=request.inference is not None,
         )
 
-    def save_inference_part(self, folder: str, token: str, settings: InferenceSettings) -> Share:
-        """Writes this process's share of an inference checkpoint; otherwise as `save_part`.
-
-        Raises:
-            CheckpointError: Also if a table keeps no scores, or weights are too large for the dtype.
-        """
-        with self._snapshots.writing(token, is_base=False) as snapshot:
-            self._roots.require([folder])
-            shared = shared_folder(folder, token)
-            entries = write_inference_share(
-                shared, self.server_index, snapshot.tables, snapshot.blocks, settings
-            )
-        return Share(entries=tuple(entries), version=snapshot.version)
-
     def snapshot(self, token: str, base: str = "") -> None:
-        """Takes a snapshot of this process's parameters, for the `save_part` with the same token.
+        """Takes a snapshot of this process's parameters, for the `save_share` with the same token.
 
         That has to follow soon; after a minute, or when another snapshot is taken, this one is dropped.
 
@@ -385,23 +369,33 @@ class ParameterStore:
         self._parameters.prepare_snapshot()
         self._snapshots.take(token, base)
 
-    def save_part(self, folder: str, token: str) -> Share:
+    def save_share(
+        self, folder: str, token: str, inference: InferenceSettings | None = None
+    ) -> Share:
         """Writes this process's shards and pieces into a folder, and returns the entries written.
 
         They are as of the snapshot of the same token, which ends with this.
 
+        Args:
+            folder: Of a save in progress.
+            token: Of that save.
+            inference: Contents of an inference checkpoint; None: everything.
+
         Raises:
             CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
-                be written.
+                be written; for inference also if a table keeps no scores, or weights are too large for the
+                dtype.
             ProtocolError: If there is no such snapshot.
         """
-        with self._snapshots.writing(token) as snapshot:
+        with self._snapshots.writing(token, is_base=inference is None) as snapshot:
             self._roots.require([folder])
+            shared = shared_folder(folder, token)
+            where = (shared, self.server_index, snapshot.tables, snapshot.blocks)
+            if inference is not None:
+                entries = write_inference_share(*where, inference)
+                return Share(entries=tuple(entries), version=snapshot.version)
             entries = write_share(
-                shared_folder(folder, token),
-                self.server_index,
-                snapshot.tables,
-                snapshot.blocks,
+                *where,
                 candidates=snapshot.candidates,
                 counters=snapshot.counters,
                 removed=snapshot.removed,

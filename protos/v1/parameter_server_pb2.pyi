@@ -173,10 +173,10 @@ class SaveRequest(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., inference: _Optional[_Union[Inference, _Mapping]] = ...) -> None: ...
 
 class SaveResponse(_message.Message):
-    __slots__ = ("part",)
-    PART_FIELD_NUMBER: _ClassVar[int]
-    part: str
-    def __init__(self, part: _Optional[str] = ...) -> None: ...
+    __slots__ = ("share",)
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    share: str
+    def __init__(self, share: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("url", "token", "only")

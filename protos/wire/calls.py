@@ -363,7 +363,7 @@ SAVE: Call[control_messages.Save, str] = Call(
         control_messages.save_to_message,
         control_messages.save_from_message,
     ),
-    answer=_field(parameter_server_pb2.SaveResponse, "part"),
+    answer=_field(parameter_server_pb2.SaveResponse, "share"),
     deadline=Deadline.CHECKPOINT,
 )
 LOAD: Call[Load, None] = Call(

@@ -125,13 +125,9 @@ class Handlers:
             self._on_all_left()
 
     def _save(self, request: Save) -> str:
-        where = (request.folder, request.token)
-        if request.inference is None:
-            part = self._store.save_part(*where)
-        else:
-            part = self._store.save_inference_part(*where, request.inference)
-        logger.info("saved folder=%s files=%d", request.folder, len(part.entries))
-        return share_to_json(part)
+        share = self._store.save_share(request.folder, request.token, request.inference)
+        logger.info("saved folder=%s files=%d", request.folder, len(share.entries))
+        return share_to_json(share)
 
     def _load(self, request: Load) -> None:
         self._store.load(request.url, only=request.only, token=request.token)

@@ -172,24 +172,24 @@ def test_what_a_failed_save_wrote_is_removed_when_no_server_writes_any_more(
 ) -> None:
     has_failed, has_ended = threading.Event(), threading.Event()
 
-    def fail(folder: str, token: str) -> Share:
+    def fail(folder: str, token: str, inference: object) -> Share:
         has_failed.set()
         raise CheckpointError("no space")
 
     with cluster(num_servers=2) as servers:
         store = servers.client()
         declare(store)
-        save_part = servers.stores[1].save_part
+        save_share = servers.stores[1].save_share
 
-        def save_late(folder: str, token: str) -> Share:
+        def save_late(folder: str, token: str, inference: None) -> Share:
             has_failed.wait(10)
             threading.Event().wait(0.2)  # long enough for the client to hear of the other
-            part = save_part(folder, token)
+            share = save_share(folder, token, inference)
             has_ended.set()
-            return part
+            return share
 
-        monkeypatch.setattr(servers.stores[0], "save_part", fail)
-        monkeypatch.setattr(servers.stores[1], "save_part", save_late)
+        monkeypatch.setattr(servers.stores[0], "save_share", fail)
+        monkeypatch.setattr(servers.stores[1], "save_share", save_late)
 
         with pytest.raises(CheckpointError, match="no space"):
             store.save(SaveRequest(url=str(tmp_path / "model")))

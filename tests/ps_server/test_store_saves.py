@@ -214,7 +214,7 @@ def test_part_is_saved_of_a_snapshot_alone(tmp_path: Path) -> None:
     store.snapshot("some token")
 
     with pytest.raises(ProtocolError, match=r"no snapshot 'another token'.*save again"):
-        store.save_part(str(tmp_path), "another token")
+        store.save_share(str(tmp_path), "another token")
 
 
 def test_status_tells_what_the_last_save_cost(tmp_path: Path) -> None:
