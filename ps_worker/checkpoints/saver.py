@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from protos.errors import UnknownChangesError
-from protos.store import SaveRequest, Store
+from protos.store import Checkpoints, SaveRequest
 from ps_server.checkpoint.publish import write_latest
 from ps_worker.checkpoints.retention import Keeper, name_at_step
 from ps_worker.job.sections.checkpoint import CheckpointSection
@@ -86,7 +86,7 @@ class Saver:
 
     def __init__(
         self,
-        store: Store,
+        store: Checkpoints,
         settings: CheckpointSection,
         *,
         step: int = 0,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from protos.gradients import Gradients, Values, require_finite
 from protos.keys import Keys
-from protos.store import Future, Missing, Pulled, Store, Version
+from protos.store import Future, Missing, Parameters, Pulled, Version
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
@@ -35,7 +35,7 @@ class AsyncCommunicator:
 
     def __init__(
         self,
-        store: Store,
+        store: Parameters,
         *,
         worker: int,
         num_params: int,

@@ -13,12 +13,16 @@ parallel parameter server", NIPS 2013.
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from protos.keys import Keys
-from protos.store import Future, Pulled, Store, Version
+from protos.store import Coordination, Future, Parameters, Pulled, Version
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.merging import MergedPush
+
+
+class ClockedParameters(Parameters, Coordination, Protocol):
+    """The facets of a store that this mode uses."""
 
 
 class BoundedStalenessCommunicator(AsyncCommunicator):
@@ -26,7 +30,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
 
     def __init__(
         self,
-        store: Store,
+        store: ClockedParameters,
         *,
         worker: int,
         max_staleness: int,
@@ -44,6 +48,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
             max_merge_dense_num: Batches to merge before a dense push; no more than the bound allows.
             settings: Other arguments of `AsyncCommunicator`.
         """
+        self._clocks: Coordination = store
         self._receiving = threading.Lock()
         self._restart()
         super().__init__(
@@ -118,6 +123,6 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
 
     def _learn_slowest(self, finished: int, *, at_least: int) -> None:
         """Says how far this worker is, and waits until the slowest has finished `at_least` steps."""
-        slowest = self._store.advance(self._worker, finished, at_least=at_least).result()
+        slowest = self._clocks.advance(self._worker, finished, at_least=at_least).result()
         with self._changed:
             self._slowest = max(self._slowest, slowest)

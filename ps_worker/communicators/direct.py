@@ -12,7 +12,7 @@ import numpy as np
 
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
-from protos.store import Future, Missing, Pulled, Store, Version
+from protos.store import Future, Missing, Parameters, Pulled, Version
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.job.model import DENSE_BLOCK
 
@@ -24,7 +24,7 @@ class DirectCommunicator:
     is_overlapped = False
     version = 0
 
-    def __init__(self, store: Store, *, worker: int, num_params: int) -> None:
+    def __init__(self, store: Parameters, *, worker: int, num_params: int) -> None:
         self._store = store
         self.push_ids = PushIds(worker)
         self._num_params = num_params

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from protos.futures import Answered
 from protos.gradients import Gradients, Values, require_finite
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Future, Pulled, Store, Version
+from protos.store import Changes, Future, Parameters, Pulled, Version
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.communicators.replica import Replica
@@ -31,6 +32,10 @@ MAX_ROWS_A_CALL = 1 << 20
 """Rows to ask each server for at once; messages have smaller parts."""
 
 
+class ChangingParameters(Parameters, Changes, Protocol):
+    """The facets of a store that this mode uses."""
+
+
 class GeoCommunicator:
     """The worker's side of GEO training. Thread-safe."""
 
@@ -40,7 +45,7 @@ class GeoCommunicator:
 
     def __init__(
         self,
-        store: Store,
+        store: ChangingParameters,
         *,
         worker: int,
         num_workers: int,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ctr_model.models.model import EmbeddingTable, Model
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Store
+from protos.store import Parameters
 from ps_worker.job.job import Job
 from ps_worker.job.model import DENSE_BLOCK
 
@@ -72,7 +72,7 @@ def dense_spec(model: Model, job: Job) -> DenseSpec:
     )
 
 
-def declare(store: Store, model: Model, job: Job) -> None:
+def declare(store: Parameters, model: Model, job: Job) -> None:
     """Declares the model's tables and its dense block."""
     tables, dense = table_specs(model, job), dense_spec(model, job)
     if job.strategy.mode == "geo":

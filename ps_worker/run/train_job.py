@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from protos.store import ReduceOp, Store
+from protos.store import Checkpoints, ReduceOp, Store
 from ps_server.checkpoint.retention import remove_unfinished
 from ps_worker.checkpoints.attachments import attachments_of
 from ps_worker.checkpoints.resume import EarlierRun, earlier_run
@@ -114,7 +114,7 @@ def _data_of(plan: Plan, worker: int, num_workers: int) -> TrainingData:
     return TrainingData(plan.job, plan.schema, parts)
 
 
-def _prepare_folder(job: Job, store: Store) -> None:
+def _prepare_folder(job: Job, store: Checkpoints) -> None:
     """Finds out whether the folder takes checkpoints, and removes files of unfinished saves."""
     folder = job.checkpoint.dir
     store.require_writable(folder)

@@ -75,16 +75,20 @@ def infer(
 
 @dataclass(frozen=True, slots=True)
 class _SavedStore:
-    """A saved model to evaluate; a key without a row reads as in inference."""
+    """A saved model as a `ParameterReader`, always at version 0."""
 
     saved: SavedModel
 
-    def pull_sparse(self, keys: Mapping[str, Keys], *, missing: Missing) -> Future[Pulled]:
+    def pull_sparse(
+        self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
+    ) -> Future[Pulled]:
         if missing is not Missing.ZEROS:
             raise ProtocolError(f"keys without a saved row read as zeros, not as {missing.name}")
         return Answered(Pulled({name: self.saved.read(name, keys[name]) for name in keys}, 0))
 
-    def pull_dense(self, into: Mapping[str, Values]) -> Future[Version]:
+    def pull_dense(
+        self, into: Mapping[str, Values], *, at: Version | None = None
+    ) -> Future[Version]:
         for name, vector in into.items():
             saved = self.saved.dense.get(name)
             if saved is None or saved.shape != vector.shape:

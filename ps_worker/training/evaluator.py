@@ -1,7 +1,7 @@
 """Evaluation: one function for the end of training and for `ps-worker infer`, so figures agree."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,29 +11,15 @@ from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from protos.errors import GradientError
 from protos.gradients import Values
-from protos.keys import Keys
-from protos.store import Future, Missing, Pulled, Version
+from protos.store import Missing, ParameterReader
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.lookups import keys_of_batch
-
-
-class Readable(Protocol):
-    """Read-only part of `protos.store.Store`."""
-
-    def pull_sparse(self, keys: Mapping[str, Keys], *, missing: Missing) -> Future[Pulled]:
-        """See `protos.store.Store`."""
-        ...
-
-    def pull_dense(self, into: Mapping[str, Values]) -> Future[Version]:
-        """See `protos.store.Store`."""
-        ...
-
 
 OnPredictions = Callable[[NDArray[np.float32]], None]
 
 
 def evaluate(
-    store: Readable,
+    store: ParameterReader,
     model: Model,
     batches: Iterable[Batch],
     *,

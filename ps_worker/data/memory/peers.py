@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from protos.store import Numbers, ReduceOp, Store
+from protos.store import Exchange, Numbers, ReduceOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Peers:
         all_reduce: Reduces float64[N] over all workers; collective: all workers call it in the same order.
     """
 
-    store: Store
+    store: Exchange
     worker: int
     num_workers: int
     all_reduce: Callable[[Numbers, ReduceOp], Numbers]
