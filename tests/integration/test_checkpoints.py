@@ -16,11 +16,10 @@ from ps_server.checkpoint.writer import shared_folder
 from ps_server.store import ParameterStore
 from ps_worker.cluster.connect import connect
 from ps_worker.run.run import Run
-from tests.contract.test_store import declare, push_id, random_gradients
 from tests.support.cluster import cluster
 from tests.support.processes import environment_of, free_port, server_process
 from tests.support.s3 import BUCKET
-from tests.support.stores import in_process
+from tests.support.stores import declare, in_process, push_id, random_gradients
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 
