@@ -1,4 +1,4 @@
-"""The calls to a server: one row an RPC, from which client and server derive everything else.
+"""The calls to a server: one row an RPC, with its codecs, its deadline and whether it is retried.
 
     client: argument --request.encode--> message ~~~> message --request.decode--> argument: server
     server: answer --answer.encode--> message ~~~> message --answer.decode--> answer: client

@@ -45,13 +45,13 @@ from protos.store import (
     WorkerProgress,
     require_numbers,
 )
+from ps_server.coordination.all_reduce import Contribution, Given, Reductions, reduce_numbers
 from ps_server.coordination.barrier import Barriers
 from ps_server.coordination.clocks import Clocks
 from ps_server.coordination.mailbox import Mailbox
 from ps_server.coordination.membership import Membership
 from ps_server.coordination.progress import ProgressTracker
 from ps_server.coordination.push_assembly import PushAssembler
-from ps_server.coordination.reduction import Contribution, Given, Reductions, reduce_numbers
 from ps_server.coordination.steps import CompleteStep, StepAggregator
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Synchronous steps: which are complete, in what order they are applied, and the version.
+"""Synchronous steps: collected from workers, summed in worker order, applied one after another.
 
     parts of workers --add--> collected --take_complete_step--> being applied --step_applied--> version + 1
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protos.gradients import Values
 from protos.runtime.jit import inlined_kernel, kernel
 from protos.spec import TableSpec
-from ps_server.table.changes.copy_on_write import ROW_WORDS
+from ps_server.table.changes.dirty_rows import ROW_WORDS
 from ps_server.table.changes.tombstones import Tombstones
 from ps_server.table.contents import Rows
 from ps_server.table.memory.buffer_pool import BufferPool

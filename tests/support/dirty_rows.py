@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.changes.copy_on_write import CopyOnWrite
+from ps_server.table.changes.dirty_rows import CopyOnWrite
 from ps_server.table.memory.hash_index import BITS_PER_WORD
 
 

@@ -1,4 +1,4 @@
-"""Subscribers to a table's changes: a bit for each row and subscriber says whether it is to be taken.
+"""Subscribers (GEO workers) to a table's changes: a bit for each row and subscriber that is to be taken.
 
     row 17 of a shard:  | word 0: subscribers 0 to 63 | word 1: subscribers 64 to 127 | ...
 

@@ -3,7 +3,7 @@
     snapshot ---- removed keys, passes ----> snapshot, saved: starts empty
                                              not saved: the earlier ones are restored
 
-Together with the dirty rows (copy_on_write.py) these are all changes since the last checkpoint.
+Together with the dirty rows (dirty_rows.py) these are all changes since the last checkpoint.
 """
 
 from dataclasses import dataclass, field

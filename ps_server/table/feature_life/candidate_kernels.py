@@ -9,7 +9,7 @@ import numpy as np
 
 from protos.gradients import Values
 from protos.runtime.jit import kernel
-from ps_server.table.changes.copy_on_write import mark_dirty
+from ps_server.table.changes.dirty_rows import mark_dirty
 from ps_server.table.feature_life.admission import AdmissionRule, is_admitted
 from ps_server.table.feature_life.bloom_filter import FilterArrays, estimate, raise_to
 from ps_server.table.memory.hash_index import (

@@ -47,7 +47,7 @@ _LINE = 16  # float32 in a cache line
 
 
 class SnapshotArrays(NamedTuple):
-    """Dirty bits, and the old versions of rows kept for a snapshot, as kernels see them (copy_on_write.py).
+    """Dirty bits, and the old versions of rows kept for a snapshot, as kernels see them (dirty_rows.py).
 
     Attributes:
         dirty: uint64[num_shards * dirty_words], a bit for each row.

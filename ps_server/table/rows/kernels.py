@@ -9,7 +9,7 @@ from protos.gradients import Counts, Values
 from protos.keys import Keys
 from protos.runtime.jit import inlined_kernel, kernel
 from ps_server.optimizers.row_update import update_row
-from ps_server.table.changes.copy_on_write import (
+from ps_server.table.changes.dirty_rows import (
     mark_dirty,
     prefetch_dirty_bit,
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.changes.copy_on_write import CopyOnWrite
+from ps_server.table.changes.dirty_rows import CopyOnWrite
 from ps_server.table.changes.subscribers import Subscribers
 from ps_server.table.changes.tombstones import Tombstones
 from ps_server.table.memory.arena import RESERVED_REGION_BYTES, Arena

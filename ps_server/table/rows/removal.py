@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from protos.keys import mix64
 from protos.runtime.jit import kernel
-from ps_server.table.changes.copy_on_write import mark_dirty_before_move, move_dirty_bit
+from ps_server.table.changes.dirty_rows import mark_dirty_before_move, move_dirty_bit
 from ps_server.table.memory.hash_index import TableArrays, first_slot, next_slot, row_of_slot
 from ps_server.table.memory.intrinsics import Int
 

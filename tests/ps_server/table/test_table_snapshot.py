@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protos.keys import Keys, mix64
 from protos.runtime.jit import kernel
-from ps_server.table.changes.copy_on_write import mark_dirty
+from ps_server.table.changes.dirty_rows import mark_dirty
 from ps_server.table.memory.hash_index import TableArrays, find_row, has_room, insert_row
 from ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
 from ps_server.table.rows.regions import RowRegions

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
 from protos.store import ReduceOp
-from ps_server.coordination.reduction import Contribution, Reductions, reduce_numbers
+from ps_server.coordination.all_reduce import Contribution, Reductions, reduce_numbers
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 OVER_WORKERS = {ReduceOp.SUM: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}

@@ -1,4 +1,4 @@
-"""Dirty bits, and copy-on-write of rows while a snapshot is copied.
+"""Dirty rows: those changed since the last snapshot (what a delta has), and their copy-on-write.
 
     rows of a shard:  | copied | to be copied | inserted since the snapshot |
                       0   copied_rows     snapshot_rows
