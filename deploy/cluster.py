@@ -190,7 +190,7 @@ class LocalCluster:
 
     def _warn_early(self, early: Sequence[str], waiting: Sequence[str]) -> None:
         log.warning(
-            "%s exited %g s ago with code 0, but %s still %s. Servers exit when all workers are done: did "
+            "%s exited %g s ago with code 0, but %s still %s. Servers exit when all workers have left: did "
             "they serve at all? A script calls fleet.run_server() if fleet.is_server()",
             ", ".join(early),
             self._notice_seconds,

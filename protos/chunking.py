@@ -1,4 +1,4 @@
-"""Chunks: pushes and pulls too large for one message are cut; a push is joined before it is applied.
+"""Chunks: pushes and pulls too large for one message are split; a push is joined before it is applied.
 
     gradients --split_push--> chunk 0 | chunk 1 | ... --join_push--> the same gradients
 
@@ -14,10 +14,10 @@ from protos.errors import ProtocolError
 from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-"""No message is larger; requests and answers are cut well below it."""
+"""No message is larger; requests and answers are split well below it."""
 
 CHUNK_BYTES = 4 * 2**20
-"""Where pushes and pulls are cut: messages of 7 MB were measured slower a byte than of 4 MB."""
+"""Size of a chunk: messages of 7 MB were measured slower a byte than of 4 MB."""
 
 KEY_BYTES = 8
 VALUE_BYTES = 4
@@ -50,7 +50,7 @@ class PushChunk:
 def split_columns(
     columns: Sequence[tuple[int, int]], limit_bytes: int
 ) -> list[list[tuple[int, slice]]]:
-    """Cuts columns into groups of at most `limit_bytes`, in order.
+    """Splits columns into groups of at most `limit_bytes`, in order.
 
     Args:
         columns: Number of elements, and bytes of one element.

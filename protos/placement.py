@@ -5,7 +5,7 @@ low bits are the index's); a shard map says which server has it: shard `s` lives
 
     mix64(key) = | shard bits | ............ tag and slot of the index |
 
-Routing by remainder keeps a shard whole on every number of servers, so checkpoints are cut by shard.
+Routing by remainder keeps a shard whole on every number of servers, so checkpoints are split by shard.
 """
 
 from dataclasses import dataclass

@@ -57,7 +57,7 @@ class WorkerRole:
 
 
 def role_from_environment(environ: Mapping[str, str]) -> ServerRole | WorkerRole | None:
-    """Returns the role that the variables describe, or None where there is none: train embedded.
+    """Returns the role that the variables describe, or None without one: train in process.
 
     Raises:
         RoleError: If variables are missing, contradict each other or cannot be read.

@@ -1,7 +1,7 @@
-"""What tables, dense blocks, optimizers and initial values are declared to be.
+"""Specs: declarations of tables, dense blocks, optimizers and initial values.
 
-Specs are plain frozen data: they travel in `CreateTable`, stand in checkpoints, and are compared.
-Which optimizers exist is the server's business; a spec only names one.
+Specs are plain frozen data: they travel in `CreateTable`, are saved in checkpoints, and are compared. A spec
+only names its optimizer; servers know which exist.
 """
 
 from collections.abc import Mapping
@@ -36,14 +36,14 @@ class InitializerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsSpec:
-    """That rows count their shows and clicks, and what these are worth (docs/feature_life.md).
+    """Statistics of rows: shows, clicks, and their score (docs/feature_life.md).
 
         score = nonclk_coeff * (show - click) + click_coeff * click
 
     Attributes:
         nonclk_coeff: Worth of a show without a click.
         click_coeff: Worth of a click.
-        decay: What a pass leaves of both: each shrink multiplies them by it.
+        decay: Factor by which each shrink multiplies both.
     """
 
     nonclk_coeff: float = 0.1
@@ -53,16 +53,16 @@ class StatisticsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSpec:
-    """When a key that has no row gets one.
+    """Admission: the condition under which a key without a row gets one.
 
     Attributes:
         policy: "count", "probability" or "score".
-        threshold: Occurrences, or the probability of each of them, or the score that a key needs.
-        table: Whose score of the same key counts; empty: the key's own.
+        threshold: Occurrences, probability of each occurrence, or score that a key needs.
+        table: Table whose score of the same key counts; empty: this one.
         counter: "exact", or "bloom": a counting Bloom filter.
-        expected_keys: Keys without a row that a Bloom filter is made for.
-        false_positive_rate: Of that filter, when it has so many.
-        default_value: What each weight of a key without a row reads, in training as well.
+        expected_keys: Keys without a row for which a Bloom filter is sized.
+        false_positive_rate: Rate of that filter with `expected_keys` keys.
+        default_value: Weight that a key without a row reads, in training as well.
     """
 
     policy: str = "count"
@@ -76,16 +76,15 @@ class AdmissionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpirySpec:
-    """When a key loses its row; 0 switches a rule off.
+    """Expiry: the rules by which keys lose their rows; 0 switches a rule off.
 
     Attributes:
-        delete_threshold: A shrink removes rows whose score is below.
+        delete_threshold: A shrink removes rows of a lower score.
         max_unseen: A shrink removes rows that were not pushed for more passes than this.
-        ttl_s: A shrink removes rows that were last pushed longer ago, in seconds.
-        max_rows: A push that finds so many removes some at once.
+        ttl_s: A shrink removes rows whose last push is more seconds ago.
+        max_rows: A push to a table with this number of rows evicts some.
         max_bytes: The same, for the bytes of rows and index.
-        evict: Which rows make room for new ones: "lru", those not pushed for longest, or "score", those of
-            the lowest score.
+        evict: "lru" evicts the least recently pushed rows, "score" those of the lowest score.
     """
 
     delete_threshold: float = 0.0
@@ -103,17 +102,17 @@ class TableSpec:
     Attributes:
         name: Unique among the tables of a cluster.
         dim: Width of the embedding.
-        initializer: Of the weights of a row that no push has touched.
+        initializer: Initial weights of a row.
         optimizer: Applied to the rows by the server that holds them.
         seed: Of the initial values.
         num_shards: A power of two; fixed for the life of the table.
-        records_changes: Servers remember for each worker which rows changed since it last asked for them
-            (`Store.pull_changed`). Of a job, not of a model: it stands in no digest, and a checkpoint of
-            either kind of table loads into the other.
-        statistics: Rows count shows and clicks; None: they do not. Of a job, like `records_changes`, and so
-            are the next two, which need it.
-        admission: When a key gets a row; None: at its first push.
-        expiry: When a key loses its row; None: never by itself.
+        records_changes: Servers record for each worker which rows changed since it last took them
+            (`Store.pull_changed`). A property of the job, not of the model: it is in no digest, and a
+            checkpoint loads with or without it.
+        statistics: Rows count shows and clicks; None: they do not. A property of the job, as are admission
+            and expiry.
+        admission: Condition for a row; None: the first push.
+        expiry: Rules by which rows are removed; None: none.
     """
 
     name: str
@@ -129,13 +128,13 @@ class TableSpec:
 
     @property
     def default_value(self) -> float:
-        """What each weight of a key without a row reads, where it does not read its initial value."""
+        """Weight that a key without a row reads where it does not read its initial value."""
         return 0.0 if self.admission is None else self.admission.default_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSegment:
-    """`length` consecutive elements of a dense block that start alike."""
+    """`length` consecutive elements of a dense block with one initializer."""
 
     length: int
     initializer: InitializerSpec
@@ -147,8 +146,8 @@ class DenseSpec:
 
     Attributes:
         name: Unique among the dense blocks of a cluster.
-        segments: What the vector consists of, in order.
-        optimizer: Element-wise, so that the cut over servers does not show.
+        segments: Parts of the vector, in order.
+        optimizer: Element-wise, so the result does not depend on the split over servers.
         seed: Of the initial values.
     """
 

@@ -1,6 +1,6 @@
 """One server from its start to its end: what `ps-server` runs, and a script in a server's role.
 
-    precompile -> load -> bind -> serve -> all workers done | idle | a signal
+    precompile -> load -> bind -> serve -> all workers left | idle | a signal
 
 Heavy imports are made late: a health check imports this module every few seconds.
 """

@@ -1,6 +1,6 @@
 """The life of a server: bind, serve, and end when all workers have left.
 
-start --bound--> wait --all workers done | idle | told to end--> stop
+start --bound--> wait --all workers left | idle | told to end--> stop
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
 
-ALL_DONE = "all workers are done"
+ALL_LEFT = "all workers have left"
 
 
 class Server:
@@ -100,9 +100,9 @@ class Server:
 
     def _on_all_left(self) -> None:
         if not self._settings.stay:
-            self.end(ALL_DONE)
+            self.end(ALL_LEFT)
             return
-        logger.info("%s, staying for the next job", ALL_DONE)
+        logger.info("%s, staying for the next job", ALL_LEFT)
         self._store.begin_job()
 
     async def _end_when_idle(self, limit_s: float) -> None:

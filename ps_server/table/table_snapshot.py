@@ -287,7 +287,7 @@ class TableSnapshot:
         return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers, memory)
 
     def _memory_of(self, shard: int) -> BufferPool | None:
-        """Returns the buffers for a shard, and lets go of them with the last shard."""
+        """Returns the buffers for a shard, and releases them with the last shard."""
         with self._guard:
             memory = self._memory
             self._not_exported.discard(shard)

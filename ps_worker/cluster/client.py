@@ -1,6 +1,6 @@
-"""The parameters of a cluster as one store: routes to servers, cuts into messages, puts together.
+"""The parameters of a cluster as one store: routed to servers, split into messages, joined.
 
-    keys --route--> server 0 | server 1 | ...  each: --cut--> calls, all on their way at once
+    keys --route--> server 0 | server 1 | ...  each: --split--> calls, all on their way at once
     answers --scatter--> rows in the order of the keys
 
 A push is checked here as a whole before any server gets its part of it: one that a server would refuse
@@ -296,7 +296,7 @@ class ClusterClient:
     def _split_pull(
         self, positions: Mapping[str, Positions], dims: Mapping[str, int]
     ) -> list[dict[str, Positions]]:
-        """Cuts what is asked of a server into calls whose answers fit a message."""
+        """Splits a pull from one server into calls whose answers fit a message."""
         tables = list(positions)
         columns = [
             (positions[table].size, KEY_BYTES + VALUE_BYTES * dims[table]) for table in tables
@@ -307,7 +307,7 @@ class ClusterClient:
         ]
 
     def _split_pieces(self, blocks: Sequence[str], server: int) -> list[list[str]]:
-        """Deals a server's pieces out to calls whose answers fit a message; a piece is not cut."""
+        """Groups a server's pieces into calls whose answers fit a message; a piece is not split."""
         pieces = [self._piece(block, server) for block in blocks]
         columns = [(1, VALUE_BYTES * (piece.stop - piece.start)) for piece in pieces]
         return [
@@ -385,7 +385,7 @@ class ClusterClient:
         size = len(message.content or b"")
         if size > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
             raise ProtocolError(
-                f"a message of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: cut it"
+                f"a message of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: split it"
             )
         server = self._shard_map.server_of_receiver(message.receiver)
         return self._transport.call(server, calls.POST, Post(exchange=exchange, message=message))

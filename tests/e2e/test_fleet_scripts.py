@@ -79,7 +79,7 @@ def test_workers_train_together_and_merge_what_they_measure(mode: str, tmp_path:
     assert float(words[0][3]) > 0.95
     assert (tmp_path / "model/MANIFEST.json").is_file()
     for index in range(2):
-        assert "all workers are done" in (tmp_path / f"log/pserver.{index}.log").read_text()
+        assert "all workers have left" in (tmp_path / f"log/pserver.{index}.log").read_text()
 
 
 def test_workers_share_the_rows_of_all(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_server_ends_when_its_workers_are_done(port, log):
         "table created table=t dim=2",
         "worker seen worker=0",
         "worker done worker=0 step=0",
-        "ended reason='all workers are done'",
+        "ended reason='all workers have left'",
     ):
         assert event in server.log
 

@@ -17,7 +17,7 @@ class ModelSection(Section):
     """Which model; all keys but `name` are the model's own options.
 
     Attributes:
-        name: Of a model of this package, or "my_model.py:MyModel": a class in a file of one's own.
+        name: Of a model of this package, or "my_model.py:MyModel": a class in the user's file.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")

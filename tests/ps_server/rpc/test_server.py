@@ -14,7 +14,7 @@ from protos.errors import BindError, IdleError
 from protos.wire import calls
 from protos.wire.calls import Call
 from ps_server.rpc.health import SERVICE, is_serving
-from ps_server.rpc.server import ALL_DONE, Server, serve
+from ps_server.rpc.server import ALL_LEFT, Server, serve
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 
@@ -58,7 +58,7 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
             await leave(channel, 0)
             assert not serving.done()
             await leave(channel, 1)
-            assert await serving == ALL_DONE
+            assert await serving == ALL_LEFT
 
     run(body())
 
