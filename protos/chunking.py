@@ -13,12 +13,6 @@ import numpy as np
 from protos.errors import ProtocolError
 from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
 
-MAX_MESSAGE_BYTES = 16 * 2**20
-"""No message is larger; requests and answers are split well below it."""
-
-CHUNK_BYTES = 4 * 2**20
-"""Size of a chunk: messages of 7 MB were measured slower a byte than of 4 MB."""
-
 KEY_BYTES = 8
 VALUE_BYTES = 4
 COUNT_BYTES = 4

@@ -64,7 +64,7 @@ class ShardMap:
     """Placement of shards, pieces of dense blocks and mailboxes on the servers of a cluster.
 
     Attributes:
-        epoch: Number of the map. Requests carry it, and a server refuses that of another map.
+        epoch: Number of the map, from 1. Pulls and pushes carry it, and a server refuses another one.
         num_servers: At least 1.
     """
 

@@ -140,7 +140,9 @@ class Parameters:
 
     def reset_subscribers(self) -> None:
         """Marks every row as changed for the next job's workers, in tables that record changes."""
-        for table in self._tables.values():
+        with self._lock:
+            tables = list(self._tables.values())
+        for table in tables:
             if table.spec.records_changes:
                 table.record_changes(self._num_workers)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from protos.errors import UsageError
 
 DEFAULT_IDLE_LIMIT_S = 600.0
+DEFAULT_WAIT_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class ServerSettings:
     bind: str | None = None
     stay: bool = False
     idle_limit_s: float | None = None
-    wait_limit_s: float = 600.0
+    wait_limit_s: float = DEFAULT_WAIT_LIMIT_S
     checkpoint_roots: tuple[str, ...] = ()
     grace_s: float = 5.0
 

@@ -54,14 +54,13 @@ from ps_server.coordination.coordinator import Coordinator
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.coordination.steps import CompleteStep
 from ps_server.parameters import Parameters
+from ps_server.settings import DEFAULT_WAIT_LIMIT_S
 from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot
 from ps_server.table.changes.subscribers import NOBODY
 from ps_server.table.rows.statistics import Clock, wall_clock
 from ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_WAIT_LIMIT_S = 600.0
 
 
 class ParameterStore:
@@ -246,7 +245,11 @@ class ParameterStore:
         coordinator = self._coordinator
         while (step := coordinator.take_complete_step()) is not None:
             if executor is not None and step.num_values > self._inline_values:
-                executor.submit(self._apply_from, coordinator, step)
+                try:
+                    executor.submit(self._apply_from, coordinator, step)
+                except BaseException as error:  # as when the system has no thread left
+                    coordinator.step_failed(step, error)
+                    raise
                 return
             self._apply_step(coordinator, step)
 
@@ -304,7 +307,8 @@ class ParameterStore:
         coordinator = self._coordinator
         coordinator.leave(worker, step=step)
         self._apply_complete_steps(None)
-        coordinator.when_applied().result()
+        if not coordinator.has_failed:
+            coordinator.when_applied().result()
 
     def abort(self, worker: int, reason: str) -> None:
         """See `protos.store.Store`."""

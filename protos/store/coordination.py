@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.chunking import CHUNK_BYTES
 from protos.errors import ProtocolError
 from protos.futures import Future
+from protos.limits import CHUNK_BYTES
 from protos.store.parameters import Version
 
 Numbers = NDArray[np.float64]

@@ -65,8 +65,7 @@ class Call(Generic[Q, A]):
         request: What it is given.
         answer: What it answers.
         deadline: How long it may take.
-        retry: Whether a client may repeat it when a server is unavailable; that changes nothing, not even on
-            a server that was restarted in between: it knows no tables or messages, and says so.
+        retry: Whether a client may repeat it when a server is unavailable: repeated, it changes nothing.
     """
 
     name: str
@@ -178,7 +177,7 @@ class CheckFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Request to freeze a server's parameters for the save of a token; of a delta `base` is its base's."""
+    """Request for a snapshot, to be saved with the same token; `base` is the token of a delta's base."""
 
     token: str
     base: str = ""

@@ -1,6 +1,6 @@
 """Options of channels and servers, each with its reason. The two sides' limits must match."""
 
-from protos.chunking import MAX_MESSAGE_BYTES
+from protos.limits import MAX_MESSAGE_BYTES
 
 _COMMON = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

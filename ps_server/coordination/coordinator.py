@@ -11,12 +11,13 @@ Invariants:
 - The lock is held for decisions only. Under it no parameters are read or written, no call is answered and no
   other lock is waited for, so whatever else is held, it can be taken, and `status` never waits for a step.
 - Who applies holds `Snapshots.changing` and takes this lock inside it, around the parameters and the record
-  of the change (`step_applied`, `note_applied`). A snapshot has `changing` to itself, so its parameters,
-  version and progress are of one moment, with each step as a whole or not at all.
+  of the change (`step_applied`, `note_applied`). A snapshot has `changing` to itself, so its parameters
+  and progress are of one moment, with each step as a whole or not at all; the version counts synchronous
+  steps exactly, and a push on arrival just after it was applied.
 - One step at a time is taken to be applied, in order, and the version moves on when it is applied. No pull at
   that version is answered before, and no barrier is released while a complete step is not applied.
-- A step that fails may be applied in part: from then on every call that could use it raises, and so does
-  every call that waits.
+- A step that fails may be applied in part, so it ends the job, as an abort does: every call that waits
+  raises, and so does every later one but `status`, `shrink`, `digest` and `pull_changed`.
 """
 
 import threading
@@ -26,10 +27,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
-from protos.chunking import CHUNK_BYTES, PushChunk
+from protos.chunking import PushChunk
 from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
 from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients
+from protos.limits import CHUNK_BYTES
 from protos.store import (
     Future,
     Message,
@@ -224,7 +226,11 @@ class Coordinator:
 
     def abort(self, worker: int, reason: str) -> None:
         """See `protos.store.Store`."""
-        self._members.require(worker)
+        with self._lock:
+            self._members.require(worker)
+            has_left = not self._members.is_present(worker)
+        if has_left:
+            raise ProtocolError(f"worker {worker} has left, so it cannot abort the job")
         self._fail(f"worker {worker} aborted the job: {reason}")
 
     def _fail(self, failure: str) -> None:
@@ -235,6 +241,11 @@ class Coordinator:
             self._barrier_futures.clear()
         for future in futures:
             future.answer_with(self._require_no_failure)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failed step or an abort has ended the job."""
+        return bool(self._failure)
 
     def _require_no_failure(self) -> None:
         if self._failure:
@@ -253,6 +264,7 @@ class Coordinator:
 
         The future raises WaitTimeoutError if the version does not come, naming the workers that are behind.
         """
+        self._require_no_failure()
         if at is None:
             return Answered(answer())
 
@@ -397,8 +409,8 @@ class Coordinator:
         return self._wait(poll, describe)
 
     def leave(self, worker: int, *, step: Version) -> None:
-        """See `protos.store.Store`."""
-        with self._change():
+        """See `protos.store.Store`; after a failure, too."""
+        with self._change(even_if_failed=True):
             self._members.leave(worker)
             self._steps.leave(worker, step)
             self._barriers.leave(worker)
@@ -407,17 +419,19 @@ class Coordinator:
             self._examples.setdefault(worker, 0)
 
     def all_left(self) -> bool:
-        """Whether every worker has left, and all steps are applied."""
+        """Whether every worker has left, and all steps are applied that still can be."""
         with self._lock:
-            return self._members.all_left and self._steps.num_complete == self._steps.version
+            is_applied = self._steps.num_complete == self._steps.version
+            return self._members.all_left and (is_applied or bool(self._failure))
 
     # Answers
 
     @contextmanager
-    def _change(self) -> Iterator[None]:
+    def _change(self, *, even_if_failed: bool = False) -> Iterator[None]:
         """Holds the lock for an event; then, without it, answers the calls that are ready."""
         with self._lock:
-            self._require_no_failure()
+            if not even_if_failed:
+                self._require_no_failure()
             yield
             answers = self._take_answers()
         for answer in answers:
@@ -431,6 +445,8 @@ class Coordinator:
             answer()
 
     def _take_answers(self) -> list[Callable[[], None]]:
+        if self._failure:
+            return []  # all who wait were told
         # In this order: a call that waits for slower workers is answered when these are in a barrier, before
         # the barrier is released and they count from 0 again.
         return [*self._take_ready(), *self._take_released()]

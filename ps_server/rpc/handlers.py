@@ -61,6 +61,11 @@ class Handlers:
         """Applies steps of more than `inline_values` numbers in a thread of `executor`."""
         self._store.apply_steps_in(executor, inline_values=inline_values)
 
+    def after(self, call: Call[Q, Any]) -> None:
+        """Ends the job after the last worker's departure; on the service's event loop, so once a job."""
+        if call.name == "Leave" and self._store.all_left():
+            self._on_all_left()
+
     def work(self, call: Call[Q, Any], argument: Q) -> float:
         """Returns about how many numbers a call touches; infinite for long calls."""
         match argument:
@@ -121,8 +126,6 @@ class Handlers:
     def _leave(self, request: Leave) -> None:
         self._store.leave(request.worker, step=request.step)
         logger.info("worker left worker=%d step=%d", request.worker, request.step)
-        if self._store.all_left():
-            self._on_all_left()
 
     def _save(self, request: Save) -> str:
         share = self._store.save_share(request.folder, request.token, request.inference)

@@ -51,7 +51,8 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        Service(Handlers(store, self._on_all_left), self._activity).add_to(self._server)
+        self._service = Service(Handlers(store, self._on_all_left), self._activity)
+        self._service.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self) -> int:
@@ -97,6 +98,7 @@ class Server:
         """Refuses new calls, lets those in flight end within the grace, and frees the port."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._settings.grace_s)
+        self._service.close()
 
     def _on_all_left(self) -> None:
         if not self._settings.stay:

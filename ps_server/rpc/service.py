@@ -82,7 +82,8 @@ class Service:
         self._handlers = handlers
         self._activity = activity
         self._inline_values = inline_values
-        handlers.apply_steps_in(ThreadPoolExecutor(1, "steps"), inline_values=inline_values)
+        self._step_executor = ThreadPoolExecutor(1, "steps")
+        handlers.apply_steps_in(self._step_executor, inline_values=inline_values)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Has a server answer the calls."""
@@ -96,6 +97,10 @@ class Service:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
 
+    def close(self) -> None:
+        """Ends the thread that applies steps, after the one that it applies now."""
+        self._step_executor.shutdown(wait=False)
+
     def method(self, call: Call[Any, Any]) -> Method:
         """Returns the method of a call: a message in, a message out."""
 
@@ -105,7 +110,9 @@ class Service:
                 start = partial(self._handlers.start, call, argument)
                 is_small = self._handlers.work(call, argument) <= self._inline_values
                 answer = start() if is_small else await asyncio.to_thread(start)
-                return call.answer.encode(await _settled(answer))
+                answered = await _settled(answer)
+                self._handlers.after(call)
+                return call.answer.encode(answered)
 
         return method
 

@@ -15,14 +15,7 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.chunking import (
-    CHUNK_BYTES,
-    KEY_BYTES,
-    MAX_MESSAGE_BYTES,
-    VALUE_BYTES,
-    split_columns,
-    split_push,
-)
+from protos.chunking import KEY_BYTES, VALUE_BYTES, split_columns, split_push
 from protos.errors import (
     GradientError,
     ProtocolError,
@@ -32,6 +25,7 @@ from protos.errors import (
 from protos.futures import Combined, Future, results, results_of_all_ended
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
 from protos.keys import Keys
+from protos.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES
 from protos.placement import ShardMap
 from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, TableSpec

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from protos.chunking import CHUNK_BYTES
 from protos.futures import Future
+from protos.limits import CHUNK_BYTES
 from protos.wire.calls import CALLS, SERVICE, Call, Deadline
 from protos.wire.channel import CHANNEL_OPTIONS
 from protos.wire.grpc_status import error_of

@@ -120,7 +120,7 @@ class Run:
         """
         if self._communicator is not None:
             raise UsageError(
-                "fleet.load_model() comes before training: workers have parameters of their own by now"
+                "a checkpoint is loaded before training: workers have parameters of their own by now"
             )
         self.store.load(url, only=only, token=token)
         start = warm_start(url, self._model, only)
@@ -154,7 +154,7 @@ class Run:
         if self._communicator is not None:
             return self._communicator
         version = self._agree(agreement)
-        communicator = self._communicator = communicator_of(
+        communicator = communicator_of(
             self._job,
             self.store,
             self._model,
@@ -167,6 +167,7 @@ class Run:
         if self._earlier_progress is not None:
             communicator.push_ids.resume(self._earlier_progress)
             self.progress.resume(self._earlier_progress.step)
+        self._communicator = communicator
         return communicator
 
     def _agree(self, agreement: str) -> Version:

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from protos.chunking import CHUNK_BYTES
+from protos.limits import CHUNK_BYTES
 from protos.store import Store
 from tests.support.cluster import cluster
 from tests.support.stores import OpenJob, declare, in_process

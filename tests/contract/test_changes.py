@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.chunking import CHUNK_BYTES
 from protos.errors import ProtocolError, UnknownTableError
 from protos.gradients import Gradients, SparseGrad, Values
 from protos.keys import Keys
+from protos.limits import CHUNK_BYTES
 from protos.spec import OptimizerSpec
 from protos.store import Missing, SaveRequest, Store
 from ps_server.store import ParameterStore

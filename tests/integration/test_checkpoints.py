@@ -89,7 +89,7 @@ def test_model_is_saved_while_another_worker_trains(tmp_path) -> None:
                 worker.start()
                 try:
                     for number in range(5):
-                        digest = worker.save(str(tmp_path / str(number)), {})
+                        digest = worker.save(SaveRequest(url=str(tmp_path / str(number))))
                         loaded = ParameterStore()
                         loaded.load(str(tmp_path / str(number)))
                         assert loaded.digest() == digest

@@ -12,7 +12,7 @@ from protos.chunking import split_push
 from protos.errors import CtrPsError, ProtocolError
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
-from protos.store import Missing
+from protos.store import Missing, SaveRequest
 from ps_server.store import ParameterStore
 from tests.support.stores import KEYS, TOWER, in_process, push_id, random_gradients
 
@@ -148,7 +148,7 @@ def test_steps_are_applied_one_after_another(held: HeldStep) -> None:
 def test_snapshot_has_a_step_as_a_whole(held: HeldStep, tmp_path: Path) -> None:
     """One that is asked for while a step is applied comes after it, with its version and progress."""
     held.begin()
-    saving = held.start(lambda: held.store.save(str(tmp_path / "model"), {}))
+    saving = held.start(lambda: held.store.save(SaveRequest(url=str(tmp_path / "model"))))
     assert not saving.done()
 
     held.end()
@@ -192,7 +192,7 @@ def test_step_that_cannot_be_applied_fails_for_all(held: HeldStep, tmp_path: Pat
     with pytest.raises(CtrPsError, match="parameters may have a part of it"):
         held.store.push_grad(random_gradients(0), push_id(0, 1), at=1)
     with pytest.raises(CtrPsError, match="step 0 could not be applied"):
-        held.store.save(str(tmp_path / "model"), {})
+        held.store.save(SaveRequest(url=str(tmp_path / "model")))
     assert held.store.status().version == 0
 
 
@@ -261,3 +261,54 @@ def test_chunks_of_the_last_job_are_forgotten() -> None:
     assert store.push_chunk(first, push_id()).result() == 0
     with pytest.raises(ProtocolError, match="this job has 1 workers"):
         store.push_chunk(first, push_id(worker=1))
+
+
+def test_abort_while_a_step_is_applied_tells_who_waits_its_reason(held: HeldStep) -> None:
+    """Also those in a barrier that the step held back."""
+    push = held.begin()
+    barriers = [held.store.barrier("b", worker, step=1) for worker in range(2)]
+
+    held.store.abort(1, "no space left")
+    held.end()
+
+    push.exception(LIMIT_S)  # applied or told of the abort, but never another error
+    for call in barriers:
+        with pytest.raises(CtrPsError, match="worker 1 aborted the job: no space left"):
+            call.result()
+
+
+def test_step_for_which_there_is_no_thread_fails_for_all(held: HeldStep) -> None:
+    class NoThreads(ThreadPoolExecutor):
+        def submit(self, *_: object, **__: object) -> "Future":
+            raise RuntimeError("can't start new thread")
+
+    held.end()
+    held.store.apply_steps_in(NoThreads(1), inline_values=0)
+    held.push(0, 0).result(LIMIT_S)
+    waiting = held.store.wait_version(1)
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        held.push(1, 0).result(LIMIT_S)
+
+    with pytest.raises(CtrPsError, match=r"step 0 could not be applied .*can't start new thread"):
+        waiting.result()
+
+
+def test_workers_leave_a_job_that_was_aborted(held: HeldStep) -> None:
+    held.store.abort(0, "no space left")
+
+    for worker in range(2):
+        held.store.leave(worker, step=0)
+
+    assert held.store.all_left()
+
+
+def test_worker_that_has_left_cannot_abort_the_job(held: HeldStep) -> None:
+    held.end()
+    held.store.leave(1, step=0)
+
+    with pytest.raises(ProtocolError, match="worker 1 has left"):
+        held.store.abort(1, "a late error")
+
+    held.push(0, 0).result(LIMIT_S)
+    assert held.store.status().version == 1

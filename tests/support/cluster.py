@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
-from protos.chunking import CHUNK_BYTES
+from protos.limits import CHUNK_BYTES
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.precompile import precompile_kernels
 from ps_server.rpc.server import Server

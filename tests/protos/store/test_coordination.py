@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from protos.chunking import MAX_MESSAGE_BYTES
 from protos.errors import ProtocolError
+from protos.limits import MAX_MESSAGE_BYTES
 from protos.store import MAX_NUMBERS, require_numbers
 
 

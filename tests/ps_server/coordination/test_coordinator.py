@@ -147,7 +147,7 @@ def test_step_that_could_not_be_applied_fails_every_call() -> None:
         lambda: workers.begin_arrival(0),
         lambda: workers.barrier("b", 0, step=1),
         lambda: workers.advance(0, 1, at_least=0),
-        lambda: workers.leave(0, step=1),
+        lambda: workers.at_version(None, lambda: None),
         workers.applied,
     ]
     for call in (pull.result, barrier.result, *later):

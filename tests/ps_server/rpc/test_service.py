@@ -59,12 +59,12 @@ class Service:
             )
         )
         self.activity = Activity(lambda: 0.0)
-        self.num_times_all_done = 0
+        self.num_times_all_left = 0
         self.handlers = Handlers(self.store, self._on_all_left)
         self.service = RpcService(self.handlers, self.activity)
 
     def _on_all_left(self) -> None:
-        self.num_times_all_done += 1
+        self.num_times_all_left += 1
 
     async def call(self, call: Call, argument: Any, context: Context | None = None) -> Any:
         message = call.request.encode(argument)
@@ -290,9 +290,9 @@ def test_last_worker_that_is_done_is_told():
         await service.call(calls.LEAVE, calls.Leave(worker=worker, step=0))
 
     asyncio.run(done(1))
-    assert service.num_times_all_done == 0
+    assert service.num_times_all_left == 0
     asyncio.run(done(0))
-    assert service.num_times_all_done == 1
+    assert service.num_times_all_left == 1
 
 
 def test_lifecycle_is_logged_once(caplog):
@@ -318,3 +318,26 @@ def test_push_of_nothing_is_taken():
     asyncio.run(service.call(calls.PUSH_GRAD, request))
 
     assert service.store.status().examples == {0: 3}
+
+
+def test_job_of_a_server_that_stays_ends_once_however_workers_leave():
+    """Departures are handled in threads, the end of the job on the event loop alone."""
+
+    async def body() -> None:
+        service = Service(num_workers=8)
+        loop_thread, threads = threading.get_ident(), []
+
+        def begin_next() -> None:
+            threads.append(threading.get_ident())
+            service.store.begin_job()
+
+        service.handlers._on_all_left = begin_next
+        for _ in range(20):
+            leaves = [
+                service.call(calls.LEAVE, calls.Leave(worker=worker, step=0)) for worker in range(8)
+            ]
+            await asyncio.gather(*leaves)
+
+        assert threads == [loop_thread] * 20
+
+    run(body)

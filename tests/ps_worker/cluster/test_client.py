@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.chunking import MAX_MESSAGE_BYTES, PushChunk
+from protos.chunking import PushChunk
 from protos.errors import (
     GradientError,
     ProtocolError,
@@ -14,6 +14,7 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.limits import MAX_MESSAGE_BYTES
 from protos.placement import FIRST_EPOCH, ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Message, Missing, Pulled, PushId, ReduceOp

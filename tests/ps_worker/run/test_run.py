@@ -105,7 +105,7 @@ def test_checkpoint_is_loaded_as_it_was_read(tmp_path) -> None:
         token = Checkpoint.open(url).token
         worker.save(SaveRequest(url=url))
 
-    with pytest.raises(CheckpointError, match="replaced meanwhile"):
+    with pytest.raises(CheckpointError, match="replaced in the meantime"):
         run_of(ParameterStore(), 0).load(url, token=token)
 
 
