@@ -75,36 +75,73 @@ class Call(Generic[Q, A]):
     retry: bool = False
 
 
+def _message(name: str) -> type[Any]:
+    """Returns the class of a message of the .proto files."""
+    module = data_plane_pb2 if hasattr(data_plane_pb2, name) else parameter_server_pb2
+    message: type[Any] = getattr(module, name)
+    return message
+
+
+CodecOf = Callable[[type[Any]], Codec[T]]
+"""Makes the codec of a message's class."""
+
+
+def _call(
+    name: str,
+    request: CodecOf[Q],
+    answer: CodecOf[A],
+    *,
+    deadline: Deadline = Deadline.PLAIN,
+    retry: bool = False,
+) -> Call[Q, A]:
+    return Call(
+        name=name,
+        request=request(_message(f"{name}Request")),
+        answer=answer(_message(f"{name}Response")),
+        deadline=deadline,
+        retry=retry,
+    )
+
+
+def _coded(encode: Callable[[T], Any], decode: Callable[[Any], T]) -> CodecOf[T]:
+    return lambda message: Codec(message, encode, decode)
+
+
 def _empty(message: type[Any]) -> Codec[None]:
     return Codec(message, lambda _: message(), lambda _: None)
 
 
-def _field(message: type[Any], name: str) -> Codec[Any]:
+def _field(name: str) -> CodecOf[Any]:
     """A message whose only field is the value."""
-    return Codec(
+    return lambda message: Codec(
         message, lambda value: message(**{name: value}), lambda found: getattr(found, name)
     )
 
 
-def _fields(message: type[Any], dataclass_: type[T]) -> Codec[T]:
+def _fields(dataclass_: type[T]) -> CodecOf[T]:
     """A message whose fields are named and typed as those of a dataclass; None is an absent field."""
     names = [field.name for field in fields(dataclass_)]  # type: ignore[arg-type]
-    optional = {name for name in names if message.DESCRIPTOR.fields_by_name[name].has_presence}
 
-    def encode(value: T) -> Any:
-        return message(**{name: getattr(value, name) for name in names})
+    def codec(message: type[Any]) -> Codec[T]:
+        described = message.DESCRIPTOR.fields_by_name
+        optional = {name for name in names if described[name].has_presence}
 
-    def decode(found: Any) -> T:
-        return dataclass_(
-            **{
-                name: None
-                if name in optional and not found.HasField(name)
-                else getattr(found, name)
-                for name in names
-            }
-        )
+        def encode(value: T) -> Any:
+            return message(**{name: getattr(value, name) for name in names})
 
-    return Codec(message, encode, decode)
+        def decode(found: Any) -> T:
+            return dataclass_(
+                **{
+                    name: None
+                    if name in optional and not found.HasField(name)
+                    else getattr(found, name)
+                    for name in names
+                }
+            )
+
+        return Codec(message, encode, decode)
+
+    return codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,216 +237,128 @@ class Shrink:
     dry_run: bool = False
 
 
-CREATE_TABLE: Call[TableSpec, None] = Call(
-    name="CreateTable",
-    request=Codec(
-        parameter_server_pb2.CreateTableRequest,
+CREATE_TABLE: Call[TableSpec, None] = _call(
+    "CreateTable",
+    _coded(
         lambda spec: parameter_server_pb2.CreateTableRequest(
             spec=spec_messages.table_spec_to_message(spec)
         ),
         lambda message: spec_messages.table_spec_from_message(message.spec),
     ),
-    answer=_empty(parameter_server_pb2.CreateTableResponse),
+    _empty,
     retry=True,
 )
-CREATE_DENSE: Call[DenseSpec, None] = Call(
-    name="CreateDense",
-    request=Codec(
-        parameter_server_pb2.CreateDenseRequest,
+CREATE_DENSE: Call[DenseSpec, None] = _call(
+    "CreateDense",
+    _coded(
         lambda spec: parameter_server_pb2.CreateDenseRequest(
             spec=spec_messages.dense_spec_to_message(spec)
         ),
         lambda message: spec_messages.dense_spec_from_message(message.spec),
     ),
-    answer=_empty(parameter_server_pb2.CreateDenseResponse),
+    _empty,
     retry=True,
 )
-PULL_SPARSE: Call[data_messages.PullSparse, Pulled] = Call(
-    name="PullSparse",
-    request=Codec(
-        data_plane_pb2.PullSparseRequest,
-        data_messages.pull_sparse_to_message,
-        data_messages.pull_sparse_from_message,
-    ),
-    answer=Codec(
-        data_plane_pb2.PullSparseResponse,
-        data_messages.pulled_to_message,
-        data_messages.pulled_from_message,
-    ),
+PULL_SPARSE: Call[data_messages.PullSparse, Pulled] = _call(
+    "PullSparse",
+    _coded(data_messages.pull_sparse_to_message, data_messages.pull_sparse_from_message),
+    _coded(data_messages.pulled_to_message, data_messages.pulled_from_message),
     deadline=Deadline.VERSION,
     retry=True,
 )
-PULL_DENSE: Call[data_messages.PullDense, PulledPieces] = Call(
-    name="PullDense",
-    request=Codec(
-        data_plane_pb2.PullDenseRequest,
-        data_messages.pull_dense_to_message,
-        data_messages.pull_dense_from_message,
-    ),
-    answer=Codec(
-        data_plane_pb2.PullDenseResponse,
-        data_messages.pieces_to_message,
-        data_messages.pieces_from_message,
-    ),
+PULL_DENSE: Call[data_messages.PullDense, PulledPieces] = _call(
+    "PullDense",
+    _coded(data_messages.pull_dense_to_message, data_messages.pull_dense_from_message),
+    _coded(data_messages.pieces_to_message, data_messages.pieces_from_message),
     deadline=Deadline.VERSION,
     retry=True,
 )
 # Not retried: rows in an answer count as known to the worker.
-PULL_CHANGED: Call[PullChanged, Changed] = Call(
-    name="PullChanged",
-    request=_fields(data_plane_pb2.PullChangedRequest, PullChanged),
-    answer=Codec(
-        data_plane_pb2.PullChangedResponse,
-        data_messages.changed_to_message,
-        data_messages.changed_from_message,
-    ),
+PULL_CHANGED: Call[PullChanged, Changed] = _call(
+    "PullChanged",
+    _fields(PullChanged),
+    _coded(data_messages.changed_to_message, data_messages.changed_from_message),
 )
 # Not retried: a server could not tell a repeated push from a new one.
-PUSH_GRAD: Call[data_messages.PushGrad, Version] = Call(
-    name="PushGrad",
-    request=Codec(
-        data_plane_pb2.PushGradRequest,
-        data_messages.push_grad_to_message,
-        data_messages.push_grad_from_message,
-    ),
-    answer=_field(data_plane_pb2.PushGradResponse, "version"),
+PUSH_GRAD: Call[data_messages.PushGrad, Version] = _call(
+    "PushGrad",
+    _coded(data_messages.push_grad_to_message, data_messages.push_grad_from_message),
+    _field("version"),
 )
-POST: Call[data_messages.Post, None] = Call(
-    name="Post",
-    request=Codec(
-        data_plane_pb2.PostRequest,
-        data_messages.post_to_message,
-        data_messages.post_from_message,
-    ),
-    answer=_empty(data_plane_pb2.PostResponse),
+POST: Call[data_messages.Post, None] = _call(
+    "Post",
+    _coded(data_messages.post_to_message, data_messages.post_from_message),
+    _empty,
     deadline=Deadline.WORKERS,
     retry=True,
 )
-TAKE: Call[Take, Sequence[Message]] = Call(
-    name="Take",
-    request=_fields(data_plane_pb2.TakeRequest, Take),
-    answer=Codec(
-        data_plane_pb2.TakeResponse,
-        data_messages.taken_to_message,
-        data_messages.taken_from_message,
-    ),
+TAKE: Call[Take, Sequence[Message]] = _call(
+    "Take",
+    _fields(Take),
+    _coded(data_messages.taken_to_message, data_messages.taken_from_message),
     deadline=Deadline.WORKERS,
     retry=True,
 )
-WAIT_VERSION: Call[WaitVersion, Version] = Call(
-    name="WaitVersion",
-    request=_fields(parameter_server_pb2.WaitVersionRequest, WaitVersion),
-    answer=_field(parameter_server_pb2.WaitVersionResponse, "version"),
+WAIT_VERSION: Call[WaitVersion, Version] = _call(
+    "WaitVersion",
+    _fields(WaitVersion),
+    _field("version"),
     deadline=Deadline.WORKERS,
     retry=True,
 )
-BARRIER: Call[Barrier, Version] = Call(
-    name="Barrier",
-    request=_fields(parameter_server_pb2.BarrierRequest, Barrier),
-    answer=_field(parameter_server_pb2.BarrierResponse, "version"),
+BARRIER: Call[Barrier, Version] = _call(
+    "Barrier", _fields(Barrier), _field("version"), deadline=Deadline.WORKERS
+)
+ALL_REDUCE: Call[control_messages.AllReduce, Reduced] = _call(
+    "AllReduce",
+    _coded(control_messages.all_reduce_to_message, control_messages.all_reduce_from_message),
+    _coded(control_messages.reduced_to_message, control_messages.reduced_from_message),
     deadline=Deadline.WORKERS,
 )
-ALL_REDUCE: Call[control_messages.AllReduce, Reduced] = Call(
-    name="AllReduce",
-    request=Codec(
-        parameter_server_pb2.AllReduceRequest,
-        control_messages.all_reduce_to_message,
-        control_messages.all_reduce_from_message,
-    ),
-    answer=Codec(
-        parameter_server_pb2.AllReduceResponse,
-        control_messages.reduced_to_message,
-        control_messages.reduced_from_message,
-    ),
-    deadline=Deadline.WORKERS,
+ADVANCE: Call[Advance, int] = _call(
+    "Advance", _fields(Advance), _field("slowest"), deadline=Deadline.WORKERS
 )
-ADVANCE: Call[Advance, int] = Call(
-    name="Advance",
-    request=_fields(parameter_server_pb2.AdvanceRequest, Advance),
-    answer=_field(parameter_server_pb2.AdvanceResponse, "slowest"),
-    deadline=Deadline.WORKERS,
-)
-# Not retried: a late one would count for the next job of a server that stays.
-LEAVE: Call[Leave, None] = Call(
-    name="Leave",
-    request=_fields(parameter_server_pb2.LeaveRequest, Leave),
-    answer=_empty(parameter_server_pb2.LeaveResponse),
-)
-# Not retried: a late one would end the next job of a server that stays.
-ABORT: Call[Abort, None] = Call(
-    name="Abort",
-    request=_fields(parameter_server_pb2.AbortRequest, Abort),
-    answer=_empty(parameter_server_pb2.AbortResponse),
-)
-CHECK_FOLDER: Call[CheckFolder, None] = Call(
-    name="CheckFolder",
-    request=_fields(parameter_server_pb2.CheckFolderRequest, CheckFolder),
-    answer=_empty(parameter_server_pb2.CheckFolderResponse),
-    retry=True,
+# Not retried: late ones would count for the next job of a server that stays.
+LEAVE: Call[Leave, None] = _call("Leave", _fields(Leave), _empty)
+ABORT: Call[Abort, None] = _call("Abort", _fields(Abort), _empty)
+CHECK_FOLDER: Call[CheckFolder, None] = _call(
+    "CheckFolder", _fields(CheckFolder), _empty, retry=True
 )
 # It may wait for another save to end.
-SNAPSHOT: Call[Snapshot, None] = Call(
-    name="Snapshot",
-    request=_fields(parameter_server_pb2.SnapshotRequest, Snapshot),
-    answer=_empty(parameter_server_pb2.SnapshotResponse),
-    deadline=Deadline.WORKERS,
+SNAPSHOT: Call[Snapshot, None] = _call(
+    "Snapshot", _fields(Snapshot), _empty, deadline=Deadline.WORKERS
 )
 # Answers with the server's entries of the manifest, as JSON.
-SAVE: Call[control_messages.Save, str] = Call(
-    name="Save",
-    request=Codec(
-        parameter_server_pb2.SaveRequest,
-        control_messages.save_to_message,
-        control_messages.save_from_message,
-    ),
-    answer=_field(parameter_server_pb2.SaveResponse, "share"),
+SAVE: Call[control_messages.Save, str] = _call(
+    "Save",
+    _coded(control_messages.save_to_message, control_messages.save_from_message),
+    _field("share"),
     deadline=Deadline.CHECKPOINT,
 )
-LOAD: Call[Load, None] = Call(
-    name="Load",
-    request=_fields(parameter_server_pb2.LoadRequest, Load),
-    answer=_empty(parameter_server_pb2.LoadResponse),
-    deadline=Deadline.CHECKPOINT,
-)
-RESUME: Call[control_messages.Resume, None] = Call(
-    name="Resume",
-    request=Codec(
-        parameter_server_pb2.ResumeRequest,
-        control_messages.resume_to_message,
-        control_messages.resume_from_message,
-    ),
-    answer=_empty(parameter_server_pb2.ResumeResponse),
+LOAD: Call[Load, None] = _call("Load", _fields(Load), _empty, deadline=Deadline.CHECKPOINT)
+RESUME: Call[control_messages.Resume, None] = _call(
+    "Resume",
+    _coded(control_messages.resume_to_message, control_messages.resume_from_message),
+    _empty,
 )
 # Not retried: each call is a pass.
-SHRINK: Call[Shrink, Mapping[str, Shrunk]] = Call(
-    name="Shrink",
-    request=_fields(parameter_server_pb2.ShrinkRequest, Shrink),
-    answer=Codec(
-        parameter_server_pb2.ShrinkResponse,
-        control_messages.shrunk_to_message,
-        control_messages.shrunk_from_message,
-    ),
+SHRINK: Call[Shrink, Mapping[str, Shrunk]] = _call(
+    "Shrink",
+    _fields(Shrink),
+    _coded(control_messages.shrunk_to_message, control_messages.shrunk_from_message),
     deadline=Deadline.CHECKPOINT,
 )
-GET_DIGEST: Call[None, Mapping[tuple[str, int], bytes]] = Call(
-    name="GetDigest",
-    request=_empty(parameter_server_pb2.GetDigestRequest),
-    answer=Codec(
-        parameter_server_pb2.GetDigestResponse,
-        control_messages.digests_to_message,
-        control_messages.digests_from_message,
-    ),
+GET_DIGEST: Call[None, Mapping[tuple[str, int], bytes]] = _call(
+    "GetDigest",
+    _empty,
+    _coded(control_messages.digests_to_message, control_messages.digests_from_message),
     deadline=Deadline.CHECKPOINT,
     retry=True,
 )
-GET_STATUS: Call[None, ServerStatus] = Call(
-    name="GetStatus",
-    request=_empty(parameter_server_pb2.GetStatusRequest),
-    answer=Codec(
-        parameter_server_pb2.GetStatusResponse,
-        control_messages.status_to_message,
-        control_messages.status_from_message,
-    ),
+GET_STATUS: Call[None, ServerStatus] = _call(
+    "GetStatus",
+    _empty,
+    _coded(control_messages.status_to_message, control_messages.status_from_message),
     retry=True,
 )
 
