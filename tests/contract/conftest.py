@@ -1,4 +1,4 @@
-"""The stores that the suite runs over: embedded, and a client of one and of three real servers."""
+"""The stores that the suite runs over: in process, and a client of one and of three real servers."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ from tests.support.cluster import cluster
 from tests.support.stores import OpenJob, declare, in_process
 
 
-@pytest.fixture(params=[0, 1, 3], ids=["embedded", "one-server", "three-servers"])
+@pytest.fixture(params=[0, 1, 3], ids=["in-process", "one-server", "three-servers"])
 def num_servers(request) -> int:
     return request.param
 

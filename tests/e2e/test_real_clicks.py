@@ -23,14 +23,14 @@ def data_of(sample: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("example", "how"),
     [
-        ("ctr_dnn", "embedded"),
+        ("ctr_dnn", "in-process"),
         ("ctr_dnn", "async"),
         ("ctr_dnn", "sync"),
         ("ctr_dnn", "half_async"),
         ("ctr_dnn", "bounded_staleness"),
         ("ctr_dnn", "geo"),
-        ("wide_deep", "embedded"),
-        ("deepfm", "embedded"),
+        ("wide_deep", "in-process"),
+        ("deepfm", "in-process"),
     ],
 )
 def test_example_learns_and_infer_agrees(
@@ -38,7 +38,7 @@ def test_example_learns_and_infer_agrees(
 ) -> None:
     job = ROOT / f"examples/{example}.toml"
     arguments = [job, *data_of(criteo_sample), f"--set=checkpoint.dir={tmp_path}/model"]
-    if how == "embedded":
+    if how == "in-process":
         trained = result_of("ps-worker", "train", *arguments)
     else:
         cluster = ["--server-num", 2, "--worker-num", 2, "--log-dir", tmp_path / "log"]
@@ -57,7 +57,7 @@ def test_example_learns_and_infer_agrees(
 
     print(f"{example} {how}: auc={trained['auc']:.4f} log_loss={trained['log_loss']:.4f}")
     assert trained["examples"] == 50_000
-    is_lockstep = how in ("embedded", "sync")
+    is_lockstep = how in ("in-process", "sync")
     assert trained["auc"] >= (MIN_AUC if is_lockstep else MIN_AUC_WITHOUT_LOCKSTEP)
     assert trained["log_loss"] < MAX_LOG_LOSS
     for figure in ("auc", "log_loss", "accuracy", "calibration", "model_digest", "test_examples"):

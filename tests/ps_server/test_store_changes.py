@@ -17,14 +17,14 @@ PLAIN = TableSpec(
     name="t", dim=2, initializer=InitializerSpec(), optimizer=OptimizerSpec(name="sum")
 )
 RECORDING = replace(PLAIN, records_changes=True)
-STAMP = PushId(worker=0, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0)
+PUSH_ID = PushId(worker=0, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0)
 
 
 def trained(spec: TableSpec, num_workers: int = 2) -> ParameterStore:
     store = ParameterStore(num_workers=num_workers)
     store.create_table(spec)
     values = np.arange(2 * KEYS.size, dtype=np.float32).reshape(-1, 2)
-    store.push_grad(Gradients({"t": SparseGrad(KEYS, values, 1)}), STAMP)
+    store.push_grad(Gradients({"t": SparseGrad(KEYS, values, 1)}), PUSH_ID)
     return store
 
 
@@ -89,7 +89,7 @@ def test_push_during_a_pull_of_changes_is_not_in_its_version(monkeypatch) -> Non
     take = table.take_changed
 
     def push_and_take(worker: int, max_rows: int):
-        store.push_grad(Gradients(), STAMP)
+        store.push_grad(Gradients(), PUSH_ID)
         return take(worker, max_rows)
 
     monkeypatch.setattr(table, "take_changed", push_and_take)

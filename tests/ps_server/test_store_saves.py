@@ -209,7 +209,7 @@ def test_load_leaves_nothing_of_a_checkpoint_that_was_loaded_before(tmp_path: Pa
 
 
 def test_part_is_saved_of_a_snapshot_alone(tmp_path: Path) -> None:
-    """As when a server was started anew between the two calls of a save."""
+    """As when a server was restarted between the two calls of a save."""
     store = in_process()
     store.snapshot("some token")
 

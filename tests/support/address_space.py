@@ -1,4 +1,4 @@
-"""A system that grants address space to some of those who ask for it."""
+"""A system that grants address space to some of its callers."""
 
 import mmap
 from collections.abc import Callable, Iterable

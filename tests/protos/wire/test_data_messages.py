@@ -18,7 +18,7 @@ from tests.support.local_transport import through
 NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
-STAMPS = st.builds(
+PUSH_IDS = st.builds(
     PushId,
     worker=UINT32,
     incarnation=UINT64,
@@ -31,7 +31,7 @@ STAMPS = st.builds(
 )
 
 
-@given(push_id=STAMPS)
+@given(push_id=PUSH_IDS)
 def test_push_id_survives_the_wire(push_id: PushId) -> None:
     data = data_messages.push_id_to_message(push_id).SerializeToString()
 
@@ -155,7 +155,7 @@ def test_counts_that_are_not_two_a_key_are_refused(size: int) -> None:
         data_messages.sparse_grads_of(data_plane_pb2.PushGradRequest(sparse=[column]))
 
 
-@given(push_id=STAMPS, at=st.none() | UINT64)
+@given(push_id=PUSH_IDS, at=st.none() | UINT64)
 def test_chunk_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> None:
     grad = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)
     block = DenseGrad(np.array([1.0, 2.0], np.float32), 6)

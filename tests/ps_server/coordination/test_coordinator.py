@@ -112,7 +112,7 @@ def test_push_that_was_abandoned_does_not_count() -> None:
 
 
 def test_calls_wait_until_a_complete_step_is_applied() -> None:
-    """Pulls of its version and barriers behind it; and whoever applies it takes no other."""
+    """Pulls of its version and barriers behind it; and no other is taken meanwhile."""
     workers = workers_of(2)
     pull = workers.at_version(1, lambda: workers.version)
     for worker in range(2):

@@ -80,7 +80,7 @@ ORDERS = {
     "in memory": ["data.in_memory=true"],
     "shuffled": ["data.in_memory=true", "data.shuffle=local"],
     "in deltas": ["checkpoint.mode=delta", "checkpoint.full_every=3"],
-    "dealt anew": ["data.in_memory=true", "data.shuffle=global"],
+    "global shuffle": ["data.in_memory=true", "data.shuffle=global"],
 }
 
 

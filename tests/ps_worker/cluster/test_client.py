@@ -26,7 +26,7 @@ from tests.support.local_transport import LocalTransport
 
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
 KEYS = np.arange(1000, dtype=np.uint64)
-STAMP = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
+PUSH_ID = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
 
 
 def transport_to(num_servers: int) -> LocalTransport:
@@ -105,7 +105,7 @@ def test_pull_of_changes_is_as_old_as_the_oldest_server():
     transport = transport_to(2)
     client = client_of(transport)
     client.create_table(client_spec("recording", dim=3))
-    transport.stores[0].push_grad(Gradients(), STAMP)
+    transport.stores[0].push_grad(Gradients(), PUSH_ID)
 
     assert client.pull_changed(["recording"], 0, max_rows=5).result().version == 0
 
@@ -130,7 +130,7 @@ def test_version_of_a_pull_is_the_smallest_of_those_asked():
     transport = transport_to(4)
     client = client_of(transport)
     for server, batches in enumerate((9, 4, 6, 5)):
-        transport.stores[server].push_grad(Gradients(), replace(STAMP, batches=batches))
+        transport.stores[server].push_grad(Gradients(), replace(PUSH_ID, batches=batches))
 
     assert client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().version == 4
     on_first = KEYS[ShardMap.of(4).route(KEYS, 64)[0]]
@@ -190,7 +190,7 @@ def test_message_too_large_for_a_message_is_refused_before_it_is_sent():
 def test_numbers_meet_at_one_version_of_all_servers():
     transport = transport_to(2)
     client = client_of(transport)
-    transport.stores[1].push_grad(Gradients(), STAMP)
+    transport.stores[1].push_grad(Gradients(), PUSH_ID)
 
     with pytest.raises(ProtocolError, match=r"after barrier 'sum' .* different versions \[0, 1\]"):
         client.all_reduce("sum", 0, np.ones(1), ReduceOp.SUM, step=0).result()
@@ -238,9 +238,11 @@ def test_push_reaches_every_server_even_if_empty():
     transport = transport_to(3)
     client = client_of(transport)
 
-    client.push_grad(Gradients(), STAMP, at=0).result()
+    client.push_grad(Gradients(), PUSH_ID, at=0).result()
 
-    push = PushGrad(chunk=PushChunk([], [], 0, 1), push_id=STAMP, at=0, shard_map_epoch=FIRST_EPOCH)
+    push = PushGrad(
+        chunk=PushChunk([], [], 0, 1), push_id=PUSH_ID, at=0, shard_map_epoch=FIRST_EPOCH
+    )
     assert transport.calls == [(server, "PushGrad", push) for server in range(3)]
     assert client.status().version == 1
 
@@ -249,7 +251,7 @@ def test_push_is_cut_into_chunks():
     transport = transport_to(2)
     client = client_of(transport, chunk_bytes=1000)
 
-    client.push_grad(gradients(), STAMP).result()
+    client.push_grad(gradients(), PUSH_ID).result()
 
     chunks = [push.chunk for server, _, push in transport.calls if server == 0]
     assert len(chunks) > 5
@@ -288,7 +290,7 @@ def test_push_that_one_server_would_refuse_reaches_none(push, error, message):
     client = client_of(transport)
 
     with pytest.raises(error, match=message):
-        client.push_grad(push, STAMP)
+        client.push_grad(push, PUSH_ID)
 
     assert transport.calls == []
 
@@ -320,7 +322,7 @@ def test_push_that_nobody_waited_for_still_raises_when_asked():
     client = client_of(transport)
     transport.answers["PushGrad"] = answer
 
-    future = client.push_grad(gradients(), STAMP)
+    future = client.push_grad(gradients(), PUSH_ID)
     client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
 
     for _ in range(2):
@@ -347,7 +349,7 @@ def test_spec_that_a_server_refused_is_not_declared():
 def test_servers_at_different_versions_after_a_barrier_are_an_error():
     transport = transport_to(2)
     client = client_of(transport)
-    transport.stores[1].push_grad(Gradients(), STAMP, at=0)
+    transport.stores[1].push_grad(Gradients(), PUSH_ID, at=0)
 
     with pytest.raises(ProtocolError, match=r"at different versions \[0, 1\]"):
         client.barrier("end", 0, step=0).result()

@@ -26,7 +26,7 @@ from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from tests.support.cluster import cluster
 
-STAMP = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
+PUSH_ID = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
 KEYS = np.arange(10, dtype=np.uint64)
 END = calls.Barrier(name="end", worker=0, step=0)
 
@@ -36,7 +36,7 @@ def pull_of(**keys: Keys) -> PullSparse:
 
 
 def push_of(chunk: PushChunk) -> PushGrad:
-    return PushGrad(chunk=chunk, push_id=STAMP, shard_map_epoch=FIRST_EPOCH)
+    return PushGrad(chunk=chunk, push_id=PUSH_ID, shard_map_epoch=FIRST_EPOCH)
 
 
 class FailingService:
