@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from protos.chunking import split_push
-from protos.errors import CtrPsError, ProtocolError
+from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
 from protos.store import Missing, SaveRequest
@@ -160,6 +160,23 @@ def test_snapshot_has_a_step_as_a_whole(held: HeldStep, tmp_path: Path) -> None:
     assert loaded.digest() == saved_digest
 
 
+@pytest.mark.parametrize(("at", "record"), [(None, "note_applied"), (0, "step_applied")])
+def test_no_snapshot_is_taken_between_a_change_and_its_record(
+    at: int | None, record: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = in_process(wait_limit_s=0.001)
+    recorded = getattr(store._coordinator, record)
+
+    def record_after_a_snapshot(change: object) -> None:
+        with pytest.raises(WaitTimeoutError):
+            store.snapshot("token")
+        recorded(change)
+
+    monkeypatch.setattr(store._coordinator, record, record_after_a_snapshot)
+
+    assert store.push_grad(random_gradients(0), push_id(), at=at).result() == 1
+
+
 def test_leave_returns_when_the_steps_that_it_completes_are_applied(held: HeldStep) -> None:
     held.push(0, 0).result(LIMIT_S)
     leave = held.start(lambda: held.store.leave(1, step=0))
@@ -173,6 +190,15 @@ def test_leave_returns_when_the_steps_that_it_completes_are_applied(held: HeldSt
         call.result(LIMIT_S)
     assert held.store.status().version == 1
     assert held.store.all_left()
+
+
+def test_leave_waits_for_a_step_that_another_call_applies(held: HeldStep) -> None:
+    held.begin()
+    threading.Timer(SOON_S, held.end).start()
+
+    held.store.leave(0, step=1)
+
+    assert held.store.status().version == 1
 
 
 def test_step_that_cannot_be_applied_fails_for_all(held: HeldStep, tmp_path: Path) -> None:
@@ -222,6 +248,21 @@ def test_step_that_fails_in_the_executor_is_logged_and_raised(
     with pytest.raises(CtrPsError, match="no room"):
         push.result()
     assert "step not applied step=0" in caplog.text
+
+
+def test_step_that_completes_while_another_is_applied_follows_it_in_the_executor(
+    held: HeldStep,
+) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        held.store.apply_steps_in(executor, inline_values=0)
+        for step in range(2):
+            for worker in range(2):
+                held.store.push_grad(random_gradients(worker), push_id(worker, step), at=step)
+
+        held.end()
+
+    assert held.store.status().version == 2
+    assert held.store.digest() == applied_in_order(2).digest()
 
 
 def test_small_steps_are_applied_by_the_call_that_completes_them(threads) -> None:

@@ -9,7 +9,7 @@ import pytest
 from protos.store import Missing
 from protos.v1 import parameter_server_pb2
 from protos.wire import calls, control_messages, data_messages
-from protos.wire.calls import CALLS, Call
+from protos.wire.calls import CALLS, Call, Deadline
 from protos.wire.data_messages import PullSparse
 from ps_server.rpc.handlers import Handlers, method_name
 from ps_server.store import ParameterStore
@@ -46,6 +46,27 @@ def test_absent_fields_are_none_and_zero_is_not() -> None:
         request = calls.Shrink(max_norm=max_norm)
 
         assert through(calls.SHRINK.request, request) == request
+
+
+def test_only_calls_that_change_nothing_when_repeated_are_retried() -> None:
+    declarations, reads = {"CreateTable", "CreateDense"}, {"GetDigest", "GetStatus", "CheckFolder"}
+    pulls, numbered = {"PullSparse", "PullDense", "WaitVersion"}, {"Post", "Take"}
+
+    retried = {call.name for call in CALLS.values() if call.retry}
+
+    assert retried == declarations | reads | pulls | numbered
+
+
+def test_every_call_that_may_wait_has_the_time_for_it() -> None:
+    exchange = {"Post", "Take"}
+    waiting = {
+        Deadline.VERSION: {"PullSparse", "PullDense"},
+        Deadline.WORKERS: {"WaitVersion", "Barrier", "AllReduce", "Advance", "Snapshot"} | exchange,
+        Deadline.CHECKPOINT: {"Save", "Load", "Shrink", "GetDigest"},
+    }
+
+    for deadline, names in waiting.items():
+        assert {call.name for call in CALLS.values() if call.deadline is deadline} == names
 
 
 @pytest.mark.parametrize(

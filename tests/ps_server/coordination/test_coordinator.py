@@ -131,6 +131,17 @@ def test_calls_wait_until_a_complete_step_is_applied() -> None:
     assert [call.result() for call in waiting] == [1, 1, 1, 1]
 
 
+def test_time_out_while_a_step_is_applied_blames_no_worker() -> None:
+    workers = workers_of(1, wait_limit_s=0.001)
+    workers.push_part(Gradients(), push_id(), 0)
+    workers.take_complete_step()
+
+    with pytest.raises(WaitTimeoutError, match="step 0 is still being applied; see the server's"):
+        workers.at_version(1, lambda: None).result()
+    with pytest.raises(WaitTimeoutError, match="all workers came, but steps were not applied"):
+        workers.barrier("b", 0, step=1).result()
+
+
 def test_step_that_could_not_be_applied_fails_every_call() -> None:
     workers = workers_of(2)
     pull = workers.at_version(1, lambda: pytest.fail("answered"))

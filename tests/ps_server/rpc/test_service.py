@@ -19,8 +19,10 @@ from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Message, Missing, PushId
 from protos.wire import calls
 from protos.wire.calls import Call
+from protos.wire.control_messages import Save
 from protos.wire.data_messages import Post, PullSparse, PushGrad
 from protos.wire.grpc_status import METADATA_KEY
+from ps_server.checkpoint.files.manifest import Share
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.service import Service as RpcService
@@ -256,6 +258,12 @@ def test_large_call_has_the_answer_of_a_small_one():
     ("call", "argument", "method", "answer"),
     [
         (calls.SHRINK, calls.Shrink(), "shrink", {}),
+        (calls.LEAVE, calls.Leave(worker=0, step=0), "leave", None),
+        (calls.CHECK_FOLDER, calls.CheckFolder(folder="f", token="t"), "check_folder", None),
+        (calls.SNAPSHOT, calls.Snapshot(token="t"), "snapshot", None),
+        (calls.SAVE, Save(folder="f", token="t"), "save_share", Share(entries=())),
+        (calls.LOAD, calls.Load(url="u"), "load", None),
+        (calls.GET_DIGEST, None, "shard_digests", {}),
         (
             calls.PULL_CHANGED,
             calls.PullChanged(tables=[], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH),
@@ -263,9 +271,9 @@ def test_large_call_has_the_answer_of_a_small_one():
             Answered(Changed({}, 0, False)),
         ),
     ],
-    ids=["Shrink", "PullChanged"],
+    ids=["Shrink", "Leave", "CheckFolder", "Snapshot", "Save", "Load", "GetDigest", "PullChanged"],
 )
-def test_call_that_looks_at_all_rows_does_not_hold_the_loop(call, argument, method, answer):
+def test_long_call_does_not_hold_the_loop(call, argument, method, answer):
     service = Service()
     loop_runs = threading.Event()
 
@@ -281,6 +289,17 @@ def test_call_that_looks_at_all_rows_does_not_hold_the_loop(call, argument, meth
         await task
 
     run(body)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_work_of_a_push_is_that_of_all_its_chunks(num_chunks: int):
+    """The last to come applies them all; a key counts as two numbers."""
+    grad = SparseGrad(KEYS, np.ones((4, 2), np.float32), 1)
+    push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
+    chunk = PushChunk([("t", grad)], [], chunk=0, num_chunks=num_chunks)
+    request = PushGrad(chunk=chunk, push_id=push_id, shard_map_epoch=FIRST_EPOCH)
+
+    assert Service().handlers.work(calls.PUSH_GRAD, request) == num_chunks * (8 + 2 * 4)
 
 
 def test_last_worker_that_is_done_is_told():

@@ -149,6 +149,22 @@ def test_a_delta_that_is_not_possible_becomes_a_full_checkpoint(
     assert "saves all rows checkpoint=" in caplog.text
 
 
+def test_deltas_are_counted_from_the_checkpoint_that_became_a_full_one(tmp_path: Path) -> None:
+    store = in_process()
+    saver = saver_of(store, tmp_path, mode="delta", full_every=3)
+    saver.save("step-1", 1, {})
+    saver.finish()
+    store.save(SaveRequest(url=str(tmp_path / "other")))
+
+    for step in range(2, 6):
+        saver.save(f"step-{step}", step, {})
+    saver.finish()
+
+    bases = (None, None, "step-2", "step-3", None)
+    of_steps = {f"step-{step}": base for step, base in enumerate(bases, 1)}
+    assert kinds(tmp_path) == {"other": None, **of_steps}
+
+
 def next_steps(saver: Saver) -> None:
     for step in itertools.repeat(4):
         saver.after_step(step, dict)

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 from protos.errors import TransportError
+from protos.futures import WaitingFuture
 from protos.role import WorkerRole
 from ps_server.store import ParameterStore
+from ps_worker.cluster import connect
+from ps_worker.cluster.grpc_transport import Deadlines
 from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
 from ps_worker.job.sections.section import ClusterSection
 from tests.support.cluster import cluster
@@ -26,6 +30,31 @@ def test_store_of_a_role_without_servers_is_in_process() -> None:
     with open_store(LOCAL, ClusterSection()) as store:
         assert isinstance(store, ParameterStore)
         assert store.num_workers == 1
+
+
+def test_store_in_process_waits_as_long_as_the_job_says() -> None:
+    with open_store(LOCAL, ClusterSection(wait_timeout_s=7.0)) as store:
+        waiting = store.wait_version(1)
+
+    assert isinstance(waiting, WaitingFuture)
+    assert waiting.limit_s == 7.0
+
+
+def test_servers_are_waited_for_as_long_as_the_job_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(
+        connect,
+        "connect",
+        lambda *servers, **limits: told.append((servers, limits)) or nullcontext(),
+    )
+    role = WorkerRole(endpoints=("ps-0:1",), worker_index=0, num_workers=1)
+    limits = ClusterSection(connect_timeout_s=5.0, rpc_timeout_s=6.0, wait_timeout_s=7.0)
+
+    with open_store(role, limits):
+        pass
+
+    deadlines = Deadlines(rpc_s=6.0, wait_s=7.0)
+    assert told == [((role.endpoints,), {"connect_timeout_s": 5.0, "deadlines": deadlines})]
 
 
 def test_store_in_process_needs_no_grpc() -> None:

@@ -2,12 +2,14 @@
 
 import itertools
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protos.errors import CheckpointError, JobError, ProtocolError, UsageError
-from protos.store import ReduceOp, SaveRequest
+from protos.store import Future, ReduceOp, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.data.blocks.position import DataPosition
@@ -65,6 +67,34 @@ def test_workers_reduce_numbers_in_the_middle_of_training(mode: str) -> None:
     assert sums == {0: [3.0, 20.0], 1: [3.0, 20.0]}
     assert store.status().left == {0, 1}
     assert store.status().examples == {0: 64, 1: 72}
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [lambda run, _: run.settle(), lambda run, url: run.save(SaveRequest(url=url))],
+    ids=["settle", "save"],
+)
+def test_store_has_the_steps_of_a_worker_that_settles_or_saves(
+    settle: Callable[[Run, str], object], tmp_path: Path
+) -> None:
+    """Its last step lacks the part of the other worker, which comes while it waits."""
+    store = ParameterStore(num_workers=2, wait_limit_s=10.0)
+    first, other = (run_of(store, worker, SYNC) for worker in range(2))
+    together(first.start, other.start)
+    wait_version = store.wait_version
+
+    def let_the_other_train(at: int) -> Future[int]:
+        next(other.steps(BATCHES))
+        return wait_version(at)
+
+    store.wait_version = let_the_other_train
+    steps = first.steps(BATCHES)
+    next(steps)
+    assert store.status().version == 0
+
+    settle(first, str(tmp_path / "model"))
+
+    assert store.status().version == 1
 
 
 def test_workers_start_with_what_the_first_has_loaded(tmp_path) -> None:
