@@ -120,7 +120,8 @@ class Run:
         """
         if self._communicator is not None:
             raise UsageError(
-                "a checkpoint is loaded before training: workers have parameters of their own by now"
+                f"{url} cannot be loaded: training has begun, and workers hold parameters of their own; "
+                "load before the first pass"
             )
         self.store.load(url, only=only, token=token)
         start = warm_start(url, self._model, only)

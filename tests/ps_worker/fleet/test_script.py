@@ -260,7 +260,7 @@ def test_model_is_not_loaded_under_training(tmp_path: Path) -> None:
     fleet.save_persistables(tmp_path / "model")
     trainer.train_from_dataset(BATCHES)
 
-    with pytest.raises(UsageError, match=r"load_model.* comes before training"):
+    with pytest.raises(UsageError, match=r"model cannot be loaded.* before the first pass"):
         fleet.load_model(tmp_path / "model")
 
 

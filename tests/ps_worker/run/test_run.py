@@ -146,7 +146,7 @@ def test_model_is_loaded_before_training_only(tmp_path) -> None:
         worker.load(url)
         worker.start()
 
-        with pytest.raises(UsageError, match="before training"):
+        with pytest.raises(UsageError, match="cannot be loaded: training has begun"):
             worker.load(url)
 
 
