@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/v1/data_plane.proto\x12\tctr_ps.v1\"\x92\x01\n\x06PushId\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\x04\x12\x0e\n\x06pulled\x18\x07 \x01(\x04\x12\x10\n\x08position\x18\x08 \x01(\t\"(\n\tKeyColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\">\n\x0bValueColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\"\x90\x01\n\x11PullSparseRequest\x12%\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.KeyColumn\x12#\n\x07missing\x18\x02 \x01(\x0e\x32\x12.ctr_ps.v1.Missing\x12\x0f\n\x02\x61t\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0fshard_map_epoch\x18\x04 \x01(\x04\x42\x05\n\x03_at\"N\n\x12PullSparseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ValueColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"_\n\x12PullChangedRequest\x12\x0e\n\x06tables\x18\x01 \x03(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08max_rows\x18\x03 \x01(\x04\x12\x17\n\x0fshard_map_epoch\x18\x04 \x01(\x04\"<\n\rChangedColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"c\n\x13PullChangedResponse\x12)\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x18.ctr_ps.v1.ChangedColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08has_more\x18\x03 \x01(\x08\"a\n\x10SparseGradColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\x12\x0e\n\x06\x63ounts\x18\x05 \x01(\x0c\"Q\n\x0f\x44\x65nseGradColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x03 \x01(\x04\x12\r\n\x05start\x18\x04 \x01(\x04\"\xe1\x01\n\x0fPushGradRequest\x12\"\n\x07push_id\x18\x01 \x01(\x0b\x32\x11.ctr_ps.v1.PushId\x12+\n\x06sparse\x18\x02 \x03(\x0b\x32\x1b.ctr_ps.v1.SparseGradColumn\x12)\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x1a.ctr_ps.v1.DenseGradColumn\x12\x0f\n\x02\x61t\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x63hunk\x18\x05 \x01(\r\x12\x12\n\nnum_chunks\x18\x06 \x01(\r\x12\x17\n\x0fshard_map_epoch\x18\x07 \x01(\x04\x42\x05\n\x03_at\"#\n\x10PushGradResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"S\n\x10PullDenseRequest\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0f\n\x02\x61t\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0fshard_map_epoch\x18\x03 \x01(\x04\x42\x05\n\x03_at\",\n\x0b\x44\x65nseColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"M\n\x11PullDenseResponse\x12\'\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.DenseColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"u\n\x0bPostRequest\x12\x10\n\x08\x65xchange\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\r\x12\x10\n\x08receiver\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x14\n\x07\x63ontent\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_content\"\x0e\n\x0cPostResponse\"A\n\x0bTakeRequest\x12\x10\n\x08\x65xchange\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08received\x18\x03 \x01(\x04\"V\n\x0f\x45xchangeMessage\x12\x0e\n\x06sender\x18\x01 \x01(\r\x12\x10\n\x08receiver\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\x0c\"<\n\x0cTakeResponse\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.ctr_ps.v1.ExchangeMessage*J\n\x07Missing\x12\x17\n\x13MISSING_UNSPECIFIED\x10\x00\x12\x13\n\x0fMISSING_INITIAL\x10\x01\x12\x11\n\rMISSING_ZEROS\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/v1/data_plane.proto\x12\tctr_ps.v1\"\x92\x01\n\x06PushId\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x05 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x06 \x01(\x04\x12\x0e\n\x06pulled\x18\x07 \x01(\x04\x12\x10\n\x08position\x18\x08 \x01(\t\"(\n\tKeyColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\">\n\x0bValueColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\"\x8d\x01\n\x11PullSparseRequest\x12\"\n\x04keys\x18\x01 \x03(\x0b\x32\x14.ctr_ps.v1.KeyColumn\x12#\n\x07missing\x18\x02 \x01(\x0e\x32\x12.ctr_ps.v1.Missing\x12\x0f\n\x02\x61t\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0fshard_map_epoch\x18\x04 \x01(\x04\x42\x05\n\x03_at\"K\n\x12PullSparseResponse\x12$\n\x04rows\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ValueColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"_\n\x12PullChangedRequest\x12\x0e\n\x06tables\x18\x01 \x03(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08max_rows\x18\x03 \x01(\x04\x12\x17\n\x0fshard_map_epoch\x18\x04 \x01(\x04\"<\n\rChangedColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"`\n\x13PullChangedResponse\x12&\n\x04rows\x18\x01 \x03(\x0b\x32\x18.ctr_ps.v1.ChangedColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08has_more\x18\x03 \x01(\x08\"a\n\x10SparseGradColumn\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x04 \x01(\x04\x12\x0e\n\x06\x63ounts\x18\x05 \x01(\x0c\"Q\n\x0f\x44\x65nseGradColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x10\n\x08\x65xamples\x18\x03 \x01(\x04\x12\r\n\x05start\x18\x04 \x01(\x04\"\x86\x01\n\tPushChunk\x12+\n\x06sparse\x18\x01 \x03(\x0b\x32\x1b.ctr_ps.v1.SparseGradColumn\x12)\n\x05\x64\x65nse\x18\x02 \x03(\x0b\x32\x1a.ctr_ps.v1.DenseGradColumn\x12\r\n\x05\x63hunk\x18\x03 \x01(\r\x12\x12\n\nnum_chunks\x18\x04 \x01(\r\"\x8b\x01\n\x0fPushGradRequest\x12\"\n\x07push_id\x18\x01 \x01(\x0b\x32\x11.ctr_ps.v1.PushId\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.ctr_ps.v1.PushChunk\x12\x0f\n\x02\x61t\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0fshard_map_epoch\x18\x04 \x01(\x04\x42\x05\n\x03_at\"#\n\x10PushGradResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"S\n\x10PullDenseRequest\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0f\n\x02\x61t\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0fshard_map_epoch\x18\x03 \x01(\x04\x42\x05\n\x03_at\",\n\x0b\x44\x65nseColumn\x12\r\n\x05\x62lock\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"L\n\x11PullDenseResponse\x12&\n\x06pieces\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.DenseColumn\x12\x0f\n\x07version\x18\x02 \x01(\x04\"g\n\x0f\x45xchangeMessage\x12\x0e\n\x06sender\x18\x01 \x01(\r\x12\x10\n\x08receiver\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x14\n\x07\x63ontent\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_content\"L\n\x0bPostRequest\x12\x10\n\x08\x65xchange\x18\x01 \x01(\t\x12+\n\x07message\x18\x02 \x01(\x0b\x32\x1a.ctr_ps.v1.ExchangeMessage\"\x0e\n\x0cPostResponse\"A\n\x0bTakeRequest\x12\x10\n\x08\x65xchange\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x10\n\x08received\x18\x03 \x01(\x04\"<\n\x0cTakeResponse\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.ctr_ps.v1.ExchangeMessage*J\n\x07Missing\x12\x17\n\x13MISSING_UNSPECIFIED\x10\x00\x12\x13\n\x0fMISSING_INITIAL\x10\x01\x12\x11\n\rMISSING_ZEROS\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.data_plane_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MISSING']._serialized_start=1792
-  _globals['_MISSING']._serialized_end=1866
+  _globals['_MISSING']._serialized_start=1809
+  _globals['_MISSING']._serialized_end=1883
   _globals['_PUSHID']._serialized_start=42
   _globals['_PUSHID']._serialized_end=188
   _globals['_KEYCOLUMN']._serialized_start=190
@@ -40,37 +40,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VALUECOLUMN']._serialized_start=232
   _globals['_VALUECOLUMN']._serialized_end=294
   _globals['_PULLSPARSEREQUEST']._serialized_start=297
-  _globals['_PULLSPARSEREQUEST']._serialized_end=441
-  _globals['_PULLSPARSERESPONSE']._serialized_start=443
-  _globals['_PULLSPARSERESPONSE']._serialized_end=521
-  _globals['_PULLCHANGEDREQUEST']._serialized_start=523
-  _globals['_PULLCHANGEDREQUEST']._serialized_end=618
-  _globals['_CHANGEDCOLUMN']._serialized_start=620
-  _globals['_CHANGEDCOLUMN']._serialized_end=680
-  _globals['_PULLCHANGEDRESPONSE']._serialized_start=682
-  _globals['_PULLCHANGEDRESPONSE']._serialized_end=781
-  _globals['_SPARSEGRADCOLUMN']._serialized_start=783
-  _globals['_SPARSEGRADCOLUMN']._serialized_end=880
-  _globals['_DENSEGRADCOLUMN']._serialized_start=882
-  _globals['_DENSEGRADCOLUMN']._serialized_end=963
-  _globals['_PUSHGRADREQUEST']._serialized_start=966
-  _globals['_PUSHGRADREQUEST']._serialized_end=1191
-  _globals['_PUSHGRADRESPONSE']._serialized_start=1193
-  _globals['_PUSHGRADRESPONSE']._serialized_end=1228
-  _globals['_PULLDENSEREQUEST']._serialized_start=1230
-  _globals['_PULLDENSEREQUEST']._serialized_end=1313
-  _globals['_DENSECOLUMN']._serialized_start=1315
-  _globals['_DENSECOLUMN']._serialized_end=1359
-  _globals['_PULLDENSERESPONSE']._serialized_start=1361
-  _globals['_PULLDENSERESPONSE']._serialized_end=1438
-  _globals['_POSTREQUEST']._serialized_start=1440
-  _globals['_POSTREQUEST']._serialized_end=1557
-  _globals['_POSTRESPONSE']._serialized_start=1559
-  _globals['_POSTRESPONSE']._serialized_end=1573
-  _globals['_TAKEREQUEST']._serialized_start=1575
-  _globals['_TAKEREQUEST']._serialized_end=1640
-  _globals['_EXCHANGEMESSAGE']._serialized_start=1642
-  _globals['_EXCHANGEMESSAGE']._serialized_end=1728
-  _globals['_TAKERESPONSE']._serialized_start=1730
-  _globals['_TAKERESPONSE']._serialized_end=1790
+  _globals['_PULLSPARSEREQUEST']._serialized_end=438
+  _globals['_PULLSPARSERESPONSE']._serialized_start=440
+  _globals['_PULLSPARSERESPONSE']._serialized_end=515
+  _globals['_PULLCHANGEDREQUEST']._serialized_start=517
+  _globals['_PULLCHANGEDREQUEST']._serialized_end=612
+  _globals['_CHANGEDCOLUMN']._serialized_start=614
+  _globals['_CHANGEDCOLUMN']._serialized_end=674
+  _globals['_PULLCHANGEDRESPONSE']._serialized_start=676
+  _globals['_PULLCHANGEDRESPONSE']._serialized_end=772
+  _globals['_SPARSEGRADCOLUMN']._serialized_start=774
+  _globals['_SPARSEGRADCOLUMN']._serialized_end=871
+  _globals['_DENSEGRADCOLUMN']._serialized_start=873
+  _globals['_DENSEGRADCOLUMN']._serialized_end=954
+  _globals['_PUSHCHUNK']._serialized_start=957
+  _globals['_PUSHCHUNK']._serialized_end=1091
+  _globals['_PUSHGRADREQUEST']._serialized_start=1094
+  _globals['_PUSHGRADREQUEST']._serialized_end=1233
+  _globals['_PUSHGRADRESPONSE']._serialized_start=1235
+  _globals['_PUSHGRADRESPONSE']._serialized_end=1270
+  _globals['_PULLDENSEREQUEST']._serialized_start=1272
+  _globals['_PULLDENSEREQUEST']._serialized_end=1355
+  _globals['_DENSECOLUMN']._serialized_start=1357
+  _globals['_DENSECOLUMN']._serialized_end=1401
+  _globals['_PULLDENSERESPONSE']._serialized_start=1403
+  _globals['_PULLDENSERESPONSE']._serialized_end=1479
+  _globals['_EXCHANGEMESSAGE']._serialized_start=1481
+  _globals['_EXCHANGEMESSAGE']._serialized_end=1584
+  _globals['_POSTREQUEST']._serialized_start=1586
+  _globals['_POSTREQUEST']._serialized_end=1662
+  _globals['_POSTRESPONSE']._serialized_start=1664
+  _globals['_POSTRESPONSE']._serialized_end=1678
+  _globals['_TAKEREQUEST']._serialized_start=1680
+  _globals['_TAKEREQUEST']._serialized_end=1745
+  _globals['_TAKERESPONSE']._serialized_start=1747
+  _globals['_TAKERESPONSE']._serialized_end=1807
 # @@protoc_insertion_point(module_scope)

@@ -55,24 +55,24 @@ class ValueColumn(_message.Message):
     def __init__(self, table: _Optional[str] = ..., values: _Optional[bytes] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class PullSparseRequest(_message.Message):
-    __slots__ = ("columns", "missing", "at", "shard_map_epoch")
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("keys", "missing", "at", "shard_map_epoch")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    columns: _containers.RepeatedCompositeFieldContainer[KeyColumn]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyColumn]
     missing: Missing
     at: int
     shard_map_epoch: int
-    def __init__(self, columns: _Optional[_Iterable[_Union[KeyColumn, _Mapping]]] = ..., missing: _Optional[_Union[Missing, str]] = ..., at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyColumn, _Mapping]]] = ..., missing: _Optional[_Union[Missing, str]] = ..., at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class PullSparseResponse(_message.Message):
-    __slots__ = ("columns", "version")
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("rows", "version")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    columns: _containers.RepeatedCompositeFieldContainer[ValueColumn]
+    rows: _containers.RepeatedCompositeFieldContainer[ValueColumn]
     version: int
-    def __init__(self, columns: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class PullChangedRequest(_message.Message):
     __slots__ = ("tables", "worker", "max_rows", "shard_map_epoch")
@@ -97,14 +97,14 @@ class ChangedColumn(_message.Message):
     def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class PullChangedResponse(_message.Message):
-    __slots__ = ("columns", "version", "has_more")
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("rows", "version", "has_more")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HAS_MORE_FIELD_NUMBER: _ClassVar[int]
-    columns: _containers.RepeatedCompositeFieldContainer[ChangedColumn]
+    rows: _containers.RepeatedCompositeFieldContainer[ChangedColumn]
     version: int
     has_more: bool
-    def __init__(self, columns: _Optional[_Iterable[_Union[ChangedColumn, _Mapping]]] = ..., version: _Optional[int] = ..., has_more: bool = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[_Union[ChangedColumn, _Mapping]]] = ..., version: _Optional[int] = ..., has_more: bool = ...) -> None: ...
 
 class SparseGradColumn(_message.Message):
     __slots__ = ("table", "keys", "values", "examples", "counts")
@@ -132,23 +132,29 @@ class DenseGradColumn(_message.Message):
     start: int
     def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
 
-class PushGradRequest(_message.Message):
-    __slots__ = ("push_id", "sparse", "dense", "at", "chunk", "num_chunks", "shard_map_epoch")
-    PUSH_ID_FIELD_NUMBER: _ClassVar[int]
+class PushChunk(_message.Message):
+    __slots__ = ("sparse", "dense", "chunk", "num_chunks")
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    push_id: PushId
     sparse: _containers.RepeatedCompositeFieldContainer[SparseGradColumn]
     dense: _containers.RepeatedCompositeFieldContainer[DenseGradColumn]
-    at: int
     chunk: int
     num_chunks: int
+    def __init__(self, sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., chunk: _Optional[int] = ..., num_chunks: _Optional[int] = ...) -> None: ...
+
+class PushGradRequest(_message.Message):
+    __slots__ = ("push_id", "chunk", "at", "shard_map_epoch")
+    PUSH_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    push_id: PushId
+    chunk: PushChunk
+    at: int
     shard_map_epoch: int
-    def __init__(self, push_id: _Optional[_Union[PushId, _Mapping]] = ..., sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., at: _Optional[int] = ..., chunk: _Optional[int] = ..., num_chunks: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, push_id: _Optional[_Union[PushId, _Mapping]] = ..., chunk: _Optional[_Union[PushChunk, _Mapping]] = ..., at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
 
 class PushGradResponse(_message.Message):
     __slots__ = ("version",)
@@ -175,26 +181,32 @@ class DenseColumn(_message.Message):
     def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class PullDenseResponse(_message.Message):
-    __slots__ = ("columns", "version")
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("pieces", "version")
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    columns: _containers.RepeatedCompositeFieldContainer[DenseColumn]
+    pieces: _containers.RepeatedCompositeFieldContainer[DenseColumn]
     version: int
-    def __init__(self, columns: _Optional[_Iterable[_Union[DenseColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+    def __init__(self, pieces: _Optional[_Iterable[_Union[DenseColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
-class PostRequest(_message.Message):
-    __slots__ = ("exchange", "sender", "receiver", "sequence", "content")
-    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+class ExchangeMessage(_message.Message):
+    __slots__ = ("sender", "receiver", "sequence", "content")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
-    exchange: str
     sender: int
     receiver: int
     sequence: int
     content: bytes
-    def __init__(self, exchange: _Optional[str] = ..., sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class PostRequest(_message.Message):
+    __slots__ = ("exchange", "message")
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    exchange: str
+    message: ExchangeMessage
+    def __init__(self, exchange: _Optional[str] = ..., message: _Optional[_Union[ExchangeMessage, _Mapping]] = ...) -> None: ...
 
 class PostResponse(_message.Message):
     __slots__ = ()
@@ -209,18 +221,6 @@ class TakeRequest(_message.Message):
     worker: int
     received: int
     def __init__(self, exchange: _Optional[str] = ..., worker: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
-
-class ExchangeMessage(_message.Message):
-    __slots__ = ("sender", "receiver", "sequence", "content")
-    SENDER_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
-    sender: int
-    receiver: int
-    sequence: int
-    content: bytes
-    def __init__(self, sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class TakeResponse(_message.Message):
     __slots__ = ("messages",)

@@ -26,17 +26,25 @@ from protos.v1 import data_plane_pb2 as protos_dot_v1_dot_data__plane__pb2
 from protos.v1 import spec_pb2 as protos_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/v1/parameter_server.proto\x12\tctr_ps.v1\x1a\x1aprotos/v1/data_plane.proto\x1a\x14protos/v1/spec.proto\"8\n\x12\x43reateTableRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.TableSpec\"\x15\n\x13\x43reateTableResponse\"8\n\x12\x43reateDenseRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.DenseSpec\"\x15\n\x13\x43reateDenseResponse\" \n\x12WaitVersionRequest\x12\n\n\x02\x61t\x18\x01 \x01(\x04\"&\n\x13WaitVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"<\n\x0e\x42\x61rrierRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\"\n\x0f\x42\x61rrierResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"o\n\x10\x41llReduceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x12\x1f\n\x02op\x18\x05 \x01(\x0e\x32\x13.ctr_ps.v1.ReduceOp\"4\n\x11\x41llReduceResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"A\n\x0e\x41\x64vanceRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\x12\x10\n\x08\x61t_least\x18\x03 \x01(\x04\"\"\n\x0f\x41\x64vanceResponse\x12\x0f\n\x07slowest\x18\x01 \x01(\x04\",\n\x0cLeaveRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x0f\n\rLeaveResponse\".\n\x0c\x41\x62ortRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rAbortResponse\"3\n\x12\x43heckFolderRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\x15\n\x13\x43heckFolderResponse\".\n\x0fSnapshotRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\t\"\x12\n\x10SnapshotResponse\"-\n\tInference\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x11\n\tmin_score\x18\x02 \x01(\x01\"h\n\x0bSaveRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12,\n\tinference\x18\x03 \x01(\x0b\x32\x14.ctr_ps.v1.InferenceH\x00\x88\x01\x01\x42\x0c\n\n_inference\"\x1d\n\x0cSaveResponse\x12\r\n\x05share\x18\x01 \x01(\t\"7\n\x0bLoadRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0c\n\x04only\x18\x03 \x03(\t\"\x0e\n\x0cLoadResponse\"D\n\rShrinkRequest\x12\x15\n\x08max_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x42\x0b\n\t_max_norm\"e\n\x0bShrunkTable\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x11\n\tleft_rows\x18\x04 \x01(\x04\x12\x12\n\ncandidates\x18\x05 \x01(\x04\"8\n\x0eShrinkResponse\x12&\n\x06tables\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShrunkTable\"\x12\n\x10GetDigestRequest\";\n\x0bShardDigest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\";\n\x11GetDigestResponse\x12&\n\x06shards\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShardDigest\"\x12\n\x10GetStatusRequest\"\x8d\x01\n\x0bTableStatus\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x12\n\ncandidates\x18\x04 \x01(\x04\x12\x17\n\x0f\x63\x61ndidate_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x06 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x07 \x01(\x04\"W\n\x0eWorkerProgress\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\t\"\xa6\x01\n\rResumeRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x38\n\x08progress\x18\x02 \x03(\x0b\x32&.ctr_ps.v1.ResumeRequest.ProgressEntry\x1aJ\n\rProgressEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress:\x02\x38\x01\"\x10\n\x0eResumeResponse\"o\n\x0cWorkerStatus\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x10\n\x08\x65xamples\x18\x02 \x01(\x04\x12\x10\n\x08has_left\x18\x03 \x01(\x08\x12+\n\x08progress\x18\x04 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress\";\n\tStaleness\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0f\n\x07largest\x18\x03 \x01(\x04\"B\n\nSaveStatus\x12\x0f\n\x07pause_s\x18\x01 \x01(\x01\x12\x12\n\nduration_s\x18\x02 \x01(\x01\x12\x0f\n\x07is_over\x18\x03 \x01(\x08\"\xf4\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12&\n\x06tables\x18\x02 \x03(\x0b\x32\x16.ctr_ps.v1.TableStatus\x12(\n\x07workers\x18\x03 \x03(\x0b\x32\x17.ctr_ps.v1.WorkerStatus\x12\x14\n\x0cserver_index\x18\x04 \x01(\r\x12\x13\n\x0bnum_servers\x18\x05 \x01(\r\x12\'\n\tstaleness\x18\x06 \x01(\x0b\x32\x14.ctr_ps.v1.Staleness\x12(\n\tlast_save\x18\x07 \x01(\x0b\x32\x15.ctr_ps.v1.SaveStatus*^\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCE_OP_SUM\x10\x01\x12\x11\n\rREDUCE_OP_MAX\x10\x02\x12\x11\n\rREDUCE_OP_MIN\x10\x03\x32\xea\x0b\n\x0fParameterServer\x12L\n\x0b\x43reateTable\x12\x1d.ctr_ps.v1.CreateTableRequest\x1a\x1e.ctr_ps.v1.CreateTableResponse\x12L\n\x0b\x43reateDense\x12\x1d.ctr_ps.v1.CreateDenseRequest\x1a\x1e.ctr_ps.v1.CreateDenseResponse\x12I\n\nPullSparse\x12\x1c.ctr_ps.v1.PullSparseRequest\x1a\x1d.ctr_ps.v1.PullSparseResponse\x12L\n\x0bPullChanged\x12\x1d.ctr_ps.v1.PullChangedRequest\x1a\x1e.ctr_ps.v1.PullChangedResponse\x12\x43\n\x08PushGrad\x12\x1a.ctr_ps.v1.PushGradRequest\x1a\x1b.ctr_ps.v1.PushGradResponse\x12\x46\n\tPullDense\x12\x1b.ctr_ps.v1.PullDenseRequest\x1a\x1c.ctr_ps.v1.PullDenseResponse\x12\x37\n\x04Post\x12\x16.ctr_ps.v1.PostRequest\x1a\x17.ctr_ps.v1.PostResponse\x12\x37\n\x04Take\x12\x16.ctr_ps.v1.TakeRequest\x1a\x17.ctr_ps.v1.TakeResponse\x12L\n\x0bWaitVersion\x12\x1d.ctr_ps.v1.WaitVersionRequest\x1a\x1e.ctr_ps.v1.WaitVersionResponse\x12@\n\x07\x42\x61rrier\x12\x19.ctr_ps.v1.BarrierRequest\x1a\x1a.ctr_ps.v1.BarrierResponse\x12\x46\n\tAllReduce\x12\x1b.ctr_ps.v1.AllReduceRequest\x1a\x1c.ctr_ps.v1.AllReduceResponse\x12@\n\x07\x41\x64vance\x12\x19.ctr_ps.v1.AdvanceRequest\x1a\x1a.ctr_ps.v1.AdvanceResponse\x12:\n\x05Leave\x12\x17.ctr_ps.v1.LeaveRequest\x1a\x18.ctr_ps.v1.LeaveResponse\x12:\n\x05\x41\x62ort\x12\x17.ctr_ps.v1.AbortRequest\x1a\x18.ctr_ps.v1.AbortResponse\x12L\n\x0b\x43heckFolder\x12\x1d.ctr_ps.v1.CheckFolderRequest\x1a\x1e.ctr_ps.v1.CheckFolderResponse\x12\x43\n\x08Snapshot\x12\x1a.ctr_ps.v1.SnapshotRequest\x1a\x1b.ctr_ps.v1.SnapshotResponse\x12\x37\n\x04Save\x12\x16.ctr_ps.v1.SaveRequest\x1a\x17.ctr_ps.v1.SaveResponse\x12\x37\n\x04Load\x12\x16.ctr_ps.v1.LoadRequest\x1a\x17.ctr_ps.v1.LoadResponse\x12=\n\x06Resume\x12\x18.ctr_ps.v1.ResumeRequest\x1a\x19.ctr_ps.v1.ResumeResponse\x12=\n\x06Shrink\x12\x18.ctr_ps.v1.ShrinkRequest\x1a\x19.ctr_ps.v1.ShrinkResponse\x12\x46\n\tGetDigest\x12\x1b.ctr_ps.v1.GetDigestRequest\x1a\x1c.ctr_ps.v1.GetDigestResponse\x12\x46\n\tGetStatus\x12\x1b.ctr_ps.v1.GetStatusRequest\x1a\x1c.ctr_ps.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/v1/parameter_server.proto\x12\tctr_ps.v1\x1a\x1aprotos/v1/data_plane.proto\x1a\x14protos/v1/spec.proto\"8\n\x12\x43reateTableRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.TableSpec\"\x15\n\x13\x43reateTableResponse\"8\n\x12\x43reateDenseRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.ctr_ps.v1.DenseSpec\"\x15\n\x13\x43reateDenseResponse\" \n\x12WaitVersionRequest\x12\n\n\x02\x61t\x18\x01 \x01(\x04\"&\n\x13WaitVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"<\n\x0e\x42\x61rrierRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\"\n\x0f\x42\x61rrierResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"o\n\x10\x41llReduceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06values\x18\x04 \x01(\x0c\x12\x1f\n\x02op\x18\x05 \x01(\x0e\x32\x13.ctr_ps.v1.ReduceOp\"4\n\x11\x41llReduceResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"A\n\x0e\x41\x64vanceRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x04\x12\x10\n\x08\x61t_least\x18\x03 \x01(\x04\"\"\n\x0f\x41\x64vanceResponse\x12\x0f\n\x07slowest\x18\x01 \x01(\x04\",\n\x0cLeaveRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x0f\n\rLeaveResponse\".\n\x0c\x41\x62ortRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rAbortResponse\"3\n\x12\x43heckFolderRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"\x15\n\x13\x43heckFolderResponse\".\n\x0fSnapshotRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\t\"\x12\n\x10SnapshotResponse\"-\n\tInference\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x11\n\tmin_score\x18\x02 \x01(\x01\"h\n\x0bSaveRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12,\n\tinference\x18\x03 \x01(\x0b\x32\x14.ctr_ps.v1.InferenceH\x00\x88\x01\x01\x42\x0c\n\n_inference\"\x1d\n\x0cSaveResponse\x12\r\n\x05share\x18\x01 \x01(\t\"7\n\x0bLoadRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0c\n\x04only\x18\x03 \x03(\t\"\x0e\n\x0cLoadResponse\"D\n\rShrinkRequest\x12\x15\n\x08max_norm\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x42\x0b\n\t_max_norm\"Q\n\x06Shrunk\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x11\n\tleft_rows\x18\x03 \x01(\x04\x12\x12\n\ncandidates\x18\x04 \x01(\x04\"\x89\x01\n\x0eShrinkResponse\x12\x35\n\x06tables\x18\x01 \x03(\x0b\x32%.ctr_ps.v1.ShrinkResponse.TablesEntry\x1a@\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.ctr_ps.v1.Shrunk:\x02\x38\x01\"\x12\n\x10GetDigestRequest\";\n\x0bShardDigest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\";\n\x11GetDigestResponse\x12&\n\x06shards\x18\x01 \x03(\x0b\x32\x16.ctr_ps.v1.ShardDigest\"\x12\n\x10GetStatusRequest\"~\n\x0bTableStatus\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x12\n\ncandidates\x18\x03 \x01(\x04\x12\x17\n\x0f\x63\x61ndidate_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x65xpired\x18\x05 \x01(\x04\x12\x0f\n\x07\x65victed\x18\x06 \x01(\x04\"W\n\x0eWorkerProgress\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\t\"\xa6\x01\n\rResumeRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x38\n\x08progress\x18\x02 \x03(\x0b\x32&.ctr_ps.v1.ResumeRequest.ProgressEntry\x1aJ\n\rProgressEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress:\x02\x38\x01\"\x10\n\x0eResumeResponse\";\n\tStaleness\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x0f\n\x07largest\x18\x03 \x01(\x04\"B\n\nSaveStatus\x12\x0f\n\x07pause_s\x18\x01 \x01(\x01\x12\x12\n\nduration_s\x18\x02 \x01(\x01\x12\x0f\n\x07is_over\x18\x03 \x01(\x08\"\xfa\x03\n\x0bStoreStatus\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x32\n\x06tables\x18\x02 \x03(\x0b\x32\".ctr_ps.v1.StoreStatus.TablesEntry\x12\x36\n\x08\x65xamples\x18\x03 \x03(\x0b\x32$.ctr_ps.v1.StoreStatus.ExamplesEntry\x12\x0c\n\x04left\x18\x04 \x03(\r\x12\'\n\tstaleness\x18\x05 \x01(\x0b\x32\x14.ctr_ps.v1.Staleness\x12\x36\n\x08progress\x18\x06 \x03(\x0b\x32$.ctr_ps.v1.StoreStatus.ProgressEntry\x12-\n\tlast_save\x18\x07 \x01(\x0b\x32\x15.ctr_ps.v1.SaveStatusH\x00\x88\x01\x01\x1a\x45\n\x0bTablesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.ctr_ps.v1.TableStatus:\x02\x38\x01\x1a/\n\rExamplesEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1aJ\n\rProgressEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.ctr_ps.v1.WorkerProgress:\x02\x38\x01\x42\x0c\n\n_last_save\"e\n\x11GetStatusResponse\x12%\n\x05store\x18\x01 \x01(\x0b\x32\x16.ctr_ps.v1.StoreStatus\x12\x14\n\x0cserver_index\x18\x02 \x01(\r\x12\x13\n\x0bnum_servers\x18\x03 \x01(\r*^\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCE_OP_SUM\x10\x01\x12\x11\n\rREDUCE_OP_MAX\x10\x02\x12\x11\n\rREDUCE_OP_MIN\x10\x03\x32\xea\x0b\n\x0fParameterServer\x12L\n\x0b\x43reateTable\x12\x1d.ctr_ps.v1.CreateTableRequest\x1a\x1e.ctr_ps.v1.CreateTableResponse\x12L\n\x0b\x43reateDense\x12\x1d.ctr_ps.v1.CreateDenseRequest\x1a\x1e.ctr_ps.v1.CreateDenseResponse\x12I\n\nPullSparse\x12\x1c.ctr_ps.v1.PullSparseRequest\x1a\x1d.ctr_ps.v1.PullSparseResponse\x12L\n\x0bPullChanged\x12\x1d.ctr_ps.v1.PullChangedRequest\x1a\x1e.ctr_ps.v1.PullChangedResponse\x12\x43\n\x08PushGrad\x12\x1a.ctr_ps.v1.PushGradRequest\x1a\x1b.ctr_ps.v1.PushGradResponse\x12\x46\n\tPullDense\x12\x1b.ctr_ps.v1.PullDenseRequest\x1a\x1c.ctr_ps.v1.PullDenseResponse\x12\x37\n\x04Post\x12\x16.ctr_ps.v1.PostRequest\x1a\x17.ctr_ps.v1.PostResponse\x12\x37\n\x04Take\x12\x16.ctr_ps.v1.TakeRequest\x1a\x17.ctr_ps.v1.TakeResponse\x12L\n\x0bWaitVersion\x12\x1d.ctr_ps.v1.WaitVersionRequest\x1a\x1e.ctr_ps.v1.WaitVersionResponse\x12@\n\x07\x42\x61rrier\x12\x19.ctr_ps.v1.BarrierRequest\x1a\x1a.ctr_ps.v1.BarrierResponse\x12\x46\n\tAllReduce\x12\x1b.ctr_ps.v1.AllReduceRequest\x1a\x1c.ctr_ps.v1.AllReduceResponse\x12@\n\x07\x41\x64vance\x12\x19.ctr_ps.v1.AdvanceRequest\x1a\x1a.ctr_ps.v1.AdvanceResponse\x12:\n\x05Leave\x12\x17.ctr_ps.v1.LeaveRequest\x1a\x18.ctr_ps.v1.LeaveResponse\x12:\n\x05\x41\x62ort\x12\x17.ctr_ps.v1.AbortRequest\x1a\x18.ctr_ps.v1.AbortResponse\x12L\n\x0b\x43heckFolder\x12\x1d.ctr_ps.v1.CheckFolderRequest\x1a\x1e.ctr_ps.v1.CheckFolderResponse\x12\x43\n\x08Snapshot\x12\x1a.ctr_ps.v1.SnapshotRequest\x1a\x1b.ctr_ps.v1.SnapshotResponse\x12\x37\n\x04Save\x12\x16.ctr_ps.v1.SaveRequest\x1a\x17.ctr_ps.v1.SaveResponse\x12\x37\n\x04Load\x12\x16.ctr_ps.v1.LoadRequest\x1a\x17.ctr_ps.v1.LoadResponse\x12=\n\x06Resume\x12\x18.ctr_ps.v1.ResumeRequest\x1a\x19.ctr_ps.v1.ResumeResponse\x12=\n\x06Shrink\x12\x18.ctr_ps.v1.ShrinkRequest\x1a\x19.ctr_ps.v1.ShrinkResponse\x12\x46\n\tGetDigest\x12\x1b.ctr_ps.v1.GetDigestRequest\x1a\x1c.ctr_ps.v1.GetDigestResponse\x12\x46\n\tGetStatus\x12\x1b.ctr_ps.v1.GetStatusRequest\x1a\x1c.ctr_ps.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.v1.parameter_server_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SHRINKRESPONSE_TABLESENTRY']._loaded_options = None
+  _globals['_SHRINKRESPONSE_TABLESENTRY']._serialized_options = b'8\001'
   _globals['_RESUMEREQUEST_PROGRESSENTRY']._loaded_options = None
   _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_options = b'8\001'
-  _globals['_REDUCEOP']._serialized_start=2532
-  _globals['_REDUCEOP']._serialized_end=2626
+  _globals['_STORESTATUS_TABLESENTRY']._loaded_options = None
+  _globals['_STORESTATUS_TABLESENTRY']._serialized_options = b'8\001'
+  _globals['_STORESTATUS_EXAMPLESENTRY']._loaded_options = None
+  _globals['_STORESTATUS_EXAMPLESENTRY']._serialized_options = b'8\001'
+  _globals['_STORESTATUS_PROGRESSENTRY']._loaded_options = None
+  _globals['_STORESTATUS_PROGRESSENTRY']._serialized_options = b'8\001'
+  _globals['_REDUCEOP']._serialized_start=2830
+  _globals['_REDUCEOP']._serialized_end=2924
   _globals['_CREATETABLEREQUEST']._serialized_start=97
   _globals['_CREATETABLEREQUEST']._serialized_end=153
   _globals['_CREATETABLERESPONSE']._serialized_start=155
@@ -89,36 +97,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADRESPONSE']._serialized_end=1228
   _globals['_SHRINKREQUEST']._serialized_start=1230
   _globals['_SHRINKREQUEST']._serialized_end=1298
-  _globals['_SHRUNKTABLE']._serialized_start=1300
-  _globals['_SHRUNKTABLE']._serialized_end=1401
-  _globals['_SHRINKRESPONSE']._serialized_start=1403
-  _globals['_SHRINKRESPONSE']._serialized_end=1459
-  _globals['_GETDIGESTREQUEST']._serialized_start=1461
-  _globals['_GETDIGESTREQUEST']._serialized_end=1479
-  _globals['_SHARDDIGEST']._serialized_start=1481
-  _globals['_SHARDDIGEST']._serialized_end=1540
-  _globals['_GETDIGESTRESPONSE']._serialized_start=1542
-  _globals['_GETDIGESTRESPONSE']._serialized_end=1601
-  _globals['_GETSTATUSREQUEST']._serialized_start=1603
-  _globals['_GETSTATUSREQUEST']._serialized_end=1621
-  _globals['_TABLESTATUS']._serialized_start=1624
-  _globals['_TABLESTATUS']._serialized_end=1765
-  _globals['_WORKERPROGRESS']._serialized_start=1767
-  _globals['_WORKERPROGRESS']._serialized_end=1854
-  _globals['_RESUMEREQUEST']._serialized_start=1857
-  _globals['_RESUMEREQUEST']._serialized_end=2023
-  _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_start=1949
-  _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_end=2023
-  _globals['_RESUMERESPONSE']._serialized_start=2025
-  _globals['_RESUMERESPONSE']._serialized_end=2041
-  _globals['_WORKERSTATUS']._serialized_start=2043
-  _globals['_WORKERSTATUS']._serialized_end=2154
-  _globals['_STALENESS']._serialized_start=2156
-  _globals['_STALENESS']._serialized_end=2215
-  _globals['_SAVESTATUS']._serialized_start=2217
-  _globals['_SAVESTATUS']._serialized_end=2283
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2286
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2530
-  _globals['_PARAMETERSERVER']._serialized_start=2629
-  _globals['_PARAMETERSERVER']._serialized_end=4143
+  _globals['_SHRUNK']._serialized_start=1300
+  _globals['_SHRUNK']._serialized_end=1381
+  _globals['_SHRINKRESPONSE']._serialized_start=1384
+  _globals['_SHRINKRESPONSE']._serialized_end=1521
+  _globals['_SHRINKRESPONSE_TABLESENTRY']._serialized_start=1457
+  _globals['_SHRINKRESPONSE_TABLESENTRY']._serialized_end=1521
+  _globals['_GETDIGESTREQUEST']._serialized_start=1523
+  _globals['_GETDIGESTREQUEST']._serialized_end=1541
+  _globals['_SHARDDIGEST']._serialized_start=1543
+  _globals['_SHARDDIGEST']._serialized_end=1602
+  _globals['_GETDIGESTRESPONSE']._serialized_start=1604
+  _globals['_GETDIGESTRESPONSE']._serialized_end=1663
+  _globals['_GETSTATUSREQUEST']._serialized_start=1665
+  _globals['_GETSTATUSREQUEST']._serialized_end=1683
+  _globals['_TABLESTATUS']._serialized_start=1685
+  _globals['_TABLESTATUS']._serialized_end=1811
+  _globals['_WORKERPROGRESS']._serialized_start=1813
+  _globals['_WORKERPROGRESS']._serialized_end=1900
+  _globals['_RESUMEREQUEST']._serialized_start=1903
+  _globals['_RESUMEREQUEST']._serialized_end=2069
+  _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_start=1995
+  _globals['_RESUMEREQUEST_PROGRESSENTRY']._serialized_end=2069
+  _globals['_RESUMERESPONSE']._serialized_start=2071
+  _globals['_RESUMERESPONSE']._serialized_end=2087
+  _globals['_STALENESS']._serialized_start=2089
+  _globals['_STALENESS']._serialized_end=2148
+  _globals['_SAVESTATUS']._serialized_start=2150
+  _globals['_SAVESTATUS']._serialized_end=2216
+  _globals['_STORESTATUS']._serialized_start=2219
+  _globals['_STORESTATUS']._serialized_end=2725
+  _globals['_STORESTATUS_TABLESENTRY']._serialized_start=2517
+  _globals['_STORESTATUS_TABLESENTRY']._serialized_end=2586
+  _globals['_STORESTATUS_EXAMPLESENTRY']._serialized_start=2588
+  _globals['_STORESTATUS_EXAMPLESENTRY']._serialized_end=2635
+  _globals['_STORESTATUS_PROGRESSENTRY']._serialized_start=1995
+  _globals['_STORESTATUS_PROGRESSENTRY']._serialized_end=2069
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2727
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2828
+  _globals['_PARAMETERSERVER']._serialized_start=2927
+  _globals['_PARAMETERSERVER']._serialized_end=4441
 # @@protoc_insertion_point(module_scope)

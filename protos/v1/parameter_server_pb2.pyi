@@ -200,25 +200,30 @@ class ShrinkRequest(_message.Message):
     dry_run: bool
     def __init__(self, max_norm: _Optional[float] = ..., dry_run: bool = ...) -> None: ...
 
-class ShrunkTable(_message.Message):
-    __slots__ = ("table", "rows", "size_bytes", "left_rows", "candidates")
-    TABLE_FIELD_NUMBER: _ClassVar[int]
+class Shrunk(_message.Message):
+    __slots__ = ("rows", "size_bytes", "left_rows", "candidates")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEFT_ROWS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
-    table: str
     rows: int
     size_bytes: int
     left_rows: int
     candidates: int
-    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., left_rows: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
+    def __init__(self, rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., left_rows: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
 
 class ShrinkResponse(_message.Message):
     __slots__ = ("tables",)
+    class TablesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Shrunk
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Shrunk, _Mapping]] = ...) -> None: ...
     TABLES_FIELD_NUMBER: _ClassVar[int]
-    tables: _containers.RepeatedCompositeFieldContainer[ShrunkTable]
-    def __init__(self, tables: _Optional[_Iterable[_Union[ShrunkTable, _Mapping]]] = ...) -> None: ...
+    tables: _containers.MessageMap[str, Shrunk]
+    def __init__(self, tables: _Optional[_Mapping[str, Shrunk]] = ...) -> None: ...
 
 class GetDigestRequest(_message.Message):
     __slots__ = ()
@@ -245,22 +250,20 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TableStatus(_message.Message):
-    __slots__ = ("table", "rows", "size_bytes", "candidates", "candidate_bytes", "expired", "evicted")
-    TABLE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("rows", "size_bytes", "candidates", "candidate_bytes", "expired", "evicted")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
-    table: str
     rows: int
     size_bytes: int
     candidates: int
     candidate_bytes: int
     expired: int
     evicted: int
-    def __init__(self, table: _Optional[str] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
+    def __init__(self, rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("incarnation", "sequence", "step", "position")
@@ -293,18 +296,6 @@ class ResumeResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "examples", "has_left", "progress")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
-    HAS_LEFT_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    worker: int
-    examples: int
-    has_left: bool
-    progress: WorkerProgress
-    def __init__(self, worker: _Optional[int] = ..., examples: _Optional[int] = ..., has_left: bool = ..., progress: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
-
 class Staleness(_message.Message):
     __slots__ = ("counts", "total", "largest")
     COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -325,20 +316,51 @@ class SaveStatus(_message.Message):
     is_over: bool
     def __init__(self, pause_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., is_over: bool = ...) -> None: ...
 
-class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "tables", "workers", "server_index", "num_servers", "staleness", "last_save")
+class StoreStatus(_message.Message):
+    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save")
+    class TablesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: TableStatus
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[TableStatus, _Mapping]] = ...) -> None: ...
+    class ExamplesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class ProgressEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: WorkerProgress
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
-    SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
-    NUM_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     LAST_SAVE_FIELD_NUMBER: _ClassVar[int]
     version: int
-    tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
-    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    tables: _containers.MessageMap[str, TableStatus]
+    examples: _containers.ScalarMap[int, int]
+    left: _containers.RepeatedScalarFieldContainer[int]
+    staleness: Staleness
+    progress: _containers.MessageMap[int, WorkerProgress]
+    last_save: SaveStatus
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("store", "server_index", "num_servers")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    store: StoreStatus
     server_index: int
     num_servers: int
-    staleness: Staleness
-    last_save: SaveStatus
-    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, store: _Optional[_Union[StoreStatus, _Mapping]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ...) -> None: ...

@@ -8,19 +8,18 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class OptimizerSpec(_message.Message):
     __slots__ = ("name", "params")
+    class ParamsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     name: str
-    params: _containers.RepeatedCompositeFieldContainer[HyperParameter]
-    def __init__(self, name: _Optional[str] = ..., params: _Optional[_Iterable[_Union[HyperParameter, _Mapping]]] = ...) -> None: ...
-
-class HyperParameter(_message.Message):
-    __slots__ = ("name", "value")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    value: float
-    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    params: _containers.ScalarMap[str, float]
+    def __init__(self, name: _Optional[str] = ..., params: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class InitializerSpec(_message.Message):
     __slots__ = ("kind", "scale")

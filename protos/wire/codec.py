@@ -1,95 +1,213 @@
-"""Arrays <-> columns of bytes: little-endian, row-major, nothing between the numbers.
+"""Dataclasses <-> messages, field by field: names are the same, and the types say how values are encoded.
 
-What comes off the wire is read-only: it is a view of the message.
+    int, float, str, bool, bytes      as they are
+    Numbers                           bytes: see arrays.py
+    X | None                          an optional field; None: absent
+    enum.Enum                         an enum of the same names; unknown ones are refused
+    Literal["a", "b"]                 a string; others are refused
+    a dataclass                       a message
+    Sequence, tuple, frozenset        a repeated field
+    Mapping                           a map
+
+What does not look alike on both sides, columns of keys and values, has a codec of its own in columns.py.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+import enum
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message_factory import GetMessageClass
 
 from protos.errors import ProtocolError
-from protos.gradients import NUM_COUNTS, Counts, Values
-from protos.keys import Keys
 from protos.store import Numbers
+from protos.wire.arrays import decode_numbers, encode_numbers
+
+T = TypeVar("T")
+
+_PLAIN = (int, float, str, bool, bytes)
+_REPEATED: Mapping[Any, Callable[[Any], Any]] = {Sequence: list, tuple: tuple, frozenset: frozenset}
 
 
-def encode_keys(keys: Keys) -> bytes:
-    """Returns uint64[N] as 8 * N bytes."""
-    return keys.astype("<u8", copy=False).tobytes()
+@dataclass(frozen=True, slots=True, eq=False)
+class Codec(Generic[T]):
+    """Values as messages of one protobuf class, and back; decoding raises ProtocolError."""
+
+    message: type[Any]
+    encode: Callable[[T], Any]
+    decode: Callable[[Any], T]
 
 
-def decode_keys(data: bytes) -> Keys:
-    """Returns a read-only uint64[N].
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldCodec(Generic[T]):
+    """Values as what a message's constructor takes for a field, and back from what the field reads.
+
+    A message is a dict of its fields there: a message object would be copied into the one around it.
+    """
+
+    encode: Callable[[T], Any]
+    decode: Callable[[Any], T]
+
+
+Overrides = Mapping[str, FieldCodec[Any]]
+"""Codecs of fields that do not look alike on both sides, by name."""
+
+
+def record_codec(record: type[T], message: Descriptor, **overrides: FieldCodec[Any]) -> Codec[T]:
+    """Returns the codec of a dataclass.
+
+    Args:
+        record: The dataclass.
+        message: Type of the message.
+        overrides: Codecs of fields that do not look alike on both sides.
 
     Raises:
-        ProtocolError: If the length is not a multiple of 8.
+        TypeError: If the fields of both do not agree.
     """
-    if len(data) % 8:
-        raise ProtocolError(f"a column of keys has {len(data)} bytes, not a multiple of 8")
-    return np.frombuffer(data, "<u8")
+    inner = _record(record, message, overrides)
+    class_ = GetMessageClass(message)
+    return Codec(class_, lambda value: class_(**inner.encode(value)), inner.decode)
 
 
-def encode_values(values: NDArray[np.float32]) -> bytes:
-    """Returns float32 of any shape as 4 bytes a number, row-major."""
-    return values.astype("<f4", copy=False).tobytes()
+def value_codec(
+    annotation: Any, name: str, message: Descriptor, codec: FieldCodec[Any] | None = None
+) -> Codec[Any]:
+    """Returns the codec of a value that is a message's only field.
 
-
-def decode_values(data: bytes) -> Values:
-    """Returns a read-only float32[n].
+    Args:
+        annotation: Type of the value.
+        name: Name of the field.
+        message: Type of the message.
+        codec: Of the field; None: follows from the types.
 
     Raises:
-        ProtocolError: If the length is not a multiple of 4.
+        TypeError: If the types do not agree.
     """
-    if len(data) % 4:
-        raise ProtocolError(f"a column of float32 has {len(data)} bytes, not a multiple of 4")
-    return np.frombuffer(data, "<f4")
+    _require_names({name}, message, annotation)
+    class_ = GetMessageClass(message)
+    inner = codec or _codec_of(annotation, message.fields_by_name[name])
+    return Codec(
+        class_,
+        lambda value: class_(**{name: inner.encode(value)}),
+        lambda found: inner.decode(getattr(found, name)),
+    )
 
 
-def decode_rows(data: bytes, num_rows: int) -> Values:
-    """Returns a read-only float32[num_rows, D], D following from the length.
-
-    Raises:
-        ProtocolError: If the bytes do not make `num_rows` rows of equal width.
-    """
-    values = decode_values(data)
-    if (values.size % num_rows) if num_rows else values.size:
-        raise ProtocolError(
-            f"a column of float32 has {values.size} numbers, which {num_rows} keys cannot share equally"
+def _require_names(names: set[str], message: Descriptor, what: Any) -> None:
+    if names != set(message.fields_by_name):
+        raise TypeError(
+            f"{what} has the fields {sorted(names)}, its message {message.full_name} "
+            f"{sorted(message.fields_by_name)}"
         )
-    return values.reshape(num_rows, values.size // num_rows if num_rows else 0)
 
 
-def encode_counts(counts: Counts | None) -> bytes:
-    """Returns uint32[N, 2] as 8 * N bytes; no bytes for none."""
-    return b"" if counts is None else counts.astype("<u4", copy=False).tobytes()
+def _record(record: type[T], message: Descriptor, overrides: Overrides) -> FieldCodec[T]:
+    names = [field.name for field in fields(record)]  # type: ignore[arg-type]
+    _require_names(set(names), message, record)
+    hints = get_type_hints(record)
+    described = message.fields_by_name
+    codecs = {
+        name: overrides.get(name) or _codec_of(_without_none(hints[name]), described[name])
+        for name in names
+    }
+    converted = {name: codec for name, codec in codecs.items() if codec is not _AS_IS}
+    optional = frozenset(name for name in names if _without_none(hints[name]) != hints[name])
+    for name in optional:
+        if not described[name].has_presence:
+            raise TypeError(f"{described[name].full_name} is not optional, as in {record}")
+
+    def encode(value: T) -> dict[str, Any]:
+        found = {name: getattr(value, name) for name in names}
+        for name, codec in converted.items():
+            if found[name] is not None:
+                found[name] = codec.encode(found[name])
+        return found
+
+    def decode(found: Any) -> T:
+        values = {name: getattr(found, name) for name in names}
+        for name in optional:
+            if not found.HasField(name):
+                values[name] = None
+        for name, codec in converted.items():
+            if values[name] is not None:
+                values[name] = codec.decode(values[name])
+        return record(**values)
+
+    return FieldCodec(encode, decode)
 
 
-def decode_counts(data: bytes, num_rows: int) -> Counts | None:
-    """Returns a read-only uint32[num_rows, 2], or None for no bytes.
-
-    Raises:
-        ProtocolError: If the length does not fit.
-    """
-    if not data:
-        return None
-    if len(data) != 4 * NUM_COUNTS * num_rows:
-        raise ProtocolError(
-            f"a column of counts has {len(data)} bytes, expected {4 * NUM_COUNTS} for each of "
-            f"{num_rows} keys"
-        )
-    return np.frombuffer(data, "<u4").reshape(num_rows, NUM_COUNTS)
+def _without_none(annotation: Any) -> Any:
+    """Returns X of X | None, and any other type as it is."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return annotation
+    (other,) = (each for each in get_args(annotation) if each is not types.NoneType)
+    return other
 
 
-def encode_numbers(values: Numbers) -> bytes:
-    """Returns float64[N] as 8 * N bytes."""
-    return values.astype("<f8", copy=False).tobytes()
+def _codec_of(annotation: Any, field: FieldDescriptor) -> FieldCodec[Any]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in _PLAIN:
+        return _AS_IS
+    if annotation == Numbers:
+        return FieldCodec(encode_numbers, decode_numbers)
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return _record(annotation, _message_of(field), {})
+    if origin is Literal or (isinstance(annotation, type) and issubclass(annotation, enum.Enum)):
+        return _choice(annotation, field)
+    if origin in _REPEATED:
+        return _repeated(_codec_of(arguments[0], field), _REPEATED[origin])
+    if origin is Mapping:
+        return _mapping(arguments[1], _message_of(field).fields_by_name["value"])
+    raise TypeError(f"{field.full_name}: no codec for {annotation}")
 
 
-def decode_numbers(data: bytes) -> Numbers:
-    """Returns a read-only float64[N].
+def _message_of(field: FieldDescriptor) -> Descriptor:
+    if field.message_type is None:
+        raise TypeError(f"{field.full_name} is no message")
+    return field.message_type
 
-    Raises:
-        ProtocolError: If the length is not a multiple of 8.
-    """
-    if len(data) % 8:
-        raise ProtocolError(f"a column of float64 has {len(data)} bytes, not a multiple of 8")
-    return np.frombuffer(data, "<f8")
+
+def _choice(annotation: Any, field: FieldDescriptor) -> FieldCodec[Any]:
+    """Returns the codec of an enum or a Literal; others than theirs are refused."""
+    if field.enum_type is None:
+        codes = {name: name for name in get_args(annotation)}
+    else:
+        numbers = {value.name: value.number for value in field.enum_type.values}
+        prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
+        codes = {member: numbers[prefix + member.name] for member in annotation}
+    values = {code: value for value, code in codes.items()}
+    place = ".".join(field.full_name.split(".")[-2:])
+    expected = ", ".join(getattr(value, "name", value) for value in codes)
+
+    def decode(code: Any) -> Any:
+        if code not in values:
+            raise ProtocolError(f"{place} is {code!r}, expected one of {expected}")
+        return values[code]
+
+    return FieldCodec(codes.__getitem__, decode)
+
+
+def _repeated(each: FieldCodec[Any], collect: Callable[[Any], Any]) -> FieldCodec[Any]:
+    return FieldCodec(
+        lambda values: [each.encode(value) for value in values],
+        lambda found: collect(map(each.decode, found)),
+    )
+
+
+def _mapping(annotation: Any, field: FieldDescriptor) -> FieldCodec[Any]:
+    inner = _codec_of(annotation, field)
+    # A map takes no dicts for its messages.
+    make = GetMessageClass(field.message_type) if field.message_type else None
+
+    def encode(values: Mapping[Any, Any]) -> dict[Any, Any]:
+        encoded = {key: inner.encode(value) for key, value in values.items()}
+        return {key: make(**value) for key, value in encoded.items()} if make else encoded
+
+    return FieldCodec(
+        encode, lambda found: {key: inner.decode(value) for key, value in found.items()}
+    )
+
+
+_AS_IS: FieldCodec[Any] = FieldCodec(lambda value: value, lambda found: found)

@@ -14,9 +14,20 @@ from typing import Any, TypeVar
 from protos.futures import Answered, Future, WaitingFuture
 from protos.spec import DenseSpec, TableSpec
 from protos.store import Changed, Pulled, PulledPieces, Reduced, ServerStatus, Shrunk, Version
-from protos.wire.calls import CALLS, Barrier, Call, Leave, Load, PullChanged, Shrink
-from protos.wire.control_messages import AllReduce, Resume, Save
-from protos.wire.data_messages import PullDense, PullSparse, PushGrad
+from protos.wire.calls import CALLS, Call
+from protos.wire.requests import (
+    AllReduce,
+    Barrier,
+    Leave,
+    Load,
+    PullChanged,
+    PullDense,
+    PullSparse,
+    PushGrad,
+    Resume,
+    Save,
+    Shrink,
+)
 from ps_server.checkpoint.files.manifest import share_to_json
 from ps_server.store import ParameterStore
 

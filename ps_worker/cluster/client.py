@@ -47,10 +47,8 @@ from protos.store import (
     merge_status,
     require_numbers,
 )
-from protos.wire import calls
+from protos.wire import calls, requests
 from protos.wire.calls import Call
-from protos.wire.control_messages import AllReduce, Resume, Save
-from protos.wire.data_messages import Post, PullDense, PullSparse, PushGrad
 from ps_server.checkpoint.files.digest import model_digest
 from ps_server.checkpoint.files.manifest import Share, share_from_json
 from ps_server.checkpoint.publish import require_writable
@@ -171,7 +169,7 @@ class ClusterClient:
                 self._transport.call(
                     server,
                     calls.PULL_SPARSE,
-                    PullSparse(
+                    requests.PullSparse(
                         keys={table: keys[table][where] for table, where in positions.items()},
                         missing=missing,
                         at=at,
@@ -191,7 +189,7 @@ class ClusterClient:
                 self._transport.call(
                     0,
                     calls.PULL_SPARSE,
-                    PullSparse(keys={}, missing=missing, at=at, shard_map_epoch=epoch),
+                    requests.PullSparse(keys={}, missing=missing, at=at, shard_map_epoch=epoch),
                 ),
             )
         ]
@@ -217,7 +215,9 @@ class ClusterClient:
             (
                 server,
                 self._transport.call(
-                    server, calls.PULL_DENSE, PullDense(blocks=blocks, at=at, shard_map_epoch=epoch)
+                    server,
+                    calls.PULL_DENSE,
+                    requests.PullDense(blocks=blocks, at=at, shard_map_epoch=epoch),
                 ),
             )
             for server in self._servers
@@ -243,7 +243,7 @@ class ClusterClient:
         widest = KEY_BYTES + VALUE_BYTES * max(dims.values(), default=0)
         fitting = min(max_rows, max(1, self._chunk_bytes // widest))
         epoch = self._shard_map.epoch
-        request = calls.PullChanged(
+        request = requests.PullChanged(
             tables=tables, worker=worker, max_rows=fitting, shard_map_epoch=epoch
         )
         pending = self._call_all(calls.PULL_CHANGED, request)
@@ -272,7 +272,7 @@ class ClusterClient:
             self._transport.call(
                 server,
                 calls.PUSH_GRAD,
-                PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch),
+                requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch),
             )
             for server in self._servers
             for chunk in split_push(
@@ -342,12 +342,12 @@ class ClusterClient:
 
     def wait_version(self, at: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        pending = self._call_all(calls.WAIT_VERSION, calls.WaitVersion(at=at))
+        pending = self._call_all(calls.WAIT_VERSION, requests.WaitVersion(at=at))
         return Combined(lambda: min(results(pending)))
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        request = calls.Barrier(name=name, worker=worker, step=step)
+        request = requests.Barrier(name=name, worker=worker, step=step)
         pending = self._call_all(calls.BARRIER, request)
         return Combined(lambda: _same_version(name, results(pending)))
 
@@ -357,9 +357,9 @@ class ClusterClient:
         """See `protos.store.Store`; the first server reduces."""
         require_numbers(name, values)
         first, *others = self._servers
-        numbers = AllReduce(name=name, worker=worker, values=values, op=op, step=step)
+        numbers = requests.AllReduce(name=name, worker=worker, values=values, op=op, step=step)
         reduction = self._transport.call(first, calls.ALL_REDUCE, numbers)
-        request = calls.Barrier(name=name, worker=worker, step=step)
+        request = requests.Barrier(name=name, worker=worker, step=step)
         pending = [self._transport.call(server, calls.BARRIER, request) for server in others]
 
         def combine() -> Reduced:
@@ -371,7 +371,7 @@ class ClusterClient:
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`; the first server knows how far all are."""
-        request = calls.Advance(worker=worker, clock=clock, at_least=max(0, at_least))
+        request = requests.Advance(worker=worker, clock=clock, at_least=max(0, at_least))
         return self._transport.call(0, calls.ADVANCE, request)
 
     def post(self, exchange: str, message: Message) -> Future[None]:
@@ -382,20 +382,24 @@ class ClusterClient:
                 f"a message of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: split it"
             )
         server = self._shard_map.server_of_receiver(message.receiver)
-        return self._transport.call(server, calls.POST, Post(exchange=exchange, message=message))
+        return self._transport.call(
+            server, calls.POST, requests.Post(exchange=exchange, message=message)
+        )
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `protos.store.Store`."""
-        request = calls.Take(exchange=exchange, worker=worker, received=received)
+        request = requests.Take(exchange=exchange, worker=worker, received=received)
         return self._transport.call(self._shard_map.server_of_receiver(worker), calls.TAKE, request)
 
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
-        results(self._call_all(calls.LEAVE, calls.Leave(worker=worker, step=step)))
+        results(self._call_all(calls.LEAVE, requests.Leave(worker=worker, step=step)))
 
     def abort(self, worker: int, reason: str) -> None:
         """See `protos.store.Store`."""
-        results_of_all_ended(self._call_all(calls.ABORT, calls.Abort(worker=worker, reason=reason)))
+        results_of_all_ended(
+            self._call_all(calls.ABORT, requests.Abort(worker=worker, reason=reason))
+        )
 
     # Checkpoints and status
 
@@ -403,7 +407,7 @@ class ClusterClient:
         """See `protos.store.Store`."""
 
         def check_servers(folder: str, token: str) -> None:
-            request = calls.CheckFolder(folder=folder, token=token)
+            request = requests.CheckFolder(folder=folder, token=token)
             results_of_all_ended(self._call_all(calls.CHECK_FOLDER, request))
 
         require_writable(root, check_servers)
@@ -413,11 +417,11 @@ class ClusterClient:
         base = open_base(request.base, request.url) if request.base else None
 
         def write_shares(folder: str, token: str) -> list[Share]:
-            snapshot = calls.Snapshot(token=token, base="" if base is None else base.token)
+            snapshot = requests.Snapshot(token=token, base="" if base is None else base.token)
             results(self._call_all(calls.SNAPSHOT, snapshot))
             if request.on_snapshot is not None:
                 request.on_snapshot()
-            save = Save(folder=folder, token=token, inference=request.inference)
+            save = requests.Save(folder=folder, token=token, inference=request.inference)
             pending = self._call_all(calls.SAVE, save)
             return [share_from_json(share) for share in results_of_all_ended(pending)]
 
@@ -439,18 +443,18 @@ class ClusterClient:
         checkpoint.require_trainable()
         checkpoint.require(self._tables.keys() | self._blocks.keys(), only)
         checkpoint.verify()
-        request = calls.Load(url=checkpoint.url, token=checkpoint.token, only=sorted(only))
+        request = requests.Load(url=checkpoint.url, token=checkpoint.token, only=sorted(only))
         results_of_all_ended(self._call_all(calls.LOAD, request))
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""
-        results(self._call_all(calls.RESUME, Resume(version=version, progress=progress)))
+        results(self._call_all(calls.RESUME, requests.Resume(version=version, progress=progress)))
 
     def shrink(
         self, *, max_norm: float | None = None, dry_run: bool = False
     ) -> Mapping[str, Shrunk]:
         """See `protos.store.Store`."""
-        request = calls.Shrink(max_norm=max_norm, dry_run=dry_run)
+        request = requests.Shrink(max_norm=max_norm, dry_run=dry_run)
         return merge_shrunk(results(self._call_all(calls.SHRINK, request)))
 
     def digest(self) -> str:

@@ -19,7 +19,7 @@ from protos.spec import (
 )
 from protos.store import Missing, PushId, SaveRequest
 from protos.wire.calls import PULL_SPARSE, PUSH_GRAD
-from protos.wire.data_messages import PullSparse, PushGrad
+from protos.wire.requests import PullSparse, PushGrad
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.precompile import precompile_kernels
 from ps_server.store import ParameterStore

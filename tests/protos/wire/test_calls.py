@@ -8,9 +8,8 @@ import pytest
 
 from protos.store import Missing
 from protos.v1 import parameter_server_pb2
-from protos.wire import calls, control_messages, data_messages
+from protos.wire import calls, requests
 from protos.wire.calls import CALLS, Call, Deadline
-from protos.wire.data_messages import PullSparse
 from ps_server.rpc.handlers import Handlers, method_name
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines
@@ -34,16 +33,14 @@ def test_every_call_without_a_handler_is_a_method_of_the_store(call: Call[Any, A
     method = method_name(call.name)
     if hasattr(Handlers, f"_{method}"):
         return
-    request = vars(calls).get(call.name) or vars(data_messages).get(call.name)
-    request = request or vars(control_messages)[call.name]
 
-    names = [field.name for field in fields(request)]
+    names = [field.name for field in fields(vars(requests)[call.name])]
     signature(getattr(ParameterStore, method)).bind(None, **dict.fromkeys(names))
 
 
 def test_absent_fields_are_none_and_zero_is_not() -> None:
     for max_norm in (None, 0.0, 0.5):
-        request = calls.Shrink(max_norm=max_norm)
+        request = requests.Shrink(max_norm=max_norm)
 
         assert through(calls.SHRINK.request, request) == request
 
@@ -73,12 +70,16 @@ def test_every_call_that_may_wait_has_the_time_for_it() -> None:
     ("call", "argument", "expected"),
     [
         (calls.GET_STATUS, None, 1.0),
-        (calls.BARRIER, calls.Barrier(name="b", worker=0, step=0), 11.0),
+        (calls.BARRIER, requests.Barrier(name="b", worker=0, step=0), 11.0),
         (calls.GET_DIGEST, None, 101.0),
-        (calls.PULL_SPARSE, PullSparse(keys={}, missing=Missing.ZEROS, shard_map_epoch=1), 1.0),
         (
             calls.PULL_SPARSE,
-            PullSparse(keys={}, missing=Missing.ZEROS, at=0, shard_map_epoch=1),
+            requests.PullSparse(keys={}, missing=Missing.ZEROS, shard_map_epoch=1),
+            1.0,
+        ),
+        (
+            calls.PULL_SPARSE,
+            requests.PullSparse(keys={}, missing=Missing.ZEROS, at=0, shard_map_epoch=1),
             11.0,
         ),
     ],

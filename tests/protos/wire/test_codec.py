@@ -1,6 +1,6 @@
-"""Arrays to bytes and back."""
+"""Dataclasses to messages and back: nothing is lost on the way, and what does not agree is refused."""
 
-import struct
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,85 +8,238 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
-from protos.wire.codec import (
-    decode_keys,
-    decode_numbers,
-    decode_rows,
-    decode_values,
-    encode_keys,
-    encode_numbers,
-    encode_values,
+from protos.spec import (
+    AdmissionSpec,
+    DenseSegment,
+    DenseSpec,
+    ExpirySpec,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
+from protos.store import (
+    Reduced,
+    ReduceOp,
+    SaveStatus,
+    ServerStatus,
+    Shrunk,
+    Staleness,
+    StoreStatus,
+    TableStatus,
+    WorkerProgress,
+)
+from protos.v1 import parameter_server_pb2
+from protos.wire.calls import (
+    ALL_REDUCE,
+    CREATE_DENSE,
+    CREATE_TABLE,
+    GET_DIGEST,
+    GET_STATUS,
+    RESUME,
+    SAVE,
+    SHRINK,
+)
+from protos.wire.codec import record_codec, value_codec
+from protos.wire.requests import AllReduce, Resume
+from tests.support.local_transport import through
+
+NAMES = st.text(min_size=1, max_size=20)
+UINT32 = st.integers(0, 2**32 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+STALENESS = st.builds(
+    Staleness, counts=st.lists(UINT64, max_size=9).map(tuple), total=UINT64, largest=UINT64
+)
+WORKERS = st.dictionaries(st.integers(0, 9), UINT64, max_size=5)
+PROGRESS = st.dictionaries(
+    st.integers(0, 9),
+    st.builds(WorkerProgress, incarnation=UINT64, sequence=UINT64, step=UINT64, position=st.text()),
+    max_size=5,
+)
+TABLES = st.builds(
+    TableStatus, rows=UINT64, size_bytes=UINT64, candidates=UINT64, candidate_bytes=UINT64
+)
+STATUSES = st.builds(
+    lambda version, tables, examples, done, staleness, progress, last_save: StoreStatus(
+        version=version,
+        tables=tables,
+        examples=examples,
+        left=frozenset(done),
+        staleness=staleness,
+        progress=progress,
+        last_save=last_save,
+    ),
+    UINT64,
+    st.dictionaries(NAMES, TABLES, max_size=4),
+    WORKERS,
+    st.sets(st.integers(0, 9)),
+    STALENESS,
+    PROGRESS,
+    st.none()
+    | st.builds(
+        SaveStatus,
+        pause_s=st.floats(0, 1e9),
+        duration_s=st.floats(0, 1e9),
+        is_over=st.booleans(),
+    ),
 )
 
-FLOATS = st.floats(width=32, allow_nan=False)
+
+@given(status=STATUSES)
+def test_status_survives_the_wire(status: StoreStatus) -> None:
+    server = ServerStatus(status, 2, 3)
+
+    assert through(GET_STATUS.answer, server) == server
 
 
-@given(keys=st.lists(st.integers(0, 2**64 - 1)))
-def test_keys_are_little_endian_words(keys: list[int]) -> None:
-    data = encode_keys(np.array(keys, np.uint64))
+@given(numbers=st.lists(st.floats()), op=st.sampled_from(ReduceOp), worker=UINT32, step=UINT64)
+def test_numbers_brought_to_a_barrier_survive_the_wire(
+    numbers: list[float], op: ReduceOp, worker: int, step: int
+) -> None:
+    values = np.array(numbers, np.float64)
 
-    assert data == struct.pack(f"<{len(keys)}Q", *keys)
-    assert decode_keys(data).tolist() == keys
+    request = AllReduce(name="auc", worker=worker, values=values, op=op, step=step)
+    found = through(ALL_REDUCE.request, request)
 
-
-@given(values=st.lists(FLOATS))
-def test_values_are_little_endian_floats(values: list[float]) -> None:
-    data = encode_values(np.array(values, np.float32))
-
-    assert data == struct.pack(f"<{len(values)}f", *values)
-    assert decode_values(data).tolist() == values
+    assert found.values.tobytes() == values.tobytes()
+    assert replace(found, values=values) == request
 
 
-@given(numbers=st.lists(st.floats(allow_nan=False)))
-def test_numbers_are_little_endian_doubles(numbers: list[float]) -> None:
-    data = encode_numbers(np.array(numbers, np.float64))
+@pytest.mark.parametrize("op", [0, 9])
+def test_unknown_names_of_an_enum_are_refused(op: int) -> None:
+    message = parameter_server_pb2.AllReduceRequest(name="end", op=op)  # type: ignore[arg-type]
 
-    assert data == struct.pack(f"<{len(numbers)}d", *numbers)
-    assert decode_numbers(data).tolist() == numbers
+    with pytest.raises(ProtocolError, match=rf"AllReduceRequest\.op is {op}, expected .* SUM, MAX"):
+        ALL_REDUCE.request.decode(message)
 
 
-def test_not_a_number_keeps_its_bits() -> None:
-    bits = np.array([0x7FC00001, 0xFF800001], np.uint32)
+@pytest.mark.parametrize("dtype", ["", "float64"])
+def test_unknown_words_are_refused(dtype: str) -> None:
+    message = parameter_server_pb2.SaveRequest(inference={"dtype": dtype})
 
-    data = encode_values(bits.view(np.float32))
+    with pytest.raises(ProtocolError, match=rf"Inference\.dtype is '{dtype}', expected .* float16"):
+        SAVE.request.decode(message)
 
-    assert np.frombuffer(data, np.uint32).tolist() == bits.tolist()
+
+@given(numbers=st.lists(st.floats()), version=UINT64)
+def test_reduced_numbers_survive_the_wire(numbers: list[float], version: int) -> None:
+    values = np.array(numbers, np.float64)
+
+    found = through(ALL_REDUCE.answer, Reduced(values, version))
+
+    assert (found.values.tobytes(), found.version) == (values.tobytes(), version)
+
+
+SHRUNK = st.dictionaries(NAMES, st.builds(Shrunk, rows=UINT64, size_bytes=UINT64), max_size=4)
+
+
+@given(shrunk=SHRUNK)
+def test_what_was_removed_survives_the_wire(shrunk: dict[str, Shrunk]) -> None:
+    assert through(SHRINK.answer, shrunk) == shrunk
+
+
+@given(digests=st.dictionaries(st.tuples(NAMES, UINT32), st.binary(max_size=32)))
+def test_digests_survive_the_wire(digests: dict[tuple[str, int], bytes]) -> None:
+    assert through(GET_DIGEST.answer, digests) == digests
+
+
+@given(version=UINT64, progress=PROGRESS)
+def test_run_to_go_on_with_survives_the_wire(
+    version: int, progress: dict[int, WorkerProgress]
+) -> None:
+    request = Resume(version=version, progress=progress)
+
+    assert through(RESUME.request, request) == request
+
+
+NUMBERS = st.floats(allow_nan=False)
+INITIALIZERS = st.builds(InitializerSpec, kind=NAMES, scale=NUMBERS)
+OPTIMIZERS = st.builds(OptimizerSpec, name=NAMES, params=st.dictionaries(NAMES, NUMBERS))
+STATISTICS = st.builds(StatisticsSpec, nonclk_coeff=NUMBERS, click_coeff=NUMBERS, decay=NUMBERS)
+ADMISSIONS = st.builds(
+    AdmissionSpec,
+    policy=NAMES,
+    threshold=NUMBERS,
+    table=NAMES,
+    counter=NAMES,
+    expected_keys=UINT64,
+    false_positive_rate=NUMBERS,
+    default_value=NUMBERS,
+)
+EXPIRIES = st.builds(
+    ExpirySpec,
+    delete_threshold=NUMBERS,
+    max_unseen=UINT64,
+    ttl_s=NUMBERS,
+    max_rows=UINT64,
+    max_bytes=UINT64,
+    evict=NAMES,
+)
+TABLE_SPECS = st.builds(
+    TableSpec,
+    name=NAMES,
+    dim=UINT32,
+    initializer=INITIALIZERS,
+    optimizer=OPTIMIZERS,
+    seed=UINT64,
+    num_shards=UINT32,
+    records_changes=st.booleans(),
+    statistics=st.none() | STATISTICS,
+    admission=st.none() | ADMISSIONS,
+    expiry=st.none() | EXPIRIES,
+)
+DENSE_SPECS = st.builds(
+    DenseSpec,
+    name=NAMES,
+    segments=st.lists(
+        st.builds(DenseSegment, length=UINT64, initializer=INITIALIZERS), max_size=4
+    ).map(tuple),
+    optimizer=OPTIMIZERS,
+    seed=UINT64,
+)
+
+
+@given(spec=TABLE_SPECS)
+def test_table_spec_survives_the_wire(spec: TableSpec) -> None:
+    assert through(CREATE_TABLE.request, spec) == spec
+
+
+@given(spec=DENSE_SPECS)
+def test_dense_spec_survives_the_wire(spec: DenseSpec) -> None:
+    assert through(CREATE_DENSE.request, spec) == spec
+
+
+@dataclass
+class Numbered:
+    number: int
+    wanted: int
+
+
+@dataclass
+class Wanted:
+    """Its message has `at` without `optional`."""
+
+    at: int | None
+
+
+@dataclass
+class Unknown:
+    at: complex
 
 
 @pytest.mark.parametrize(
-    "matrix",
+    ("record", "problem"),
     [
-        pytest.param(np.arange(6, dtype=np.float32).reshape(2, 3), id="row-major"),
-        pytest.param(np.arange(6, dtype=np.float32).reshape(3, 2).T, id="column-major"),
-        pytest.param(np.arange(12, dtype=np.float32).reshape(2, 6)[:, ::2], id="strided"),
-        pytest.param(np.arange(6, dtype=">f4").reshape(2, 3), id="big-endian"),
-        pytest.param(np.zeros((3, 0), np.float32), id="no-columns"),
-        pytest.param(np.zeros((0, 0), np.float32), id="no-rows"),
+        (Numbered, r"fields \['number', 'wanted'\], .*WaitVersionRequest \['at'\]"),
+        (Wanted, "WaitVersionRequest.at is not optional"),
+        (Unknown, "WaitVersionRequest.at: no codec for .*complex"),
     ],
 )
-def test_rows_come_back_whatever_their_memory_layout(matrix: np.ndarray) -> None:
-    rows = decode_rows(encode_values(matrix), matrix.shape[0])
-
-    assert rows.shape == matrix.shape
-    assert rows.tolist() == matrix.tolist()
+def test_dataclass_unlike_its_message_is_refused(record: type, problem: str) -> None:
+    with pytest.raises(TypeError, match=problem):
+        record_codec(record, parameter_server_pb2.WaitVersionRequest.DESCRIPTOR)
 
 
-def test_decoded_arrays_are_read_only_views() -> None:
-    assert not decode_keys(bytes(8)).flags.writeable
-    assert not decode_numbers(bytes(8)).flags.writeable
-    assert not decode_rows(bytes(8), 1).flags.writeable
-
-
-def test_columns_of_broken_length_are_refused() -> None:
-    with pytest.raises(ProtocolError, match="9 bytes"):
-        decode_keys(bytes(9))
-    with pytest.raises(ProtocolError, match="12 bytes"):
-        decode_numbers(bytes(12))
-    with pytest.raises(ProtocolError, match="6 bytes"):
-        decode_values(bytes(6))
-
-
-@pytest.mark.parametrize(("num_bytes", "num_rows"), [(12, 2), (4, 0)])
-def test_rows_of_unequal_width_are_refused(num_bytes: int, num_rows: int) -> None:
-    with pytest.raises(ProtocolError, match=f"{num_bytes // 4} numbers, which {num_rows} keys"):
-        decode_rows(bytes(num_bytes), num_rows)
+def test_value_is_the_only_field_of_its_message() -> None:
+    with pytest.raises(TypeError, match=r"BarrierResponse \['version'\]"):
+        value_codec(int, "slowest", parameter_server_pb2.BarrierResponse.DESCRIPTOR)

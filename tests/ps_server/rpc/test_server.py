@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.errors import BindError, IdleError
-from protos.wire import calls
+from protos.wire import calls, requests
 from protos.wire.calls import Call
 from ps_server.rpc.health import SERVICE, is_serving
 from ps_server.rpc.server import ALL_LEFT, Server, serve
@@ -40,7 +40,7 @@ def ask(channel: grpc.aio.Channel, call: Call, argument: Any) -> Any:
 
 
 def leave(channel: grpc.aio.Channel, worker: int) -> Any:
-    return ask(channel, calls.LEAVE, calls.Leave(worker=worker, step=0))
+    return ask(channel, calls.LEAVE, requests.Leave(worker=worker, step=0))
 
 
 def test_server_ends_when_all_workers_are_done_and_answers_the_last():
@@ -189,7 +189,7 @@ def test_call_in_flight_is_answered_when_a_server_stops():
                 return store_barrier(*arguments, **named)
 
             store.barrier = barrier
-            request = calls.Barrier(name="end", worker=0, step=0)
+            request = requests.Barrier(name="end", worker=0, step=0)
             waiting = asyncio.create_task(call_of(ask(channel, calls.BARRIER, request)))
             await arrived.wait()
             stopping = asyncio.create_task(server.stop())

@@ -17,10 +17,8 @@ from protos.gradients import SparseGrad
 from protos.placement import FIRST_EPOCH
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Message, Missing, PushId
-from protos.wire import calls
+from protos.wire import calls, requests
 from protos.wire.calls import Call
-from protos.wire.control_messages import Save
-from protos.wire.data_messages import Post, PullSparse, PushGrad
 from protos.wire.grpc_status import METADATA_KEY
 from ps_server.checkpoint.files.manifest import Share
 from ps_server.rpc.activity import Activity
@@ -80,11 +78,11 @@ class Service:
         chunk = PushChunk([("t", grad)], [], **part)
         return self.call(
             calls.PUSH_GRAD,
-            PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=FIRST_EPOCH),
+            requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=FIRST_EPOCH),
         )
 
     def pull(self, at: int | None = None) -> Coroutine[Any, Any, Any]:
-        request = PullSparse(
+        request = requests.PullSparse(
             keys={"t": KEYS}, missing=Missing.ZEROS, at=at, shard_map_epoch=FIRST_EPOCH
         )
         return self.call(calls.PULL_SPARSE, request)
@@ -161,10 +159,10 @@ def test_messages_are_taken_while_others_wait_for_room():
 
     async def post(sender: int, sequence: int) -> None:
         message = Message(sender=sender, receiver=0, sequence=sequence, content=b"a")
-        await service.call(calls.POST, Post(exchange="exchange", message=message))
+        await service.call(calls.POST, requests.Post(exchange="exchange", message=message))
 
     async def take(received: int) -> int:
-        request = calls.Take(exchange="exchange", worker=0, received=received)
+        request = requests.Take(exchange="exchange", worker=0, received=received)
         return len(await service.call(calls.TAKE, request))
 
     async def body() -> None:
@@ -185,7 +183,7 @@ def test_steps_are_told_while_others_wait_for_them():
     service = Service(num_workers=2)
 
     async def advance(worker: int, clock: int, at_least: int) -> int:
-        request = calls.Advance(worker=worker, clock=clock, at_least=at_least)
+        request = requests.Advance(worker=worker, clock=clock, at_least=at_least)
         return await service.call(calls.ADVANCE, request)
 
     async def body() -> None:
@@ -202,7 +200,7 @@ def test_steps_are_told_while_others_wait_for_them():
 def test_call_that_waits_too_long_says_for_whom():
     service = Service(num_workers=2, wait_limit_s=0.01)
     context = Context()
-    request = calls.Barrier(name="pass", worker=0, step=0)
+    request = requests.Barrier(name="pass", worker=0, step=0)
 
     with pytest.raises(AbortedError):
         asyncio.run(service.call(calls.BARRIER, request, context))
@@ -257,16 +255,16 @@ def test_large_call_has_the_answer_of_a_small_one():
 @pytest.mark.parametrize(
     ("call", "argument", "method", "answer"),
     [
-        (calls.SHRINK, calls.Shrink(), "shrink", {}),
-        (calls.LEAVE, calls.Leave(worker=0, step=0), "leave", None),
-        (calls.CHECK_FOLDER, calls.CheckFolder(folder="f", token="t"), "check_folder", None),
-        (calls.SNAPSHOT, calls.Snapshot(token="t"), "snapshot", None),
-        (calls.SAVE, Save(folder="f", token="t"), "save_share", Share(entries=())),
-        (calls.LOAD, calls.Load(url="u"), "load", None),
+        (calls.SHRINK, requests.Shrink(), "shrink", {}),
+        (calls.LEAVE, requests.Leave(worker=0, step=0), "leave", None),
+        (calls.CHECK_FOLDER, requests.CheckFolder(folder="f", token="t"), "check_folder", None),
+        (calls.SNAPSHOT, requests.Snapshot(token="t"), "snapshot", None),
+        (calls.SAVE, requests.Save(folder="f", token="t"), "save_share", Share(entries=())),
+        (calls.LOAD, requests.Load(url="u"), "load", None),
         (calls.GET_DIGEST, None, "shard_digests", {}),
         (
             calls.PULL_CHANGED,
-            calls.PullChanged(tables=[], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH),
+            requests.PullChanged(tables=[], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH),
             "pull_changed",
             Answered(Changed({}, 0, False)),
         ),
@@ -297,7 +295,7 @@ def test_work_of_a_push_is_that_of_all_its_chunks(num_chunks: int):
     grad = SparseGrad(KEYS, np.ones((4, 2), np.float32), 1)
     push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
     chunk = PushChunk([("t", grad)], [], chunk=0, num_chunks=num_chunks)
-    request = PushGrad(chunk=chunk, push_id=push_id, shard_map_epoch=FIRST_EPOCH)
+    request = requests.PushGrad(chunk=chunk, push_id=push_id, shard_map_epoch=FIRST_EPOCH)
 
     assert Service().handlers.work(calls.PUSH_GRAD, request) == num_chunks * (8 + 2 * 4)
 
@@ -306,7 +304,7 @@ def test_last_worker_that_is_done_is_told():
     service = Service(num_workers=2)
 
     async def done(worker: int) -> None:
-        await service.call(calls.LEAVE, calls.Leave(worker=worker, step=0))
+        await service.call(calls.LEAVE, requests.Leave(worker=worker, step=0))
 
     asyncio.run(done(1))
     assert service.num_times_all_left == 0
@@ -332,7 +330,9 @@ def test_lifecycle_is_logged_once(caplog):
 def test_push_of_nothing_is_taken():
     service = Service()
     push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=3, batches=1, pulled=0)
-    request = PushGrad(chunk=PushChunk([], []), push_id=push_id, shard_map_epoch=FIRST_EPOCH)
+    request = requests.PushGrad(
+        chunk=PushChunk([], []), push_id=push_id, shard_map_epoch=FIRST_EPOCH
+    )
 
     asyncio.run(service.call(calls.PUSH_GRAD, request))
 
@@ -353,7 +353,8 @@ def test_job_of_a_server_that_stays_ends_once_however_workers_leave():
         service.handlers._on_all_left = begin_next
         for _ in range(20):
             leaves = [
-                service.call(calls.LEAVE, calls.Leave(worker=worker, step=0)) for worker in range(8)
+                service.call(calls.LEAVE, requests.Leave(worker=worker, step=0))
+                for worker in range(8)
             ]
             await asyncio.gather(*leaves)
 

@@ -19,7 +19,7 @@ from protos.placement import FIRST_EPOCH, ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Message, Missing, Pulled, PushId, ReduceOp
 from protos.wire.calls import Advance
-from protos.wire.data_messages import PushGrad
+from protos.wire.requests import PushGrad
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport

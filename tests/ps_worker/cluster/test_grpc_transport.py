@@ -18,9 +18,8 @@ from protos.keys import Keys
 from protos.placement import FIRST_EPOCH
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Message, Missing, Pulled, PushId
-from protos.wire import calls
+from protos.wire import calls, requests
 from protos.wire.calls import Call
-from protos.wire.data_messages import Post, PullSparse, PushGrad
 from ps_server.rpc.health import is_serving
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
@@ -28,15 +27,15 @@ from tests.support.cluster import cluster
 
 PUSH_ID = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
 KEYS = np.arange(10, dtype=np.uint64)
-END = calls.Barrier(name="end", worker=0, step=0)
+END = requests.Barrier(name="end", worker=0, step=0)
 
 
-def pull_of(**keys: Keys) -> PullSparse:
-    return PullSparse(keys=keys, missing=Missing.ZEROS, shard_map_epoch=FIRST_EPOCH)
+def pull_of(**keys: Keys) -> requests.PullSparse:
+    return requests.PullSparse(keys=keys, missing=Missing.ZEROS, shard_map_epoch=FIRST_EPOCH)
 
 
-def push_of(chunk: PushChunk) -> PushGrad:
-    return PushGrad(chunk=chunk, push_id=PUSH_ID, shard_map_epoch=FIRST_EPOCH)
+def push_of(chunk: PushChunk) -> requests.PushGrad:
+    return requests.PushGrad(chunk=chunk, push_id=PUSH_ID, shard_map_epoch=FIRST_EPOCH)
 
 
 class FailingService:
@@ -109,8 +108,8 @@ def test_large_pull_is_tried_again_too():
 def test_messages_which_have_numbers_are_tried_again():
     message = Message(sender=0, receiver=1, sequence=0, content=bytes(2**20))
     with failing_server(1) as (service, endpoint), transport_to(endpoint) as transport:
-        transport.call(0, calls.POST, Post(exchange="exchange", message=message)).result()
-        take = calls.Take(exchange="exchange", worker=1, received=0)
+        transport.call(0, calls.POST, requests.Post(exchange="exchange", message=message)).result()
+        take = requests.Take(exchange="exchange", worker=1, received=0)
         assert transport.call(0, calls.TAKE, take).result() == []
 
     assert service.calls == {"Post": 2, "Take": 2}
@@ -124,10 +123,12 @@ def test_calls_that_change_something_are_never_tried_again():
             transport.call(
                 0,
                 calls.PULL_CHANGED,
-                calls.PullChanged(tables=["t"], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH),
+                requests.PullChanged(
+                    tables=["t"], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH
+                ),
             ).result()
         with pytest.raises(TransportError, match="Leave to server"):
-            transport.call(0, calls.LEAVE, calls.Leave(worker=0, step=0)).result()
+            transport.call(0, calls.LEAVE, requests.Leave(worker=0, step=0)).result()
 
     assert service.calls == {"PushGrad": 1, "PullChanged": 1, "Leave": 1}
 

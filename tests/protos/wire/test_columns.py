@@ -1,4 +1,4 @@
-"""Rows, gradients, push ids and messages to messages and back: nothing is lost on the way."""
+"""Keys, rows, gradients and workers' messages to messages and back: nothing is lost on the way."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,8 @@ from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
 from protos.store import Changed, Message, Missing, Pulled, PulledPieces, PushId
 from protos.v1 import data_plane_pb2
-from protos.wire import data_messages
 from protos.wire.calls import POST, PULL_CHANGED, PULL_DENSE, PULL_SPARSE, PUSH_GRAD, TAKE
-from protos.wire.data_messages import Post, PullDense, PullSparse, PushGrad
+from protos.wire.requests import Post, PullDense, PullSparse, PushGrad
 from tests.support.local_transport import through
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -29,13 +28,6 @@ PUSH_IDS = st.builds(
     pulled=UINT64,
     position=st.text(),
 )
-
-
-@given(push_id=PUSH_IDS)
-def test_push_id_survives_the_wire(push_id: PushId) -> None:
-    data = data_messages.push_id_to_message(push_id).SerializeToString()
-
-    assert data_messages.push_id_from_message(data_plane_pb2.PushId.FromString(data)) == push_id
 
 
 @pytest.mark.parametrize("missing", Missing)
@@ -57,8 +49,8 @@ def test_pull_request_says_what_is_missing_and_which_version(
 
 
 def test_pull_request_that_does_not_say_what_is_missing_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="what missing keys read"):
-        data_messages.pull_sparse_from_message(data_plane_pb2.PullSparseRequest())
+    with pytest.raises(ProtocolError, match=r"missing is 0, expected one of INITIAL, ZEROS"):
+        PULL_SPARSE.request.decode(data_plane_pb2.PullSparseRequest())
 
 
 def test_pulled_rows_have_the_shape_that_was_asked_for() -> None:
@@ -108,29 +100,27 @@ def test_pulled_pieces_survive_the_wire() -> None:
     assert {name: piece.tolist() for name, piece in found.pieces.items()} == {"mlp": [1.5, 2.5]}
 
 
+def chunk_of(*sparse: tuple[str, SparseGrad]) -> PushChunk:
+    """Returns these gradients as they come off the wire."""
+    push_id = PushId(
+        worker=0, incarnation=0, sequence=0, step=1, examples=5, batches=1, pulled=0, position=""
+    )
+    request = PushGrad(chunk=PushChunk(sparse, []), push_id=push_id, shard_map_epoch=1)
+    return through(PUSH_GRAD.request, request).chunk
+
+
 def test_gradients_survive_the_wire_in_their_order() -> None:
     wide = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)
     empty = SparseGrad(np.zeros(0, np.uint64), np.zeros((0, 2), np.float32), 5)
-    block = DenseGrad(np.array([1.0, 2.0], np.float32), 6)
-    request = data_plane_pb2.PushGradRequest(
-        sparse=[
-            data_messages.sparse_grad_to_message("wide", wide),
-            data_messages.sparse_grad_to_message("deep", empty),
-        ],
-        dense=[data_messages.dense_grad_to_message("mlp", block, start=9)],
-    )
 
-    sparse = data_messages.sparse_grads_of(request)
-    dense = data_messages.dense_grads_of(request)
+    sparse = chunk_of(("wide", wide), ("deep", empty), ("also", wide)).sparse
 
     assert [
         (name, grad.keys.tolist(), grad.values.tolist(), grad.examples) for name, grad in sparse
     ] == [
         ("wide", [3], [[1.0, 1.0]], 5),
         ("deep", [], [], 5),
-    ]
-    assert [(name, start, grad.values.tolist(), grad.examples) for name, start, grad in dense] == [
-        ("mlp", 9, [1.0, 2.0], 6)
+        ("also", [3], [[1.0, 1.0]], 5),
     ]
 
 
@@ -139,9 +129,7 @@ def test_counts_survive_the_wire(counts: list[list[int]] | None) -> None:
     numbers = None if counts is None else np.array(counts, np.uint32)
     grad = SparseGrad(np.array([3, 4], np.uint64), np.ones((2, 1), np.float32), 5, numbers)
 
-    data = data_messages.sparse_grad_to_message("wide", grad).SerializeToString()
-    column = data_plane_pb2.SparseGradColumn.FromString(data)
-    ((_, found),) = data_messages.sparse_grads_of(data_plane_pb2.PushGradRequest(sparse=[column]))
+    ((_, found),) = chunk_of(("wide", grad)).sparse
 
     assert (found.counts is None) == (counts is None)
     assert found.counts is None or found.counts.tolist() == counts
@@ -150,9 +138,10 @@ def test_counts_survive_the_wire(counts: list[list[int]] | None) -> None:
 @pytest.mark.parametrize("size", [1, 8, 15, 24])
 def test_counts_that_are_not_two_a_key_are_refused(size: int) -> None:
     column = data_plane_pb2.SparseGradColumn(keys=bytes(16), values=bytes(8), counts=bytes(size))
+    request = data_plane_pb2.PushGradRequest(chunk=data_plane_pb2.PushChunk(sparse=[column]))
 
     with pytest.raises(ProtocolError, match=f"counts has {size} bytes, expected 8 for each of 2"):
-        data_messages.sparse_grads_of(data_plane_pb2.PushGradRequest(sparse=[column]))
+        PUSH_GRAD.request.decode(request)
 
 
 @given(push_id=PUSH_IDS, at=st.none() | UINT64)
@@ -171,7 +160,9 @@ def test_chunk_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> N
     assert [(name, rows.keys.tolist(), rows.examples) for name, rows in found.sparse] == [
         ("wide", [3], 5)
     ]
-    assert [(name, start, piece.examples) for name, start, piece in found.dense] == [("mlp", 9, 6)]
+    assert [
+        (name, start, piece.values.tolist(), piece.examples) for name, start, piece in found.dense
+    ] == [("mlp", 9, [1.0, 2.0], 6)]
 
 
 @given(blocks=st.lists(NAMES), at=st.none() | UINT64)

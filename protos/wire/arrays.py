@@ -1,0 +1,95 @@
+"""Arrays <-> columns of bytes: little-endian, row-major, nothing between the numbers.
+
+What comes off the wire is read-only: it is a view of the message.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import ProtocolError
+from protos.gradients import NUM_COUNTS, Counts, Values
+from protos.keys import Keys
+from protos.store import Numbers
+
+
+def encode_keys(keys: Keys) -> bytes:
+    """Returns uint64[N] as 8 * N bytes."""
+    return keys.astype("<u8", copy=False).tobytes()
+
+
+def decode_keys(data: bytes) -> Keys:
+    """Returns a read-only uint64[N].
+
+    Raises:
+        ProtocolError: If the length is not a multiple of 8.
+    """
+    if len(data) % 8:
+        raise ProtocolError(f"a column of keys has {len(data)} bytes, not a multiple of 8")
+    return np.frombuffer(data, "<u8")
+
+
+def encode_values(values: NDArray[np.float32]) -> bytes:
+    """Returns float32 of any shape as 4 bytes a number, row-major."""
+    return values.astype("<f4", copy=False).tobytes()
+
+
+def decode_values(data: bytes) -> Values:
+    """Returns a read-only float32[n].
+
+    Raises:
+        ProtocolError: If the length is not a multiple of 4.
+    """
+    if len(data) % 4:
+        raise ProtocolError(f"a column of float32 has {len(data)} bytes, not a multiple of 4")
+    return np.frombuffer(data, "<f4")
+
+
+def decode_rows(data: bytes, num_rows: int) -> Values:
+    """Returns a read-only float32[num_rows, D], D following from the length.
+
+    Raises:
+        ProtocolError: If the bytes do not make `num_rows` rows of equal width.
+    """
+    values = decode_values(data)
+    if (values.size % num_rows) if num_rows else values.size:
+        raise ProtocolError(
+            f"a column of float32 has {values.size} numbers, which {num_rows} keys cannot share equally"
+        )
+    return values.reshape(num_rows, values.size // num_rows if num_rows else 0)
+
+
+def encode_counts(counts: Counts | None) -> bytes:
+    """Returns uint32[N, 2] as 8 * N bytes; no bytes for none."""
+    return b"" if counts is None else counts.astype("<u4", copy=False).tobytes()
+
+
+def decode_counts(data: bytes, num_rows: int) -> Counts | None:
+    """Returns a read-only uint32[num_rows, 2], or None for no bytes.
+
+    Raises:
+        ProtocolError: If the length does not fit.
+    """
+    if not data:
+        return None
+    if len(data) != 4 * NUM_COUNTS * num_rows:
+        raise ProtocolError(
+            f"a column of counts has {len(data)} bytes, expected {4 * NUM_COUNTS} for each of "
+            f"{num_rows} keys"
+        )
+    return np.frombuffer(data, "<u4").reshape(num_rows, NUM_COUNTS)
+
+
+def encode_numbers(values: Numbers) -> bytes:
+    """Returns float64[N] as 8 * N bytes."""
+    return values.astype("<f8", copy=False).tobytes()
+
+
+def decode_numbers(data: bytes) -> Numbers:
+    """Returns a read-only float64[N].
+
+    Raises:
+        ProtocolError: If the length is not a multiple of 8.
+    """
+    if len(data) % 8:
+        raise ProtocolError(f"a column of float64 has {len(data)} bytes, not a multiple of 8")
+    return np.frombuffer(data, "<f8")

@@ -1,0 +1,136 @@
+"""Columns of keys, values and gradients <-> fields of messages of protos/v1/data_plane.proto.
+
+Arrays that come off the wire are read-only: they are views of the message.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from protos.chunking import PushChunk
+from protos.gradients import DenseGrad, SparseGrad, Values
+from protos.keys import Keys
+from protos.wire.arrays import (
+    decode_counts,
+    decode_keys,
+    decode_rows,
+    decode_values,
+    encode_counts,
+    encode_keys,
+    encode_values,
+)
+from protos.wire.codec import FieldCodec
+
+Message = dict[str, Any]
+Digests = Mapping[tuple[str, int], bytes]
+
+
+def _encode_keys_of(keys: Mapping[str, Keys]) -> list[Message]:
+    return [{"table": table, "keys": encode_keys(column)} for table, column in keys.items()]
+
+
+def _decode_keys_of(columns: Any) -> dict[str, Keys]:
+    return {column.table: decode_keys(column.keys) for column in columns}
+
+
+def _encode_rows(rows: Mapping[str, Values]) -> list[Message]:
+    return [
+        {"table": table, "values": encode_values(values), "num_rows": values.shape[0]}
+        for table, values in rows.items()
+    ]
+
+
+def _decode_rows(columns: Any) -> dict[str, Values]:
+    return {column.table: decode_rows(column.values, column.num_rows) for column in columns}
+
+
+def _encode_changed_rows(rows: Mapping[str, tuple[Keys, Values]]) -> list[Message]:
+    return [
+        {"table": table, "keys": encode_keys(keys), "values": encode_values(values)}
+        for table, (keys, values) in rows.items()
+    ]
+
+
+def _decode_changed_rows(columns: Any) -> dict[str, tuple[Keys, Values]]:
+    rows: dict[str, tuple[Keys, Values]] = {}
+    for column in columns:
+        keys = decode_keys(column.keys)
+        rows[column.table] = keys, decode_rows(column.values, keys.size)
+    return rows
+
+
+def _encode_pieces(pieces: Mapping[str, Values]) -> list[Message]:
+    return [{"block": block, "values": encode_values(piece)} for block, piece in pieces.items()]
+
+
+def _decode_pieces(columns: Any) -> dict[str, Values]:
+    return {column.block: decode_values(column.values) for column in columns}
+
+
+def _encode_chunk(chunk: PushChunk) -> Message:
+    return {
+        "sparse": [
+            {
+                "table": table,
+                "keys": encode_keys(grad.keys),
+                "values": encode_values(grad.values),
+                "examples": grad.examples,
+                "counts": encode_counts(grad.counts),
+            }
+            for table, grad in chunk.sparse
+        ],
+        "dense": [
+            {
+                "block": block,
+                "values": encode_values(grad.values),
+                "examples": grad.examples,
+                "start": start,
+            }
+            for block, start, grad in chunk.dense
+        ],
+        "chunk": chunk.chunk,
+        "num_chunks": chunk.num_chunks,
+    }
+
+
+def _decode_chunk(found: Any) -> PushChunk:
+    sparse = []
+    for column in found.sparse:
+        keys = decode_keys(column.keys)
+        values = decode_rows(column.values, keys.size)
+        counts = decode_counts(column.counts, keys.size)
+        sparse.append((column.table, SparseGrad(keys, values, column.examples, counts)))
+    dense = [
+        (column.block, column.start, DenseGrad(decode_values(column.values), column.examples))
+        for column in found.dense
+    ]
+    return PushChunk(sparse, dense, found.chunk, found.num_chunks)
+
+
+def _encode_digests(digests: Digests) -> list[Message]:
+    return [
+        {"table": table, "shard": shard, "digest": digest}
+        for (table, shard), digest in digests.items()
+    ]
+
+
+def _decode_digests(shards: Any) -> Digests:
+    return {(shard.table, shard.shard): shard.digest for shard in shards}
+
+
+KEYS = FieldCodec(_encode_keys_of, _decode_keys_of)
+"""Keys by table."""
+
+ROWS = FieldCodec(_encode_rows, _decode_rows)
+"""Rows by table, float32[N, D]."""
+
+CHANGED_ROWS = FieldCodec(_encode_changed_rows, _decode_changed_rows)
+"""Keys and rows by table; D is 0 where there are none."""
+
+PIECES = FieldCodec(_encode_pieces, _decode_pieces)
+"""A server's pieces of dense blocks, by block."""
+
+CHUNK = FieldCodec(_encode_chunk, _decode_chunk)
+"""A chunk of a push, its gradients in the order sent."""
+
+DIGESTS = FieldCodec(_encode_digests, _decode_digests)
+"""Digests by table and shard."""

@@ -1,0 +1,179 @@
+"""What calls are given, where that is more than one value: a dataclass an RPC, named as it is.
+
+Their fields are those of the messages and, but for calls with a handler of their own, parameters of the
+store's method.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from protos.chunking import PushChunk
+from protos.keys import Keys
+from protos.store import (
+    InferenceSettings,
+    Message,
+    Missing,
+    Numbers,
+    PushId,
+    ReduceOp,
+    Version,
+    WorkerProgress,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSparse:
+    """See `ParameterReader.pull_sparse`; of the server's keys."""
+
+    keys: Mapping[str, Keys]
+    missing: Missing
+    at: Version | None = None
+    shard_map_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullDense:
+    """Request for a server's pieces of dense blocks."""
+
+    blocks: Sequence[str]
+    at: Version | None = None
+    shard_map_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushGrad:
+    """Request that hands over one chunk of a push; see `Parameters.push_grad`."""
+
+    chunk: PushChunk
+    push_id: PushId
+    at: Version | None = None
+    shard_map_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullChanged:
+    """See `Changes.pull_changed`."""
+
+    tables: Sequence[str]
+    worker: int
+    max_rows: int
+    shard_map_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """See `Exchange.post`."""
+
+    exchange: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """See `Exchange.take`."""
+
+    exchange: str
+    worker: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitVersion:
+    """See `Coordination.wait_version`."""
+
+    at: Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Barrier:
+    """See `Coordination.barrier`."""
+
+    name: str
+    worker: int
+    step: Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce:
+    """See `Coordination.all_reduce`."""
+
+    name: str
+    worker: int
+    values: Numbers
+    op: ReduceOp
+    step: Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advance:
+    """See `Coordination.advance`."""
+
+    worker: int
+    clock: int
+    at_least: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """See `Coordination.leave`."""
+
+    worker: int
+    step: Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """See `Coordination.abort`."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckFolder:
+    """Request to check that a server could save into a folder, which holds the token."""
+
+    folder: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Request for a snapshot, to be saved with the same token; `base` is the token of a delta's base."""
+
+    token: str
+    base: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Request that a server writes its share of a checkpoint; `inference` as in `SaveRequest`."""
+
+    folder: str
+    token: str
+    inference: InferenceSettings | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """See `Checkpoints.load`; of the server's share."""
+
+    url: str
+    token: str = ""
+    only: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """See `Checkpoints.resume`."""
+
+    version: Version
+    progress: Mapping[int, WorkerProgress]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrink:
+    """See `Admin.shrink`; of the server's shards."""
+
+    max_norm: float | None = None
+    dry_run: bool = False
