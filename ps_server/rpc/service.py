@@ -33,6 +33,13 @@ A thread costs more than its hop of 45 µs: it competes with the loop for the in
 a push of 20,000 keys 4.5 instead of 3.7. This many numbers hold the loop for 2 or 3 ms.
 """
 
+INLINE_PARTS = 2
+"""A synchronous step runs in a thread from so many times as many gradient values on, those of all its parts.
+
+Its parts are added first, and then applied once. With 2 workers and batches of 100, where the sum has half the
+numbers of both parts, training was 10 % faster than with the step in a thread.
+"""
+
 Method = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
@@ -83,7 +90,7 @@ class Service:
         self._activity = activity
         self._inline_values = inline_values
         self._step_executor = ThreadPoolExecutor(1, "steps")
-        handlers.apply_steps_in(self._step_executor, inline_values=inline_values)
+        handlers.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Has a server answer the calls."""
