@@ -34,10 +34,10 @@ a push of 20,000 keys 4.5 instead of 3.7. This many numbers hold the loop for 2 
 """
 
 INLINE_PARTS = 2
-"""A synchronous step runs in a thread from so many times as many gradient values on, those of all its parts.
+"""A synchronous step with the gradient values of more than so many calls runs in a thread.
 
-Its parts are added first, and then applied once. With 2 workers and batches of 100, where the sum has half the
-numbers of both parts, training was 10 % faster than with the step in a thread.
+Its parts are added first, and then applied once. With 2 workers and batches of 100, where the sum has half
+the numbers of both parts, training was 10 % faster than with the step in a thread.
 """
 
 Method = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
