@@ -19,6 +19,10 @@ CHANNEL_OPTIONS = [
     # A worker that started before its servers should see them soon after they are up.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A server that came back may have another address: look its name up after a second, not thirty.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    # A call that waits for other workers carries no data for long: pings go on all the same.
+    ("grpc.http2.max_pings_without_data", 0),
     # Clients of one process would otherwise share one connection, and its one stream of bytes.
     ("grpc.use_local_subchannel_pool", 1),
 ]
@@ -28,6 +32,6 @@ SERVER_OPTIONS = [
     # With it on (the default) two servers share a port without an error, and each gets half the calls.
     ("grpc.so_reuseport", 0),
     # Let clients ping as often as CHANNEL_OPTIONS say, also between calls.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
