@@ -6,6 +6,7 @@ The report is written last, so its presence means that the files are complete.
 """
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,8 +61,8 @@ def generate(
     The output is deterministic; the training rows do not depend on the number of test rows.
 
     Raises:
-        UsageError: If a file would have no rows, there are too few test rows or slots, or the exponent is
-            negative or too large.
+        UsageError: If a file would have no rows, there are too few test rows or slots, the exponent is
+            negative or too large, or the folder has data that this function did not write.
         DataError: If the folder cannot be written to.
     """
     if not 1 <= files <= rows or not 1 <= test_files <= test_rows:
@@ -79,7 +80,11 @@ def generate(
     model = PlantedModel(seed, num_slots=num_slots, zipf_exponent=zipf_exponent)
     report_path = folder / "planted.json"
     try:
-        report_path.unlink(missing_ok=True)
+        _refuse_files_of_others(folder, is_own=report_path.exists())
+        folder.mkdir(parents=True, exist_ok=True)
+        report_path.write_bytes(
+            b""
+        )  # the folder is ours from now on, and the report not yet written
         _write_files(folder / "train", model, [seed, 1], rows, files)
         clicks, probabilities = _write_files(
             folder / "test", model, [seed, 2], test_rows, test_files
@@ -101,11 +106,21 @@ def generate(
     return report
 
 
+def _refuse_files_of_others(folder: Path, *, is_own: bool) -> None:
+    """Raises UsageError if the folder has data that no earlier call wrote."""
+    for path in sorted(folder.glob("t*/part-*")):
+        if not is_own or not re.fullmatch(r"part-\d{3,}\.tsv", path.name):
+            raise UsageError(
+                f"{str(path)!r} was not written by this command, which replaces only files of its own: give "
+                f"an empty folder"
+            )
+
+
 def _write_files(
     folder: Path, model: PlantedModel, seed: list[int], num_rows: int, num_files: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Writes the rows evenly to the files; returns their clicks and true probabilities."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     for stale in folder.glob("part-*.tsv"):
         stale.unlink()
     clicks, probabilities = [], []

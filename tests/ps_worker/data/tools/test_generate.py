@@ -76,6 +76,27 @@ def test_second_call_replaces_what_the_first_wrote(tmp_path: Path) -> None:
     assert contents(tmp_path / "twice") == contents(tmp_path / "once")
 
 
+@pytest.mark.parametrize(
+    ("name", "is_generated_before"),
+    [("train/part-000.tsv", False), ("test/part-mine.tsv", True), ("train/part-001.tsv.gz", True)],
+)
+def test_data_of_others_is_neither_replaced_nor_mixed_in(
+    name: str, is_generated_before: bool, tmp_path: Path
+) -> None:
+    if is_generated_before:
+        small(tmp_path)
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    before = sorted(tmp_path.glob("**/*"))
+
+    with pytest.raises(UsageError, match=f"{mine.name}.* was not written by this command"):
+        small(tmp_path)
+
+    assert sorted(tmp_path.glob("**/*")) == before
+    assert mine.read_text() == "mine"
+
+
 def test_report_is_stored(tmp_path: Path) -> None:
     report = small(tmp_path)
 
