@@ -165,6 +165,7 @@ def main() -> None:
     seconds = parser.parse_args().seconds
     keep_freed_memory()
     with server_process() as (endpoint, server), connect([endpoint]) as client:
+        client.join(0, 0, terms={})
         for case in cases(client):
             for in_flight in IN_FLIGHT:
                 print(json.dumps(measure(case, in_flight, server, seconds)), flush=True)

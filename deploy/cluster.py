@@ -173,6 +173,11 @@ class LocalCluster:
                     notice_at = math.inf
                     self._warn_early(early, waiting)
 
+    @property
+    def running(self) -> list[str]:
+        """Names of the processes that have not exited."""
+        return list(self._running)
+
     def stop(self) -> None:
         """Stops all running processes; a signal during the grace period ends it."""
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -19,7 +19,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from deploy.cluster import ClusterError, Events, LocalCluster, Terminal, signals_as_events
+from deploy.cluster import (
+    ClusterError,
+    Events,
+    LocalCluster,
+    StillRunningError,
+    Terminal,
+    signals_as_events,
+)
 from deploy.plan import server_specs, worker_specs
 from deploy.programs import Commands, commands_of_job, commands_of_script, is_script
 
@@ -27,6 +34,7 @@ HOST = "127.0.0.1"
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 WORKER_COMMAND = "ps-worker train"
 CANNOT_BIND = 3  # exit code of a server whose port is taken
+ABORTED = 12  # exit code of a worker that another one has ended by its error
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
 
@@ -45,6 +53,7 @@ class Launch:
     server_exit_seconds: float = 30.0
     grace_seconds: float = 10.0
     notice_seconds: float = 10.0
+    cause_seconds: float = 5.0
 
 
 def run(launch: Launch, terminal: Terminal) -> int:
@@ -76,13 +85,29 @@ def _run_once(launch: Launch, terminal: Terminal) -> int:
             servers, workers = _start(launch, cluster, terminal)
             cluster.wait_for(workers)
             cluster.wait_for(servers, launch.server_exit_seconds)
-        except ClusterError as reason:
+        except ClusterError as failure:
+            reason = _cause_of(failure, cluster, launch.cause_seconds)
             log.error("%s: stopping all processes", reason)
             cluster.stop()
             if reason.log_path:
                 log.error("the end of %s:\n%s", reason.log_path, tail(reason.log_path))
             return reason.exit_code
     return 0
+
+
+def _cause_of(failure: ClusterError, cluster: LocalCluster, seconds: float) -> ClusterError:
+    """Returns the failure that has ended the job: a worker that another one ended may exit before it."""
+    cause = failure
+    while cause.exit_code == ABORTED:
+        try:
+            cluster.wait_for(cluster.running, seconds)
+        except StillRunningError:
+            return failure
+        except ClusterError as other:
+            cause = other
+        else:
+            return failure
+    return cause
 
 
 def _start(

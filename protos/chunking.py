@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protos.errors import ProtocolError
+from protos.errors import ProtocolError, SpecError
 from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
+from protos.limits import HEADERS_BYTES, MAX_MESSAGE_BYTES
+from protos.spec import DenseSpec
 
 KEY_BYTES = 8
 VALUE_BYTES = 4
@@ -39,6 +41,17 @@ class PushChunk:
         """Float32 numbers in it; a key counts as two."""
         rows = sum(grad.values.size + 2 * grad.keys.size for _, grad in self.sparse)
         return rows + sum(grad.values.size for _, _, grad in self.dense)
+
+
+def require_piece_fits(spec: DenseSpec, num_servers: int) -> None:
+    """Raises SpecError if a server's piece of a dense block, which a pull does not split, fits no message."""
+    piece_bytes = VALUE_BYTES * -(-spec.length // num_servers)
+    if piece_bytes > MAX_MESSAGE_BYTES - HEADERS_BYTES:
+        raise SpecError(
+            f"dense block {spec.name!r} has {spec.length} elements, so {num_servers} servers would hold "
+            f"{piece_bytes} bytes each, more than the {MAX_MESSAGE_BYTES} of a message: use more servers, or "
+            f"several blocks"
+        )
 
 
 def split_columns(

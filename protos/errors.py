@@ -13,10 +13,12 @@
     ├── GradientError              a gradient that must not be applied
     ├── WaitTimeoutError           a barrier or a step that others did not reach in time
     ├── IdleError                  no sign of life
+    ├── AbortedError               the job was ended by an error elsewhere
     ├── ProtocolError              a request that breaks the contract
     │   ├── WrongServerError
     │   └── UnknownTableError
-    └── SpecConflictError          one name, two specs
+    └── SpecError                  a table or dense block that cannot be
+        └── SpecConflictError      one name, two specs
 
 Each class has the exit code with which a command ends when the error ends it (docs/operations.md).
 Raising one leaves all parameters as they were.
@@ -107,7 +109,17 @@ class UnknownTableError(ProtocolError):
     """No table or dense block has this name."""
 
 
-class SpecConflictError(CtrPsError):
-    """A table or dense block exists already, with another spec."""
+class SpecError(CtrPsError):
+    """No table or dense block can be as its spec says."""
 
     exit_code = 11
+
+
+class SpecConflictError(SpecError):
+    """A table or dense block exists already, with another spec."""
+
+
+class AbortedError(CtrPsError):
+    """The job has ended: another worker ended in error, or a step could not be applied; says why."""
+
+    exit_code = 12

@@ -103,10 +103,12 @@ class ParameterStore:
         self._snapshots = Snapshots(self._take_snapshot, wait_limit_s=wait_limit_s)
         self._step_executor: Executor | None = None
         self._inline_values = 0
+        self.jobs_before = -1
         self.begin_job()
 
     def begin_job(self) -> None:
         """Keeps the parameters, and forgets the workers of the last job and what was seen of them."""
+        self.jobs_before += 1
         self._coordinator = Coordinator(
             self.num_workers, wait_limit_s=self._wait_limit_s, inbox_bytes=self._inbox_bytes
         )
@@ -120,7 +122,15 @@ class ParameterStore:
         """
         self._step_executor, self._inline_values = executor, inline_values
 
-    # Declaring
+    # Joining and declaring
+
+    def join(self, worker: int, incarnation: int, *, terms: Mapping[str, str]) -> None:
+        """See `protos.store.Store`."""
+        self._coordinator.join(worker, incarnation, terms)
+
+    def require_joined(self, worker: int) -> None:
+        """Raises ProtocolError unless a process has joined as this worker."""
+        self._coordinator.require_joined(worker)
 
     def create_table(self, spec: TableSpec) -> None:
         """See `protos.store.Store`."""
@@ -206,7 +216,7 @@ class ParameterStore:
     ) -> Future[Version]:
         """See `protos.store.Store`."""
         coordinator = self._coordinator
-        coordinator.require_member(push_id.worker)
+        coordinator.require_push(push_id)
         self._parameters.check(gradients)
         if at is None:
             return Answered(self._push_on_arrival(gradients, push_id))
@@ -368,7 +378,7 @@ class ParameterStore:
             CheckpointError: If memory is short.
             UnknownChangesError: If another save than the base was the last here.
             WaitTimeoutError: If another save does not end in time.
-            CtrPsError: If a step could not be applied: parameters may have a part of it.
+            AbortedError: If the job has ended by an error: parameters may have a part of a step.
         """
         self._parameters.prepare_snapshot()
         self._snapshots.take(token, base)

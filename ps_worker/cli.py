@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,6 +75,7 @@ def _train(job: Job) -> Mapping[str, Any]:
     from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
     from ps_worker.run.plan import plan_of
     from ps_worker.run.precompile import precompile
+    from ps_worker.run.termination import Termination
     from ps_worker.run.train_job import train_job
 
     role = role_from_environment(os.environ) or LOCAL
@@ -86,13 +88,21 @@ def _train(job: Job) -> Mapping[str, Any]:
     keep_freed_memory()
     plan = plan_of(job)
     precompile(plan)
-    with open_store(role, job.cluster) as store:
+    with ExitStack() as stack:
+        termination = None if is_in_process(role) else stack.enter_context(Termination())
+        store = stack.enter_context(open_store(role, job.cluster))
+
+        def on_joined() -> None:
+            if termination is not None:
+                termination.abort_through(store, role.worker_index)
+
         summary = train_job(
             plan,
             store,
             worker=role.worker_index,
             num_workers=role.num_workers,
             is_in_process=is_in_process(role),
+            on_joined=on_joined,
         )
     return summary.as_json()
 

@@ -1,6 +1,7 @@
 """Coordination: how the workers of a job wait for each other."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,7 +51,24 @@ class Reduced:
 
 
 class Coordination(Protocol):
-    """Barriers, reductions, clocks and versions that workers wait for."""
+    """Who takes part, and barriers, reductions, clocks and versions that workers wait for."""
+
+    def join(self, worker: int, incarnation: int, *, terms: Mapping[str, str]) -> None:
+        """Takes a worker's place in the job, before it trains; joining again is a no-op.
+
+        Args:
+            worker: Index of the worker.
+            incarnation: Chosen at random by the process: tells it from another one with the same index.
+            terms: Settings in which all processes of the job agree, by the names that users know.
+
+        Raises:
+            JobError: If another process has joined with other terms, or the server has other ones: the
+                job ends for all of them, since it cannot run.
+            ProtocolError: If the job does not have this worker, or another process has taken its place;
+                or if servers have served different numbers of jobs, so that their parameters do not belong
+                together.
+        """
+        ...
 
     def wait_version(self, at: Version) -> Future[Version]:
         """Waits until the store has version `at`, on every server; returns the smallest version it has.
@@ -122,8 +140,8 @@ class Coordination(Protocol):
     def abort(self, worker: int, reason: str) -> None:
         """Ends the job for all workers at once: that of a worker that ends in error.
 
-        Calls that wait, and every later push, barrier, message and wait, raise a CtrPsError that names the
-        worker and the reason. Of several aborts the first counts.
+        Calls that wait, and every later push, barrier, message and wait, raise an AbortedError that names
+        the worker and the reason. Of several aborts the first counts.
 
         Raises:
             ProtocolError: If the worker is not of this job.

@@ -117,6 +117,7 @@ class Parameters(ParameterReader, Protocol):
 
         Raises:
             SpecConflictError: If it exists with another spec.
+            SpecError: If the spec is impossible.
         """
         ...
 
@@ -125,6 +126,7 @@ class Parameters(ParameterReader, Protocol):
 
         Raises:
             SpecConflictError: If it exists with another spec.
+            SpecError: If the spec is impossible.
         """
         ...
 

@@ -20,6 +20,29 @@ REDUCE_OP_SUM: ReduceOp
 REDUCE_OP_MAX: ReduceOp
 REDUCE_OP_MIN: ReduceOp
 
+class JoinRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "terms")
+    class TermsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    terms: _containers.ScalarMap[str, str]
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., terms: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("jobs_before",)
+    JOBS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    jobs_before: int
+    def __init__(self, jobs_before: _Optional[int] = ...) -> None: ...
+
 class CreateTableRequest(_message.Message):
     __slots__ = ("spec",)
     SPEC_FIELD_NUMBER: _ClassVar[int]

@@ -36,6 +36,7 @@ from protos.wire.requests import (
     AllReduce,
     Barrier,
     CheckFolder,
+    Join,
     Leave,
     Load,
     Post,
@@ -129,6 +130,8 @@ def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> 
     return lambda message: value_codec(annotation, name, message, codec)
 
 
+# Answers with the number of jobs that the server has served before.
+JOIN: Call[Join, int] = _call("Join", _record(Join), _value("jobs_before", int), retry=True)
 CREATE_TABLE: Call[TableSpec, None] = _call(
     "CreateTable", _value("spec", TableSpec), _nothing, retry=True
 )

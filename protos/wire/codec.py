@@ -5,7 +5,7 @@
     X | None                          an optional field; None: absent
     enum.Enum                         an enum of the same names; unknown ones are refused
     Literal["a", "b"]                 a string; others are refused
-    a dataclass                       a message
+    a dataclass                       a message, which must be there
     Sequence, tuple, frozenset        a repeated field
     Mapping                           a map
 
@@ -88,11 +88,14 @@ def value_codec(
     _require_names({name}, message, annotation)
     class_ = GetMessageClass(message)
     inner = codec or _codec_of(annotation, message.fields_by_name[name])
-    return Codec(
-        class_,
-        lambda value: class_(**{name: inner.encode(value)}),
-        lambda found: inner.decode(getattr(found, name)),
-    )
+    must_be_there = message.fields_by_name[name].has_presence
+
+    def decode(found: Any) -> Any:
+        if must_be_there and not found.HasField(name):
+            raise ProtocolError(f"{message.name} has no {name}")
+        return inner.decode(getattr(found, name))
+
+    return Codec(class_, lambda value: class_(**{name: inner.encode(value)}), decode)
 
 
 def _require_names(names: set[str], message: Descriptor, what: Any) -> None:
@@ -114,9 +117,9 @@ def _record(record: type[T], message: Descriptor, overrides: Overrides) -> Field
     }
     converted = {name: codec for name, codec in codecs.items() if codec is not _AS_IS}
     optional = frozenset(name for name in names if _without_none(hints[name]) != hints[name])
-    for name in optional:
-        if not described[name].has_presence:
-            raise TypeError(f"{described[name].full_name} is not optional, as in {record}")
+    present = [name for name in names if described[name].has_presence]
+    for name in optional.difference(present):
+        raise TypeError(f"{described[name].full_name} is not optional, as in {record}")
 
     def encode(value: T) -> dict[str, Any]:
         found = {name: getattr(value, name) for name in names}
@@ -127,8 +130,10 @@ def _record(record: type[T], message: Descriptor, overrides: Overrides) -> Field
 
     def decode(found: Any) -> T:
         values = {name: getattr(found, name) for name in names}
-        for name in optional:
+        for name in present:
             if not found.HasField(name):
+                if name not in optional:
+                    raise ProtocolError(f"{found.DESCRIPTOR.name} has no {name}")
                 values[name] = None
         for name, codec in converted.items():
             if values[name] is not None:

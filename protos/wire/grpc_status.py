@@ -24,7 +24,9 @@ _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
     errors.WaitTimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ProtocolError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnknownTableError: grpc.StatusCode.NOT_FOUND,
+    errors.SpecError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SpecConflictError: grpc.StatusCode.ALREADY_EXISTS,
+    errors.AbortedError: grpc.StatusCode.ABORTED,
 }
 
 

@@ -22,6 +22,15 @@ from protos.store import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """See `Coordination.join`."""
+
+    worker: int
+    incarnation: int
+    terms: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PullSparse:
     """See `ParameterReader.pull_sparse`; of the server's keys."""
 

@@ -28,7 +28,7 @@ from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
 from protos.chunking import PushChunk
-from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
+from protos.errors import AbortedError, JobError, ProtocolError, WaitTimeoutError
 from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients
 from protos.limits import CHUNK_BYTES
@@ -52,7 +52,7 @@ from ps_server.coordination.barrier import Barriers
 from ps_server.coordination.clocks import Clocks
 from ps_server.coordination.mailbox import Mailbox
 from ps_server.coordination.membership import Membership
-from ps_server.coordination.progress import ProgressTracker
+from ps_server.coordination.progress import MAX_VERSION, ProgressTracker, require_plausible
 from ps_server.coordination.push_assembly import PushAssembler
 from ps_server.coordination.steps import CompleteStep, StepAggregator
 
@@ -99,6 +99,28 @@ class Coordinator:
         """Steps applied."""
         return self._steps.version
 
+    def join(self, worker: int, incarnation: int, terms: Mapping[str, str]) -> None:
+        """See `protos.store.Store`; of this store alone."""
+        if self._failure:
+            raise AbortedError(
+                f"the job of this server has ended: {self._failure}. Restart the servers for the next one"
+            )
+        try:
+            with self._lock:
+                self._members.join(worker, incarnation, terms)
+        except JobError as error:
+            self._fail(str(error))
+            raise
+
+    def require_joined(self, worker: int) -> None:
+        """Raises ProtocolError unless a process has joined as this worker."""
+        self._members.require_joined(worker)
+
+    def require_push(self, push_id: PushId) -> None:
+        """Raises ProtocolError unless the job has the worker, and the push id's numbers are plausible."""
+        self._members.require(push_id.worker)
+        require_plausible(push_id.worker, push_id)
+
     def require_member(self, worker: int) -> None:
         """Raises ProtocolError unless the job has this worker."""
         self._members.require(worker)
@@ -125,8 +147,13 @@ class Coordinator:
             ProtocolError: If this run has begun, or the other had more workers.
         """
         with self._lock:
-            for worker in progress:
+            if version > MAX_VERSION:
+                raise ProtocolError(
+                    f"a run cannot resume at version {version}, above {MAX_VERSION}"
+                )
+            for worker, each in progress.items():
                 self._members.require(worker)
+                require_plausible(worker, each)
             self._steps.resume(version)
             self._progress.restore(progress)
 
@@ -134,7 +161,8 @@ class Coordinator:
         """Returns what is applied: the version, and the progress of each worker.
 
         Raises:
-            CtrPsError: If a step could not be applied: the parameters may have a part of it.
+            AbortedError: If the job has ended by an error: after a failed step the parameters may have a part
+                of it.
         """
         with self._lock:
             self._require_no_failure()
@@ -150,7 +178,7 @@ class Coordinator:
                 this job.
         """
         with self._lock:
-            self._members.require(push_id.worker)
+            self.require_push(push_id)
             return self._assembler.add(push_id, chunk)
 
     def begin_arrival(self, worker: int) -> None:
@@ -249,7 +277,7 @@ class Coordinator:
 
     def _require_no_failure(self) -> None:
         if self._failure:
-            raise CtrPsError(self._failure)
+            raise AbortedError(self._failure)
 
     def when_applied(self) -> Future[Version]:
         """Answers with the version, once all steps that are complete now are applied."""

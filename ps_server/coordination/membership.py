@@ -1,13 +1,21 @@
-"""The workers of a job: how many there are, and which have left.
+"""The workers of a job: how many there are, who has joined on which terms, and who has left.
 
 Sans-IO, as every rule in this package: events in, answers out; no clock, no locks.
 """
 
-from protos.errors import ProtocolError
+from collections.abc import Mapping
+
+from protos.errors import JobError, ProtocolError
+
+MAX_TERMS = 256
+MAX_TERM = 2**16
+"""Characters of the name of a term, or of its value."""
 
 
 class Membership:
     """Workers 0 to `num_workers` - 1, each present until it leaves. Not thread-safe.
+
+    A place is taken once: a process that replaces one that died would train from the middle of nowhere.
 
     Attributes:
         num_workers: Workers of the job, including those that have left.
@@ -17,6 +25,57 @@ class Membership:
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self.left: set[int] = set()
+        self._incarnations: dict[int, int] = {}
+        self._terms = {"PADDLE_TRAINERS_NUM": (str(num_workers), "the server")}
+
+    def join(self, worker: int, incarnation: int, terms: Mapping[str, str]) -> None:
+        """A process takes the place of a worker; taking it again is a no-op.
+
+        Args:
+            worker: Index of the worker.
+            incarnation: Tells processes from each other.
+            terms: Settings that all processes have in common, by name.
+
+        Raises:
+            ProtocolError: If the job does not have this worker, or another process has its place.
+            JobError: If another process has a term that differs.
+        """
+        if len(terms) > MAX_TERMS or any(
+            len(text) > MAX_TERM for text in (*terms, *terms.values())
+        ):
+            raise ProtocolError(
+                f"worker {worker} has {len(terms)} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
+            )
+        if len(self._incarnations) == self.num_workers:
+            self.require(worker)  # a stranger's terms do not end a job that runs
+        if worker in self._incarnations:
+            if self._incarnations[worker] == incarnation:
+                return
+            raise ProtocolError(
+                f"worker {worker} of this job is another process, which joined before. If that one has died, "
+                f"this one cannot take its place: end the job, and start it again from its checkpoint. Else "
+                f"two processes have PADDLE_TRAINER_ID={worker}"
+            )
+        for name, value in terms.items():
+            expected, holder = self._terms.get(name, (value, ""))
+            if value != expected:
+                raise JobError(
+                    f"worker {worker} has {name} = {value or 'nothing'}, {holder} {expected or 'nothing'}: "
+                    f"give all processes of a job the same job, --set and environment"
+                )
+        self.require(worker)
+        self._incarnations[worker] = incarnation
+        for name, value in terms.items():
+            self._terms.setdefault(name, (value, f"worker {worker}"))
+
+    def require_joined(self, worker: int) -> None:
+        """Raises ProtocolError unless a process has taken the place of this worker."""
+        self.require(worker)
+        if worker not in self._incarnations:
+            raise ProtocolError(
+                f"worker {worker} has not joined this job: was this server restarted in the middle of it? "
+                f"Then start the job again from its checkpoint"
+            )
 
     @property
     def present(self) -> list[int]:

@@ -12,7 +12,38 @@ Sans-IO: applied pushes in, progress out; no clock, no locks.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from protos.errors import ProtocolError
 from protos.store import PushId, WorkerProgress
+
+MAX_VERSION = 2**53
+"""A run does not resume at a later one."""
+
+MAX_POSITION = 4096
+"""Characters of a position, which status and checkpoints carry."""
+
+_MOST = {
+    "incarnation": 2**64 - 1,
+    "sequence": 2**53,
+    "step": 2**53,
+    "examples": 2**32,
+    "batches": 2**24,
+    "pulled": 2**53,
+}
+"""Far above what any worker sends; so many sums of them fit the wire that no job reaches its end."""
+
+
+def require_plausible(worker: int, numbers: PushId | WorkerProgress) -> None:
+    """Raises ProtocolError if a number is out of its range, or the position too long."""
+    for name, most in _MOST.items():
+        if not 0 <= (value := getattr(numbers, name, 0)) <= most:
+            raise ProtocolError(
+                f"a push of worker {worker} has {name} = {value}, expected 0 to {most}"
+            )
+    if len(numbers.position) > MAX_POSITION:
+        raise ProtocolError(
+            f"a push of worker {worker} has a position of {len(numbers.position)} characters, expected up "
+            f"to {MAX_POSITION}"
+        )
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from protos.chunking import PushChunk
 from protos.errors import ProtocolError
+from protos.limits import MAX_CHUNKS
 from protos.store import PushId
 
 WINDOW = 32
@@ -37,8 +38,11 @@ class PushAssembler:
         Raises:
             ProtocolError: If it contradicts other chunks of the push, or comes too late.
         """
-        if part.chunk >= part.num_chunks:
-            raise ProtocolError(f"{_name(push_id)} has chunk {part.chunk} of {part.num_chunks}")
+        if not part.chunk < part.num_chunks <= MAX_CHUNKS:
+            raise ProtocolError(
+                f"{_name(push_id)} has chunk {part.chunk} of {part.num_chunks}, expected up to {MAX_CHUNKS} "
+                f"chunks, numbered from 0"
+            )
         if part.num_chunks == 1:
             return [part]
         inbox = self._inbox(push_id)

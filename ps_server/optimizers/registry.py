@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from protos.errors import SpecConflictError
+from protos.errors import SpecError
 from protos.spec import OptimizerSpec
 from ps_server.optimizers.adagrad import ADAGRAD
 from ps_server.optimizers.adagrad_row import ADAGRAD_ROW
@@ -23,9 +23,9 @@ OPTIMIZERS = {
 }
 
 
-def _unknown(what: str, name: str, known: list[str]) -> SpecConflictError:
+def _unknown(what: str, name: str, known: list[str]) -> SpecError:
     nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
-    return SpecConflictError(
+    return SpecError(
         f"unknown {what} {name!r}, did you mean {nearest!r}? known: {', '.join(known)}"
     )
 
@@ -34,7 +34,7 @@ def optimizer_of(spec: OptimizerSpec) -> Optimizer:
     """Returns the optimizer that a spec names.
 
     Raises:
-        SpecConflictError: If no optimizer has that name.
+        SpecError: If no optimizer has that name.
     """
     if spec.name not in OPTIMIZERS:
         raise _unknown("optimizer", spec.name, list(OPTIMIZERS))
@@ -45,12 +45,12 @@ def hyper_of(spec: OptimizerSpec) -> Any:
     """Returns the named tuple of hyper-parameters, as float32, with defaults.
 
     Raises:
-        SpecConflictError: If a parameter is unknown, out of range, or required and missing.
+        SpecError: If a parameter is unknown, out of range, or required and missing.
     """
     optimizer = optimizer_of(spec)
     for name, value in spec.params.items():
         if not optimizer.ranges:
-            raise SpecConflictError(
+            raise SpecError(
                 f"optimizer {spec.name!r} has no parameters, but is given {name!r}: remove it"
             )
         if name not in optimizer.ranges:
@@ -58,16 +58,14 @@ def hyper_of(spec: OptimizerSpec) -> Any:
             raise _unknown(what, name, list(optimizer.ranges))
         low, high = optimizer.ranges[name]
         if not low <= value <= high:  # also refuses NaN
-            raise SpecConflictError(
+            raise SpecError(
                 f"{name} of optimizer {spec.name!r} is {value!r}, expected {low:g} to {high:g}"
             )
         if name in optimizer.switches and value not in (0, 1):
-            raise SpecConflictError(
-                f"{name} of optimizer {spec.name!r} is {value!r}, expected 0 or 1"
-            )
+            raise SpecError(f"{name} of optimizer {spec.name!r} is {value!r}, expected 0 or 1")
     for name in optimizer.required:
         if name not in spec.params:
-            raise SpecConflictError(
+            raise SpecError(
                 f"optimizer {spec.name!r} needs {name}, which has no default: write "
                 f'{{ name = "{spec.name}", {name} = 0.1 }}'
             )

@@ -11,15 +11,20 @@ from concurrent.futures import Executor
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from protos.chunking import require_piece_fits
 from protos.futures import Answered, Future, WaitingFuture
 from protos.spec import DenseSpec, TableSpec
 from protos.store import Changed, Pulled, PulledPieces, Reduced, ServerStatus, Shrunk, Version
 from protos.wire.calls import CALLS, Call
 from protos.wire.requests import (
+    Abort,
+    Advance,
     AllReduce,
     Barrier,
+    Join,
     Leave,
     Load,
+    Post,
     PullChanged,
     PullDense,
     PullSparse,
@@ -27,6 +32,7 @@ from protos.wire.requests import (
     Resume,
     Save,
     Shrink,
+    Take,
 )
 from ps_server.checkpoint.files.manifest import share_to_json
 from ps_server.store import ParameterStore
@@ -49,6 +55,18 @@ def method_name(call: str) -> str:
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", call).lower()
 
 
+def _worker_of(request: Any) -> int | None:
+    """Returns the worker that a request comes from, which has to have joined; None: anybody may ask."""
+    match request:
+        case PushGrad():
+            return request.push_id.worker
+        case Post():
+            return request.message.sender
+        case PullChanged() | Take() | Barrier() | AllReduce() | Advance() | Leave() | Abort():
+            return request.worker
+    return None
+
+
 class Handlers:
     """Answers calls from a store. Thread-safe."""
 
@@ -65,6 +83,8 @@ class Handlers:
 
     def start(self, call: Call[Q, A], argument: Q) -> Future[A]:
         """Starts a call; its answer may wait for other workers."""
+        if (worker := _worker_of(argument)) is not None:
+            self._store.require_joined(worker)
         answer = self._handlers[call.name](argument)
         return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
 
@@ -100,11 +120,17 @@ class Handlers:
 
         return call_store
 
+    def _join(self, request: Join) -> int:
+        self._store.join(request.worker, request.incarnation, terms=request.terms)
+        logger.info("worker joined worker=%d", request.worker)
+        return self._store.jobs_before
+
     def _create_table(self, spec: TableSpec) -> None:
         self._store.create_table(spec)
         self._log_once(f"table created table={spec.name} dim={spec.dim}")
 
     def _create_dense(self, spec: DenseSpec) -> None:
+        require_piece_fits(spec, self._store.shard_map.num_servers)
         self._store.create_dense(spec)
         self._log_once(f"dense block created block={spec.name} length={spec.length}")
 
@@ -122,15 +148,12 @@ class Handlers:
 
     def _push_grad(self, request: PushGrad) -> Future[Version]:
         self._require_epoch(request.shard_map_epoch)
-        self._log_once(f"worker seen worker={request.push_id.worker}")
         return self._store.push_chunk(request.chunk, request.push_id, at=request.at)
 
     def _barrier(self, request: Barrier) -> Future[Version]:
-        self._log_once(f"worker seen worker={request.worker}")
         return self._store.barrier(request.name, request.worker, step=request.step)
 
     def _all_reduce(self, request: AllReduce) -> Future[Reduced]:
-        self._log_once(f"worker seen worker={request.worker}")
         where = (request.name, request.worker)
         return self._store.all_reduce(*where, request.values, request.op, step=request.step)
 

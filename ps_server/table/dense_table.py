@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from protos.errors import GradientError, SpecConflictError
+from protos.errors import GradientError, SpecError
 from protos.gradients import DenseGrad, Values
 from protos.placement import ONE_SERVER, ShardMap
 from protos.runtime.jit import kernel, read_only
@@ -33,7 +33,7 @@ class DenseTable:
         """Makes the piece with its initial values.
 
         Raises:
-            SpecConflictError: If the spec is invalid.
+            SpecError: If the spec is invalid.
         """
         self._lock = threading.Lock()
         self.declare(spec)
@@ -49,12 +49,12 @@ class DenseTable:
         """Changes the spec but keeps the values, as when a job declares a loaded block.
 
         Raises:
-            SpecConflictError: If the spec is invalid.
+            SpecError: If the spec is invalid.
         """
         check_name(spec.name)
         optimizer = optimizer_of(spec.optimizer)
         if not optimizer.is_elementwise:
-            raise SpecConflictError(
+            raise SpecError(
                 f"dense block {spec.name!r} has optimizer {optimizer.name!r}, which is for rows only"
             )
         for segment in spec.segments:

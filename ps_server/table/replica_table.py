@@ -33,7 +33,7 @@ class ReplicaTable(SparseTable):
         """Makes an empty table.
 
         Raises:
-            SpecConflictError: If the spec is invalid.
+            SpecError: If the spec is invalid.
         """
         super().__init__(spec, num_subscribers=1, has_base=True)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import GradientError, ProtocolError, SpecConflictError
+from protos.errors import GradientError, ProtocolError, SpecError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
 from protos.keys import Keys
 from protos.placement import ONE_SERVER, ShardMap, shard_of
@@ -76,7 +76,7 @@ class SparseTable:
             clock: Time at which rows are last seen.
 
         Raises:
-            SpecConflictError: If the spec is invalid.
+            SpecError: If the spec is invalid.
         """
         self._server_index = server_index
         self._shard_map = shard_map
@@ -103,7 +103,7 @@ class SparseTable:
         The caller ensures that the new spec has the same row layout and number of shards.
 
         Raises:
-            SpecConflictError: If the spec is invalid.
+            SpecError: If the spec is invalid.
         """
         with self._locked(range(self.spec.num_shards)):
             if spec.statistics != self.spec.statistics:
@@ -283,11 +283,11 @@ class SparseTable:
         """Writes candidates (keys without a row) of this server's shards, as from a checkpoint.
 
         Raises:
-            SpecConflictError: If the table does not count candidates exactly.
+            SpecError: If the table does not count candidates exactly.
         """
         candidates = self._candidates
         if not isinstance(candidates, ExactCandidates):
-            raise SpecConflictError(f"table {self.spec.name!r} counts no keys one by one")
+            raise SpecError(f"table {self.spec.name!r} counts no keys one by one")
         keys, statistics = read_only(rows.keys), read_only(rows.statistics)
         self._with_room(keys, lambda start: candidates.write(keys, statistics, start))
 
@@ -295,11 +295,11 @@ class SparseTable:
         """Overwrites the Bloom filter's counters of a shard, as from a checkpoint with the same admission.
 
         Raises:
-            SpecConflictError: If the table has no Bloom filter.
+            SpecError: If the table has no Bloom filter.
         """
         candidates = self._candidates
         if not isinstance(candidates, EstimatedCandidates):
-            raise SpecConflictError(f"table {self.spec.name!r} has no counters")
+            raise SpecError(f"table {self.spec.name!r} has no counters")
         with self._locks[shard]:
             candidates.filter.from_bytes(shard, saved)
 

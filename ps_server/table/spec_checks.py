@@ -3,7 +3,7 @@
 import math
 import re
 
-from protos.errors import SpecConflictError
+from protos.errors import SpecError
 from protos.spec import ExpirySpec, StatisticsSpec, TableSpec
 from ps_server.table.feature_life.admission import check_admission
 
@@ -15,20 +15,20 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def check_name(name: str) -> None:
-    """Raises SpecConflictError unless a table or dense block may have this name: it is part of file names."""
+    """Raises SpecError unless a table or dense block may have this name: it is part of file names."""
     if not _NAME.fullmatch(name):
-        raise SpecConflictError(
+        raise SpecError(
             f"invalid name {name!r} of a table or dense block: expected up to 100 letters, digits, '_', '-' "
             f"and '.'"
         )
 
 
 def check_table_spec(spec: TableSpec) -> None:
-    """Raises SpecConflictError if the spec is invalid; does not check optimizer and initializer."""
+    """Raises SpecError if the spec is invalid; does not check optimizer and initializer."""
     if not 1 <= spec.dim <= MAX_DIM:
-        raise SpecConflictError(f"table {spec.name!r} has dim {spec.dim}, expected 1 to {MAX_DIM}")
+        raise SpecError(f"table {spec.name!r} has dim {spec.dim}, expected 1 to {MAX_DIM}")
     if spec.num_shards.bit_count() != 1 or not 1 <= spec.num_shards <= MAX_SHARDS:
-        raise SpecConflictError(
+        raise SpecError(
             f"table {spec.name!r} has {spec.num_shards} shards, expected a power of two of at most "
             f"{MAX_SHARDS}"
         )
@@ -41,12 +41,12 @@ def _check_feature_life(spec: TableSpec) -> None:
     if spec.statistics is None:
         for name in ("admission", "expiry"):
             if getattr(spec, name) is not None:
-                raise SpecConflictError(
+                raise SpecError(
                     f"{table} has {name} but keeps no statistics, which it needs: declare it with both"
                 )
         return
     if spec.records_changes:
-        raise SpecConflictError(
+        raise SpecError(
             f"{table} records changes for replicas, which keep no statistics and do not learn of removed "
             f"rows: declare it without statistics, admission and expiry, or train in another mode than GEO"
         )
@@ -61,20 +61,16 @@ def _check_statistics(table: str, spec: StatisticsSpec) -> None:
     for name in ("nonclk_coeff", "click_coeff"):
         _require(f"{table} has {name}", getattr(spec, name), 0.0, math.inf)
     if not 0 < spec.decay <= 1:
-        raise SpecConflictError(f"{table} has decay {spec.decay!r}, expected above 0 and up to 1")
+        raise SpecError(f"{table} has decay {spec.decay!r}, expected above 0 and up to 1")
 
 
 def _check_expiry(table: str, spec: ExpirySpec) -> None:
     for name in ("delete_threshold", "max_unseen", "ttl_s", "max_rows", "max_bytes"):
         _require(f"{table} has {name}", getattr(spec, name), 0, math.inf)
     if spec.evict not in EVICTIONS:
-        raise SpecConflictError(
-            f"{table} evicts by {spec.evict!r}, expected one of {', '.join(EVICTIONS)}"
-        )
+        raise SpecError(f"{table} evicts by {spec.evict!r}, expected one of {', '.join(EVICTIONS)}")
 
 
 def _require(what: str, value: float, lowest: float, above: float) -> None:
     if not lowest <= value < above:  # also refuses NaN
-        raise SpecConflictError(
-            f"{what} {value!r}, expected a finite number of at least {lowest:g}"
-        )
+        raise SpecError(f"{what} {value!r}, expected a finite number of at least {lowest:g}")

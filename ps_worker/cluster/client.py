@@ -15,17 +15,22 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.chunking import KEY_BYTES, VALUE_BYTES, split_columns, split_push
+from protos.chunking import (
+    KEY_BYTES,
+    VALUE_BYTES,
+    require_piece_fits,
+    split_columns,
+    split_push,
+)
 from protos.errors import (
     GradientError,
     ProtocolError,
-    SpecConflictError,
     UnknownTableError,
 )
 from protos.futures import Combined, Future, results, results_of_all_ended
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
 from protos.keys import Keys
-from protos.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES
+from protos.limits import CHUNK_BYTES, HEADERS_BYTES, MAX_MESSAGE_BYTES
 from protos.placement import ShardMap
 from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, TableSpec
@@ -59,8 +64,6 @@ from ps_worker.cluster.transport import Transport
 Positions = NDArray[np.int32]
 Q = TypeVar("Q")
 A = TypeVar("A")
-
-_HEADERS_BYTES = 64 * 2**10  # of a message, beside its numbers: ample
 
 
 @kernel
@@ -123,7 +126,18 @@ class ClusterClient:
         """Starts a call to every server."""
         return [self._transport.call(server, call, argument) for server in self._servers]
 
-    # Declaring
+    # Joining and declaring
+
+    def join(self, worker: int, incarnation: int, *, terms: Mapping[str, str]) -> None:
+        """See `protos.store.Store`."""
+        request = requests.Join(worker=worker, incarnation=incarnation, terms=terms)
+        jobs = results_of_all_ended(self._call_all(calls.JOIN, request))
+        if len(set(jobs)) > 1:
+            served = ", ".join(map("{} {}".format, self._transport.endpoints, jobs))
+            raise ProtocolError(
+                f"servers have served different numbers of jobs before this one ({served}), so some were "
+                f"restarted and their parameters do not belong together: restart all of them"
+            )
 
     def create_table(self, spec: TableSpec) -> None:
         """See `protos.store.Store`."""
@@ -132,13 +146,7 @@ class ClusterClient:
 
     def create_dense(self, spec: DenseSpec) -> None:
         """See `protos.store.Store`; a server's piece must fit a message."""
-        piece_bytes = VALUE_BYTES * -(-spec.length // self._shard_map.num_servers)
-        if piece_bytes > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
-            raise SpecConflictError(
-                f"dense block {spec.name!r} has {spec.length} elements, so "
-                f"{self._shard_map.num_servers} servers would hold {piece_bytes} bytes each, more than "
-                f"the {MAX_MESSAGE_BYTES} of a message: use more servers, or several blocks"
-            )
+        require_piece_fits(spec, self._shard_map.num_servers)
         results(self._call_all(calls.CREATE_DENSE, spec))
         self._blocks[spec.name] = spec
 
@@ -377,7 +385,7 @@ class ClusterClient:
     def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`; content must fit a message."""
         size = len(message.content or b"")
-        if size > MAX_MESSAGE_BYTES - _HEADERS_BYTES:
+        if size > MAX_MESSAGE_BYTES - HEADERS_BYTES:
             raise ProtocolError(
                 f"a message of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: split it"
             )

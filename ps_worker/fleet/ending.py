@@ -1,8 +1,8 @@
 """The end of a script that has not finished its role.
 
 A worker that disappears, or a server that never serves, would keep the others waiting for minutes. So a
-worker that ends without an error leaves as `fleet.stop_worker()` does, and a server that has not served ends
-with an exit code that says so.
+worker that ends without an error leaves as `fleet.stop_worker()` does, one that ends by an error ends the
+job, and a server that has not served ends with an exit code that says so.
 """
 
 import atexit
@@ -32,7 +32,7 @@ def _watch_server(fleet: Fleet) -> None:
     """Has this process end with exit code 2 unless it serves before its script ends."""
 
     def require_served() -> None:
-        if fleet.has_served or _has_failed():
+        if fleet.has_served or _error_that_ended_the_script() is not None:
             return
         print(
             "error: this process is a server, and its script has ended without fleet.run_server(): "
@@ -52,8 +52,8 @@ def _watch_worker(fleet: Fleet) -> None:
         threading.main_thread().join()
         if not fleet.is_running:
             return
-        if _has_failed():
-            fleet.abandon()
+        if (error := _error_that_ended_the_script()) is not None:
+            fleet.abandon(error)
             return
         logger.warning(
             "the script has ended without fleet.stop_worker(): this worker leaves now, call it at the end"
@@ -68,6 +68,5 @@ def _watch_worker(fleet: Fleet) -> None:
     threading.Thread(target=leave_at_end, name="leave-at-end").start()
 
 
-def _has_failed() -> bool:
-    """Returns whether an error that was not caught ended the script."""
-    return getattr(sys, "last_value", None) is not None
+def _error_that_ended_the_script() -> BaseException | None:
+    return getattr(sys, "last_value", None)

@@ -393,11 +393,11 @@ class Fleet:
         with self._resources:
             run.leave()
 
-    def abandon(self) -> None:
-        """Ends this worker's part after an error, without telling the others."""
+    def abandon(self, error: BaseException | None = None) -> None:
+        """Ends this worker's part without leaving the run; by an error, for all workers."""
         if self._run is not None:
             self._run, self._is_over = None, True
-            self._resources.close()
+            self._resources.__exit__(type(error) if error else None, error, None)
 
     def _known_role(self, call: str) -> ServerRole | WorkerRole:
         if self._role is None:

@@ -1,7 +1,7 @@
 """Checks of a job against its model, before anything runs: optimizers and the life of rows."""
 
 from ctr_model.models.model import Model
-from protos.errors import SpecConflictError
+from protos.errors import SpecError
 from protos.spec import OptimizerSpec
 from ps_server.optimizers.registry import hyper_of, optimizer_of
 from ps_server.table.feature_life.admission import check_score_source
@@ -38,13 +38,13 @@ def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
     try:
         hyper_of(spec)
         if spec == DELTA_OPTIMIZER:
-            raise SpecConflictError("'sum' adds gradients: it is what servers do in GEO training")
+            raise SpecError("'sum' adds gradients: it is what servers do in GEO training")
         if job.strategy.mode == "geo" and not optimizer_of(spec).is_movable:
-            raise SpecConflictError(
+            raise SpecError(
                 f"{spec.name!r} computes weights from its state alone, so what other workers learnt would "
                 f'be lost in mode "geo": take another optimizer, as "adagrad", or another mode'
             )
-    except SpecConflictError as error:
+    except SpecError as error:
         parameter = first_named(spec.params, error)
         place = f"{key}.{parameter}" if parameter else key
         raise job.error(place, str(error)) from error
@@ -76,7 +76,7 @@ def require_life(job: Job, model: Model) -> None:
             max_rows_of_shard(spec)
             if spec.admission is not None:
                 check_score_source(spec, specs.get(spec.admission.table))
-        except SpecConflictError as error:
+        except SpecError as error:
             setting = first_named(TableLife.model_fields, error) or "statistics"
             raise job.error(job.life.key_of_table(spec.name, setting), str(error)) from error
 

@@ -7,9 +7,11 @@ for each other first when they start to train. Until then worker 0 may load a ch
 train; later it may not, since in some modes each worker has parameters of its own.
 """
 
-import hashlib
+import json
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +20,7 @@ import numpy as np
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
-from protos.errors import JobError, UsageError
+from protos.errors import CtrPsError, UsageError
 from protos.store import (
     Numbers,
     ReduceOp,
@@ -41,11 +43,14 @@ from ps_worker.training.trainer import TrainedStep, Trainer
 
 logger = logging.getLogger(__name__)
 
+_MAX_REASON = 1000  # characters of an error that others are told
+
 
 class Run:
     """Trains, evaluates and saves one model. For one thread.
 
-    Leaving the `with` block ends the background work; what was not sent is lost.
+    Leaving the `with` block ends the background work; what was not sent is lost. By an error it ends the job:
+    no other worker waits for one that does not come.
 
     Attributes:
         store: The parameters.
@@ -63,8 +68,9 @@ class Run:
         worker: int = 0,
         num_workers: int = 1,
         is_in_process: bool = True,
+        terms: Mapping[str, str] | None = None,
     ) -> None:
-        """Declares the model.
+        """Joins the run, and declares the model.
 
         Args:
             store: The parameters.
@@ -73,8 +79,10 @@ class Run:
             worker: Index of this worker.
             num_workers: Workers of the run.
             is_in_process: The store is in this process, so sending in the background gains nothing.
+            terms: Settings in which all workers must agree, by name, besides model and strategy.
 
         Raises:
+            JobError: If workers do not agree.
             CtrPsError: If servers do not answer, or hold another model.
         """
         self.store = store
@@ -88,7 +96,17 @@ class Run:
         self._communicator: Communicator | None = None  # None: not started
         self._earlier_progress: WorkerProgress | None = None
         self._num_barriers = 0
-        declare(store, model, job)
+        self._has_left = False
+        store.join(
+            worker,
+            secrets.randbits(63),
+            terms={**terms_of(job, num_workers), **(terms or {})},
+        )
+        try:
+            declare(store, model, job)
+        except BaseException as error:
+            self._abort(error)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +117,20 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            if error is not None and not self._has_left:
+                self._abort(error)
+        finally:
+            self.close()
+
+    def _abort(self, error: BaseException) -> None:
+        """Tells the other workers of an error, where that can be done."""
+        reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+        try:
+            # A file's name may have characters that UTF-8 does not.
+            self.store.abort(self.worker, reason.encode(errors="backslashreplace").decode())
+        except CtrPsError as failure:
+            logger.warning("not all others could be told of the error: %s", failure)
 
     @property
     def is_first(self) -> bool:
@@ -139,22 +170,18 @@ class Run:
         self.store.resume(version, progress)
         logger.info("resumes an earlier run at version=%d", version)
 
-    def start(self, agreement: str = "") -> None:
+    def start(self) -> None:
         """Waits for all workers, and makes ready to train; once started, a no-op.
 
-        Args:
-            agreement: A text that must be the same for all workers, besides the parameters' declarations.
-
         Raises:
-            JobError: If workers do not agree.
             CtrPsError: If others do not come.
         """
-        self._started(agreement)
+        self._started()
 
-    def _started(self, agreement: str = "") -> Communicator:
+    def _started(self) -> Communicator:
         if self._communicator is not None:
             return self._communicator
-        version = self._agree(agreement)
+        version = self.store.barrier("start", self.worker, step=0).result()
         communicator = communicator_of(
             self._job,
             self.store,
@@ -170,21 +197,6 @@ class Run:
             self.progress.resume(self._earlier_progress.step)
         self._communicator = communicator
         return communicator
-
-    def _agree(self, agreement: str) -> Version:
-        """Waits for the other workers, and returns the version at which all start."""
-        digest = hashlib.sha256(agreement.encode()).digest()
-        number = float(int.from_bytes(digest[:6], "little"))  # exact in a float64
-        numbers = np.array([number, -number])
-        answer = self.store.all_reduce("start", self.worker, numbers, ReduceOp.MAX, step=0)
-        reduced = answer.result()
-        if not np.array_equal(reduced.values, numbers):
-            raise JobError(
-                f"worker {self.worker} does not run the same job as others: [model], [strategy], "
-                f"train.epochs, data.shuffle, checkpoint.resume or the data's schema differ; give every "
-                f"worker the same job and --set"
-            )
-        return reduced.version
 
     @property
     def earlier_progress(self) -> WorkerProgress | None:
@@ -281,13 +293,21 @@ class Run:
         return shrunk
 
     def leave(self) -> None:
-        """Leaves the run for good, when the store has all its gradients."""
+        """Leaves the run for good, when the store has all its gradients.
+
+        Raises:
+            AbortedError: If another worker has ended the job.
+        """
         self.flush()
+        self.store.wait_version(
+            0
+        ).result()  # there since the start: an error if the job has ended by one
         self.close()
         self.store.leave(self.worker, step=self._version)
+        self._has_left = True
 
     def close(self) -> None:
-        """Ends the background work; what was not sent is lost, and the others are told nothing."""
+        """Ends the background work; what was not sent is lost."""
         if self._communicator is not None:
             self._communicator.close()
 
@@ -323,6 +343,21 @@ class Run:
             progress=self.progress,
             counting_tables=self._counting_tables,
         )
+
+
+def terms_of(job: Job, num_workers: int) -> dict[str, str]:
+    """Returns the settings in which all workers of a run must agree, by the names that users know."""
+    names = ("model", "strategy", "optimizer", "life")
+    return {
+        "PADDLE_TRAINERS_NUM": str(num_workers),
+        "version of ctr-ps": version("ctr-ps"),
+        "train.seed": str(job.train.seed),
+        **{
+            f"{name}.{key}": json.dumps(value)
+            for name in names
+            for key, value in getattr(job, name).model_dump(mode="json").items()
+        },
+    }
 
 
 def log_shrunk(tables: Mapping[str, Shrunk]) -> None:

@@ -6,7 +6,6 @@ Worker 0 loads, shrinks, saves and evaluates; the others wait for it at barriers
 middle of this: in the epoch, and at the position in its data, that the checkpoint says.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -57,6 +56,7 @@ def train_job(
     worker: int = 0,
     num_workers: int = 1,
     is_in_process: bool = True,
+    on_joined: Callable[[], None] = lambda: None,
 ) -> Summary:
     """Trains, saves and evaluates; returns the figures.
 
@@ -66,20 +66,13 @@ def train_job(
         worker: Index of this worker.
         num_workers: Workers of the job.
         is_in_process: See `Run`.
+        on_joined: Called once this process has its place among the workers.
 
     Raises:
         CtrPsError: If anything goes wrong; says what.
     """
-    job, is_first = plan.job, worker == 0
-    data = _data_of(plan, worker, num_workers)
-    files = digest_of_files(plan.train_files)
-    if is_first and job.checkpoint.dir:
-        _prepare_folder(job, store)
-    earlier = earlier_run(job, num_workers=num_workers, files=files) if is_first else None
-    start = None if earlier else warm_start_of(job, plan.model)
-    if is_first and (start_from := job.checkpoint.load if earlier is None else earlier.url):
-        takes_dense = start is None or DENSE_BLOCK in start.taken
-        require_schema(job, plan.schema, start_from, takes_dense=takes_dense)
+    job = plan.job
+    # All that can fail comes after joining: the others are told, and no other process has this one's place.
     with Run(
         store,
         plan.model,
@@ -87,18 +80,36 @@ def train_job(
         worker=worker,
         num_workers=num_workers,
         is_in_process=is_in_process,
+        terms=_terms(plan),
     ) as run:
-        if earlier is not None:
-            run.load(earlier.url, token=earlier.token)
-            run.resume(earlier.version, earlier.progress)
-        elif is_first and job.checkpoint.load:
-            run.load(job.checkpoint.load, only=job.checkpoint.only)
-        run.start(_agreement(plan))
+        on_joined()
+        data = _data_of(plan, worker, num_workers)
+        files = digest_of_files(plan.train_files)
+        earlier, start = _load(plan, run, files) if run.is_first else (None, None)
+        run.start()
         training = _Training(plan, run, data, files=files, earlier=earlier)
         seconds = training.train()
         summary = training.summary(seconds, start)
         run.leave()
     return summary
+
+
+def _load(plan: Plan, run: Run, files: str) -> tuple[EarlierRun | None, WarmStart | None]:
+    """Loads what the job starts with, and resumes the run that saved it if it says so; worker 0 alone."""
+    job = plan.job
+    if job.checkpoint.dir:
+        _prepare_folder(job, run.store)
+    earlier = earlier_run(job, num_workers=run.num_workers, files=files)
+    start = None if earlier else warm_start_of(job, plan.model)
+    if start_from := job.checkpoint.load if earlier is None else earlier.url:
+        takes_dense = start is None or DENSE_BLOCK in start.taken
+        require_schema(job, plan.schema, start_from, takes_dense=takes_dense)
+    if earlier is not None:
+        run.load(earlier.url, token=earlier.token)
+        run.resume(earlier.version, earlier.progress)
+    elif job.checkpoint.load:
+        run.load(job.checkpoint.load, only=job.checkpoint.only)
+    return earlier, start
 
 
 def _data_of(plan: Plan, worker: int, num_workers: int) -> TrainingData:
@@ -124,20 +135,15 @@ def _prepare_folder(job: Job, store: Checkpoints) -> None:
         warn_of_earlier_run(folder)
 
 
-def _agreement(plan: Plan) -> str:
-    """Returns the settings that all workers must have in common, as a text."""
+def _terms(plan: Plan) -> dict[str, str]:
+    """Returns the settings in which all workers must agree, besides model and strategy."""
     job = plan.job
-    return json.dumps(
-        {
-            "schema": plan.schema.fingerprint,
-            "model": job.model.model_dump(mode="json"),
-            "strategy": job.strategy.model_dump(mode="json"),
-            "epochs": job.train.epochs,
-            "shuffle": job.data.shuffle,
-            "resume": job.checkpoint.resume,
-        },
-        sort_keys=True,
-    )
+    return {
+        "schema": plan.schema.fingerprint,
+        "train.epochs": str(job.train.epochs),
+        "data.shuffle": str(job.data.shuffle),
+        "checkpoint.resume": str(job.checkpoint.resume),
+    }
 
 
 class _Training:
@@ -258,4 +264,9 @@ class _Training:
             return {}
         dataset = streamed(self._job, self._plan.schema)
         dataset.set_filelist(self._plan.test_files)
-        return figures(self._run.evaluate(dataset))
+        metrics = self._run.evaluate(dataset)
+        if not metrics.examples:
+            logger.warning(
+                "nothing was evaluated: the files of data.test have no rows with a label"
+            )
+        return figures(metrics)

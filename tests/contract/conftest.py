@@ -8,7 +8,7 @@ import pytest
 from protos.limits import CHUNK_BYTES
 from protos.store import Store
 from tests.support.cluster import cluster
-from tests.support.stores import OpenJob, declare, in_process
+from tests.support.stores import OpenJob, declare, in_process, joined
 
 
 @pytest.fixture(params=[0, 1, 3], ids=["in-process", "one-server", "three-servers"])
@@ -26,7 +26,7 @@ def open_job(num_servers) -> Iterator[OpenJob]:
         ) -> list[Store]:
             settings["wait_limit_s"] = wait_limit_s
             if num_servers == 0:
-                return [in_process(num_workers=num_workers, **settings)] * num_workers
+                return [joined(in_process(num_workers=num_workers, **settings))] * num_workers
             servers = stack.enter_context(
                 cluster(num_servers=num_servers, num_workers=num_workers, **settings)
             )

@@ -18,6 +18,7 @@ from protos.store import (
     Store,
 )
 from tests.support.stores import (
+    INCARNATION,
     KEYS,
     OpenJob,
     assert_same_parameters,
@@ -382,3 +383,17 @@ def test_abort_by_a_worker_that_is_not_of_the_job_is_refused(store: Store) -> No
         store.abort(9, "a reason")
 
     store.push_grad(random_gradients(0), push_id()).result()
+
+
+def test_place_of_a_worker_is_taken_by_one_process(open_job: OpenJob) -> None:
+    store, other = open_job(num_workers=2)
+    store.join(1, INCARNATION, terms={"mode": "sync"})  # sent again
+
+    with pytest.raises(ProtocolError, match="worker 1 of this job is another process"):
+        other.join(1, INCARNATION + 1, terms={"mode": "sync"})
+    with pytest.raises(ProtocolError, match="worker 2 called, but this job has 2 workers"):
+        other.join(2, INCARNATION, terms={"mode": "geo"})
+
+    # The job goes on.
+    first = store.barrier("end", 0, step=0)
+    assert [other.barrier("end", 1, step=0).result(), first.result()] == [0, 0]

@@ -9,6 +9,7 @@ from protos.errors import (
     GradientError,
     ProtocolError,
     SpecConflictError,
+    SpecError,
     UnknownTableError,
     WrongServerError,
 )
@@ -147,7 +148,7 @@ def test_equal_spec_may_be_declared_again(store):
     ids=["other-dim", "name-of-a-block", "no-dim", "unknown-optimizer"],
 )
 def test_table_that_cannot_be_is_refused(store, spec):
-    with pytest.raises(SpecConflictError):
+    with pytest.raises(SpecError):
         store.create_table(spec)
 
     assert set(store.status().tables) == {"deep", "wide"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import SpecConflictError
+from protos.errors import SpecError
 from protos.gradients import Gradients, SparseGrad
 from protos.keys import Keys
 from protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
@@ -135,7 +135,7 @@ def test_score_that_cannot_be_had_is_refused(
     if scoring is not None:
         store.create_table(scoring)
 
-    with pytest.raises(SpecConflictError, match=message):
+    with pytest.raises(SpecError, match=message):
         store.create_table(admitting(HOT))
 
     assert "admitting" not in store.status().tables

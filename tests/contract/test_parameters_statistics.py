@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import GradientError, SpecConflictError
+from protos.errors import GradientError, SpecError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, StatisticsSpec
 from protos.store import Missing, Store
@@ -89,7 +89,7 @@ def test_parts_of_a_step_may_be_without_keys(open_job: OpenJob) -> None:
 
 
 def test_expiry_without_statistics_is_refused(store: Store) -> None:
-    with pytest.raises(SpecConflictError, match="'counted' has expiry but keeps no statistics"):
+    with pytest.raises(SpecError, match="'counted' has expiry but keeps no statistics"):
         store.create_table(replace(COUNTED, statistics=None, expiry=ExpirySpec(max_unseen=3)))
 
 

@@ -359,3 +359,32 @@ def test_tail_of_a_long_log_is_its_last_lines() -> None:
 
     assert len(lines) == TAIL_LINES
     assert lines[-1] == "    line 49999 \ufffd"
+
+
+def test_exit_code_is_that_of_the_worker_that_ended_the_others(start: Start) -> None:
+    """A worker that was aborted may exit before the one whose error it was."""
+    worker = """
+import os, sys
+if os.environ["PADDLE_TRAINER_ID"] == "0":
+    with open("alive", "w"):  # trainer 1 has opened it, and waits for the end
+        sys.exit(12)
+with open("alive") as alive:
+    alive.read()
+print("the disk is gone", file=sys.stderr)
+sys.exit(6)
+"""
+    code, _, err = finish(start("import signal; signal.pause()", worker))
+
+    assert code == 6
+    assert "trainer.1 exited with code 6" in err
+    assert "the disk is gone" in err
+
+
+def test_exit_code_is_that_of_an_abort_whose_cause_is_not_seen() -> None:
+    Path("done.0.0").unlink()
+
+    code, _ = run_here(
+        "import signal; signal.pause()", "import sys; sys.exit(12)", cause_seconds=0.1
+    )
+
+    assert code == 12

@@ -32,7 +32,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Worker:
     """A running `ps-worker train` whose log can be waited on."""
 
-    def __init__(self, data: Path, ports: list[int], index: int, mode: str) -> None:
+    def __init__(
+        self, data: Path, ports: list[int], index: int, mode: str, *, num_workers: int = 2
+    ) -> None:
         role = environment_of(ports, 0, num_workers=2)
         role = {name: value for name, value in role.items() if name.startswith("PADDLE_P")}
         del role["PADDLE_PORT"]
@@ -52,7 +54,7 @@ class Worker:
                 **clean_environment(),
                 **role,
                 "TRAINING_ROLE": "TRAINER",
-                "PADDLE_TRAINERS_NUM": "2",
+                "PADDLE_TRAINERS_NUM": str(num_workers),
                 "PADDLE_TRAINER_ID": str(index),
             },
             stdout=subprocess.DEVNULL,
@@ -80,8 +82,8 @@ class Worker:
 
 
 @contextmanager
-def running(data: Path, folder: Path, mode: str) -> Iterator[tuple[list, list[Worker]]]:
-    """Two servers that do not wait for long, and two workers that train."""
+def serving(folder: Path) -> Iterator[tuple[list, list[int]]]:
+    """Two servers that do not wait for long, and their ports."""
     with ExitStack() as stack:
         with free_port() as first, free_port() as second:
             ports = [first, second]
@@ -96,17 +98,24 @@ def running(data: Path, folder: Path, mode: str) -> Iterator[tuple[list, list[Wo
             )
             for index in range(2)
         ]
+        yield servers, ports
+
+
+@contextmanager
+def running(data: Path, folder: Path, mode: str) -> Iterator[tuple[list, list[Worker], list[int]]]:
+    """Two servers, two workers that train, and the servers' ports."""
+    with serving(folder) as (servers, ports), ExitStack() as stack:
         workers = []
         for index in range(2):
             workers.append(Worker(data, ports, index, mode))
             stack.callback(workers[-1].close)
         for worker in workers:
             worker.step()
-        yield servers, workers
+        yield servers, workers, ports
 
 
 def test_worker_killed_in_sync_leaves_nobody_waiting(data: Path, tmp_path: Path) -> None:
-    with running(data, tmp_path, "sync") as (servers, workers):
+    with running(data, tmp_path, "sync") as (servers, workers, _):
         workers[1].process.send_signal(signal.SIGKILL)
         log = workers[0].wait()
         codes = [server.wait() for server in servers]
@@ -117,7 +126,7 @@ def test_worker_killed_in_sync_leaves_nobody_waiting(data: Path, tmp_path: Path)
 
 
 def test_worker_killed_in_async_leaves_the_other_training(data: Path, tmp_path: Path) -> None:
-    with running(data, tmp_path, "async") as (_, workers):
+    with running(data, tmp_path, "async") as (_, workers, _):
         workers[1].process.kill()
         killed_at, step_at_kill = time.monotonic(), workers[0].step()
         # Lines written before the kill are read at once, those after it as they are written.
@@ -132,11 +141,58 @@ def test_worker_killed_in_async_leaves_the_other_training(data: Path, tmp_path: 
 def test_server_killed_ends_the_workers_with_its_endpoint(
     mode: str, data: Path, tmp_path: Path
 ) -> None:
-    with running(data, tmp_path, mode) as (servers, workers):
+    with running(data, tmp_path, mode) as (servers, workers, _):
         servers[0].process.kill()
         logs = [worker.wait() for worker in workers]
 
-    for worker, log in zip(workers, logs, strict=True):
-        assert worker.process.returncode == 4, log
+    # The first to notice tells the other one, by the server that is left.
+    codes = {worker.process.returncode for worker in workers}
+    assert codes == {4} or codes == {4, 12}, logs
+    for log in logs:
         assert "127.0.0.1:" in log.splitlines()[-1]
         assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+def test_worker_told_to_stop_ends_the_other_with_its_reason(
+    mode: str, data: Path, tmp_path: Path
+) -> None:
+    with running(data, tmp_path, mode) as (_, workers, _):
+        workers[1].process.terminate()
+        logs = [worker.wait() for worker in workers]
+
+    assert [worker.process.returncode for worker in workers] == [12, 143], logs
+    assert "worker 1 aborted the job: it was told to stop (SIGTERM)" in logs[0].splitlines()[-1]
+    assert "Traceback" not in logs[0] + logs[1]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_worker_that_was_restarted_is_refused(mode: str, data: Path, tmp_path: Path) -> None:
+    """It would train from the start again, and the other one without it: a mixture of two runs."""
+    with running(data, tmp_path, mode) as (_, workers, ports), ExitStack() as stack:
+        workers[1].process.kill()
+        again = Worker(data, ports, 1, mode)
+        stack.callback(again.close)
+        log = again.wait()
+
+    assert again.process.returncode == 10
+    assert "worker 1 of this job is another process, which joined before" in log.splitlines()[-1]
+
+
+@pytest.mark.parametrize("wrong", [1, 3])
+def test_wrong_number_of_workers_in_one_of_them_ends_all(
+    wrong: int, data: Path, tmp_path: Path
+) -> None:
+    with serving(tmp_path) as (_, ports), ExitStack() as stack:
+        index = min(1, wrong - 1)
+        workers = [
+            Worker(data, ports, 1 - index, "sync"),
+            Worker(data, ports, index, "sync", num_workers=wrong),
+        ]
+        for worker in workers:
+            stack.callback(worker.close)
+        logs = [worker.wait() for worker in workers]
+
+    assert [worker.process.returncode for worker in workers] == [12, 2], logs
+    for log in logs:
+        assert f"PADDLE_TRAINERS_NUM = {wrong}, the server 2" in log.splitlines()[-1]

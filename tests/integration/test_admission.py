@@ -27,7 +27,13 @@ def train(
     together(
         *(
             functools.partial(
-                train_worker, store, batches, settings, worker=worker, is_in_process=is_in_process
+                train_worker,
+                store,
+                batches,
+                settings,
+                worker=worker,
+                num_workers=len(data),
+                is_in_process=is_in_process,
             )
             for worker, (store, batches) in enumerate(zip(stores, data, strict=True))
         )
@@ -47,7 +53,7 @@ def test_two_workers_train_the_same_model_on_any_number_of_servers(admission: st
     assert expected.candidates > 0 or admission == "bloom"
     for num_servers in (1, 3):
         with cluster(num_servers=num_servers, num_workers=2) as servers:
-            clients = [servers.client(), servers.client()]
+            clients = [servers.client(joins=False), servers.client(joins=False)]
             found, status = train(clients, data, settings, is_in_process=False)
             assert found == digest
             assert (status.rows, status.candidates) == (expected.rows, expected.candidates)

@@ -31,12 +31,17 @@ def test_cluster_learns_and_counts_every_example(merges: tuple[int, int]) -> Non
     data = [random_batches(150, 32, seed=1), random_batches(100, 32, seed=2)]
 
     with cluster(num_servers=2, num_workers=2) as servers:
-        clients = [servers.client(), servers.client()]
+        clients = [servers.client(joins=False), servers.client(joins=False)]
         progresses = {}
 
         def work(worker: int) -> None:
             progresses[worker] = train_worker(
-                clients[worker], data[worker], settings, worker=worker, is_in_process=False
+                clients[worker],
+                data[worker],
+                settings,
+                worker=worker,
+                num_workers=2,
+                is_in_process=False,
             )
 
         together(*(functools.partial(work, worker) for worker in range(2)))

@@ -73,7 +73,7 @@ def test_model_is_saved_while_another_worker_trains(tmp_path) -> None:
     """Worker 0 alone, in the middle of asynchronous training: what was saved is whole, of its own digest."""
     settings = job("async")
     with cluster(num_servers=2, num_workers=2) as servers:
-        client, other = servers.client(), servers.client()
+        client, other = servers.client(joins=False), servers.client(joins=False)
         is_saved = threading.Event()
 
         def train() -> None:
@@ -146,6 +146,7 @@ def test_server_saves_and_loads_in_its_roots_only(tmp_path: Path) -> None:
         ),
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as store,
     ):  # fmt: skip
+        store.join(0, 1, terms={})
         declare(store)
         store.push_grad(random_gradients(1), push_id()).result()
         store.save(SaveRequest(url=str(root / "model")))

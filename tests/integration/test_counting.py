@@ -45,7 +45,7 @@ def test_rows_have_counted_each_occurrence_once(mode: str) -> None:
     data = [random_batches(31, 16, seed=1), random_batches(20, 16, seed=2)]
 
     with cluster(num_servers=2, num_workers=2) as servers:
-        clients = [servers.client(), servers.client()]
+        clients = [servers.client(joins=False), servers.client(joins=False)]
         together(
             *(
                 functools.partial(

@@ -35,7 +35,7 @@ def run(job: Job, *, num_servers: int, pushes: int | None = None) -> list[Summar
     plan = plan_of(job)
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
         with cluster(num_servers=num_servers, num_workers=NUM_WORKERS) as servers:
-            stores = [servers.client() for _ in range(NUM_WORKERS)]
+            stores = [servers.client(joins=False) for _ in range(NUM_WORKERS)]
             if pushes is not None:
                 stores[0] = KilledStore(stores[0], pushes)
             endings = [

@@ -38,6 +38,7 @@ def test_server_ends_when_its_workers_are_done(port, log):
         server_process(environment_of([port], 0), log) as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
+        client.join(0, 1, terms={})
         client.create_table(TABLE)
         client.barrier("end", 0, step=0).result()
         client.leave(0, step=0)
@@ -46,7 +47,7 @@ def test_server_ends_when_its_workers_are_done(port, log):
     for event in (
         f"serving server=0 servers=127.0.0.1:{port} workers=1 bind=127.0.0.1 port={port}",
         "table created table=t dim=2",
-        "worker seen worker=0",
+        "worker joined worker=0",
         "worker left worker=0 step=0",
         "ended reason='all workers have left'",
     ):
@@ -61,6 +62,7 @@ def test_signal_ends_a_server_that_stays(port, log, number, exit_code):
         server_process(environment_of([port], 0), log, "--stay") as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
+        client.join(0, 1, terms={})
         client.leave(0, step=0)
         client.create_table(TABLE)
 
@@ -125,6 +127,7 @@ def test_saved_parameters_are_those_a_server_begins_with(port, log, tmp_path):
         server_process(environment_of([port], 0), log),
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
+        client.join(0, 1, terms={})
         client.create_table(TABLE)
         digest = client.save(SaveRequest(url=folder))
         client.leave(0, step=0)
@@ -132,6 +135,7 @@ def test_saved_parameters_are_those_a_server_begins_with(port, log, tmp_path):
         server_process(environment_of([port], 0), log, "--load", folder) as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
+        client.join(0, 1, terms={})
         client.create_table(TABLE)
         assert client.digest() == digest
         client.pull_sparse({"t": keys}, missing=Missing.INITIAL).result()
@@ -156,6 +160,7 @@ def test_worker_may_start_before_its_servers(port, log, caplog):
     def work() -> None:
         with connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client:
             found.append(client.status().version)
+            client.join(0, 1, terms={})
             client.leave(0, step=0)
 
     with caplog.at_level(logging.INFO):

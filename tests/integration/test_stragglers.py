@@ -67,7 +67,7 @@ def run(settings: Job, most_ahead: int | None) -> Race:
     race = Race(most_ahead)
     batches = random_batches(NUM_BATCHES, 8, seed=3)
     with cluster(num_servers=2, num_workers=2) as servers:
-        clients = [servers.client(), servers.client()]
+        clients = [servers.client(joins=False), servers.client(joins=False)]
         data = [race.fast(batches), race.slow(batches)]
         works = [
             partial(

@@ -31,7 +31,7 @@ SGD = (
 def train_cluster(num_servers: int, data: Sequence[Sequence[Batch]], settings: Job) -> str:
     """Trains a worker for each element of `data` on a cluster and returns the model's digest."""
     with cluster(num_servers=num_servers, num_workers=len(data)) as servers:
-        clients = [servers.client() for _ in data]
+        clients = [servers.client(joins=False) for _ in data]
         together(*works(clients, data, settings, is_in_process=False))
         return clients[0].digest()
 
@@ -52,7 +52,13 @@ def works(
 ) -> list[Callable[[], object]]:
     return [
         functools.partial(
-            train_worker, store, batches, settings, worker=worker, is_in_process=is_in_process
+            train_worker,
+            store,
+            batches,
+            settings,
+            worker=worker,
+            num_workers=len(data),
+            is_in_process=is_in_process,
         )
         for worker, (store, batches) in enumerate(zip(stores, data, strict=True))
     ]

@@ -143,13 +143,16 @@ def trained_once() -> str:
     return store.digest()
 
 
-@pytest.mark.parametrize("examples", [0, -8])
-def test_part_of_a_step_without_examples_changes_nothing(examples: int) -> None:
+@pytest.mark.parametrize(
+    ("examples", "problem"),
+    [(0, "step 0 that says it has 0 examples"), (-8, "examples = -8, expected 0 to")],
+)
+def test_part_of_a_step_without_examples_changes_nothing(examples: int, problem: str) -> None:
     """The step divides by the examples of the push ids: its gradients would be left out."""
     store = new_store(num_workers=1)
     before = seen(store)
 
-    with pytest.raises(ProtocolError, match=f"step 0 that says it has {examples} examples"):
+    with pytest.raises(ProtocolError, match=problem):
         store.push_grad(push_of(), push_id(examples=examples), at=0)
 
     assert seen(store) == before

@@ -20,6 +20,7 @@ from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import wait_for_servers
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from tests.support.stores import INCARNATION
 
 T = TypeVar("T")
 
@@ -71,12 +72,18 @@ class Cluster:
         return self.endpoints[-1]
 
     def client(
-        self, *, chunk_bytes: int = CHUNK_BYTES, deadlines: Deadlines | None = None
+        self,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        deadlines: Deadlines | None = None,
+        joins: bool = True,
     ) -> ClusterClient:
-        """Returns a new client, which is closed with the cluster."""
+        """Returns a new client, which is closed with the cluster; it has joined as each of the workers."""
         transport = GrpcTransport(self.endpoints, deadlines or Deadlines(rpc_s=10, wait_s=20))
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
+        for worker in range(self.stores[0].num_workers if joins else 0):
+            client.join(worker, INCARNATION, terms={})
         return client
 
 

@@ -35,9 +35,10 @@ def serve(port: int) -> None:
 def work(port: int, url: str, first: int, log: str) -> None:
     from protos.store import SaveRequest
     from ps_worker.cluster.connect import connect
-    from tests.support.stores import declare, push_id, random_gradients
+    from tests.support.stores import INCARNATION, declare, push_id, random_gradients
 
     with connect([f"127.0.0.1:{port}"], connect_timeout_s=30) as store:
+        store.join(0, INCARNATION, terms={})  # the same after each kill: this worker may come back
         declare(store)
 
         def push() -> None:

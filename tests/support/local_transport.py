@@ -8,6 +8,7 @@ from protos.errors import CtrPsError
 from protos.wire.calls import Call, Codec
 from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
+from tests.support.stores import joined
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -66,7 +67,7 @@ class LocalTransport:
 
     def __post_init__(self) -> None:
         self.endpoints = [f"ps-{server}:1" for server in range(len(self.stores))]
-        self._handlers = [Handlers(store) for store in self.stores]
+        self._handlers = [Handlers(joined(store)) for store in self.stores]
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None

@@ -36,6 +36,8 @@ TOWER = DenseSpec(
 KEYS = np.random.default_rng(0).integers(0, 2**64, 200, dtype=np.uint64)
 OpenJob = Callable[..., list[Store]]
 
+INCARNATION = 1
+
 
 def declare(store: Store) -> None:
     store.create_table(DEEP)
@@ -46,6 +48,13 @@ def declare(store: Store) -> None:
 def in_process(**settings) -> ParameterStore:
     store = ParameterStore(**settings)
     declare(store)
+    return store
+
+
+def joined(store: ParameterStore) -> ParameterStore:
+    """Returns a store whose workers have joined, as servers require it."""
+    for worker in range(store.num_workers):
+        store.join(worker, INCARNATION, terms={})
     return store
 
 

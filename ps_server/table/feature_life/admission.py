@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protos.errors import SpecConflictError
+from protos.errors import SpecError
 from protos.keys import mix64
 from protos.runtime.jit import kernel
 from protos.spec import AdmissionSpec, TableSpec
@@ -127,17 +127,17 @@ def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
         num_shards: Shards of the table.
 
     Raises:
-        SpecConflictError: If the spec is invalid.
+        SpecError: If the spec is invalid.
     """
     what = f"table {table!r} has admission"
     if spec.policy not in POLICIES:
-        raise SpecConflictError(f"{what} by {spec.policy!r}, expected one of {', '.join(POLICIES)}")
+        raise SpecError(f"{what} by {spec.policy!r}, expected one of {', '.join(POLICIES)}")
     if spec.counter not in COUNTERS:
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} with counter {spec.counter!r}, expected one of {', '.join(COUNTERS)}"
         )
     if not abs(spec.default_value) <= _LARGEST:  # also refuses NaN
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} with default_value {spec.default_value!r}, expected a finite float32"
         )
     _check_threshold(what, spec)
@@ -146,7 +146,7 @@ def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
     if spec.counter == "bloom":
         _check_filter(what, spec, num_shards)
     elif spec.expected_keys:
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} with expected_keys {spec.expected_keys}, which an exact counter does not use: "
             f"leave it out, or count with 'bloom'"
         )
@@ -160,7 +160,7 @@ def _check_threshold(what: str, spec: AdmissionSpec) -> None:
         "score": (0.0, _LARGEST, "a score"),
     }[spec.policy]
     if not lowest <= spec.threshold <= highest:  # also refuses NaN
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} by {spec.policy} with threshold {spec.threshold!r}, expected {meaning} from "
             f"{lowest:g} to {highest:g}"
         )
@@ -168,13 +168,13 @@ def _check_threshold(what: str, spec: AdmissionSpec) -> None:
 
 def _check_score_table(what: str, table: str, spec: AdmissionSpec) -> None:
     if spec.policy != "score":
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} by {spec.policy} of table {spec.table!r}: only a score can be of another table"
         )
     if spec.table == table:
-        raise SpecConflictError(f"{what} by the score of itself: leave the name out")
+        raise SpecError(f"{what} by the score of itself: leave the name out")
     if spec.counter != "exact":
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} by the score of table {spec.table!r} with counter {spec.counter!r}: that table "
             f"counts, so leave the counter out"
         )
@@ -182,15 +182,15 @@ def _check_score_table(what: str, table: str, spec: AdmissionSpec) -> None:
 
 def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
     if spec.policy == "score":
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} by score with counter 'bloom', which counts no clicks: count with 'exact'"
         )
     if not 0 < spec.false_positive_rate < 1:
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} with false_positive_rate {spec.false_positive_rate!r}, expected above 0 and below 1"
         )
     if spec.expected_keys < 1:
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: give the number of keys "
             f"without a row that the filter is to count"
         )
@@ -198,7 +198,7 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
         filter_shape(-(-spec.expected_keys // num_shards), spec.false_positive_rate)[0]
         > MAX_COUNTERS
     ):
-        raise SpecConflictError(
+        raise SpecError(
             f"{what} with expected_keys {spec.expected_keys}, too many for {num_shards} shards: expect "
             f"fewer or use more shards"
         )
@@ -212,21 +212,21 @@ def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
         source: Spec of the table with the scores; None if it was not declared.
 
     Raises:
-        SpecConflictError: If a server would not have the scores of the keys that it admits.
+        SpecError: If a server would not have the scores of the keys that it admits.
     """
     if spec.admission is None or not spec.admission.table:
         return
     what = f"table {spec.name!r} has admission by the score of table {spec.admission.table!r}"
     if source is None:
-        raise SpecConflictError(f"{what}, which is not declared: declare that one first")
+        raise SpecError(f"{what}, which is not declared: declare that one first")
     if source.statistics is None:
-        raise SpecConflictError(f"{what}, which keeps no statistics: declare it with them")
+        raise SpecError(f"{what}, which keeps no statistics: declare it with them")
     if source.num_shards != spec.num_shards:
-        raise SpecConflictError(
+        raise SpecError(
             f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: both must have the same "
             f"number, so that a key's rows of both are on one server"
         )
     if source.admission is not None and source.admission.table:
-        raise SpecConflictError(
+        raise SpecError(
             f"{what}, which itself admits by the score of {source.admission.table!r}: name that one"
         )

@@ -8,7 +8,7 @@ the pushes to the shard, and not on the number of servers.
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import SpecConflictError
+from protos.errors import SpecError
 from protos.runtime.jit import kernel
 from protos.spec import StatisticsSpec, TableSpec
 from ps_server.optimizers.registry import initial_state
@@ -33,7 +33,7 @@ def max_rows_of_shard(spec: TableSpec) -> int:
     """Returns the most rows that a shard of a table may have.
 
     Raises:
-        SpecConflictError: If a limit leaves no room for a row in each shard.
+        SpecError: If a limit leaves no room for a row in each shard.
     """
     expiry = spec.expiry
     if expiry is None:
@@ -46,7 +46,7 @@ def max_rows_of_shard(spec: TableSpec) -> int:
         share = _bytes_of_shard(spec) - _candidate_bytes_of_shard(spec)
         limits.append(_rows_within(share, VALUE_BYTES * layout.stride))
     if not min(limits) or not max_candidates_of_shard(spec):
-        raise SpecConflictError(
+        raise SpecError(
             f"table {spec.name!r} has max_bytes {expiry.max_bytes}, which leaves no room for a row in each "
             f"of its {spec.num_shards} shards{_beside_candidates(spec)}"
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protos.errors import SpecConflictError
+from protos.errors import SpecError
 from protos.gradients import Values
 from protos.keys import mix64
 from protos.runtime.jit import kernel
@@ -33,18 +33,16 @@ def build_initializer(spec: InitializerSpec, seed: int, name: str) -> Initialize
     """Returns the initializer of the table or dense block `name`.
 
     Raises:
-        SpecConflictError: If the kind is unknown, or scale or seed are out of their range.
+        SpecError: If the kind is unknown, or scale or seed are out of their range.
     """
     if spec.kind not in KINDS:
-        raise SpecConflictError(
+        raise SpecError(
             f"{name!r} has initializer {spec.kind!r}, expected one of {', '.join(KINDS)}"
         )
     if not 0 <= spec.scale <= MAX_SCALE:  # also refuses NaN
-        raise SpecConflictError(
-            f"{name!r} has initial scale {spec.scale!r}, expected 0 to {MAX_SCALE:g}"
-        )
+        raise SpecError(f"{name!r} has initial scale {spec.scale!r}, expected 0 to {MAX_SCALE:g}")
     if not 0 <= seed < 2**64:
-        raise SpecConflictError(f"{name!r} has seed {seed}, expected 0 to 2^64 - 1")
+        raise SpecError(f"{name!r} has seed {seed}, expected 0 to 2^64 - 1")
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return Initializer(
         is_normal=spec.kind == "normal",

@@ -46,7 +46,8 @@ def test_absent_fields_are_none_and_zero_is_not() -> None:
 
 
 def test_only_calls_that_change_nothing_when_repeated_are_retried() -> None:
-    declarations, reads = {"CreateTable", "CreateDense"}, {"GetDigest", "GetStatus", "CheckFolder"}
+    declarations = {"Join", "CreateTable", "CreateDense"}
+    reads = {"GetDigest", "GetStatus", "CheckFolder"}
     pulls, numbered = {"PullSparse", "PullDense", "WaitVersion"}, {"Post", "Take"}
 
     retried = {call.name for call in CALLS.values() if call.retry}

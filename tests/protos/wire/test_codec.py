@@ -243,3 +243,8 @@ def test_dataclass_unlike_its_message_is_refused(record: type, problem: str) -> 
 def test_value_is_the_only_field_of_its_message() -> None:
     with pytest.raises(TypeError, match=r"BarrierResponse \['version'\]"):
         value_codec(int, "slowest", parameter_server_pb2.BarrierResponse.DESCRIPTOR)
+
+
+def test_value_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="CreateTableRequest has no spec"):
+        CREATE_TABLE.request.decode(parameter_server_pb2.CreateTableRequest())

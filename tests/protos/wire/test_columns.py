@@ -135,10 +135,22 @@ def test_counts_survive_the_wire(counts: list[list[int]] | None) -> None:
     assert found.counts is None or found.counts.tolist() == counts
 
 
+@pytest.mark.parametrize("missing", ["push_id", "chunk"])
+def test_push_without_a_part_is_refused(missing: str) -> None:
+    """A push without an id is not one of worker 0."""
+    parts = {"push_id": data_plane_pb2.PushId(), "chunk": data_plane_pb2.PushChunk()}
+    del parts[missing]
+
+    with pytest.raises(ProtocolError, match=f"PushGradRequest has no {missing}"):
+        PUSH_GRAD.request.decode(data_plane_pb2.PushGradRequest(**parts))
+
+
 @pytest.mark.parametrize("size", [1, 8, 15, 24])
 def test_counts_that_are_not_two_a_key_are_refused(size: int) -> None:
     column = data_plane_pb2.SparseGradColumn(keys=bytes(16), values=bytes(8), counts=bytes(size))
-    request = data_plane_pb2.PushGradRequest(chunk=data_plane_pb2.PushChunk(sparse=[column]))
+    request = data_plane_pb2.PushGradRequest(
+        push_id=data_plane_pb2.PushId(), chunk=data_plane_pb2.PushChunk(sparse=[column])
+    )
 
     with pytest.raises(ProtocolError, match=f"counts has {size} bytes, expected 8 for each of 2"):
         PUSH_GRAD.request.decode(request)

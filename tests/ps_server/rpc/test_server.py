@@ -17,6 +17,7 @@ from ps_server.rpc.health import SERVICE, is_serving
 from ps_server.rpc.server import ALL_LEFT, Server, serve
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
+from tests.support.stores import joined
 
 FREE = "127.0.0.1:0"
 
@@ -48,7 +49,7 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
         started = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
             serve(
-                ParameterStore(num_workers=2),
+                joined(ParameterStore(num_workers=2)),
                 settings(),
                 lambda _, port: started.set_result(port),
                 address=FREE,
@@ -70,6 +71,7 @@ def test_server_that_stays_is_ready_for_the_next_job():
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(2):
+                joined(store)
                 await leave(channel, 0)
                 assert store.status().left == frozenset()
         server.end("told to")
@@ -81,7 +83,11 @@ def test_server_that_stays_is_ready_for_the_next_job():
 
 def test_server_without_a_call_ends():
     with pytest.raises(IdleError, match=r"no worker called for 0\.05 s"):
-        run(serve(ParameterStore(), settings(idle_limit_s=0.05), lambda *_: None, address=FREE))
+        run(
+            serve(
+                joined(ParameterStore()), settings(idle_limit_s=0.05), lambda *_: None, address=FREE
+            )
+        )
 
 
 def test_calls_put_the_idle_limit_off():
@@ -90,7 +96,7 @@ def test_calls_put_the_idle_limit_off():
 
     async def body() -> None:
         server = Server(
-            ParameterStore(), settings(idle_limit_s=1e4), address=FREE, clock=lambda: now[0]
+            joined(ParameterStore()), settings(idle_limit_s=1e4), address=FREE, clock=lambda: now[0]
         )
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -112,7 +118,7 @@ def test_calls_put_the_idle_limit_off():
 
 def test_health_checks_are_no_sign_of_life():
     async def body() -> None:
-        server = Server(ParameterStore(), settings(idle_limit_s=0.2), address=FREE)
+        server = Server(joined(ParameterStore()), settings(idle_limit_s=0.2), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             waiting = asyncio.create_task(server.wait())
@@ -128,9 +134,9 @@ def test_health_checks_are_no_sign_of_life():
 
 def test_port_in_use_is_refused():
     async def body() -> None:
-        first = Server(ParameterStore(), settings(), address=FREE)
+        first = Server(joined(ParameterStore()), settings(), address=FREE)
         port = await first.start()
-        second = Server(ParameterStore(), settings(), address=f"127.0.0.1:{port}")
+        second = Server(joined(ParameterStore()), settings(), address=f"127.0.0.1:{port}")
         with pytest.raises(BindError, match=f"cannot bind 127.0.0.1:{port}: the port is in use"):
             await second.start()
         await first.stop()
@@ -140,10 +146,10 @@ def test_port_in_use_is_refused():
 
 def test_port_is_free_again_after_the_stop():
     async def body() -> None:
-        first = Server(ParameterStore(), settings(), address=FREE)
+        first = Server(joined(ParameterStore()), settings(), address=FREE)
         port = await first.start()
         await first.stop()
-        second = Server(ParameterStore(), settings(), address=f"127.0.0.1:{port}")
+        second = Server(joined(ParameterStore()), settings(), address=f"127.0.0.1:{port}")
         assert await second.start() == port
         await second.stop()
 
@@ -159,7 +165,7 @@ def asking_in_a_thread():
 
 def test_health_says_whether_it_serves():
     async def body() -> None:
-        server = Server(ParameterStore(), settings(), address=FREE)
+        server = Server(joined(ParameterStore()), settings(), address=FREE)
         endpoint = f"127.0.0.1:{await server.start()}"
         with asking_in_a_thread() as ask:
             assert await ask(endpoint)
@@ -177,7 +183,7 @@ def test_health_says_whether_it_serves():
 
 def test_call_in_flight_is_answered_when_a_server_stops():
     async def body() -> None:
-        store = ParameterStore(num_workers=2)
+        store = joined(ParameterStore(num_workers=2))
         server = Server(store, settings(grace_s=10.0), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -208,7 +214,7 @@ async def call_of(call: Any) -> Any:
 
 def test_health_is_not_serving_while_a_server_stops():
     async def body() -> None:
-        server = Server(ParameterStore(), settings(), address=FREE)
+        server = Server(joined(ParameterStore()), settings(), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(

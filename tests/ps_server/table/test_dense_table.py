@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from protos.errors import GradientError, SpecConflictError
+from protos.errors import GradientError, SpecError
 from protos.gradients import DenseGrad
 from protos.placement import ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
@@ -143,7 +143,7 @@ def test_gradient_over_no_examples_is_refused(examples: int) -> None:
     ],
 )
 def test_impossible_spec_is_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(SpecConflictError, match=re.escape(message)):
+    with pytest.raises(SpecError, match=re.escape(message)):
         DenseTable(spec_of(**changes))
 
 

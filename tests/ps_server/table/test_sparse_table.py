@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.errors import GradientError, ProtocolError, SpecConflictError, WrongServerError
+from protos.errors import GradientError, ProtocolError, SpecError, WrongServerError
 from protos.gradients import SparseGrad
 from protos.keys import Keys
 from protos.placement import ShardMap
@@ -284,7 +284,7 @@ def test_keys_of_another_type_are_refused() -> None:
     ],
 )
 def test_impossible_spec_is_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(SpecConflictError, match=re.escape(message)):
+    with pytest.raises(SpecError, match=re.escape(message)):
         SparseTable(spec_of(**changes))
 
 
@@ -364,7 +364,7 @@ def test_declaring_afresh_keeps_rows_and_takes_the_new_rate() -> None:
 def test_refused_declaration_changes_nothing() -> None:
     table = SparseTable(spec_of())
 
-    with pytest.raises(SpecConflictError):
+    with pytest.raises(SpecError):
         table.declare(spec_of(initializer=InitializerSpec(scale=-1.0)))
 
     assert table.spec == spec_of()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protos.errors import CheckpointError, DataError, JobError
+from protos.errors import AbortedError, CheckpointError, DataError, JobError
 from protos.store import InferenceSettings, SaveRequest
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
@@ -299,7 +299,7 @@ def test_workers_that_do_not_agree_to_go_on_are_refused(clicks: Path, tmp_path: 
 
     with ThreadPoolExecutor(2) as pool:
         for ending in [pool.submit(work) for work in works]:
-            with pytest.raises(JobError, match=r"checkpoint\.resume"):
+            with pytest.raises((JobError, AbortedError), match=r"checkpoint\.resume"):
                 ending.result()
 
 

@@ -10,6 +10,7 @@ from protos.errors import (
     GradientError,
     ProtocolError,
     SpecConflictError,
+    SpecError,
     TransportError,
     UnknownTableError,
 )
@@ -18,8 +19,8 @@ from protos.limits import MAX_MESSAGE_BYTES
 from protos.placement import FIRST_EPOCH, ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Message, Missing, Pulled, PushId, ReduceOp
-from protos.wire.calls import Advance
-from protos.wire.requests import PushGrad
+from protos.wire.requests import Advance, PushGrad
+from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport
@@ -364,7 +365,7 @@ def test_dense_block_whose_pieces_exceed_a_message_is_refused(num_servers, is_po
     if is_possible:
         client.create_dense(spec)
     else:
-        with pytest.raises(SpecConflictError, match="'huge' has 4194304 elements, so 1 servers"):
+        with pytest.raises(SpecError, match="'huge' has 4194304 elements, so 1 servers"):
             client.create_dense(spec)
 
 
@@ -375,3 +376,23 @@ def test_client_closes_its_transport():
         assert not transport.is_closed
 
     assert transport.is_closed
+
+
+def test_server_that_was_restarted_does_not_know_the_worker() -> None:
+    transport = transport_to(2)
+    client = client_of(transport)
+    restarted = ParameterStore(server_index=1, num_servers=2)
+    for spec in client._tables.values():
+        restarted.create_table(spec)
+    transport._handlers[1] = Handlers(restarted)
+
+    with pytest.raises(ProtocolError, match="worker 0 has not joined this job: was this server"):
+        client.push_grad(gradients(), PUSH_ID).result()
+
+
+def test_servers_of_different_pasts_do_not_serve_one_job() -> None:
+    transport = transport_to(2)
+    transport.stores[0].begin_job()
+
+    with pytest.raises(ProtocolError, match=r"jobs before this one \(ps-0:1 1, ps-1:1 0\)"):
+        ClusterClient(transport).join(0, 1, terms={})

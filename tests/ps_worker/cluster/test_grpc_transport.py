@@ -24,6 +24,7 @@ from ps_server.rpc.health import is_serving
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from tests.support.cluster import cluster
+from tests.support.stores import joined
 
 PUSH_ID = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
 KEYS = np.arange(10, dtype=np.uint64)
@@ -166,7 +167,7 @@ def test_server_raises_its_own_errors_in_the_worker():
     )
     grad = SparseGrad(KEYS, np.ones((10, 2), np.float32), 1)
     with cluster(num_servers=0) as servers:
-        endpoint = servers.start_server(ParameterStore(server_index=1, num_servers=2))
+        endpoint = servers.start_server(joined(ParameterStore(server_index=1, num_servers=2)))
         with transport_to(endpoint) as transport:
             with pytest.raises(UnknownTableError, match=rf"{endpoint}: no table 't'"):
                 transport.call(0, calls.PULL_SPARSE, pull_of(t=KEYS)).result()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError, JobError, ProtocolError, UsageError
+from protos.errors import AbortedError, CheckpointError, JobError, ProtocolError, UsageError
 from protos.store import Future, ReduceOp, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
@@ -139,6 +139,39 @@ def test_checkpoint_is_loaded_as_it_was_read(tmp_path) -> None:
         run_of(ParameterStore(), 0).load(url, token=token)
 
 
+def fail_in(run: Run, *events: Callable[[], None]) -> None:
+    with run:
+        for event in events:
+            event()
+        raise OSError("the disk is gone")
+
+
+def test_error_of_a_worker_releases_those_that_wait_for_it() -> None:
+    store = ParameterStore(num_workers=2, wait_limit_s=60.0)
+    failing, waiting = run_of(store, 1), run_of(store, 0)
+
+    def fail() -> None:
+        with pytest.raises(OSError, match="disk"):
+            fail_in(failing)
+
+    def wait() -> None:
+        with waiting, pytest.raises(AbortedError, match="worker 1 aborted the job: OSError: the d"):
+            waiting.barrier("end")
+
+    together(fail, wait)
+
+
+def test_error_after_leaving_is_of_no_concern_to_others() -> None:
+    store = ParameterStore(num_workers=2)
+    failing, other = run_of(store, 0), run_of(store, 1)
+    together(failing.start, other.start)
+
+    with other, pytest.raises(OSError, match="disk"):
+        fail_in(failing, failing.leave)
+
+    assert store.wait_version(0).result() == 0
+
+
 def test_model_is_loaded_before_training_only(tmp_path) -> None:
     url = str(tmp_path / "model")
     with run_of(ParameterStore(), 0) as worker:
@@ -222,12 +255,21 @@ def test_flush_brings_all_that_was_learnt_to_the_store() -> None:
 
 def test_workers_that_do_not_agree_do_not_start() -> None:
     store = ParameterStore(num_workers=2)
+    first = run_of(store, 0, job("async"))
 
-    def run(index: int) -> None:
-        with pytest.raises(JobError, match=f"worker {index} does not run the same job"):
-            run_of(store, index).start(agreement=f"epochs {index}")
+    with pytest.raises(
+        JobError, match=r'worker 1 has strategy\.mode = "geo", worker 0 "async": give'
+    ):
+        run_of(store, 1, job("geo"))
+    with first, pytest.raises(AbortedError, match=r"worker 1 has strategy\.mode"):
+        first.start()
 
-    together(lambda: run(0), lambda: run(1))
+
+def test_workers_agree_on_how_many_they_are() -> None:
+    store = ParameterStore(num_workers=2)
+
+    with pytest.raises(JobError, match="worker 2 has PADDLE_TRAINERS_NUM = 3, the server 2"):
+        Run(store, small_model(), JOB, worker=2, num_workers=3)
 
 
 @pytest.mark.parametrize("has_trained", [False, True])

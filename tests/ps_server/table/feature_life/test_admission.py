@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from protos.errors import SpecConflictError
+from protos.errors import SpecError
 from protos.gradients import SparseGrad
 from protos.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from protos.store import Missing
@@ -393,12 +393,12 @@ def test_score_of_a_key_is_that_of_its_row() -> None:
     ],
 )
 def test_impossible_admission_is_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(SpecConflictError, match=re.escape(message)):
+    with pytest.raises(SpecError, match=re.escape(message)):
         SparseTable(spec_of(**changes))
 
 
 def test_admission_without_statistics_is_refused() -> None:
-    with pytest.raises(SpecConflictError, match="has admission but keeps no statistics"):
+    with pytest.raises(SpecError, match="has admission but keeps no statistics"):
         SparseTable(replace(SPEC, statistics=None))
 
 

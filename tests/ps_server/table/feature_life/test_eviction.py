@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import SpecConflictError
+from protos.errors import SpecError
 from protos.gradients import SparseGrad
 from protos.keys import Keys
 from protos.placement import ShardMap, shard_of
@@ -174,7 +174,7 @@ def test_share_of_a_shard_is_rounded_up(expiry: ExpirySpec, rows: int) -> None:
 
 
 def test_limit_without_room_for_a_row_in_each_shard_is_refused() -> None:
-    with pytest.raises(SpecConflictError, match="'t' has max_bytes 2000, which leaves no room"):
+    with pytest.raises(SpecError, match="'t' has max_bytes 2000, which leaves no room"):
         SparseTable(replace(SPEC, num_shards=4, expiry=ExpirySpec(max_bytes=2000)))
 
 

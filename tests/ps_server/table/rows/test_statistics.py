@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import GradientError, SpecConflictError
+from protos.errors import GradientError, SpecError
 from protos.gradients import SparseGrad
 from protos.spec import (
     ExpirySpec,
@@ -152,5 +152,5 @@ def test_counts_for_a_table_that_keeps_none_are_refused() -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_specs_that_make_no_sense_are_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(SpecConflictError, match=f"table 't' .*{message}"):
+    with pytest.raises(SpecError, match=f"table 't' .*{message}"):
         SparseTable(replace(SPEC, **change))

@@ -1,0 +1,89 @@
+"""SIGTERM of a cluster's worker: it ends the job and itself, and never in the middle of a call.
+
+    SIGTERM --handler--> a flag --thread--> abort --> the worker's calls fail --> it unwinds --> exit code 143
+                                              `--> it does not end within the grace --> exit code 143
+
+An exception raised by a handler could leave a lock of gRPC's taken, and the process waiting for it.
+"""
+
+import logging
+import os
+import signal
+import threading
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from protos.errors import AbortedError, CtrPsError, TransportError
+from protos.store import Coordination
+
+logger = logging.getLogger(__name__)
+
+EXIT_CODE = 128 + signal.SIGTERM
+GRACE_S = 8.0
+"""Less than the 10 s that `ps-launch` and Docker give before SIGKILL; Kubernetes gives 30."""
+
+
+class Termination:
+    """Handles SIGTERM while its `with` block lasts. For the main thread.
+
+    Before `abort_through` a signal ends the process at once: there is nothing to tell anybody. A call that
+    fails after the signal is its consequence, and becomes SystemExit(143).
+    """
+
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        """Ends the process `grace_s` seconds after a signal if it has not ended by then."""
+        self._grace_s = grace_s
+        self._was_asked = False
+        self._wake: SimpleQueue[None] = SimpleQueue()  # a handler may put while another one does
+        self._is_over = threading.Event()
+        self._job: tuple[Coordination, int] | None = None
+        self._thread = threading.Thread(target=self._watch, name="termination", daemon=True)
+
+    def abort_through(self, store: Coordination, worker: int) -> None:
+        """From now on, a signal aborts the job of `worker`."""
+        self._job = store, worker
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._previous = signal.signal(signal.SIGTERM, lambda *_: self._ask())
+        return self
+
+    def _ask(self) -> None:
+        self._was_asked = True
+        self._wake.put(None)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._previous)
+        self._is_over.set()
+        self._wake.put(None)
+        self._thread.join()
+        if self._was_asked and isinstance(error, AbortedError | TransportError):
+            logger.info("ended by SIGTERM: %s", error)
+            raise SystemExit(EXIT_CODE) from error
+
+    def _watch(self) -> None:
+        self._wake.get()
+        if self._is_over.is_set():
+            return
+        if self._job is None:
+            os._exit(EXIT_CODE)
+        store, worker = self._job
+        logger.warning("SIGTERM: this worker ends, and with it the job")
+        # In a thread of its own: a server that does not answer must not use up the grace.
+        threading.Thread(target=_abort, args=(store, worker), daemon=True).start()
+        if not self._is_over.wait(self._grace_s):
+            logger.error("not ended within %g s after SIGTERM", self._grace_s)
+            os._exit(EXIT_CODE)
+
+
+def _abort(store: Coordination, worker: int) -> None:
+    try:
+        store.abort(worker, "it was told to stop (SIGTERM)")
+    except CtrPsError as failure:
+        logger.warning("other workers could not be told: %s", failure)

@@ -1,0 +1,79 @@
+"""SIGTERM of a worker: wherever it is, it ends, with 143."""
+
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import started
+
+LIMIT_S = 60.0
+PROGRAM = """
+import threading
+from ps_server.store import ParameterStore
+from ps_worker.run.termination import Termination
+
+store = ParameterStore(num_workers=2)
+with Termination(grace_s={grace_s}) as termination:
+    {body}
+"""
+
+
+def ended_by_sigterm(body: str, *, grace_s: float) -> tuple[int, str]:
+    """Runs a worker, sends SIGTERM when it prints a line; returns its exit code and what it said."""
+    program = PROGRAM.format(
+        grace_s=grace_s, body=textwrap.indent(textwrap.dedent(body), "    ").strip()
+    )
+    with started([sys.executable, "-c", program]) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+        worker.send_signal(signal.SIGTERM)
+        _, log = worker.communicate(timeout=LIMIT_S)
+    return worker.returncode, log
+
+
+def test_call_that_waits_fails_and_the_worker_unwinds(tmp_path: Path) -> None:
+    code, log = ended_by_sigterm(
+        f"""
+        termination.abort_through(store, 1)
+        waiting = store.barrier("end", 1, step=0)
+        print("ready", flush=True)
+        try:
+            waiting.result()
+        finally:
+            open({str(tmp_path / "unwound")!r}, "w").close()
+        """,
+        grace_s=LIMIT_S,
+    )
+
+    assert code == 143
+    assert "Traceback" not in log
+    assert (tmp_path / "unwound").exists()
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_worker_that_does_not_end_is_ended(has_begun: bool) -> None:
+    code, _ = ended_by_sigterm(
+        f"""
+        if {has_begun}:
+            termination.abort_through(store, 1)
+        print("ready", flush=True)
+        threading.Event().wait()
+        """,
+        grace_s=0.1 if has_begun else LIMIT_S,
+    )
+
+    assert code == 143
+
+
+def test_error_without_a_signal_stays_what_it_is() -> None:
+    from ps_worker.run.termination import Termination
+
+    before = signal.getsignal(signal.SIGTERM)
+
+    with pytest.raises(OSError, match="disk"), Termination():
+        raise OSError("the disk is gone")
+
+    assert signal.getsignal(signal.SIGTERM) is before
