@@ -215,9 +215,12 @@ def _list(name: str, values: Any, length: int) -> Iterable[Any]:
 
 def _float(name: str, number: Any) -> float:
     try:
-        return float(number)
+        value = float(number)
     except OverflowError as error:
         raise DataError(f"dense column {name!r} has a number too large for a float64") from error
+    if math.isinf(value):
+        raise DataError(f"dense column {name!r} is {value}; an unknown number is None or nan")
+    return value
 
 
 def _is_number(value: object) -> bool:
