@@ -23,6 +23,8 @@ class ServerSettings:
         checkpoint_roots: Folders or URLs to which saving and loading is limited; none: anywhere.
         grace_s: Seconds that calls in flight may take when the server ends, the answer to the last worker
             that leaves among them.
+        linger_s: Seconds that the server answers after its job has ended by an error, so that every worker
+            hears of it.
 
     Raises:
         UsageError: If a limit is not a number of seconds.
@@ -35,9 +37,10 @@ class ServerSettings:
     wait_limit_s: float = DEFAULT_WAIT_LIMIT_S
     checkpoint_roots: tuple[str, ...] = ()
     grace_s: float = 5.0
+    linger_s: float = 20.0
 
     def __post_init__(self) -> None:
-        for name in ("idle_limit_s", "wait_limit_s", "grace_s"):
+        for name in ("idle_limit_s", "wait_limit_s", "grace_s", "linger_s"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise UsageError(f"{name} is {seconds!r}, expected seconds from 0 on")

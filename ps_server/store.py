@@ -8,7 +8,7 @@ store applies it, outside the coordinator's lock. coordination/coordinator.py ha
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -104,15 +104,26 @@ class ParameterStore:
         self._step_executor: Executor | None = None
         self._inline_values = 0
         self.jobs_before = -1
+        self._on_failure: Callable[[str], None] = lambda _: None
         self.begin_job()
 
     def begin_job(self) -> None:
         """Keeps the parameters, and forgets the workers of the last job and what was seen of them."""
         self.jobs_before += 1
         self._coordinator = Coordinator(
-            self.num_workers, wait_limit_s=self._wait_limit_s, inbox_bytes=self._inbox_bytes
+            self.num_workers,
+            wait_limit_s=self._wait_limit_s,
+            inbox_bytes=self._inbox_bytes,
+            on_failure=self._tell_of_failure,
         )
         self._parameters.reset_subscribers()
+
+    def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
+        """Has `on_failure` called, from any thread, with the reason when a job ends before its time."""
+        self._on_failure = on_failure
+
+    def _tell_of_failure(self, reason: str) -> None:
+        self._on_failure(reason)
 
     def apply_steps_in(self, executor: Executor, *, inline_values: int) -> None:
         """Applies complete synchronous steps of more than `inline_values` gradient values in an executor.

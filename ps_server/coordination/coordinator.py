@@ -70,14 +70,23 @@ class _PendingCall:
 class Coordinator:
     """The workers of one job, as one store sees them. Thread-safe."""
 
-    def __init__(self, num_workers: int, *, wait_limit_s: float, inbox_bytes: int) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        wait_limit_s: float,
+        inbox_bytes: int,
+        on_failure: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Expects all workers at version 0.
 
         Args:
             num_workers: Workers of the job.
             wait_limit_s: How long a call waits for other workers, in seconds.
             inbox_bytes: Limit of the messages that wait for one worker.
+            on_failure: Called once, from any thread, with the reason for which the job ends before its time.
         """
+        self._on_failure = on_failure
         self._wait_limit_s = wait_limit_s
         self._lock = threading.Lock()
         self._members = Membership(num_workers)
@@ -263,12 +272,15 @@ class Coordinator:
 
     def _fail(self, failure: str) -> None:
         with self._lock:
+            is_first = not self._failure
             self._failure = self._failure or failure
             futures = [call.future for call in self._pending] + [*self._barrier_futures.values()]
             self._pending.clear()
             self._barrier_futures.clear()
         for future in futures:
             future.answer_with(self._require_no_failure)
+        if is_first:
+            self._on_failure(failure)
 
     @property
     def has_failed(self) -> bool:

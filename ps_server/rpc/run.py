@@ -54,6 +54,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         BindError: If the address cannot be bound.
         CheckpointError: If the one to load does not exist, or is damaged.
         IdleError: If no call came for longer than the idle limit.
+        AbortedError: If the job has ended by an error, and the server does not stay.
     """
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -1,6 +1,6 @@
 """The life of a server: bind, serve, and end when all workers have left.
 
-start --bound--> wait --all workers left | idle | told to end--> stop
+start --bound--> wait --all workers left | idle | job failed | told to end--> stop
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from protos.errors import BindError, IdleError
+from protos.errors import AbortedError, BindError, IdleError
 from protos.wire.channel import SERVER_OPTIONS
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.handlers import Handlers
@@ -52,6 +52,8 @@ class Server:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._service = Service(Handlers(store, self._on_all_left), self._activity)
+        self._loop = asyncio.get_running_loop()
+        store.call_on_failure(self._hear_of_failure)
         self._service.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -79,6 +81,7 @@ class Server:
 
         Raises:
             IdleError: If no call came for longer than the idle limit.
+            AbortedError: If the job has ended by an error, and the server does not stay.
         """
         limit_s = self._settings.ends_idle_after_s
         if limit_s is None:
@@ -97,6 +100,7 @@ class Server:
     async def stop(self) -> None:
         """Refuses new calls, lets those in flight end within the grace, and frees the port."""
         await self._health.enter_graceful_shutdown()
+        self._store.call_on_failure(lambda _: None)
         await self._server.stop(self._settings.grace_s)
         self._service.close()
 
@@ -106,6 +110,21 @@ class Server:
             return
         logger.info("%s, staying for the next job", ALL_LEFT)
         self._store.begin_job()
+
+    def _hear_of_failure(self, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self._end_after_failure, reason)
+
+    def _end_after_failure(self, reason: str) -> None:
+        """Ends the server of a job that cannot go on, when all workers have had the time to hear why."""
+        if self._settings.stay:
+            logger.error("the job has ended: %s; restart this server before the next", reason)
+            return
+
+        def end() -> None:
+            if not self._ended.done():
+                self._ended.set_exception(AbortedError(reason))
+
+        self._loop.call_later(self._settings.linger_s, end)
 
     async def _end_when_idle(self, limit_s: float) -> None:
         while (left_s := limit_s - self._activity.idle_s) > 0:
@@ -134,6 +153,7 @@ async def serve(
     Raises:
         BindError: If the address cannot be bound.
         IdleError: If no call came for longer than the idle limit.
+        AbortedError: If the job has ended by an error, and the server does not stay.
     """
     server = Server(store, settings, address=address)
     port = await server.start()

@@ -26,7 +26,7 @@ def test_server_ends_idle_unless_it_stays_or_the_limit_is_0(
     assert ServerSettings(**given).ends_idle_after_s == limit_s
 
 
-@pytest.mark.parametrize("name", ["idle_limit_s", "wait_limit_s", "grace_s"])
+@pytest.mark.parametrize("name", ["idle_limit_s", "wait_limit_s", "grace_s", "linger_s"])
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
 def test_limit_that_is_no_number_of_seconds_is_refused(name: str, seconds: float) -> None:
     with pytest.raises(UsageError, match=f"{name} is {seconds!r}, expected seconds from 0 on"):

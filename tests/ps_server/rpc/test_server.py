@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import BindError, IdleError
+from protos.errors import AbortedError, BindError, IdleError
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from ps_server.rpc.health import SERVICE, is_serving
@@ -79,6 +79,30 @@ def test_server_that_stays_is_ready_for_the_next_job():
         await server.stop()
 
     run(body())
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: bool, caplog):
+    async def body() -> None:
+        store = joined(ParameterStore(num_workers=2))
+        server = Server(store, settings(stay=stays, linger_s=0.1), address=FREE)
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await ask(channel, calls.ABORT, requests.Abort(worker=1, reason="the disk is gone"))
+            with pytest.raises(grpc.aio.AioRpcError, match=r"worker 1 aborted .*the disk is gone"):
+                await ask(channel, calls.BARRIER, requests.Barrier(name="b", worker=0, step=0))
+            with pytest.raises(grpc.aio.AioRpcError, match=r"Restart the servers"):
+                await ask(channel, calls.JOIN, requests.Join(worker=0, incarnation=9, terms={}))
+        if stays:
+            server.end("told to")
+            assert await server.wait() == "told to"
+        else:
+            with pytest.raises(AbortedError, match="the disk is gone"):
+                await server.wait()
+        await server.stop()
+
+    run(body())
+    assert ("restart this server before the next" in caplog.text) == stays
 
 
 def test_server_without_a_call_ends():
