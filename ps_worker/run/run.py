@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Self
 
@@ -350,7 +350,7 @@ def terms_of(job: Job, num_workers: int) -> dict[str, str]:
     names = ("model", "strategy", "optimizer", "life")
     return {
         "PADDLE_TRAINERS_NUM": str(num_workers),
-        "version of ctr-ps": version("ctr-ps"),
+        "version of ctr-ps": _version(),
         "train.seed": str(job.train.seed),
         **{
             f"{name}.{key}": json.dumps(value)
@@ -358,6 +358,13 @@ def terms_of(job: Job, num_workers: int) -> dict[str, str]:
             for key, value in getattr(job, name).model_dump(mode="json").items()
         },
     }
+
+
+def _version() -> str:
+    try:
+        return version("ctr-ps")
+    except PackageNotFoundError:  # run from a folder of sources
+        return "not installed"
 
 
 def log_shrunk(tables: Mapping[str, Shrunk]) -> None:
