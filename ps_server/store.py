@@ -226,8 +226,12 @@ class ParameterStore:
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`."""
+        self._coordinator.require_push(push_id)
+        return self._push(gradients, push_id, at)
+
+    def _push(self, gradients: Gradients, push_id: PushId, at: Version | None) -> Future[Version]:
+        """Pushes with a push id that was checked."""
         coordinator = self._coordinator
-        coordinator.require_push(push_id)
         self._parameters.check(gradients)
         if at is None:
             return Answered(self._push_on_arrival(gradients, push_id))
@@ -247,7 +251,7 @@ class ParameterStore:
         chunks = coordinator.assemble(chunk, push_id)
         if chunks is None:
             return Answered(coordinator.version)
-        return self.push_grad(join_push(chunks), push_id, at=at)
+        return self._push(join_push(chunks), push_id, at)
 
     def _push_on_arrival(self, gradients: Gradients, push_id: PushId) -> Version:
         coordinator = self._coordinator

@@ -3,6 +3,8 @@
 What comes off the wire is read-only: it is a view of the message.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,8 @@ from protos.gradients import NUM_COUNTS, Counts, Values
 from protos.keys import Keys
 from protos.store import Numbers
 
+_KEY, _VALUE, _NUMBER = np.dtype("<u8"), np.dtype("<f4"), np.dtype("<f8")
+
 
 def encode_keys(keys: Keys) -> bytes:
     """Returns uint64[N] as 8 * N bytes."""
@@ -18,14 +22,8 @@ def encode_keys(keys: Keys) -> bytes:
 
 
 def decode_keys(data: bytes) -> Keys:
-    """Returns a read-only uint64[N].
-
-    Raises:
-        ProtocolError: If the length is not a multiple of 8.
-    """
-    if len(data) % 8:
-        raise ProtocolError(f"a column of keys has {len(data)} bytes, not a multiple of 8")
-    return np.frombuffer(data, "<u8")
+    """Returns a read-only uint64[N]; ProtocolError unless the bytes are a multiple of 8."""
+    return _decode(data, _KEY, "keys")
 
 
 def encode_values(values: NDArray[np.float32]) -> bytes:
@@ -34,14 +32,8 @@ def encode_values(values: NDArray[np.float32]) -> bytes:
 
 
 def decode_values(data: bytes) -> Values:
-    """Returns a read-only float32[n].
-
-    Raises:
-        ProtocolError: If the length is not a multiple of 4.
-    """
-    if len(data) % 4:
-        raise ProtocolError(f"a column of float32 has {len(data)} bytes, not a multiple of 4")
-    return np.frombuffer(data, "<f4")
+    """Returns a read-only float32[n]; ProtocolError unless the bytes are a multiple of 4."""
+    return _decode(data, _VALUE, "float32")
 
 
 def decode_rows(data: bytes, num_rows: int) -> Values:
@@ -85,11 +77,18 @@ def encode_numbers(values: Numbers) -> bytes:
 
 
 def decode_numbers(data: bytes) -> Numbers:
-    """Returns a read-only float64[N].
+    """Returns a read-only float64[N]; ProtocolError unless the bytes are a multiple of 8."""
+    return _decode(data, _NUMBER, "float64")
+
+
+def _decode(data: bytes, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+    """Returns a column as a read-only array [n].
 
     Raises:
-        ProtocolError: If the length is not a multiple of 8.
+        ProtocolError: If the length is not a multiple of a number's bytes.
     """
-    if len(data) % 8:
-        raise ProtocolError(f"a column of float64 has {len(data)} bytes, not a multiple of 8")
-    return np.frombuffer(data, "<f8")
+    if len(data) % dtype.itemsize:
+        raise ProtocolError(
+            f"a column of {what} has {len(data)} bytes, not a multiple of {dtype.itemsize}"
+        )
+    return np.frombuffer(data, dtype)

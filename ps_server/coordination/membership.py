@@ -70,8 +70,8 @@ class Membership:
 
     def require_joined(self, worker: int) -> None:
         """Raises ProtocolError unless a process has taken the place of this worker."""
-        self.require(worker)
         if worker not in self._incarnations:
+            self.require(worker)
             raise ProtocolError(
                 f"worker {worker} has not joined this job: was this server restarted in the middle of it? "
                 f"Then start the job again from its checkpoint"

@@ -23,13 +23,13 @@ MAX_POSITION = 4096
 
 _MOST = {
     "incarnation": 2**64 - 1,
-    "sequence": 2**53,
-    "step": 2**53,
+    "sequence": MAX_VERSION,
+    "step": MAX_VERSION,
     "examples": 2**32,
     "batches": 2**24,
-    "pulled": 2**53,
+    "pulled": MAX_VERSION,
 }
-"""Far above what any worker sends; so many sums of them fit the wire that no job reaches its end."""
+"""Far above what any worker sends; after 2**32 such pushes a sum of examples would leave a uint64."""
 
 
 def require_plausible(worker: int, numbers: PushId | WorkerProgress) -> None:
@@ -37,11 +37,11 @@ def require_plausible(worker: int, numbers: PushId | WorkerProgress) -> None:
     for name, most in _MOST.items():
         if not 0 <= (value := getattr(numbers, name, 0)) <= most:
             raise ProtocolError(
-                f"a push of worker {worker} has {name} = {value}, expected 0 to {most}"
+                f"worker {worker} is said to have {name} = {value}, expected 0 to {most}"
             )
     if len(numbers.position) > MAX_POSITION:
         raise ProtocolError(
-            f"a push of worker {worker} has a position of {len(numbers.position)} characters, expected up "
+            f"worker {worker} is said to have a position of {len(numbers.position)} characters, expected up "
             f"to {MAX_POSITION}"
         )
 

@@ -299,9 +299,8 @@ class Run:
             AbortedError: If another worker has ended the job.
         """
         self.flush()
-        self.store.wait_version(
-            0
-        ).result()  # there since the start: an error if the job has ended by one
+        # Version 0 is there since the start: this does not wait, and raises if the job has ended by an error.
+        self.store.wait_version(0).result()
         self.close()
         self.store.leave(self.worker, step=self._version)
         self._has_left = True

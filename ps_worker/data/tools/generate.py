@@ -82,9 +82,7 @@ def generate(
     try:
         _refuse_files_of_others(folder, is_own=report_path.exists())
         folder.mkdir(parents=True, exist_ok=True)
-        report_path.write_bytes(
-            b""
-        )  # the folder is ours from now on, and the report not yet written
+        report_path.write_bytes(b"")  # says that the folder is ours, until the report is written
         _write_files(folder / "train", model, [seed, 1], rows, files)
         clicks, probabilities = _write_files(
             folder / "test", model, [seed, 2], test_rows, test_files
