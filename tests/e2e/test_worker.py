@@ -1,16 +1,19 @@
 """`ps-worker` alone: training on from a checkpoint, inference, and what it says about bad input."""
 
 import shutil
+import signal
 import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.commands import ROOT, result_of, run
+from tests.support.commands import COMMANDS, ROOT, clean_environment, result_of, run
+from tests.support.processes import started
 
 pytestmark = pytest.mark.timeout(200)
 
+LIMIT_S = 60.0
 JOB = ROOT / "examples/ctr_dnn.toml"
 SMALL = ["--set=model.hidden=[16]", "--set=train.batch_size=32"]
 
@@ -252,3 +255,17 @@ def test_unreachable_servers_are_listed_after_the_limit(data: Path) -> None:
 
     assert done.returncode == 4
     assert all(port in done.stderr.splitlines()[-1] for port in ports)
+
+
+def test_training_alone_ends_by_sigterm_with_143(data: Path) -> None:
+    endless = ["--set=train.epochs=1000000", "--set=train.log_every_s=0.1"]
+    command = [COMMANDS / "ps-worker", "train", *job(data), *endless]
+
+    with started(command, clean_environment()) as worker:
+        assert worker.stderr is not None
+        while " step=" not in (line := worker.stderr.readline()):
+            assert line, "the worker ended while it should have trained"
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=LIMIT_S)
+
+    assert worker.returncode == 143

@@ -325,6 +325,37 @@ def test_rows_that_nobody_pushes_age_from_base_to_delta(tmp_path: Path) -> None:
     assert sum(batch.rows for batch in entry.batches) == 2
 
 
+def test_a_failed_save_gives_its_passes_and_removals_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass before the failed save and one after it; the first removes a key with a single show."""
+    store = ParameterStore(clock=lambda: NOW)
+    store.create_table(COUNTING)
+    keys = np.arange(9, dtype=np.uint64)
+    counts = np.array([[64, 32]] * 8 + [[1, 0]], np.uint32)
+    grad = SparseGrad(keys, np.ones((9, 2), np.float32), 1, counts)
+    store.push_grad(Gradients({"counting": grad}), push_id()).result()
+    store.save(SaveRequest(url=str(tmp_path / "0")))
+    base = str(tmp_path / "0")
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError
+
+    store.shrink()
+    with monkeypatch.context() as patch:
+        patch.setattr("ps_server.store.write_share", fail)
+        with pytest.raises(KeyError):
+            store.save(SaveRequest(url=str(tmp_path / "1"), base=base))
+    store.shrink()
+    store.save(SaveRequest(url=str(tmp_path / "2"), base=base))
+
+    store.save(SaveRequest(url=str(tmp_path / "full")))
+    delta, full = Checkpoint.open(tmp_path / "2"), Checkpoint.open(tmp_path / "full")
+    assert rows_of(delta, "counting") == rows_of(full, "counting")
+    assert rows_of(delta, "counting").keys() == set(range(8))
+    assert rows_of(delta, "counting")[7][1] == [16.0, 8.0, 2.0]
+
+
 @dataclass
 class Saved:
     name: str

@@ -20,7 +20,7 @@ from protos.spec import (
     OptimizerSpec,
     TableSpec,
 )
-from protos.store import SaveRequest
+from protos.store import InferenceSettings, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
@@ -228,3 +228,16 @@ def test_status_tells_what_the_last_save_cost(tmp_path: Path) -> None:
     assert save is not None
     assert save.is_over
     assert 0 <= save.pause_s <= save.duration_s
+
+
+@pytest.mark.parametrize("inference", [None, InferenceSettings()], ids=["training", "inference"])
+def test_every_kind_of_save_stays_in_the_roots(
+    inference: InferenceSettings | None, tmp_path: Path
+) -> None:
+    store = in_process(checkpoint_roots=[str(tmp_path / "root")])
+    store.save(SaveRequest(url=str(tmp_path / "root/model"), inference=inference))
+
+    with pytest.raises(CheckpointError, match=r"outside of .*/root: .* \(--checkpoint-root\)"):
+        store.save(SaveRequest(url=str(tmp_path / "elsewhere"), inference=inference))
+
+    assert not (tmp_path / "elsewhere").exists()

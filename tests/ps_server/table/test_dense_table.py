@@ -1,6 +1,10 @@
 """A server's piece of a dense block."""
 
 import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from tests.support.optimizers import plain_optimizer
 ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]
 ZEROS = InitializerSpec()
 UNIFORM = InitializerSpec(kind="uniform", scale=1.0)
+LIMIT_S = 10.0
 
 
 def spec_of(**changes: object) -> DenseSpec:
@@ -161,3 +166,49 @@ def test_declaring_afresh_keeps_weights_and_takes_the_new_rate() -> None:
     block.push(gradient)
 
     assert pulled(block) == [-1.25]
+
+
+class AnnouncedLock:
+    """A lock that puts "asks" into a queue before it waits."""
+
+    def __init__(self, events: SimpleQueue[str]) -> None:
+        self._lock = threading.Lock()
+        self._events = events
+
+    def __enter__(self) -> None:
+        self._events.put("asks")
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+CALLS: dict[str, Callable[[DenseTable], object]] = {
+    "push": lambda block: block.push(DenseGrad(np.ones(7, np.float32), 1)),
+    "add": lambda block: block.add(np.ones(7, np.float32)),
+    "pull": lambda block: block.pull(np.empty(7, np.float32)),
+    "export": lambda block: block.export(),
+    "restore": lambda block: block.restore(DenseTable(spec_of()).export()),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_wait_while_weights_are_lent(call: str) -> None:
+    """What comes next from the calling thread is that it asks for the lock, never that it is done."""
+    events: SimpleQueue[str] = SimpleQueue()
+    block = DenseTable(spec_of())
+    block._lock = AnnouncedLock(events)
+
+    def work() -> None:
+        CALLS[call](block)
+        events.put("is done")
+
+    with ThreadPoolExecutor(1) as thread:
+        with block.lend() as weights:
+            assert events.get(timeout=LIMIT_S) == "asks"  # for lending
+            before = weights.copy()
+            thread.submit(work)
+
+            assert events.get(timeout=LIMIT_S) == "asks"
+            assert weights.tolist() == before.tolist()
+        assert events.get(timeout=LIMIT_S) == "is done"

@@ -87,6 +87,27 @@ def test_gradient_is_due_after_the_longest_delay() -> None:
     assert pending.take(now=2.5) is not None
 
 
+@pytest.mark.parametrize("kept", ["sparse", "dense"])
+def test_longer_merged_gradient_is_due_since_its_first_batch(kept: str) -> None:
+    """The other kind leaves with every second batch, so what it waits for then began later."""
+    pending = merger(
+        sparse=100 if kept == "sparse" else 2, dense=100 if kept == "dense" else 2, max_delay_s=1.0
+    )
+    for now in (0.0, 0.2, 0.4):
+        pending.add(gradients(1, 1.0), 10, now=now, pulled=0)
+        pending.take(now=now)
+
+    assert pending.due() == 1.0
+    push = pending.take(now=1.0)
+    assert push is not None
+    assert (bool(push.sparse), bool(push.dense)) == (kept == "sparse", kept == "dense")
+    assert pending.due() == 1.4
+    push = pending.take(now=1.4)
+    assert push is not None
+    assert (bool(push.sparse), bool(push.dense)) == (kept != "sparse", kept != "dense")
+    assert pending.due() is None
+
+
 def test_dense_array_may_be_reused_after_it_was_added() -> None:
     pending = merger(sparse=2, dense=2)
     batch = gradients(1, 1.0)

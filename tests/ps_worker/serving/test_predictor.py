@@ -123,6 +123,28 @@ def test_samples_are_hashed_and_scaled_as_rows_of_files(checkpoints: Path, data:
         predictor.predict_samples([samples[0], (None, [], [])])
 
 
+def test_batches_may_be_of_any_size_one_after_another(checkpoints: Path, data: Path) -> None:
+    batches, _ = trainer_says(job_of(data, checkpoints), checkpoints / "epoch-2")
+    predictor = Predictor.load(checkpoints / "epoch-2")
+    whole = batches[0]
+
+    def first(size: int) -> Batch:
+        stop = int(whole.offsets[size * whole.num_slots])
+        return Batch(
+            labels=None,
+            dense=whole.dense[:size],
+            keys=whole.keys[:stop],
+            offsets=whole.offsets[: size * whole.num_slots + 1],
+            num_slots=whole.num_slots,
+        )
+
+    found = {size: predictor.predict(first(size)) for size in (3, 1, 16, 2)}
+
+    for size, predictions in found.items():
+        expected = Predictor.load(checkpoints / "epoch-2").predict(first(size))
+        np.testing.assert_array_equal(predictions, expected)
+
+
 def test_switches_and_goes_back(checkpoints: Path, data: Path) -> None:
     job = job_of(data, checkpoints)
     batches, first = trainer_says(job, checkpoints / "epoch-1")
