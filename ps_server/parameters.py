@@ -26,16 +26,16 @@ from protos.store import Shrunk, TableStatus, Version, WorkerProgress
 from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
-from ps_server.spec_compat import (
+from ps_server.table.dense_table import DenseTable
+from ps_server.table.feature_life.admission import check_score_source
+from ps_server.table.rows.statistics import Clock
+from ps_server.table.sparse_table import SparseTable
+from ps_server.table.spec_compat import (
     log_changes,
     require_claimable,
     require_equal_spec,
     require_loadable,
 )
-from ps_server.table.dense_table import DenseTable
-from ps_server.table.feature_life.admission import check_score_source
-from ps_server.table.rows.statistics import Clock
-from ps_server.table.sparse_table import SparseTable
 
 
 class Parameters:
