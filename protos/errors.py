@@ -14,6 +14,7 @@
     ├── WaitTimeoutError           a barrier or a step that others did not reach in time
     ├── IdleError                  no sign of life
     ├── AbortedError               the job was ended by an error elsewhere
+    ├── LogError                   the update log cannot be written, or is damaged
     ├── ProtocolError              a request that breaks the contract
     │   ├── WrongServerError
     │   └── UnknownTableError
@@ -123,3 +124,9 @@ class AbortedError(CtrPsError):
     """The job has ended: another worker ended in error, or a step could not be applied; says why."""
 
     exit_code = 12
+
+
+class LogError(CtrPsError):
+    """An update log cannot be written or read, or is in use; the message names the file or folder."""
+
+    exit_code = 13

@@ -1,5 +1,6 @@
 """The settings of a server: `ps-server`'s options, and the arguments of `fleet.run_server`."""
 
+import enum
 import math
 from dataclasses import dataclass
 
@@ -7,6 +8,16 @@ from protos.errors import UsageError
 
 DEFAULT_IDLE_LIMIT_S = 600.0
 DEFAULT_WAIT_LIMIT_S = 600.0
+
+
+class LogSync(enum.Enum):
+    """What an acknowledged call survives."""
+
+    OS = "os"
+    """The end of the process: it was handed to the operating system."""
+
+    FSYNC = "fsync"
+    """The end of the machine: it is on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
