@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from protos.chunking import PushChunk
+from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.keys import Keys
 from protos.wire.arrays import (
@@ -29,7 +30,12 @@ def _encode_keys_of(keys: Mapping[str, Keys]) -> list[Message]:
 
 
 def _decode_keys_of(columns: Any) -> dict[str, Keys]:
-    return {column.table: decode_keys(column.keys) for column in columns}
+    keys = {column.table: decode_keys(column.keys) for column in columns}
+    if len(keys) < len(columns):
+        raise ProtocolError(
+            f"a pull has {len(columns)} columns of keys of the tables {sorted(keys)}"
+        )
+    return keys
 
 
 def _encode_rows(rows: Mapping[str, Values]) -> list[Message]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protos.errors import GradientError, ProtocolError, SpecError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
-from protos.keys import Keys
+from protos.keys import Keys, require_unique
 from protos.placement import ONE_SERVER, ShardMap, shard_of
 from protos.runtime.jit import read_only
 from protos.spec import StatisticsSpec, TableSpec
@@ -176,6 +176,7 @@ class SparseTable:
             )
         require_counts(self.spec.name, grad, keeps_statistics=self.spec.statistics is not None)
         self._count_by_shard(grad.keys)
+        require_unique(f"push to table {self.spec.name!r}", grad.keys, GradientError)
 
     def pull(self, keys: Keys, missing: Missing) -> Values:
         """Returns the embeddings of `keys` uint64[N], float32[N, D]; creates no rows.

@@ -29,7 +29,7 @@ from protos.errors import (
 )
 from protos.futures import Combined, Future, results, results_of_all_ended
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
-from protos.keys import Keys
+from protos.keys import Keys, require_unique
 from protos.limits import CHUNK_BYTES, HEADERS_BYTES, MAX_MESSAGE_BYTES
 from protos.placement import ShardMap
 from protos.runtime.jit import kernel
@@ -341,6 +341,8 @@ class ClusterClient:
             _require_examples(f"table {table!r}", grad.examples if grad.keys.size else 1)
             keeps_statistics = self._table(table).statistics is not None
             require_counts(table, grad, keeps_statistics=keeps_statistics)
+            if len(self._servers) > 1:  # one server refuses the whole push by itself
+                require_unique(f"push to table {table!r}", grad.keys, GradientError)
         for block, dense in gradients.dense.items():
             _require_length(self._block(block), dense.values, GradientError, "push to")
             _require_examples(f"dense block {block!r}", dense.examples)

@@ -178,6 +178,7 @@ def bad_gradients() -> dict[str, Gradients]:
         "row-missing": push(SparseGrad(deep.keys, deep.values[:-1], 8)),
         "block-too-short": push(dense=DenseGrad(tower.values[:-1], 8)),
         "rows-of-no-examples": push(SparseGrad(deep.keys, deep.values, 0)),
+        "row-twice": push(SparseGrad(np.append(deep.keys[:-1], deep.keys[0]), deep.values, 8)),
         "block-of-no-examples": push(dense=DenseGrad(tower.values, 0)),
     }
 

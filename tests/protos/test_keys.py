@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from protos.keys import unique_keys
+from protos.errors import GradientError, ProtocolError
+from protos.keys import repeated_key, require_unique, unique_keys
 from tests.reference.partition import unmix64
 
 EDGES = [0, 1, 2**63, 2**64 - 1]
@@ -47,3 +47,27 @@ def test_keys_may_be_read_only() -> None:
 def test_signed_keys_are_refused() -> None:
     with pytest.raises(ProtocolError, match="int64"):
         unique_keys(np.array([1, 2], np.int64))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 17, 5_000])
+def test_unique_keys_have_no_repeated_one(size: int) -> None:
+    keys = np.random.default_rng(size).permutation(
+        np.arange(size, dtype=np.uint64) << np.uint64(40)
+    )
+
+    assert repeated_key(keys) is None
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("places", [(0, 1), (0, 999), (500, 998)])
+def test_a_repeated_key_is_found_wherever_it_is(key: int, places: tuple[int, int]) -> None:
+    keys = np.random.default_rng(1).integers(2, 2**63, 1_000, dtype=np.uint64)
+    keys[list(places)] = key
+
+    assert repeated_key(keys) == key
+    assert repeated_key(keys[::-1]) == key
+
+
+def test_require_unique_names_the_place_and_the_key() -> None:
+    with pytest.raises(GradientError, match="push to table 't' has key 7 more than once"):
+        require_unique("push to table 't'", np.array([7, 8, 7], np.uint64), GradientError)

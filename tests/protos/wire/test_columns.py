@@ -53,6 +53,17 @@ def test_pull_request_that_does_not_say_what_is_missing_is_refused() -> None:
         PULL_SPARSE.request.decode(data_plane_pb2.PullSparseRequest())
 
 
+def test_pull_request_with_two_columns_of_a_table_is_refused() -> None:
+    columns = [data_plane_pb2.KeyColumn(table="wide", keys=bytes(8)) for _ in range(2)]
+
+    with pytest.raises(ProtocolError, match=r"2 columns of keys of the tables \['wide'\]"):
+        PULL_SPARSE.request.decode(
+            data_plane_pb2.PullSparseRequest(
+                keys=columns, missing=data_plane_pb2.MISSING_ZEROS, shard_map_epoch=1
+            )
+        )
+
+
 def test_pulled_rows_have_the_shape_that_was_asked_for() -> None:
     rows = {"wide": np.ones((3, 1), np.float32), "deep": np.ones((2, 8), np.float32)}
 

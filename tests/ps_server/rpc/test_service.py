@@ -14,6 +14,7 @@ from protos.chunking import PushChunk
 from protos.errors import GradientError, WaitTimeoutError
 from protos.futures import Answered
 from protos.gradients import SparseGrad
+from protos.keys import Keys
 from protos.placement import FIRST_EPOCH
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Message, Missing, PushId
@@ -71,8 +72,10 @@ class Service:
         message = call.request.encode(argument)
         return call.answer.decode(await self.service.method(call)(message, context or Context()))
 
-    def push(self, worker: int = 0, at: int | None = None, **part: int) -> Coroutine[Any, Any, Any]:
-        grad = SparseGrad(KEYS, np.ones((4, 2), np.float32), 1)
+    def push(
+        self, worker: int = 0, at: int | None = None, keys: Keys = KEYS, **part: int
+    ) -> Coroutine[Any, Any, Any]:
+        grad = SparseGrad(keys, np.ones((keys.size, 2), np.float32), 1)
         push_id = PushId(
             worker=worker, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0
         )
@@ -231,12 +234,12 @@ def test_push_in_chunks_counts_when_all_have_come():
     service = Service()
 
     async def body() -> None:
-        await service.push(chunk=1, num_chunks=2)
+        await service.push(keys=KEYS[:3], chunk=1, num_chunks=2)
         assert not service.rows().any()
-        await service.push(chunk=0, num_chunks=2)
+        await service.push(keys=KEYS[3:], chunk=0, num_chunks=2)
 
     run(body)
-    np.testing.assert_array_equal(service.rows(), -2.0)
+    np.testing.assert_array_equal(service.rows(), -1.0)
     assert service.store.status().examples == {0: 1}
 
 

@@ -66,7 +66,11 @@ class TableMachine(RuleBasedStateMachine):
         self.unsaved: set[int] = set()
         self.moved_in_snapshot = False
 
-    @rule(keys=st.lists(KEYS, max_size=40), data=st.data(), examples=st.sampled_from([1, 2]))
+    @rule(
+        keys=st.lists(KEYS, max_size=40, unique=True),
+        data=st.data(),
+        examples=st.sampled_from([1, 2]),
+    )
     def push(self, keys: list[int], data: st.DataObject, examples: int) -> None:
         seed = data.draw(st.integers(0, 9))
         self.push_integers(np.array(keys, np.uint64), seed, examples)

@@ -136,14 +136,6 @@ def test_digest_knows_no_candidates() -> None:
         assert shard_digest(one.export_shard(shard)) == shard_digest(other.export_shard(shard))
 
 
-def test_key_that_comes_twice_in_a_push_gets_one_row() -> None:
-    table = SparseTable(SPEC)
-
-    push(table, gradient(np.array([5, 9, 5, 5, 5], np.uint64)))
-
-    assert (list(counted_by(table)), list(candidates_of(table))) == ([5], [9])
-
-
 @pytest.mark.parametrize("region_bytes", [400, 2**30])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
