@@ -15,8 +15,9 @@ CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     # A dead server's machine answers nothing at all: without pings a call would wait for its deadline.
     ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # A worker that started before its servers should see them soon after they are up.
+    # How long a ping may go unanswered, 60 s unless told; gRPC heeds grpc.keepalive_timeout_ms no more.
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    # A worker should see servers that start, or are started again, soon after they are up.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # A server that came back may have another address: look its name up after a second, not thirty.
