@@ -15,7 +15,7 @@ import numpy as np
 
 from ctr_model.batch import Batch
 from ctr_model.lookup import Lookup
-from ctr_model.losses import SIGMOID, Loss
+from ctr_model.losses import SIGMOID, SOFTMAX, Loss
 from ctr_model.models.checks import labels_of, require_batch, require_grads
 from ctr_model.models.model import EmbeddingTable, StepResult, Workspace
 from ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment
@@ -40,6 +40,11 @@ class ClickModel(ABC):
         self._layout = FlatLayout(segments)
         self._loss = loss
         self.num_params = self._layout.length
+
+    @property
+    def has_log_loss(self) -> bool:
+        """Whether the loss is the log loss of clicks; a model may have another one."""
+        return self._loss in (SIGMOID, SOFTMAX)
 
     @abstractmethod
     def forward(

@@ -19,6 +19,7 @@ import numpy as np
 
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
+from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import Model
 from protos.errors import CtrPsError, UsageError
 from protos.store import (
@@ -88,7 +89,10 @@ class Run:
         self.store = store
         self.worker = worker
         self.num_workers = num_workers
-        self.progress = Progress(every_s=job.train.log_every_s)
+        self.progress = Progress(
+            every_s=job.train.log_every_s,
+            has_log_loss=isinstance(model, ClickModel) and model.has_log_loss,
+        )
         self._model = model
         self._job = job
         self._is_in_process = is_in_process

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.metrics import ClickMetrics, SlidingMetrics
+from ps_worker.training.base_rate import BaseRate
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,24 @@ class Progress:
     Metrics are of predictions made before the example was trained on, so the first pass does not bias them.
     """
 
-    def __init__(self, *, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        every_s: float,
+        has_log_loss: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Has counted nothing.
+
+        Args:
+            every_s: Seconds between two lines.
+            has_log_loss: The loss is the log loss of clicks, so that the base rate has one to compare with.
+            clock: In seconds.
+        """
         self._every_s = every_s
+        self._base_rate = BaseRate()
+        self._is_comparing = has_log_loss
+        self._has_logged = False
         self._clock = clock
         self._lock = threading.Lock()
         self._metrics = ClickMetrics()
@@ -54,6 +71,7 @@ class Progress:
             self.steps = steps
 
     def _restart_window(self) -> None:
+        self._base_rate.end_interval()
         self._window_start = self._clock()
         self._window_examples = 0
         self._window_loss = 0.0
@@ -70,8 +88,11 @@ class Progress:
             self._window_loss += loss_sum
             self._metrics.add(labels, predictions)
             self._sliding.add(labels, predictions)
+            self._base_rate.add(labels.size, int(np.count_nonzero(labels > 0.5)))
             if self._clock() - self._window_start >= self._every_s:
+                self._compare_with_base_rate()
                 self._log()
+                self._has_logged = True
 
     def log(self) -> None:
         """Logs a line now, unless nothing has happened since the last."""
@@ -94,6 +115,24 @@ class Progress:
         """Mean loss over all examples so far; nan before the first."""
         with self._lock:
             return self._loss / self.examples if self.examples else float("nan")
+
+    def _compare_with_base_rate(self) -> None:
+        """Warns, once, of a whole interval with a loss above that of predicting the click rate.
+
+        The first interval has the initial model's predictions, which know no rate.
+        """
+        loss, base_loss = self._window_loss / self._window_examples, self._base_rate.log_loss
+        if self._is_comparing and self._has_logged and loss > base_loss:
+            self._is_comparing = False
+            logger.warning(
+                "loss %.5f up to step %d is above %.5f, the loss of predicting the click rate %.4f for every "
+                "example: try a smaller learning rate, check that labels are 1 for a click, and how the "
+                "numbers of dense columns are scaled",
+                loss,
+                self.steps,
+                base_loss,
+                self._base_rate.click_rate,
+            )
 
     def _log(self) -> None:
         seconds = self._clock() - self._window_start

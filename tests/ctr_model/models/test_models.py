@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ctr_model.models.model import EmbeddingTable
-from ctr_model.parameters import ModelInputError
+from ctr_model.parameters import Floats, ModelInputError
 from ctr_model.registry import MODELS, build_model
 from tests.support.model_cases import (
     MY_MODEL,
@@ -42,8 +42,22 @@ def assert_refused(case: ModelCase, message: str) -> None:
     assert all(np.isnan(grad).all() for grad in out.sparse.values())
 
 
+def squared_error(logits: Floats, labels: Floats, probabilities: Floats, grad: Floats) -> float:
+    raise NotImplementedError
+
+
 def test_every_model_of_the_registry_has_an_oracle() -> None:
     assert list(SMALL) == [*MODELS, MY_MODEL]
+
+
+@every_model
+def test_log_loss_is_known_from_other_losses(name: str) -> None:
+    model = small_model(name)
+    assert model.has_log_loss
+
+    model._loss = dataclasses.replace(model._loss, with_gradient=squared_error)
+
+    assert not model.has_log_loss
 
 
 @every_model

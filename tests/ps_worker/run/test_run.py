@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -335,3 +336,24 @@ def test_metrics_on_one_worker_alone_are_an_error_where_the_other_waits() -> Non
             run_of(store, 1, SYNC).barrier()
 
     together(reduce, barrier)
+
+
+@pytest.mark.parametrize("is_log_loss", [True, False], ids=["log-loss", "another"])
+def test_only_a_log_loss_is_compared_with_the_base_rates(is_log_loss: bool, caplog) -> None:
+    model = small_model()
+    batches = random_batches(2, 20, seed=1)
+    loss = model._loss
+
+    def twice(*arrays: np.ndarray) -> float:
+        return 2 * loss.with_gradient(*arrays)
+
+    if not is_log_loss:
+        model._loss = replace(loss, with_gradient=twice)
+
+    with Run(ParameterStore(), model, job("sync", "train.log_every_s=1e-9")) as run:
+        run.train(batches)
+        labels = np.float32([0, 1])
+        run.progress.add(labels, np.float32([0.9, 0.1]), 100.0)
+
+    warned = [record for record in caplog.records if "click rate" in record.getMessage()]
+    assert len(warned) == is_log_loss

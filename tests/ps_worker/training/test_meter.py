@@ -30,6 +30,91 @@ class Run:
         return [dict(re.findall(r"(\S+)=(\S+)", line)) for line in self._records.messages]
 
 
+class Losses:
+    """A progress over batches of 25 clicks and 75 others, in intervals of 5 s, and its warnings."""
+
+    BASE = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+
+    def __init__(self, caplog: pytest.LogCaptureFixture, **settings: bool) -> None:
+        caplog.set_level(logging.WARNING, "ps_worker.training.meter")
+        self._records = caplog
+        self.now_s = 0.0
+        self.progress = Progress(every_s=5.0, clock=lambda: self.now_s, **settings)
+
+    def add(self, *losses: float, clicks: int = 25) -> None:
+        """Adds a batch a second with each mean loss."""
+        labels = np.zeros(100, np.float32)
+        labels[:clicks] = 1
+        for loss in losses:
+            self.now_s += 1.0
+            self.progress.add(labels, np.full(100, 0.5, np.float32), 100 * loss)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [r.getMessage() for r in self._records.records if r.levelno == logging.WARNING]
+
+
+def test_interval_with_a_loss_above_the_base_rates_is_warned_of_once(caplog) -> None:
+    losses = Losses(caplog)
+    losses.add(*[0.4] * 5, *[0.6] * 4)
+    assert losses.warnings == []
+
+    losses.add(*[0.6] * 21)
+
+    assert len(losses.warnings) == 1
+    assert losses.warnings[0].startswith(
+        f"loss 0.60000 up to step 10 is above {losses.BASE:.5f}, the loss of predicting the click rate "
+        f"0.2500 for every example: try a smaller learning rate"
+    )
+
+
+def test_base_rate_is_that_of_all_examples_on_those_of_the_interval(caplog) -> None:
+    """Of 1,000 examples 125 were clicked, of the interval's 500 none."""
+    losses = Losses(caplog)
+    losses.add(*[0.1] * 5)
+    losses.add(*[0.2] * 5, clicks=0)
+
+    assert (
+        f"is above {-math.log1p(-0.125):.5f}, the loss of predicting the click rate 0.1250"
+        in (losses.warnings[0])
+    )
+
+
+@pytest.mark.parametrize(
+    "intervals",
+    [
+        pytest.param([[0.6] * 5], id="the-first-interval"),
+        pytest.param([[0.4] * 5, [2.0] * 4], id="less-than-an-interval"),
+        pytest.param([[0.4] * 5, [0.7, 0.5, 0.5, 0.5, 0.5]], id="some-batches"),
+    ],
+)
+def test_loss_that_may_yet_be_below_the_base_rates_is_not_warned_of(caplog, intervals) -> None:
+    losses = Losses(caplog)
+
+    for interval in intervals:
+        losses.add(*interval)
+    losses.progress.log()
+
+    assert losses.warnings == []
+
+
+def test_other_losses_are_not_compared(caplog) -> None:
+    losses = Losses(caplog, has_log_loss=False)
+
+    losses.add(*[5.0] * 20)
+
+    assert losses.warnings == []
+
+
+@pytest.mark.parametrize("clicks", [0, 100])
+def test_data_of_one_class_have_no_base_rate(caplog, clicks: int) -> None:
+    losses = Losses(caplog)
+
+    losses.add(*[5.0] * 20, clicks=clicks)
+
+    assert losses.warnings == []
+
+
 @pytest.fixture
 def run(caplog: pytest.LogCaptureFixture) -> Run:
     return Run(caplog)
