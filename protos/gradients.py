@@ -183,25 +183,33 @@ def _count_non_finite(bits: NDArray[np.uint32]) -> int:
     return count
 
 
+def faults_of(gradients: Gradients) -> dict[str, str]:
+    """Returns by table or dense block what is infinite or not a number: a key's row, or an element."""
+    faults = {}
+    for name, grad in gradients.sparse.items():
+        if _count_non_finite(grad.values.reshape(-1).view(np.uint32)):
+            row = int(np.flatnonzero(~np.isfinite(grad.values).all(axis=1))[0])
+            faults[name] = (
+                f"gradient of table {name!r} is not finite: key {int(grad.keys[row])} has "
+                f"{grad.values[row].tolist()}"
+            )
+    for name, dense in gradients.dense.items():
+        if _count_non_finite(dense.values.view(np.uint32)):
+            position = int(np.flatnonzero(~np.isfinite(dense.values))[0])
+            faults[name] = (
+                f"gradient of dense block {name!r} is not finite: element {position} is "
+                f"{float(dense.values[position])!r}"
+            )
+    return faults
+
+
 def require_finite(gradients: Gradients) -> None:
     """Checks a push before any of it is sent or applied.
 
     Raises:
         GradientError: If a value is infinite or not a number; names the table and a key, or the block.
     """
-    for name, grad in gradients.sparse.items():
-        if _count_non_finite(grad.values.reshape(-1).view(np.uint32)):
-            row = int(np.flatnonzero(~np.isfinite(grad.values).all(axis=1))[0])
-            raise GradientError(
-                f"gradient of table {name!r} is not finite: key {int(grad.keys[row])} has "
-                f"{grad.values[row].tolist()}; nothing was applied, lower the learning rate or check "
-                f"the input's scaling"
-            )
-    for name, dense in gradients.dense.items():
-        if _count_non_finite(dense.values.view(np.uint32)):
-            position = int(np.flatnonzero(~np.isfinite(dense.values))[0])
-            raise GradientError(
-                f"gradient of dense block {name!r} is not finite: element {position} is "
-                f"{float(dense.values[position])!r}; nothing was applied, lower the learning rate or "
-                f"check the input's scaling"
-            )
+    for fault in faults_of(gradients).values():
+        raise GradientError(
+            f"{fault}; nothing was applied, lower the learning rate or check the input's scaling"
+        )

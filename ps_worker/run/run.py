@@ -40,6 +40,7 @@ from ps_worker.job import Job
 from ps_worker.job.specs import counting_tables, declare
 from ps_worker.training.evaluator import OnPredictions, evaluate
 from ps_worker.training.meter import Progress
+from ps_worker.training.non_finite import NonFiniteBatches
 from ps_worker.training.trainer import TrainedStep, Trainer
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Run:
         worker: Index of this worker.
         num_workers: Workers of the run.
         progress: Of this worker's training.
+        non_finite: Its batches that were skipped.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Run:
             every_s=job.train.log_every_s,
             has_log_loss=isinstance(model, ClickModel) and model.has_log_loss,
         )
+        self.non_finite = NonFiniteBatches(job.train.non_finite)
         self._model = model
         self._job = job
         self._is_in_process = is_in_process
@@ -345,6 +348,7 @@ class Run:
             thread_num=thread_num,
             progress=self.progress,
             counting_tables=self._counting_tables,
+            non_finite=self.non_finite,
         )
 
 

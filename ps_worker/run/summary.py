@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class Summary:
         examples_per_s: Of all workers, while training: without loading, saving and evaluating.
         train_loss: Mean over this worker's examples, each predicted before it was trained on.
         bad_rows: Malformed rows that this worker skipped in an epoch.
+        skipped_batches: Batches that this worker skipped, as their loss or gradients were not finite.
+        skipped_by_name: The same by table or dense block whose gradient that was, and "loss".
         staleness: Steps of other workers between the pull and the push of a batch, over all workers.
         tables: By table: rows, bytes, and the rows that expired or were evicted.
         model_digest: SHA-256 of the trained model.
@@ -35,6 +37,8 @@ class Summary:
     examples_per_s: float = 0.0
     train_loss: float | None = None
     bad_rows: int = 0
+    skipped_batches: int = 0
+    skipped_by_name: Mapping[str, int] = field(default_factory=dict)
     staleness: Mapping[str, object] | None = None
     tables: Mapping[str, Mapping[str, int]] | None = None
     model_digest: str | None = None

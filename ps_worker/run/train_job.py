@@ -242,7 +242,12 @@ class _Training:
     def summary(self, seconds: float, warm_start: WarmStart | None) -> Summary:
         """Returns the figures; those of all workers, and of the evaluation, on worker 0 alone."""
         progress, store = self._run.progress, self._run.store
-        own = Summary(train_loss=progress.mean_loss, bad_rows=self._data.bad_rows)
+        own = Summary(
+            train_loss=progress.mean_loss,
+            bad_rows=self._data.bad_rows,
+            skipped_batches=self._run.non_finite.skipped,
+            skipped_by_name=self._run.non_finite.by_name,
+        )
         if not self._run.is_first:
             return replace(own, examples=progress.examples)
         status = store.status()

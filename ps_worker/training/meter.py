@@ -94,6 +94,11 @@ class Progress:
                 self._log()
                 self._has_logged = True
 
+    def skip(self) -> None:
+        """Counts one step whose batch was not trained on."""
+        with self._lock:
+            self.steps += 1
+
     def log(self) -> None:
         """Logs a line now, unless nothing has happened since the last."""
         with self._lock:

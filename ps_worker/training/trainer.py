@@ -4,7 +4,7 @@ one thread:                 one step after the other, in the caller's thread
 threads, lockstep modes:    T batches -> T threads -> one sum, in thread order -> one push -> next T batches
 threads, other modes:       each thread takes the next batch as soon as it is done with its last
 
-a step: unique keys -> pull -> forward, backward -> push
+a step: unique keys -> pull -> forward, backward -> non_finite.py -> push
 """
 
 import itertools
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ from ps_worker.data.blocks.position import Batches
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.lookups import BatchKeys, keys_of_batch
 from ps_worker.training.meter import Progress
+from ps_worker.training.non_finite import NonFiniteBatches
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,16 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """Gradients and predictions of a batch, and the version of the rows that it read."""
+    """Gradients and predictions of a batch, and the version of the rows that it read.
+
+    A batch that is skipped has no gradients, of no examples.
+    """
 
     gradients: Gradients
+    examples: int
     result: StepResult
     pulled: Version
+    is_skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class TrainedStep:
     Attributes:
         step: Number of the step in this call, from 1.
         examples: B.
-        loss: Mean over the examples.
+        loss: Mean over the examples; may be infinite or nan for a batch that was skipped.
         probabilities: float32[B], of a click; a view, valid until the next step.
     """
 
@@ -113,7 +119,7 @@ class _Thread:
             },
             dense={DENSE_BLOCK: DenseGrad(self._dense_grad, examples)},
         )
-        return _Computed(gradients, result, pulled.version)
+        return _Computed(gradients, examples, result, pulled.version)
 
 
 class Trainer:
@@ -128,6 +134,7 @@ class Trainer:
         thread_num: int = 1,
         progress: Progress,
         counting_tables: Collection[str] = (),
+        non_finite: NonFiniteBatches | None = None,
     ) -> None:
         """Allocates all that training needs.
 
@@ -138,10 +145,12 @@ class Trainer:
             thread_num: Training threads.
             progress: Counts what happens.
             counting_tables: Those that shows and clicks of keys are counted for.
+            non_finite: Decides about batches that are not finite; None: they are errors.
         """
         self._model = model
         self._communicator = communicator
         self._progress = progress
+        self._non_finite = non_finite or NonFiniteBatches()
         self._after_step: Callable[[], None] = _nothing
         self._threads = [_Thread(model, batch_size, counting_tables) for _ in range(thread_num)]
 
@@ -195,9 +204,19 @@ class Trainer:
         keys = keys_of_batch(batch, self._model.tables)
         return _Step(batch, number, keys, self._communicator.pull(keys.unique))
 
+    def _compute(self, thread: _Thread, step: _Step) -> _Computed:
+        """Returns what a thread computes of a batch; without gradients if it is to be skipped.
+
+        So a worker takes part in each step, and its batches stay numbered without gaps.
+        """
+        computed = thread.compute(step, self._communicator)
+        if self._non_finite.is_skipped(computed.gradients, computed.result.loss, step.number):
+            return replace(computed, gradients=Gradients(), examples=0, is_skipped=True)
+        return computed
+
     def _train_lockstep(self, source: "_NumberedBatches") -> None:
         def compute(thread: _Thread, numbered: _Numbered) -> _Computed:
-            return thread.compute(self._prepare(*numbered), self._communicator)
+            return self._compute(thread, self._prepare(*numbered))
 
         with _pool(len(self._threads)) as pool:
             while group := list(itertools.islice(source, len(self._threads))):
@@ -207,12 +226,12 @@ class Trainer:
                 )
                 self._communicator.push(
                     sum_gradients([part.gradients for part in computed]),
-                    sum(batch.size for batch, _ in group),
+                    sum(part.examples for part in computed),
                     pulled=min(part.pulled for part in computed),
                     numbers=[number for _, number in group],
                 )
                 for (batch, _), part in zip(group, computed, strict=True):
-                    self._count(batch, part.result)
+                    self._count(batch, part)
                 self._after_step()
 
     def _train_free(self, source: "_NumberedBatches") -> None:
@@ -239,11 +258,11 @@ class Trainer:
         step = self._next_step(source)
         while step is not None:
             ahead = self._next_step(source) if is_overlapped else None
-            computed = thread.compute(step, self._communicator)
+            computed = self._compute(thread, step)
             self._communicator.push(
-                computed.gradients, step.batch.size, pulled=computed.pulled, numbers=[step.number]
+                computed.gradients, computed.examples, pulled=computed.pulled, numbers=[step.number]
             )
-            self._count(step.batch, computed.result)
+            self._count(step.batch, computed)
             self._after_step()
             yield step, computed.result
             step = ahead if is_overlapped else self._next_step(source)
@@ -252,9 +271,12 @@ class Trainer:
         numbered = next(source, None)
         return None if numbered is None else self._prepare(*numbered)
 
-    def _count(self, batch: Batch, result: StepResult) -> None:
-        """Counts a batch after its push, which says better than a metric what is wrong with a NaN."""
-        if batch.labels is not None:
+    def _count(self, batch: Batch, computed: _Computed) -> None:
+        """Counts a batch after its push."""
+        if computed.is_skipped:
+            self._progress.skip()
+        elif batch.labels is not None:
+            result = computed.result
             self._progress.add(batch.labels, result.probabilities, result.loss)
 
 

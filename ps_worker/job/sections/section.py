@@ -1,6 +1,6 @@
 """`[model]`, `[train]` and `[cluster]`: sections without checks of their own."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,6 +39,8 @@ class TrainSection(Section):
         thread_num: Training threads of one worker.
         seed: Of the initial values of all parameters, and of the order of files and rows.
         log_every_s: Seconds between lines of progress.
+        non_finite: What becomes of a batch whose loss or gradient is infinite or not a number: "fail" ends
+            the run, "skip" trains on without it, until more than half of the last 100 were skipped.
     """
 
     batch_size: int = Field(512, ge=1)
@@ -46,6 +48,7 @@ class TrainSection(Section):
     thread_num: int = Field(1, ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
     log_every_s: float = Field(5.0, gt=0)
+    non_finite: Literal["fail", "skip"] = "fail"
 
 
 class ClusterSection(Section):

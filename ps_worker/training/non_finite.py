@@ -1,0 +1,92 @@
+"""Batches whose loss or gradients are not finite: they end the run, or are skipped, by `train.non_finite`.
+
+Every gradient of a worker passes here, before it is merged with others or reaches a communicator: one
+infinite number in a batch would otherwise spoil the batches that it is added to.
+"""
+
+import logging
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Literal
+
+from protos.errors import GradientError
+from protos.gradients import Gradients, faults_of
+
+logger = logging.getLogger(__name__)
+
+Policy = Literal["fail", "skip"]
+
+WINDOW = 100
+"""Batches of which at most half may be skipped."""
+
+LOSS = "loss"
+"""Stands beside the names of tables and dense blocks for a loss that is not finite."""
+
+
+class NonFiniteBatches:
+    """The batches of one worker that were skipped. Thread-safe."""
+
+    def __init__(self, policy: Policy = "fail") -> None:
+        """Has seen no batches yet; `policy` says what becomes of one that is not finite."""
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._recent: deque[bool] = deque(maxlen=WINDOW)  # whether each was skipped
+        self._skipped = 0
+        self._by_name: Counter[str] = Counter()
+
+    @property
+    def skipped(self) -> int:
+        """Batches skipped so far."""
+        return self._skipped
+
+    @property
+    def by_name(self) -> Mapping[str, int]:
+        """Batches skipped so far by table or dense block whose gradient was not finite, or "loss"."""
+        with self._lock:
+            return dict(self._by_name)
+
+    def is_skipped(self, gradients: Gradients, loss: float, number: int) -> bool:
+        """Whether a batch is to be skipped, which counts it.
+
+        Args:
+            gradients: Of the batch.
+            loss: Of the batch.
+            number: Of the batch, for messages.
+
+        Raises:
+            GradientError: If it is not finite and the policy is "fail", or too many were skipped lately.
+        """
+        faults = faults_of(gradients)
+        if not math.isfinite(loss):
+            faults[LOSS] = f"loss is {loss!r}"
+        if faults and self._policy == "fail":
+            raise GradientError(
+                f"batch {number}: {next(iter(faults.values()))}; nothing of it was applied. Lower the "
+                f"learning rate, check the scaling of the input, or set train.non_finite = 'skip'"
+            )
+        with self._lock:
+            self._recent.append(bool(faults))
+            if not faults:
+                return False
+            self._count(faults, number)
+        return True
+
+    def _count(self, faults: Mapping[str, str], number: int) -> None:
+        self._skipped += 1
+        self._by_name.update(faults.keys())
+        if self._skipped.bit_count() == 1:
+            logger.warning(
+                "batch skipped batch=%d skipped_batches=%d fault=%r",
+                number,
+                self._skipped,
+                next(iter(faults.values())),
+            )
+        recent = sum(self._recent)
+        if recent > WINDOW // 2:
+            raise GradientError(
+                f"{recent} of the last {len(self._recent)} batches were skipped, the last one, {number}, "
+                f"since its {next(iter(faults.values()))}: the model has diverged. Start again from a "
+                f"checkpoint with a smaller learning rate, and check the scaling of the input"
+            )
