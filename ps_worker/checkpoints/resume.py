@@ -59,6 +59,7 @@ def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
     run = _open(place)
     _require_same_data(job, run, files)
     if run.state.is_between_epochs:
+        _warn_of_other_workers(job, run, num_workers)
         progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}
         return replace(run, progress=progress)
     _require_same_workers(job, run, num_workers)
@@ -113,6 +114,23 @@ def _require_same_data(job: Job, run: EarlierRun, files: str) -> None:
                 f"it is {value!r}, and was {was!r} in the run in {run.url}, which read its data in another "
                 f"order, so it cannot be resumed: write {was!r}; or, {_fresh_from(run.url)}",
             )
+
+
+def _warn_of_other_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
+    """Says what another number of workers changes: the loss may go to another level."""
+    was = run.state.num_workers
+    if was == num_workers:
+        return
+    if job.strategy.mode == "sync":
+        change = f"a step takes {num_workers} batches, not {was}"
+    else:
+        change = (
+            f"gradients are as stale as those of {num_workers} workers: if the loss rises, lower the "
+            f"learning rates"
+        )
+    logger.warning(
+        "%s was saved with %d workers, and %d resume it: %s", run.url, was, num_workers, change
+    )
 
 
 def _require_same_workers(job: Job, run: EarlierRun, num_workers: int) -> None:

@@ -143,14 +143,38 @@ def test_no_row_is_left_out_whatever_the_mode(mode: str, tmp_path: Path) -> None
     assert ended.examples < 2 * ROWS
 
 
-def test_run_goes_on_between_epochs_with_other_workers(clicks: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_run_goes_on_between_epochs_with_other_workers(
+    num_workers: int, clicks: Path, tmp_path: Path
+) -> None:
     settings = ["checkpoint.every_steps=0"]
     run(job_of(clicks, tmp_path, *settings, "train.epochs=1"))
 
-    ended = run(job_of(clicks, tmp_path, *settings), num_workers=3)
+    ended = run(job_of(clicks, tmp_path, *settings), num_workers=num_workers)
 
     assert ended[0].examples == ROWS
     assert Checkpoint.open(tmp_path).url.endswith("epoch-2")
+
+
+@pytest.mark.parametrize(
+    ("mode", "change"),
+    [
+        ("sync", "a step takes 3 batches, not 2"),
+        ("async", "gradients are as stale as those of 3 workers: if the loss rises, lower the"),
+    ],
+)
+def test_resuming_with_other_workers_says_what_changes(
+    mode: str, change: str, clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["checkpoint.every_steps=0", f"strategy.mode={mode}"]
+    told = f"{tmp_path}/epoch-1 was saved with 2 workers, and 3 resume it: {change}"
+    run(job_of(clicks, tmp_path, *settings, "train.epochs=1"))
+    run(job_of(clicks, tmp_path, *settings, "train.epochs=1"))
+    assert "resume it" not in caplog.text
+
+    run(job_of(clicks, tmp_path, *settings), num_workers=3)
+
+    assert told in caplog.text
 
 
 def test_run_that_had_ended_ends_at_once(clicks: Path, tmp_path: Path) -> None:
