@@ -15,6 +15,7 @@
     ├── IdleError                  no sign of life
     ├── AbortedError               the job was ended by an error elsewhere
     ├── LogError                   the update log cannot be written, or is damaged
+    ├── OverloadedError            a server that has no room for more
     ├── ProtocolError              a request that breaks the contract
     │   ├── WrongServerError
     │   └── UnknownTableError
@@ -130,3 +131,17 @@ class LogError(CtrPsError):
     """An update log cannot be written or read, or is in use; the message names the file or folder."""
 
     exit_code = 13
+
+
+class OverloadedError(CtrPsError):
+    """A server has no room for more calls, or for more rows; it did nothing of what it was asked.
+
+    Attributes:
+        retry_after_s: Seconds after which the same call may succeed; None: it will not by itself.
+    """
+
+    exit_code = 14
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -16,7 +16,7 @@ import typer
 from protos.errors import CtrPsError, RoleError
 from protos.role import ROLE, ServerRole, role_from_environment
 from ps_server.rpc.run import log_to_stderr, run_server
-from ps_server.settings import ServerSettings
+from ps_server.settings import ServerSettings, bytes_of_size
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -49,6 +49,14 @@ def run(
             help="Folder or URL in which alone to save and load; repeatable; default: anywhere."
         ),
     ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Size of all tables, as 8G, from which on a push that would create rows is refused; "
+            "default: no limit.",
+        ),
+    ] = None,
     bind: Annotated[
         str | None,
         typer.Option(
@@ -73,6 +81,7 @@ def run(
                 stay=stay,
                 idle_limit_s=idle_limit,
                 wait_limit_s=wait_limit,
+                memory_limit=None if memory_limit is None else bytes_of_size(memory_limit),
                 checkpoint_roots=tuple(checkpoint_root or ()),
             )
             exit_code = run_server(role, settings)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from protos.errors import (
+    OverloadedError,
     ProtocolError,
     SpecConflictError,
     UnknownChangesError,
@@ -28,6 +29,7 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.feature_life.admission import check_score_source
+from ps_server.table.memory.memory_limit import MemoryLimit
 from ps_server.table.rows.statistics import Clock
 from ps_server.table.sparse_table import SparseTable
 from ps_server.table.spec_compat import (
@@ -47,7 +49,13 @@ class Parameters:
     """
 
     def __init__(
-        self, *, num_workers: int, server_index: int, shard_map: ShardMap, clock: Clock
+        self,
+        *,
+        num_workers: int,
+        server_index: int,
+        shard_map: ShardMap,
+        clock: Clock,
+        memory_limit: int | None = None,
     ) -> None:
         """Holds nothing yet.
 
@@ -56,6 +64,7 @@ class Parameters:
             server_index: Which server of the cluster this is.
             clock: The time at which rows are seen.
             shard_map: Says which shards and pieces it has.
+            memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
         """
         self.base = ""
         self._num_workers = num_workers
@@ -66,6 +75,9 @@ class Parameters:
         self._blocks: dict[str, DenseTable] = {}
         self._undeclared: set[str] = set()  # loaded, but not yet claimed by a job
         self._loaded_url = ""  # where that is from
+        self._memory_limit = (
+            None if memory_limit is None else MemoryLimit(memory_limit, self._table_bytes)
+        )
         self._lock = threading.Lock()
 
     # Declaring
@@ -169,6 +181,13 @@ class Parameters:
         with self._lock:
             return {name: table.status for name, table in self._tables.items()}
 
+    def _table_bytes(self) -> dict[str, int]:
+        """Returns the memory of each table, its candidates included."""
+        return {
+            name: table.size_bytes + table.candidate_bytes
+            for name, table in self.table_status().items()
+        }
+
     # Looking up and changing
 
     def table(self, name: str) -> SparseTable:
@@ -211,6 +230,7 @@ class Parameters:
         Raises:
             GradientError: If a gradient does not fit its table or block, or is not finite.
             ProtocolError: If a table or block does not exist, or a key belongs to another server.
+            OverloadedError: If it would create rows while tables are over the memory limit.
         """
         for name, grad in gradients.sparse.items():
             table = self.table(name)
@@ -220,6 +240,20 @@ class Parameters:
         for name, dense in gradients.dense.items():
             self.block(name).check(dense)
         require_finite(gradients)
+        if self._memory_limit is not None:
+            self._require_memory(self._memory_limit, gradients)
+
+    def _require_memory(self, limit: MemoryLimit, gradients: Gradients) -> None:
+        pushed = [(self._tables[name], grad.keys) for name, grad in gradients.sparse.items()]
+        if not limit.is_exceeded(sum(keys.size * table.new_row_bytes for table, keys in pushed)):
+            return
+        for table, keys in pushed:
+            if (key := table.key_of_new_row(keys)) is not None:
+                raise OverloadedError(
+                    f"server {self._server_index} creates no more rows, as for key {key} of table "
+                    f"{table.spec.name!r}: {limit.describe()}. Remove rows ([life] max_bytes, max_unseen, "
+                    f"ttl_s), admit fewer ([life] admission), use more servers, or raise --memory-limit"
+                )
 
     def apply(self, gradients: Gradients, source: int) -> None:
         """Applies gradients that passed `check`; `source` is the worker that sent them, or NOBODY."""

@@ -87,6 +87,7 @@ def _exercise(optimizer: str) -> None:
     loaded.write(snapshot.export_shard(0))
     loaded.end_snapshot(saved=True)
     loaded.take_changed(0, _NUM_KEYS)
+    loaded.key_of_new_row(keys)
     loaded.shrink(max_norm=0.0)
 
 

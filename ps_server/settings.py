@@ -2,6 +2,7 @@
 
 import enum
 import math
+import re
 from dataclasses import dataclass
 
 from protos.errors import UsageError
@@ -31,6 +32,7 @@ class ServerSettings:
         idle_limit_s: Seconds without a call after which the server ends with an error, 0: never; None: 600,
             or never with `stay`.
         wait_limit_s: Seconds that a worker may wait for others.
+        memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
         checkpoint_roots: Folders or URLs to which saving and loading is limited; none: anywhere.
         grace_s: Seconds that calls in flight may take when the server ends, the answer to the last worker
             that leaves among them.
@@ -38,7 +40,7 @@ class ServerSettings:
             hears of it.
 
     Raises:
-        UsageError: If a limit is not a number of seconds.
+        UsageError: If a limit is not a number of seconds or bytes.
     """
 
     load: str | None = None
@@ -46,6 +48,7 @@ class ServerSettings:
     stay: bool = False
     idle_limit_s: float | None = None
     wait_limit_s: float = DEFAULT_WAIT_LIMIT_S
+    memory_limit: int | None = None
     checkpoint_roots: tuple[str, ...] = ()
     grace_s: float = 5.0
     linger_s: float = 20.0
@@ -55,6 +58,8 @@ class ServerSettings:
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise UsageError(f"{name} is {seconds!r}, expected seconds from 0 on")
+        if self.memory_limit is not None and self.memory_limit < 1:
+            raise UsageError(f"memory_limit is {self.memory_limit!r}, expected bytes from 1 on")
 
     @property
     def ends_idle_after_s(self) -> float | None:
@@ -62,3 +67,21 @@ class ServerSettings:
         if self.idle_limit_s is None:
             return None if self.stay else DEFAULT_IDLE_LIMIT_S
         return self.idle_limit_s or None
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", re.IGNORECASE)
+
+
+def bytes_of_size(size: str) -> int:
+    """Returns the bytes of a size such as "8G", "512M" or "1.5GiB"; units are powers of 1024.
+
+    Raises:
+        UsageError: If it is no size.
+    """
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
+        raise UsageError(
+            f"{size!r} is no size: expected bytes, or a number with K, M, G or T, as 8G"
+        )
+    number, unit = match.groups()
+    return int(float(number) * 1024 ** " KMGT".index(unit.upper() or " "))

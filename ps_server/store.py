@@ -74,6 +74,7 @@ class ParameterStore:
         num_servers: int = 1,
         wait_limit_s: float = DEFAULT_WAIT_LIMIT_S,
         inbox_bytes: int = INBOX_BYTES,
+        memory_limit: int | None = None,
         checkpoint_roots: Sequence[str] = (),
         clock: Clock = wall_clock,
     ) -> None:
@@ -85,6 +86,7 @@ class ParameterStore:
             num_servers: Servers of the cluster; 1 holds everything.
             wait_limit_s: How long a pull, a barrier or a message waits for other workers, in seconds.
             inbox_bytes: Limit of the messages that wait for one worker.
+            memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
             checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
             clock: The time at which rows are seen.
         """
@@ -98,6 +100,7 @@ class ParameterStore:
             num_workers=num_workers,
             server_index=server_index,
             shard_map=self.shard_map,
+            memory_limit=memory_limit,
             clock=clock,
         )
         self._snapshots = Snapshots(self._take_snapshot, wait_limit_s=wait_limit_s)

@@ -4,13 +4,17 @@ The status code is for tools and dashboards; the exact class travels in the trai
 `ctr-ps-error`, so that a worker raises what the server raised.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 import grpc
 
 from protos import errors
 
 METADATA_KEY = "ctr-ps-error"
+
+RETRY_AFTER_KEY = "ctr-ps-retry-after"
+"""Milliseconds after which a call that met an overloaded server may be repeated."""
 
 # Details travel in a header, and a call whose headers exceed some 8 KiB fails for that alone.
 MAX_DETAILS_CHARACTERS = 2_000
@@ -28,6 +32,7 @@ _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
     errors.SpecConflictError: grpc.StatusCode.ALREADY_EXISTS,
     errors.AbortedError: grpc.StatusCode.ABORTED,
     errors.LogError: grpc.StatusCode.DATA_LOSS,
+    errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 
@@ -44,15 +49,23 @@ def details_of(error: errors.CtrPsError) -> str:
     return details
 
 
-def metadata_of(error: errors.CtrPsError) -> tuple[tuple[str, str]]:
-    """Returns the trailing metadata that carry an error's class."""
-    return ((METADATA_KEY, type(error).__name__),)
+def metadata_of(error: errors.CtrPsError) -> tuple[tuple[str, str], ...]:
+    """Returns the trailing metadata that carry an error's class, and when to try again."""
+    metadata = ((METADATA_KEY, type(error).__name__),)
+    if isinstance(error, errors.OverloadedError) and error.retry_after_s is not None:
+        return (*metadata, (RETRY_AFTER_KEY, str(math.ceil(1000 * error.retry_after_s))))
+    return metadata
 
 
 def _tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:
     yield base
     for subclass in base.__subclasses__():
         yield from _tree(subclass)
+
+
+def _retry_after_s(metadata: Mapping[str, str | bytes]) -> float | None:
+    milliseconds = str(metadata.get(RETRY_AFTER_KEY, ""))
+    return int(milliseconds) / 1000 if milliseconds.isdecimal() else None
 
 
 def error_of(failure: grpc.RpcError, endpoint: str, call: str) -> errors.CtrPsError:
@@ -62,9 +75,12 @@ def error_of(failure: grpc.RpcError, endpoint: str, call: str) -> errors.CtrPsEr
     """
     metadata = dict(failure.trailing_metadata() or ())
     name = metadata.get(METADATA_KEY)
+    details = f"{endpoint}: {failure.details()}"
+    if name == errors.OverloadedError.__name__:
+        return errors.OverloadedError(details, retry_after_s=_retry_after_s(metadata))
     for error_class in _tree(errors.CtrPsError):
         if error_class.__name__ == name:
-            return error_class(f"{endpoint}: {failure.details()}")
+            return error_class(details)
     return errors.TransportError(
         f"{call} to server {endpoint} failed: {failure.code().name}: {failure.details()}; "
         f"see the log of that server"

@@ -39,6 +39,7 @@ from ps_server.table.rows.initializers import build_initializer
 from ps_server.table.rows.kernels import (
     Push,
     apply_rows,
+    find_new_row,
     gather_rows,
     score_rows,
     take_changed_rows,
@@ -177,6 +178,20 @@ class SparseTable:
         require_counts(self.spec.name, grad, keeps_statistics=self.spec.statistics is not None)
         self._count_by_shard(grad.keys)
         require_unique(f"push to table {self.spec.name!r}", grad.keys, GradientError)
+
+    @property
+    def new_row_bytes(self) -> int:
+        """Most bytes that a new row takes, with its share of the index."""
+        return self._regions.new_row_bytes
+
+    def key_of_new_row(self, keys: Keys) -> int | None:
+        """Returns a key of uint64[N] `keys` for which a push may have to create a row; None: there is none.
+
+        A key without a row counts, admitted or not, unless its shard is at the limit of its rows.
+        """
+        with self._locked_for(keys):
+            position = find_new_row(self._arrays, read_only(keys))
+        return None if position == keys.size else int(keys[position])
 
     def pull(self, keys: Keys, missing: Missing) -> Values:
         """Returns the embeddings of `keys` uint64[N], float32[N, D]; creates no rows.

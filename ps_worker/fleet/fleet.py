@@ -205,6 +205,7 @@ class Fleet:
         stay: bool = False,
         idle_limit_s: float | None = None,
         wait_limit_s: float | None = None,
+        memory_limit: int | None = None,
         checkpoint_roots: Sequence[str | Path] = (),
     ) -> None:
         """Serves until all workers have left, as `ps-server` does; ends the process if that goes wrong.
@@ -214,10 +215,11 @@ class Fleet:
             stay: Serve the next job when all workers have left.
             idle_limit_s: Seconds without a call after which the process ends, with exit code 9.
             wait_limit_s: Seconds that a worker may wait for others; None: `wait_timeout_s` of `init`.
+            memory_limit: Bytes of tables from which on pushes may not create rows.
             checkpoint_roots: Folders to which saving and loading is limited.
 
         Raises:
-            UsageError: If a limit is not a number of seconds.
+            UsageError: If a limit is not a number of seconds or bytes.
         """
         role = self._server_role("fleet.run_server()")
         if not self._is_server_ready:
@@ -231,6 +233,7 @@ class Fleet:
             stay=stay,
             idle_limit_s=idle_limit_s,
             wait_limit_s=self._limits["wait_timeout_s"] if wait_limit_s is None else wait_limit_s,
+            memory_limit=memory_limit,
             checkpoint_roots=tuple(str(root) for root in checkpoint_roots),
         )
         self._is_over = True

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protos.errors import UsageError
-from ps_server.settings import ServerSettings
+from ps_server.settings import ServerSettings, bytes_of_size
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,33 @@ def test_server_ends_idle_unless_it_stays_or_the_limit_is_0(
 def test_limit_that_is_no_number_of_seconds_is_refused(name: str, seconds: float) -> None:
     with pytest.raises(UsageError, match=f"{name} is {seconds!r}, expected seconds from 0 on"):
         ServerSettings(**{name: seconds})
+
+
+@pytest.mark.parametrize("limit", [0, -5])
+def test_memory_limit_of_no_bytes_is_refused(limit: int) -> None:
+    with pytest.raises(UsageError, match=f"memory_limit is {limit}, expected bytes from 1 on"):
+        ServerSettings(memory_limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("1", 1),
+        ("4096", 4096),
+        ("8G", 8 * 2**30),
+        ("512M", 512 * 2**20),
+        ("1.5GiB", 3 * 2**29),
+        ("2kb", 2048),
+        (" 1T ", 2**40),
+    ],
+)
+def test_size_is_a_number_of_bytes(size: str, expected: int) -> None:
+    assert bytes_of_size(size) == expected
+
+
+@pytest.mark.parametrize("size", ["", "G", "-1", "8 G", "8X", "1e9", "8GG", "nan"])
+def test_size_that_is_none_is_refused(size: str) -> None:
+    with pytest.raises(
+        UsageError, match="is no size: expected bytes, or a number with K, M, G or T"
+    ):
+        bytes_of_size(size)

@@ -105,6 +105,23 @@ def score_rows(
 
 
 @kernel
+def find_new_row(table: TableArrays, keys: Keys) -> int:
+    """Returns the position of the first of `keys` uint64[N] that needs a row more; N if none does.
+
+    A key without a row in a shard at its limit of rows needs none: a push evicts others for it.
+    """
+    hashes = np.empty(BLOCK, np.uint64)
+    rows = np.empty(BLOCK, np.int64)
+    for start in range(0, keys.size, BLOCK):
+        stop = min(start + BLOCK, keys.size)
+        find_block(table, keys, start, stop, hashes, rows)
+        for i in range(stop - start):
+            if rows[i] < 0 and table.num_rows[shard_of_hash(table, hashes[i])] < table.max_rows:
+                return start + i
+    return int(keys.size)
+
+
+@kernel
 def _first_word(table: TableArrays, shard: Int, row: Int) -> np.int64:
     """Returns the position of a row's first change word in the flat array of all."""
     row_of_words = row + shard * (table.change_rows - table.region_rows)

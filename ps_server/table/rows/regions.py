@@ -87,6 +87,11 @@ class RowRegions:
         return VALUE_BYTES * self.layout.stride + self.subscribers.row_bytes
 
     @property
+    def new_row_bytes(self) -> int:
+        """Most bytes that a new row takes: with its slots in an index that was just doubled."""
+        return self.row_bytes + SLOT_BYTES * (200 // MAX_LOAD_PERCENT + 1)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of rows, change words and index."""
         slots = int(self._num_slots[self._shards].sum())

@@ -6,7 +6,14 @@ import grpc
 import pytest
 
 from protos import errors
-from protos.wire.grpc_status import METADATA_KEY, details_of, error_of, metadata_of, status_of
+from protos.wire.grpc_status import (
+    METADATA_KEY,
+    RETRY_AFTER_KEY,
+    details_of,
+    error_of,
+    metadata_of,
+    status_of,
+)
 
 
 def tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:
@@ -46,6 +53,34 @@ def test_each_class_survives_the_trip(error_class: type[errors.CtrPsError]) -> N
 
     assert type(raised) is error_class
     assert str(raised) == "ps-1:7164: table 'wide' is too wide"
+
+
+@pytest.mark.parametrize(
+    ("sent_s", "seen_s"), [(None, None), (0.0, 0.0), (0.25, 0.25), (0.0001, 0.001), (90.0, 90.0)]
+)
+def test_delay_of_an_overloaded_server_survives_the_trip(
+    sent_s: float | None, seen_s: float | None
+) -> None:
+    error = errors.OverloadedError("no room", retry_after_s=sent_s)
+
+    raised = error_of(
+        Failure(status_of(error), "no room", metadata_of(error)), "ps-1:7164", "PushGrad"
+    )
+
+    assert isinstance(raised, errors.OverloadedError)
+    assert raised.retry_after_s == seen_s
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-5", "1.5"])
+def test_delay_that_is_no_number_is_none(value: str) -> None:
+    metadata = ((METADATA_KEY, "OverloadedError"), (RETRY_AFTER_KEY, value))
+
+    raised = error_of(
+        Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "", metadata), "ps-1:7164", "PushGrad"
+    )
+
+    assert isinstance(raised, errors.OverloadedError)
+    assert raised.retry_after_s is None
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,12 @@ def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPa
     server.run_server()
     roots = [Path("a"), "s3://b"]
     server.run_server(
-        wait_limit_s=8.0, bind="::", stay=True, idle_limit_s=9.0, checkpoint_roots=roots
+        wait_limit_s=8.0,
+        bind="::",
+        stay=True,
+        idle_limit_s=9.0,
+        memory_limit=2**30,
+        checkpoint_roots=roots,
     )
 
     of_init = ServerSettings(load="model", wait_limit_s=7.0)
@@ -211,6 +216,7 @@ def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPa
         stay=True,
         idle_limit_s=9.0,
         wait_limit_s=8.0,
+        memory_limit=2**30,
         checkpoint_roots=("a", "s3://b"),
     )
     assert told == [(role.role(), of_init), (role.role(), own)]

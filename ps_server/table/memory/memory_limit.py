@@ -1,0 +1,43 @@
+"""Memory limit: are tables larger than a process may have, without looking at their sizes for each push?
+
+After a look, as many bytes as were left under the limit may be added before the next look. So far below the
+limit a check is a subtraction. Pushes that are checked but not yet applied are in no size, so tables may
+exceed the limit by those, and by the doubling of an index.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+
+
+class MemoryLimit:
+    """The limit of the memory of all tables of a process. Thread-safe."""
+
+    def __init__(self, limit_bytes: int, sizes: Callable[[], Mapping[str, int]]) -> None:
+        """Has not looked yet.
+
+        Args:
+            limit_bytes: Limit.
+            sizes: Returns the bytes of each table.
+        """
+        self.limit_bytes = limit_bytes
+        self._sizes = sizes
+        self._left_bytes = 0  # that may be added before the next look
+        self._lock = threading.Lock()
+
+    def is_exceeded(self, most_added_bytes: int) -> bool:
+        """Whether tables are larger than the limit, before a push that adds at most so many bytes."""
+        with self._lock:
+            self._left_bytes -= most_added_bytes
+            if self._left_bytes >= 0:
+                return False
+        total = sum(self._sizes().values())
+        with self._lock:
+            self._left_bytes = self.limit_bytes - total - most_added_bytes
+        return total > self.limit_bytes
+
+    def describe(self) -> str:
+        """Returns the limit and the sizes of the tables, the largest first."""
+        sizes = sorted(self._sizes().items(), key=lambda size: -size[1])
+        tables = ", ".join(f"{name!r} {size}" for name, size in sizes)
+        total = sum(size for _, size in sizes)
+        return f"tables have {total} bytes ({tables}), more than the memory limit of {self.limit_bytes}"
