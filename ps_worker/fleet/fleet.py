@@ -396,6 +396,15 @@ class Fleet:
         with self._resources:
             run.leave()
 
+    def abort(self, reason: str) -> None:
+        """Ends the run for all workers, with a reason; calls of this worker fail, too. For any thread.
+
+        Raises:
+            CtrPsError: If not all servers could be told.
+        """
+        if (run := self._run) is not None:
+            run.store.abort(run.worker, reason)
+
     def abandon(self, error: BaseException | None = None) -> None:
         """Ends this worker's part without leaving the run; by an error, for all workers."""
         if self._run is not None:

@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import clean_environment, run
+from tests.support.processes import environment_of, free_port, server_process, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LIMIT_S = 60.0
 
 SCRIPT = """
 import logging, sys, time
@@ -144,6 +148,75 @@ def test_error_of_a_script_ends_all_with_its_trace(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert "stop_worker" not in done.stderr
+
+
+def endings_of_workers(folder: Path, script: str) -> list[tuple[int, str]]:
+    """Runs a script as two workers without the launcher, which would end the second one.
+
+    Returns:
+        Exit code and log of each.
+    """
+    (folder / "script.py").write_text(script)
+    with free_port() as port:
+        role = environment_of([port], 0, num_workers=2)
+    with server_process(role, folder / "server.log"), ExitStack() as stack:
+        workers = []
+        for index in range(2):
+            as_worker = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index)}
+            environment = {**clean_environment(), **role, **as_worker}
+            command = [sys.executable, folder / "script.py", "async"]
+            workers.append(stack.enter_context(started(command, environment)))
+        logs = [worker.communicate(timeout=LIMIT_S)[1] for worker in workers]
+    return [(worker.returncode, log) for worker, log in zip(workers, logs, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "exit_code", "reason"),
+    [
+        ("sys.exit('no rows for today')", 1, "SystemExit: no rows for today"),
+        ("sys.exit(3)", 3, "SystemExit: 3"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "it was told to stop (SIGTERM)"),
+    ],
+    ids=["message", "number", "sigterm"],
+)
+def test_worker_that_is_ended_ends_the_other_with_its_reason(
+    ending: str, exit_code: int, reason: str, tmp_path: Path
+) -> None:
+    ends = f"""
+import os, signal
+if fleet.is_first_worker():
+    {ending}
+fleet.barrier_worker()
+"""
+    (code, _), (other_code, other_log) = endings_of_workers(tmp_path, SCRIPT + TRAIN + ends)
+
+    assert (code, other_code) == (exit_code, 12), other_log
+    assert f": worker 0 aborted the job: {reason}" in other_log
+
+
+def test_sigterm_ends_a_script_at_once_that_is_in_no_run(tmp_path: Path) -> None:
+    alone = """
+import os, signal, threading
+os.kill(os.getpid(), signal.SIGTERM)
+threading.Event().wait()
+"""
+    assert [code for code, _ in endings_of_workers(tmp_path, SCRIPT + alone)] == [143, 143]
+
+
+def test_fork_of_a_script_ends_by_sigterm(tmp_path: Path) -> None:
+    """As by `multiprocessing.Process.terminate`."""
+    forks = """
+import os, signal
+heard, told = os.pipe()
+child = os.fork()
+if not child:
+    os.write(told, b".")
+    signal.pause()
+os.read(heard, 1)
+os.kill(child, signal.SIGTERM)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 20)
+"""
+    assert [code for code, _ in endings_of_workers(tmp_path, SCRIPT + forks)] == [5, 5]
 
 
 def test_error_of_a_fetch_handler_ends_all_with_its_trace(tmp_path: Path) -> None:
