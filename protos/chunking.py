@@ -12,7 +12,7 @@ import numpy as np
 
 from protos.errors import ProtocolError, SpecError
 from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
-from protos.limits import HEADERS_BYTES, MAX_MESSAGE_BYTES
+from protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
 from protos.spec import DenseSpec
 
 KEY_BYTES = 8
@@ -46,7 +46,7 @@ class PushChunk:
 def require_piece_fits(spec: DenseSpec, num_servers: int) -> None:
     """Raises SpecError if a server's piece of a dense block, which a pull does not split, fits no message."""
     piece_bytes = VALUE_BYTES * -(-spec.length // num_servers)
-    if piece_bytes > MAX_MESSAGE_BYTES - HEADERS_BYTES:
+    if piece_bytes > MAX_NUMBERS_BYTES:
         raise SpecError(
             f"dense block {spec.name!r} has {spec.length} elements, so {num_servers} servers would hold "
             f"{piece_bytes} bytes each, more than the {MAX_MESSAGE_BYTES} of a message: use more servers, or "

@@ -17,10 +17,12 @@ from protos.errors import (
     OverloadedError,
     ProtocolError,
     SpecConflictError,
+    SpecError,
     UnknownChangesError,
     UnknownTableError,
 )
 from protos.gradients import Gradients, Values, require_finite
+from protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
 from protos.placement import ShardMap
 from protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from protos.store import Shrunk, TableStatus, Version, WorkerProgress
@@ -89,6 +91,7 @@ class Parameters:
             check_score_source(spec, self._declared_spec(spec.admission))
             if table is None:
                 self._refuse_taken_name(spec.name)
+                self._require_few_tables(spec)
                 self._tables[spec.name] = self._new_table(spec)
                 return
             if spec.name in self._undeclared:
@@ -103,6 +106,7 @@ class Parameters:
             block = self._blocks.get(spec.name)
             if block is None:
                 self._refuse_taken_name(spec.name)
+                _require_few("dense blocks", spec.name, len(self._blocks) + 1, MAX_TABLES)
                 self._blocks[spec.name] = self._new_block(spec)
             elif spec.name in self._undeclared:
                 require_claimable(block.spec, spec, self._loaded_url)
@@ -133,6 +137,12 @@ class Parameters:
     def _refuse_taken_name(self, name: str) -> None:
         if name in self._tables or name in self._blocks:
             raise SpecConflictError(f"{name!r} is both a table and a dense block: rename one")
+
+    def _require_few_tables(self, spec: TableSpec) -> None:
+        """Raises SpecError if one more table is too much: status and digests must fit a message."""
+        shards = spec.num_shards + sum(table.spec.num_shards for table in self._tables.values())
+        _require_few("tables", spec.name, len(self._tables) + 1, MAX_TABLES)
+        _require_few("shards of tables", spec.name, shards, MAX_TOTAL_SHARDS)
 
     def _claim(self, table: SparseTable, spec: TableSpec) -> SparseTable:
         """Returns a loaded table with the spec that a job declares."""
@@ -409,6 +419,11 @@ class Parameters:
         for block in blocks:
             block.pull(vectors[block.spec.name])
         return vectors
+
+
+def _require_few(what: str, name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise SpecError(f"with {name!r} there would be {count} {what}, more than {limit}")
 
 
 def _load_candidates(checkpoint: Checkpoint, saved: TableSpec, table: SparseTable) -> None:

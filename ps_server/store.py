@@ -221,6 +221,10 @@ class ParameterStore:
 
         return coordinator.at_version(at, answer)
 
+    def dim(self, table: str) -> int:
+        """Returns the width of a table's embeddings."""
+        return self._parameters.table(table).spec.dim
+
     def piece_length(self, block: str) -> int:
         """Returns the length of this process's piece of a dense block."""
         return self._parameters.block(block).length

@@ -5,7 +5,9 @@ has not left.
 """
 
 from protos.errors import ProtocolError
+from protos.limits import MAX_BARRIERS
 from ps_server.coordination.membership import Membership
+from ps_server.coordination.names import require_name
 
 
 class Barriers:
@@ -19,24 +21,37 @@ class Barriers:
         """A worker comes to the barrier `name`; to come again changes nothing.
 
         Raises:
-            ProtocolError: If it has left or is not of this job.
+            ProtocolError: If it has left or is not of this job, waits at too many others, or the name is too
+                long.
         """
+        require_name("barrier", name)
         if not self._members.is_present(worker):
             raise ProtocolError(
                 f"worker {worker} came to barrier {name!r}, but has left or is not of this job "
                 f"(members: {self._members.present}); after a job that failed, restart the servers that "
                 f"stayed"
             )
+        others = [place for place, at in self._waiting.items() if worker in at and place != name]
+        if len(others) >= MAX_BARRIERS:
+            raise ProtocolError(
+                f"worker {worker} came to barrier {name!r} while it waits at {len(others)} others, as "
+                f"{others[0]!r}: a worker waits at one barrier at a time"
+            )
         self._waiting.setdefault(name, set()).add(worker)
 
     def give_up(self, name: str, worker: int) -> None:
         """A worker stops waiting."""
         self._waiting.get(name, set()).discard(worker)
+        self._forget_empty()
 
     def leave(self, worker: int) -> None:
         """Forgets where a worker waited that has left."""
         for waiting in self._waiting.values():
             waiting.discard(worker)
+        self._forget_empty()
+
+    def _forget_empty(self) -> None:
+        self._waiting = {name: waiting for name, waiting in self._waiting.items() if waiting}
 
     def missing(self, name: str) -> list[int]:
         """Returns the workers that have neither left nor come to `name`, ascending."""

@@ -16,8 +16,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from protos.errors import ProtocolError
+from protos.limits import MAX_EXCHANGES, MAX_MESSAGES
 from protos.store import Message
 from ps_server.coordination.membership import Membership
+from ps_server.coordination.names import require_name
 
 INBOX_BYTES = 64 * 2**20
 """Limit of the messages for one receiver: some seconds of rows, so that a short pause delays no sender."""
@@ -76,11 +78,12 @@ class Mailbox:
         """Keeps a message, unless it was posted before.
 
         Raises:
-            ProtocolError: If it is not the next from its sender, or one of the two workers has left or is not
-                of this job.
+            ProtocolError: If it is not the next from its sender, one of the two workers has left or is not of
+                this job, the name is too long, or too many messages or exchanges wait for the receiver.
         """
         self._require_present(exchange, message.sender)
         self._require_present(exchange, message.receiver)
+        self._require_few(exchange, message.receiver)
         inbox = self._inbox(exchange, message.receiver)
         sender = inbox.senders.get(message.sender, _Sender())
         if message.sequence < sender.sequence:
@@ -120,7 +123,8 @@ class Mailbox:
         A sender posts to an exchange only after its last to the one before, so the older one has come first.
 
         Raises:
-            ProtocolError: If fewer were posted, or more are forgotten, or the receiver has left.
+            ProtocolError: If fewer were posted, or more are forgotten, the receiver has left, or the name is
+                too long.
         """
         self._require_present(exchange, receiver)
         inbox = self._inbox(exchange, receiver)
@@ -183,10 +187,21 @@ class Mailbox:
         return self._inboxes.get((exchange, receiver)) or _Inbox()
 
     def _require_present(self, exchange: str, worker: int) -> None:
+        require_name("exchange", exchange)
         if not self._members.is_present(worker):
             raise ProtocolError(
                 f"worker {worker} has no part in exchange {exchange!r}: it left or is not of this job (there "
                 f"are: {self._members.present}); all workers must take part in an exchange"
+            )
+
+    def _require_few(self, exchange: str, receiver: int) -> None:
+        """Raises ProtocolError if the receiver has too many exchanges for a new one."""
+        exchanges = [each for each, of in self._inboxes if of == receiver]
+        if exchange not in exchanges and len(exchanges) >= MAX_EXCHANGES:
+            raise ProtocolError(
+                f"a message for worker {receiver} came in exchange {exchange!r}, but it has not begun to "
+                f"take from {len(exchanges)} earlier ones, as {exchanges[0]!r}: all workers take part in one "
+                f"exchange after the other"
             )
 
     def _require_next(
@@ -205,3 +220,7 @@ class Mailbox:
             raise ProtocolError(f"{what} came after the last one")
         if not inbox.has_room_for(sender, self._inbox_bytes):
             raise ProtocolError(f"{what} came before the one before it was answered")
+        if len(inbox.messages) >= MAX_MESSAGES and message.content is not None:
+            raise ProtocolError(
+                f"{what} came while {len(inbox.messages)} wait for the receiver: post fewer, larger ones"
+            )

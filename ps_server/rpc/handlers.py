@@ -11,8 +11,10 @@ from concurrent.futures import Executor
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from protos.chunking import require_piece_fits
+from protos.chunking import KEY_BYTES, VALUE_BYTES, require_piece_fits
+from protos.errors import ProtocolError
 from protos.futures import Answered, Future, WaitingFuture
+from protos.limits import MAX_NUMBERS_BYTES
 from protos.spec import DenseSpec, TableSpec
 from protos.store import Changed, Pulled, PulledPieces, Reduced, ServerStatus, Shrunk, Version
 from protos.wire.calls import CALLS, Call
@@ -65,6 +67,15 @@ def _worker_of(request: Any) -> int | None:
         case PullChanged() | Take() | Barrier() | AllReduce() | Advance() | Leave() | Abort():
             return request.worker
     return None
+
+
+def _require_answer_fits(num_bytes: int, what: str) -> None:
+    """Raises ProtocolError if an answer of `num_bytes` fits no message; before memory is taken for it."""
+    if num_bytes > MAX_NUMBERS_BYTES:
+        raise ProtocolError(
+            f"{what} would have an answer of {num_bytes} bytes, more than the {MAX_NUMBERS_BYTES} that fit a "
+            f"message: ask for less in one call"
+        )
 
 
 class Handlers:
@@ -136,14 +147,23 @@ class Handlers:
 
     def _pull_sparse(self, request: PullSparse) -> Future[Pulled]:
         self._require_epoch(request.shard_map_epoch)
+        dims = {table: self._store.dim(table) for table in request.keys}
+        size = sum(VALUE_BYTES * dims[table] * keys.size for table, keys in request.keys.items())
+        _require_answer_fits(size, f"a pull from the tables {sorted(dims)}")
         return self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
 
     def _pull_changed(self, request: PullChanged) -> Future[Changed]:
         self._require_epoch(request.shard_map_epoch)
+        dims = [self._store.dim(table) for table in request.tables]
+        row_bytes = KEY_BYTES + VALUE_BYTES * max(dims, default=0)
+        _require_answer_fits(row_bytes * request.max_rows, f"{request.max_rows} changed rows")
         return self._store.pull_changed(request.tables, request.worker, max_rows=request.max_rows)
 
     def _pull_dense(self, request: PullDense) -> Future[PulledPieces]:
         self._require_epoch(request.shard_map_epoch)
+        blocks = sorted(set(request.blocks))
+        size = VALUE_BYTES * sum(map(self._store.piece_length, blocks))
+        _require_answer_fits(size, f"a pull of the dense blocks {blocks}")
         return self._store.pull_pieces(request.blocks, at=request.at)
 
     def _push_grad(self, request: PushGrad) -> Future[Version]:

@@ -4,6 +4,7 @@ import math
 import re
 
 from protos.errors import SpecError
+from protos.limits import MAX_NAME_CHARACTERS
 from protos.spec import ExpirySpec, StatisticsSpec, TableSpec
 from ps_server.table.feature_life.admission import check_admission
 
@@ -11,15 +12,15 @@ MAX_DIM = 4096
 MAX_SHARDS = 4096
 EVICTIONS = ("lru", "score")
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
 
 
 def check_name(name: str) -> None:
     """Raises SpecError unless a table or dense block may have this name: it is part of file names."""
     if not _NAME.fullmatch(name):
         raise SpecError(
-            f"invalid name {name!r} of a table or dense block: expected up to 100 letters, digits, '_', '-' "
-            f"and '.'"
+            f"invalid name {name!r} of a table or dense block: expected up to {MAX_NAME_CHARACTERS} letters, "
+            f"digits, '_', '-' and '.'"
         )
 
 

@@ -30,7 +30,7 @@ from protos.errors import (
 from protos.futures import Combined, Future, results, results_of_all_ended
 from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
 from protos.keys import Keys, require_unique
-from protos.limits import CHUNK_BYTES, HEADERS_BYTES, MAX_MESSAGE_BYTES
+from protos.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
 from protos.placement import ShardMap
 from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, TableSpec
@@ -387,7 +387,7 @@ class ClusterClient:
     def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`; content must fit a message."""
         size = len(message.content or b"")
-        if size > MAX_MESSAGE_BYTES - HEADERS_BYTES:
+        if size > MAX_NUMBERS_BYTES:
             raise ProtocolError(
                 f"a message of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: split it"
             )

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
+from protos.limits import MAX_EXCHANGES, MAX_NAME_CHARACTERS
 from protos.store import Message
 from ps_server.coordination.mailbox import Mailbox
 from ps_server.coordination.membership import Membership
@@ -20,6 +21,12 @@ def message(sequence: int, content: bytes | None = b"rows", sender: int = 0) -> 
 def leave(mailbox: Mailbox, worker: int) -> None:
     mailbox._members.leave(worker)
     mailbox.leave(worker)
+
+
+def taken_of(mailbox: Mailbox, exchange: str) -> list[bytes]:
+    """Returns what worker 1 takes from an exchange of which it has nothing."""
+    mailbox.acknowledge(exchange, 1, 0)
+    return [each.content or b"" for each in mailbox.take(exchange, 1, MANY) or []]
 
 
 def taken(mailbox: Mailbox, received: int = 0, max_bytes: int = MANY) -> list[bytes] | None:
@@ -214,6 +221,48 @@ def test_exchange_that_its_receiver_never_took_from_is_forgotten_with_the_next()
     mailbox.acknowledge("next", 1, 0)
 
     assert mailbox.held_bytes == len(b"new") + len(b"newest")
+
+
+def test_message_in_one_more_exchange_than_a_receiver_may_have_is_refused() -> None:
+    mailbox = Mailbox(Membership(2))
+    for number in range(MAX_EXCHANGES):
+        mailbox.post(f"exchange-{number}", message(0))
+
+    with pytest.raises(ProtocolError, match="from 4 earlier ones, as 'exchange-0'"):
+        mailbox.post("one-more", message(0))
+
+    mailbox.post("exchange-0", message(1))
+    mailbox.post("one-more", Message(sender=0, receiver=0, sequence=0, content=b"to another"))
+    assert taken_of(mailbox, "exchange-0") == [b"rows"] * 2
+    assert taken_of(mailbox, "exchange-1") == [b"rows"]
+    mailbox.post("one-more", message(0))
+    assert taken_of(mailbox, "one-more") == [b"rows"]
+
+
+def test_empty_messages_are_bounded_by_their_number(monkeypatch) -> None:
+    monkeypatch.setattr("ps_server.coordination.mailbox.MAX_MESSAGES", 3)
+    mailbox = Mailbox(Membership(2))
+    for sequence in range(3):
+        mailbox.post("exchange", message(sequence, b""))
+
+    with pytest.raises(ProtocolError, match=r"message 3 .* while 3 wait for the receiver"):
+        mailbox.post("exchange", message(3, b""))
+
+    mailbox.post("exchange", message(3, None))
+    assert taken(mailbox) == [b""] * 3
+
+
+def test_long_name_of_an_exchange_is_refused() -> None:
+    mailbox = Mailbox(Membership(2))
+    longest = "x" * MAX_NAME_CHARACTERS
+
+    with pytest.raises(ProtocolError, match=r"exchange 'x{100}'... has 101 characters"):
+        mailbox.post(longest + "x", message(0))
+    with pytest.raises(ProtocolError, match=r"exchange 'x{100}'... has 101 characters"):
+        mailbox.acknowledge(longest + "x", 1, 0)
+
+    mailbox.post(longest, message(0))
+    assert taken_of(mailbox, longest) == [b"rows"]
 
 
 @given(
