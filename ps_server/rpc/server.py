@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from protos.errors import AbortedError, BindError, IdleError
 from protos.wire.channel import SERVER_OPTIONS
 from ps_server.rpc.activity import Activity
+from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.health import SERVICE
 from ps_server.rpc.service import Service
@@ -34,6 +35,7 @@ class Server:
         settings: ServerSettings,
         *,
         address: str,
+        backlog: Backlog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepares to serve; nothing is bound yet.
@@ -42,6 +44,7 @@ class Server:
             store: What to serve.
             settings: When to end, and how.
             address: host:port to bind; port 0 takes a free one.
+            backlog: See `Service`.
             clock: In seconds.
         """
         self._store = store
@@ -51,7 +54,8 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._service = Service(Handlers(store, self._on_all_left), self._activity)
+        self._handlers = Handlers(store, self._on_all_left)
+        self._service = Service(self._handlers, self._activity, backlog=backlog)
         self._loop = asyncio.get_running_loop()
         store.call_on_failure(self._hear_of_failure)
         self._service.add_to(self._server)

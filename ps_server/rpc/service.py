@@ -1,7 +1,8 @@
 """The service: a gRPC method for each call of protos/wire/calls.py. Decode, call the handler, encode.
 
 It runs on one event loop. A call that waits for other workers is a suspended coroutine, so it takes no
-thread that the pushes it waits for would need; calls with much work are handed to threads.
+thread that the pushes it waits for would need; calls with much work are handed to threads. A call that the
+backlog refuses is not decoded.
 """
 
 import asyncio
@@ -13,16 +14,19 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from protos.errors import CtrPsError
+from protos.errors import CtrPsError, ProtocolError
 from protos.futures import Future, WaitingFuture
 from protos.wire.calls import CALLS, SERVICE, Call
 from protos.wire.grpc_status import details_of, metadata_of, status_of
 from ps_server.rpc.activity import Activity
+from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 
 logger = logging.getLogger(__name__)
 
+Q = TypeVar("Q")
 T = TypeVar("T")
 
 INLINE_VALUES = 300_000
@@ -41,7 +45,7 @@ workers and batches of 100, sync training had 0.96 of an earlier version's speed
 and 1.04 to 1.11 of it without.
 """
 
-Method = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
+Method = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
 async def abort_with(context: grpc.aio.ServicerContext, call: str, error: Exception) -> None:
@@ -78,7 +82,12 @@ class Service:
     """The methods of protos/v1/parameter_server.proto, over the handlers of a store."""
 
     def __init__(
-        self, handlers: Handlers, activity: Activity, *, inline_values: int = INLINE_VALUES
+        self,
+        handlers: Handlers,
+        activity: Activity,
+        *,
+        inline_values: int = INLINE_VALUES,
+        backlog: Backlog | None = None,
     ) -> None:
         """Answers calls by `handlers`; tells `activity` of every call.
 
@@ -86,10 +95,12 @@ class Service:
             handlers: Answer calls.
             activity: Told of every call.
             inline_values: Calls that touch more numbers run in a thread.
+            backlog: Counts the calls in threads, and refuses more; None: one with the usual limits.
         """
         self._handlers = handlers
         self._activity = activity
         self._inline_values = inline_values
+        self._backlog = backlog or Backlog()
         self._step_executor = ThreadPoolExecutor(1, "steps")
         handlers.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
 
@@ -98,7 +109,6 @@ class Service:
         methods = {
             call.name: grpc.unary_unary_rpc_method_handler(
                 self.method(call),
-                request_deserializer=call.request.message.FromString,
                 response_serializer=call.answer.message.SerializeToString,
             )
             for call in CALLS.values()
@@ -110,19 +120,33 @@ class Service:
         self._step_executor.shutdown(wait=False)
 
     def method(self, call: Call[Any, Any]) -> Method:
-        """Returns the method of a call: a message in, a message out."""
+        """Returns the method of a call: the bytes of a message in, a message out."""
 
-        async def method(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def method(request: bytes, context: grpc.aio.ServicerContext) -> Any:
             async with _Answering(self._activity, context, call.name):
-                argument = call.request.decode(request)
+                self._backlog.require_room(call.name)
+                argument = _decoded(call, request)
                 start = partial(self._handlers.start, call, argument)
-                is_small = self._handlers.work(call, argument) <= self._inline_values
-                answer = start() if is_small else await asyncio.to_thread(start)
+                if self._handlers.work(call, argument) <= self._inline_values:
+                    answer = start()
+                else:
+                    with self._backlog.holding(len(request)):
+                        answer = await asyncio.to_thread(start)
                 answered = await _settled(answer)
                 self._handlers.after(call)
                 return call.answer.encode(answered)
 
         return method
+
+
+def _decoded(call: Call[Q, Any], request: bytes) -> Q:
+    try:
+        message = call.request.message.FromString(request)
+    except DecodeError as exc:
+        raise ProtocolError(
+            f"{call.name} was sent {len(request)} bytes that are no {call.request.message.DESCRIPTOR.name}"
+        ) from exc
+    return call.request.decode(message)
 
 
 async def _settled(future: Future[T]) -> T:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from protos.limits import CHUNK_BYTES
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.precompile import precompile_kernels
+from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.server import Server
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
@@ -57,11 +58,14 @@ class Cluster:
         self.stores: list[ParameterStore] = []
         self.endpoints: list[str] = []
 
-    def start_server(self, store: ParameterStore, **settings: Any) -> str:
+    def start_server(
+        self, store: ParameterStore, backlog: Backlog | None = None, **settings: Any
+    ) -> str:
         """Starts one more server on a free port and returns its endpoint."""
 
         async def start() -> tuple[Server, int]:
-            server = Server(store, ServerSettings(grace_s=0.0, **settings), address="127.0.0.1:0")
+            own = ServerSettings(grace_s=0.0, **settings)
+            server = Server(store, own, address="127.0.0.1:0", backlog=backlog)
             return server, await server.start()
 
         server, port = self._loop.run(start())
