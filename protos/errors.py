@@ -17,6 +17,7 @@
     ├── LogError                   the update log cannot be written, or is damaged
     ├── OverloadedError            a server that has no room for more
     ├── ProtocolError              a request that breaks the contract
+    │   ├── SnapshotLostError
     │   ├── WrongServerError
     │   └── UnknownTableError
     └── SpecError                  a table or dense block that cannot be
@@ -101,6 +102,10 @@ class ProtocolError(CtrPsError):
     """A request breaks the contract: lengths, order, push ids."""
 
     exit_code = 10
+
+
+class SnapshotLostError(ProtocolError):
+    """The snapshot that was to be saved is gone, with the server that held it: save again."""
 
 
 class WrongServerError(ProtocolError):

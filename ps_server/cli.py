@@ -16,7 +16,7 @@ import typer
 from protos.errors import CtrPsError, RoleError
 from protos.role import ROLE, ServerRole, role_from_environment
 from ps_server.rpc.run import log_to_stderr, run_server
-from ps_server.settings import ServerSettings, bytes_of_size
+from ps_server.settings import LogSync, ServerSettings, bytes_of_size
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -49,6 +49,19 @@ def run(
             help="Folder or URL in which alone to save and load; repeatable; default: anywhere."
         ),
     ] = None,
+    update_log: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of the update log, with which this server, once restarted, goes on where it was; "
+            "default: none."
+        ),
+    ] = DEFAULTS.update_log,
+    log_sync: Annotated[
+        LogSync,
+        typer.Option(
+            help="What an acknowledged call survives: os: the end of the process, fsync: of the machine."
+        ),
+    ] = LogSync.OS,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -83,6 +96,8 @@ def run(
                 wait_limit_s=wait_limit,
                 memory_limit=None if memory_limit is None else bytes_of_size(memory_limit),
                 checkpoint_roots=tuple(checkpoint_root or ()),
+                update_log=update_log,
+                log_sync=log_sync,
             )
             exit_code = run_server(role, settings)
     except CtrPsError as error:

@@ -25,9 +25,10 @@ from protos.gradients import Gradients, Values, require_finite
 from protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
 from protos.placement import ShardMap
 from protos.spec import AdmissionSpec, DenseSpec, TableSpec
-from protos.store import Shrunk, TableStatus, Version, WorkerProgress
+from protos.store import Missing, Shrunk, TableStatus, Version, WorkerProgress
 from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.snapshot.before_step import BeforeStep
 from ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.feature_life.admission import check_score_source
@@ -168,6 +169,17 @@ class Parameters:
             if table.spec.records_changes:
                 table.record_changes(self._num_workers)
 
+    def declared_specs(self) -> tuple[list[TableSpec], list[DenseSpec]]:
+        """Returns the specs of the tables and dense blocks that were declared."""
+        with self._lock:
+            tables = [
+                table.spec for name, table in self._tables.items() if name not in self._undeclared
+            ]
+            blocks = [
+                block.spec for name, block in self._blocks.items() if name not in self._undeclared
+            ]
+        return tables, blocks
+
     def saved_specs(self) -> tuple[dict[str, TableSpec], dict[str, DenseSpec]]:
         """Returns the specs of the tables and dense blocks that are saved."""
         tables, blocks = self._saved()
@@ -279,6 +291,28 @@ class Parameters:
             table.push(grad, source, scoring.scores(grad.keys))
         for name, dense in gradients.dense.items():
             self._blocks[name].push(dense)
+
+    def before(self, gradients: Gradients, step: Version) -> BeforeStep:
+        """Returns the values that a step with these gradients will change."""
+        rows = {
+            name: (grad.keys, self._tables[name].pull(grad.keys, Missing.INITIAL))
+            for name, grad in gradients.sparse.items()
+        }
+        blocks = {name: np.empty(self._blocks[name].length, np.float32) for name in gradients.dense}
+        for name, values in blocks.items():
+            self._blocks[name].pull(values)
+        return BeforeStep(step=step, rows=rows, blocks=blocks)
+
+    def num_evicted(self) -> int:
+        """Returns how many rows made room for others so far, in tables with an eviction."""
+        with self._lock:
+            tables = [
+                table
+                for table in self._tables.values()
+                if table.spec.expiry is not None
+                and (table.spec.expiry.max_rows or table.spec.expiry.max_bytes)
+            ]
+        return sum(table.status.evicted for table in tables)
 
     def shrink(self, *, max_norm: float | None, dry_run: bool) -> dict[str, Shrunk]:
         """See `protos.store.Store`; of this process's shards."""

@@ -36,6 +36,9 @@ class ServerSettings:
         checkpoint_roots: Folders or URLs to which saving and loading is limited; none: anywhere.
         grace_s: Seconds that calls in flight may take when the server ends, the answer to the last worker
             that leaves among them.
+        update_log: Folder of the update log, with which a restarted server goes on where it was; None: what
+            is not in a checkpoint is lost with the process.
+        log_sync: What a call that is in the update log survives.
         linger_s: Seconds that the server answers after its job has ended by an error, so that every worker
             hears of it.
 
@@ -52,6 +55,8 @@ class ServerSettings:
     checkpoint_roots: tuple[str, ...] = ()
     grace_s: float = 5.0
     linger_s: float = 20.0
+    update_log: str | None = None
+    log_sync: LogSync = LogSync.OS
 
     def __post_init__(self) -> None:
         for name in ("idle_limit_s", "wait_limit_s", "grace_s", "linger_s"):

@@ -8,8 +8,9 @@ store applies it, outside the coordinator's lock. coordination/coordinator.py ha
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from protos.store import (
     Changed,
     Future,
     InferenceSettings,
+    Joined,
+    Lease,
+    Member,
     Message,
     Missing,
     Numbers,
@@ -51,10 +55,12 @@ from ps_server.checkpoint.writer import (
     write_share,
 )
 from ps_server.coordination.coordinator import Coordinator
+from ps_server.coordination.job_state import JobState, Waiting
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.coordination.steps import CompleteStep
 from ps_server.parameters import Parameters
 from ps_server.settings import DEFAULT_WAIT_LIMIT_S
+from ps_server.snapshot.before_step import BeforeStep, require_values_at
 from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot
 from ps_server.table.changes.subscribers import NOBODY
 from ps_server.table.rows.statistics import Clock, wall_clock
@@ -77,6 +83,7 @@ class ParameterStore:
         memory_limit: int | None = None,
         checkpoint_roots: Sequence[str] = (),
         clock: Clock = wall_clock,
+        has_update_log: bool = False,
     ) -> None:
         """Makes an empty store.
 
@@ -89,6 +96,7 @@ class ParameterStore:
             memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
             checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
             clock: The time at which rows are seen.
+            has_update_log: Its calls are logged, so that a process after this one can go on where it was.
         """
         self.server_index = server_index
         self.shard_map = ShardMap.of(num_servers)
@@ -104,8 +112,10 @@ class ParameterStore:
             clock=clock,
         )
         self._snapshots = Snapshots(self._take_snapshot, wait_limit_s=wait_limit_s)
+        self._before_step: BeforeStep | None = None
         self._step_executor: Executor | None = None
         self._inline_values = 0
+        self._has_update_log = has_update_log
         self.jobs_before = -1
         self._on_failure: Callable[[str], None] = lambda _: None
         self.begin_job()
@@ -118,6 +128,8 @@ class ParameterStore:
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
             on_failure=self._tell_of_failure,
+            jobs_before=self.jobs_before,
+            has_update_log=self._has_update_log,
         )
         self._parameters.reset_subscribers()
 
@@ -136,15 +148,76 @@ class ParameterStore:
         """
         self._step_executor, self._inline_values = executor, inline_values
 
+    # Recovery
+
+    def job_state(self) -> JobState:
+        """Returns what `restore` needs, besides the calls of `waiting`, while nothing else is called."""
+        return self._coordinator.state()
+
+    def waiting(self) -> list[Waiting]:
+        """Returns the calls that are part of what this knows, and wait for others."""
+        return self._coordinator.waiting()
+
+    @property
+    def has_exchanges(self) -> bool:
+        """Whether messages between workers are on their way, which are not part of the state."""
+        return self._coordinator.has_exchanges
+
+    def declared_specs(self) -> tuple[list[TableSpec], list[DenseSpec]]:
+        """Returns the specs of all tables and dense blocks that were declared."""
+        return self._parameters.declared_specs()
+
+    def restore(self, jobs_before: int, state: JobState) -> None:
+        """Takes over the state of a server before this one, whose parameters it has."""
+        self.jobs_before = jobs_before - 1
+        self.begin_job()
+        self._coordinator.restore(state)
+
+    @property
+    def failure(self) -> str:
+        """Why the job has ended before its time; empty: it has not."""
+        return self._coordinator.failure
+
+    @contextmanager
+    def applying_inline(self) -> Iterator[None]:
+        """Each step is applied by the call that completes it, for the time of the block."""
+        executor, self._step_executor = self._step_executor, None
+        try:
+            yield
+        finally:
+            self._step_executor = executor
+
     # Joining and declaring
 
-    def join(self, worker: int, incarnation: int, *, terms: Mapping[str, str]) -> None:
-        """See `protos.store.Store`."""
-        self._coordinator.join(worker, incarnation, terms)
+    def join(
+        self,
+        worker: int,
+        incarnation: int,
+        *,
+        terms: Mapping[str, str],
+        lease: Lease | None = None,
+    ) -> Future[Joined]:
+        """See `protos.store.Store`; of this process alone."""
+        return self._coordinator.join(Member(worker, incarnation), terms, lease)
 
-    def require_joined(self, worker: int) -> None:
-        """Raises ProtocolError unless a process has joined as this worker."""
-        self._coordinator.require_joined(worker)
+    def require_joined(self, member: Member) -> None:
+        """Raises ProtocolError unless the process has its place in the job; it is a sign of life."""
+        self._coordinator.require_joined(member)
+
+    def renew(self, worker: int) -> None:
+        """See `protos.store.Store`; a call of a member is enough."""
+
+    def disconnect(self) -> None:
+        """See `protos.store.Store`; no-op, since there is no connection."""
+
+    def pass_time(self, seconds: float) -> list[int]:
+        """Time passes; returns the workers of which nothing was heard for so long that they are lost."""
+        return self._coordinator.pass_time(seconds)
+
+    def lose(self, workers: Sequence[int]) -> None:
+        """Workers are lost: by the rule of the job it ends, or they leave, or others take their places."""
+        self._coordinator.lose(workers)
+        self._apply_complete_steps(self._step_executor)
 
     def create_table(self, spec: TableSpec) -> None:
         """See `protos.store.Store`."""
@@ -166,6 +239,9 @@ class ParameterStore:
         def answer() -> Pulled:
             version = coordinator.version  # read first: the rows may have more, never less
             rows = {name: table.pull(keys[name], missing) for name, table in tables.items()}
+            if (before := self._values_before(at)) is not None:
+                for name, values in rows.items():
+                    before.restore_rows(name, keys[name], values)
             return Pulled(rows, version)
 
         return coordinator.at_version(at, answer)
@@ -187,9 +263,27 @@ class ParameterStore:
             version = coordinator.version
             for name, block in blocks.items():
                 block.pull(into[name])
+            if (before := self._values_before(at)) is not None:
+                for name, values in into.items():
+                    before.restore_block(name, values)
             return version
 
         return coordinator.at_version(at, answer)
+
+    def _values_before(self, at: Version | None) -> BeforeStep | None:
+        """Returns the values at version `at` if the store is beyond it, or on its way; None: it is not.
+
+        To be called after values were read. A worker in step waits for others at every version, so only one
+        that repeats its part of a step, in the place of a lost process, finds the store beyond it.
+        """
+        if at is None or not self._coordinator.waits_for_lost:
+            return None
+        before = self._before_step
+        if before is not None and before.step == at:
+            return before  # the step may be half applied, before the version says so
+        if at >= self._coordinator.version:
+            return None
+        return require_values_at(at, before)
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
         """See `protos.store.Store`; done when returned."""
@@ -197,6 +291,8 @@ class ParameterStore:
         coordinator.require_member(worker)
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
+        if coordinator.take_replaced(worker):
+            self._parameters.reset_subscribers()  # a new process has none of what the lost one knew
         recording = {name: self._parameters.recording_table(name) for name in tables}
         version, room = coordinator.version, max_rows
         rows: dict[str, tuple[Keys, Values]] = {}
@@ -217,6 +313,9 @@ class ParameterStore:
             into = {name: np.empty(block.length, np.float32) for name, block in pieces.items()}
             for name, block in pieces.items():
                 block.pull(into[name])
+            if (before := self._values_before(at)) is not None:
+                for name, values in into.items():
+                    before.restore_block(name, values)
             return PulledPieces(into, version)
 
         return coordinator.at_version(at, answer)
@@ -241,7 +340,7 @@ class ParameterStore:
         coordinator = self._coordinator
         self._parameters.check(gradients)
         if at is None:
-            return Answered(self._push_on_arrival(gradients, push_id))
+            return self._push_on_arrival(gradients, push_id)
         coordinator.push_part(gradients, push_id, at)
         self._apply_complete_steps(self._step_executor)
         return coordinator.when_applied()
@@ -255,22 +354,25 @@ class ParameterStore:
             ProtocolError: If it contradicts other chunks of the push, or comes too late; else as `push_grad`.
         """
         coordinator = self._coordinator
+        if chunk.num_chunks > 1 and coordinator.has_push(push_id, at):
+            return coordinator.when_arrived(push_id) if at is None else coordinator.when_applied()
         chunks = coordinator.assemble(chunk, push_id)
         if chunks is None:
             return Answered(coordinator.version)
         return self._push(join_push(chunks), push_id, at)
 
-    def _push_on_arrival(self, gradients: Gradients, push_id: PushId) -> Version:
+    def _push_on_arrival(self, gradients: Gradients, push_id: PushId) -> Future[Version]:
         coordinator = self._coordinator
-        coordinator.begin_arrival(push_id.worker)
+        if not coordinator.begin_arrival(push_id):
+            return coordinator.when_arrived(push_id)
         try:
             with self._snapshots.changing():
                 self._parameters.apply(gradients, push_id.worker)
                 coordinator.note_applied(push_id)
         except BaseException:
-            coordinator.abandon_arrival()
+            coordinator.abandon_arrival(push_id)
             raise
-        return coordinator.end_arrival(push_id)
+        return Answered(coordinator.end_arrival(push_id))
 
     def _apply_complete_steps(self, executor: Executor | None) -> None:
         """Applies complete steps in order, large ones in the executor; no-op while a thread does so."""
@@ -293,7 +395,12 @@ class ParameterStore:
         try:
             gradients = step.sum()
             with self._snapshots.changing():
+                if coordinator.waits_for_lost:
+                    self._before_step = self._parameters.before(gradients, step.step)
+                num_evicted = self._parameters.num_evicted()
                 self._parameters.apply(gradients, NOBODY)
+                if self._parameters.num_evicted() > num_evicted:
+                    self._before_step = None  # other rows than those of the step changed, too
                 coordinator.step_applied(step)
         except BaseException as error:
             logger.exception("step not applied step=%d", step.step)
@@ -308,17 +415,26 @@ class ParameterStore:
         coordinator = self._coordinator
         return coordinator.at_version(at, lambda: coordinator.version)
 
-    def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
-        """See `protos.store.Store`."""
-        future = self._coordinator.barrier(name, worker, step=step)
+    def barrier(
+        self, name: str, worker: int, *, step: Version, number: int | None = None
+    ) -> Future[Version]:
+        """See `protos.store.Store`; a barrier with a `number` that was passed is answered as it was then."""
+        future = self._coordinator.barrier(name, worker, step=step, number=number)
         self._apply_complete_steps(self._step_executor)
         return future
 
     def all_reduce(
-        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+        self,
+        name: str,
+        worker: int,
+        values: Numbers,
+        op: ReduceOp,
+        *,
+        step: Version,
+        number: int | None = None,
     ) -> Future[Reduced]:
-        """See `protos.store.Store`."""
-        future = self._coordinator.all_reduce(name, worker, values, op, step=step)
+        """See `protos.store.Store`; `number` as for `barrier`."""
+        future = self._coordinator.all_reduce(name, worker, values, op, step=step, number=number)
         self._apply_complete_steps(self._step_executor)
         return future
 
@@ -387,7 +503,13 @@ class ParameterStore:
             is_inference=request.inference is not None,
         )
 
-    def snapshot(self, token: str, base: str = "") -> None:
+    def snapshot(
+        self,
+        token: str,
+        base: str = "",
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_taken: Callable[[], None] = lambda: None,
+    ) -> None:
         """Takes a snapshot of this process's parameters, for the `save_share` with the same token.
 
         That has to follow soon; after a minute, or when another snapshot is taken, this one is dropped.
@@ -395,6 +517,8 @@ class ParameterStore:
         Args:
             token: Of the save to come.
             base: Token of the save on which it is based, as a delta; empty: it is a full one.
+            around: Held around the moment of the snapshot; not if it was taken already.
+            on_taken: Called while nothing has changed the store since.
 
         Raises:
             CheckpointError: If memory is short.
@@ -402,8 +526,10 @@ class ParameterStore:
             WaitTimeoutError: If another save does not end in time.
             AbortedError: If the job has ended by an error: parameters may have a part of a step.
         """
+        if self._snapshots.holds(token):
+            return  # the same once more, since its answer was lost
         self._parameters.prepare_snapshot()
-        self._snapshots.take(token, base)
+        self._snapshots.take(token, base, around, on_taken)
 
     def save_share(
         self, folder: str, token: str, inference: InferenceSettings | None = None

@@ -93,7 +93,8 @@ def _train(job: Job) -> Mapping[str, Any]:
         store = stack.enter_context(open_store(role, job.cluster))
 
         def on_joined() -> None:
-            if termination is not None:
+            # Else the process is lost, and the job goes on without it, or with another in its place.
+            if termination is not None and job.cluster.on_worker_loss == "fail":
                 termination.abort_through(store, role.worker_index)
 
         summary = train_job(

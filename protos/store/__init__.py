@@ -13,9 +13,13 @@ from protos.store.checkpoints import (
 from protos.store.coordination import (
     MAX_NUMBERS,
     Coordination,
+    Joined,
+    Lease,
+    Member,
     Numbers,
     Reduced,
     ReduceOp,
+    WorkerLoss,
     require_numbers,
 )
 from protos.store.exchange import Exchange, Message
@@ -53,6 +57,9 @@ __all__ = [
     "Future",
     "InferenceDtype",
     "InferenceSettings",
+    "Joined",
+    "Lease",
+    "Member",
     "Message",
     "Missing",
     "Numbers",
@@ -72,6 +79,7 @@ __all__ = [
     "StoreStatus",
     "TableStatus",
     "Version",
+    "WorkerLoss",
     "WorkerProgress",
     "merge_progress",
     "merge_saves",

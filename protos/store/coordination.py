@@ -50,24 +50,100 @@ class Reduced:
     version: Version
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The process that has a worker's place in the job.
+
+    Attributes:
+        worker: Index of the worker, from 0.
+        incarnation: Chosen at random by the process: tells it from another one with the same index.
+    """
+
+    worker: int
+    incarnation: int
+
+
+class WorkerLoss(enum.Enum):
+    """What happens when a worker is lost: `cluster.on_worker_loss`."""
+
+    FAIL = "fail"
+    """The job ends by an error."""
+    WAIT = "wait"
+    """The others wait for a process that takes its place."""
+    CONTINUE = "continue"
+    """The others go on without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """How a job loses a worker.
+
+    Attributes:
+        seconds: A worker of which a server hears nothing for so long is lost.
+        on_worker_loss: What happens then.
+    """
+
+    seconds: float
+    on_worker_loss: WorkerLoss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What a process that joined has to know.
+
+    Attributes:
+        jobs_before: Jobs that the store has served before; of several servers all the same.
+        barriers_passed: Barriers that processes before this one have passed in its place; of several servers
+            the most.
+        has_update_log: The servers keep an update log: when one is restarted, it goes on where it was.
+    """
+
+    jobs_before: int = 0
+    barriers_passed: int = 0
+    has_update_log: bool = False
+
+
 class Coordination(Protocol):
     """Who takes part, and barriers, reductions, clocks and versions that workers wait for."""
 
-    def join(self, worker: int, incarnation: int, *, terms: Mapping[str, str]) -> None:
+    def join(
+        self,
+        worker: int,
+        incarnation: int,
+        *,
+        terms: Mapping[str, str],
+        lease: Lease | None = None,
+    ) -> Future[Joined]:
         """Takes a worker's place in the job, before it trains; joining again is a no-op.
+
+        Where lost workers are waited for, a process may take the place of another one: once that one's
+        lease has run out, and for that it waits.
 
         Args:
             worker: Index of the worker.
             incarnation: Chosen at random by the process: tells it from another one with the same index.
             terms: Settings in which all processes of the job agree, by the names that users know.
+            lease: How the job loses a worker, the same for all; None: never.
 
         Raises:
             JobError: If another process has joined with other terms, or the server has other ones: the
                 job ends for all of them, since it cannot run.
-            ProtocolError: If the job does not have this worker, or another process has taken its place;
-                or if servers have served different numbers of jobs, so that their parameters do not belong
-                together.
+            ProtocolError: If the job does not have this worker, or another process has its place and is
+                alive; or if servers have served different numbers of jobs, so that their parameters do not
+                belong together.
         """
+        ...
+
+    def renew(self, worker: int) -> None:
+        """Says that a worker is alive, as each of its other calls does, but for pulls.
+
+        Raises:
+            ProtocolError: If it has no place in the job any more.
+        """
+        ...
+
+    def disconnect(self) -> None:
+        """Fails this process's calls that wait for an answer, and all later ones; from any thread."""
         ...
 
     def wait_version(self, at: Version) -> Future[Version]:

@@ -86,6 +86,7 @@ class StoreStatus:
             minus the version that it was computed from. Every server counts every batch, by its own versions.
         progress: How much of each worker's training is in the parameters; a worker without has no entry.
         last_save: Of the last save; None: there was none.
+        duplicates: Pushes that came again, because their answer was lost, and were not applied again.
     """
 
     version: Version
@@ -95,6 +96,7 @@ class StoreStatus:
     staleness: Staleness
     progress: Mapping[int, WorkerProgress]
     last_save: SaveStatus | None = None
+    duplicates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
         staleness=merge_staleness(part.staleness for part in parts),
         progress=merge_progress([part.progress for part in parts]),
         last_save=merge_saves([part.last_save for part in parts]),
+        duplicates=sum(part.duplicates for part in parts),
     )
 
 

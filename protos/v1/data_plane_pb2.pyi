@@ -16,6 +16,14 @@ MISSING_UNSPECIFIED: Missing
 MISSING_INITIAL: Missing
 MISSING_ZEROS: Missing
 
+class Member(_message.Message):
+    __slots__ = ("worker", "incarnation")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    incarnation: int
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
 class PushId(_message.Message):
     __slots__ = ("worker", "incarnation", "sequence", "step", "examples", "batches", "pulled", "position")
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -75,16 +83,18 @@ class PullSparseResponse(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class PullChangedRequest(_message.Message):
-    __slots__ = ("tables", "worker", "max_rows", "shard_map_epoch")
+    __slots__ = ("tables", "member", "max_rows", "shard_map_epoch", "number")
     TABLES_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     tables: _containers.RepeatedScalarFieldContainer[str]
-    worker: int
+    member: Member
     max_rows: int
     shard_map_epoch: int
-    def __init__(self, tables: _Optional[_Iterable[str]] = ..., worker: _Optional[int] = ..., max_rows: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, tables: _Optional[_Iterable[str]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., max_rows: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class ChangedColumn(_message.Message):
     __slots__ = ("table", "keys", "values")
@@ -201,26 +211,28 @@ class ExchangeMessage(_message.Message):
     def __init__(self, sender: _Optional[int] = ..., receiver: _Optional[int] = ..., sequence: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class PostRequest(_message.Message):
-    __slots__ = ("exchange", "message")
+    __slots__ = ("exchange", "message", "member")
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     exchange: str
     message: ExchangeMessage
-    def __init__(self, exchange: _Optional[str] = ..., message: _Optional[_Union[ExchangeMessage, _Mapping]] = ...) -> None: ...
+    member: Member
+    def __init__(self, exchange: _Optional[str] = ..., message: _Optional[_Union[ExchangeMessage, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
 
 class PostResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class TakeRequest(_message.Message):
-    __slots__ = ("exchange", "worker", "received")
+    __slots__ = ("exchange", "member", "received")
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     exchange: str
-    worker: int
+    member: Member
     received: int
-    def __init__(self, exchange: _Optional[str] = ..., worker: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
+    def __init__(self, exchange: _Optional[str] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., received: _Optional[int] = ...) -> None: ...
 
 class TakeResponse(_message.Message):
     __slots__ = ("messages",)

@@ -9,19 +9,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class WorkerLoss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_LOSS_UNSPECIFIED: _ClassVar[WorkerLoss]
+    WORKER_LOSS_FAIL: _ClassVar[WorkerLoss]
+    WORKER_LOSS_WAIT: _ClassVar[WorkerLoss]
+    WORKER_LOSS_CONTINUE: _ClassVar[WorkerLoss]
+
 class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REDUCE_OP_UNSPECIFIED: _ClassVar[ReduceOp]
     REDUCE_OP_SUM: _ClassVar[ReduceOp]
     REDUCE_OP_MAX: _ClassVar[ReduceOp]
     REDUCE_OP_MIN: _ClassVar[ReduceOp]
+WORKER_LOSS_UNSPECIFIED: WorkerLoss
+WORKER_LOSS_FAIL: WorkerLoss
+WORKER_LOSS_WAIT: WorkerLoss
+WORKER_LOSS_CONTINUE: WorkerLoss
 REDUCE_OP_UNSPECIFIED: ReduceOp
 REDUCE_OP_SUM: ReduceOp
 REDUCE_OP_MAX: ReduceOp
 REDUCE_OP_MIN: ReduceOp
 
+class Lease(_message.Message):
+    __slots__ = ("seconds", "on_worker_loss")
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ON_WORKER_LOSS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    on_worker_loss: WorkerLoss
+    def __init__(self, seconds: _Optional[float] = ..., on_worker_loss: _Optional[_Union[WorkerLoss, str]] = ...) -> None: ...
+
 class JoinRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "terms")
+    __slots__ = ("member", "terms", "lease")
     class TermsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -29,19 +48,33 @@ class JoinRequest(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
-    worker: int
-    incarnation: int
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    member: _data_plane_pb2.Member
     terms: _containers.ScalarMap[str, str]
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., terms: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    lease: Lease
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., terms: _Optional[_Mapping[str, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("jobs_before",)
+    __slots__ = ("jobs_before", "barriers_passed", "has_update_log")
     JOBS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    BARRIERS_PASSED_FIELD_NUMBER: _ClassVar[int]
+    HAS_UPDATE_LOG_FIELD_NUMBER: _ClassVar[int]
     jobs_before: int
-    def __init__(self, jobs_before: _Optional[int] = ...) -> None: ...
+    barriers_passed: int
+    has_update_log: bool
+    def __init__(self, jobs_before: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., has_update_log: bool = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("member",)
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    member: _data_plane_pb2.Member
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ...) -> None: ...
+
+class RenewResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class CreateTableRequest(_message.Message):
     __slots__ = ("spec",)
@@ -76,14 +109,16 @@ class WaitVersionResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("name", "worker", "step")
+    __slots__ = ("name", "member", "step", "number")
     NAME_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     name: str
-    worker: int
+    member: _data_plane_pb2.Member
     step: int
-    def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class BarrierResponse(_message.Message):
     __slots__ = ("version",)
@@ -92,18 +127,20 @@ class BarrierResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class AllReduceRequest(_message.Message):
-    __slots__ = ("name", "worker", "step", "values", "op")
+    __slots__ = ("name", "member", "step", "number", "values", "op")
     NAME_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     OP_FIELD_NUMBER: _ClassVar[int]
     name: str
-    worker: int
+    member: _data_plane_pb2.Member
     step: int
+    number: int
     values: bytes
     op: ReduceOp
-    def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., step: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ...) -> None: ...
 
 class AllReduceResponse(_message.Message):
     __slots__ = ("version", "values")
@@ -114,14 +151,14 @@ class AllReduceResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class AdvanceRequest(_message.Message):
-    __slots__ = ("worker", "clock", "at_least")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("member", "clock", "at_least")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
-    worker: int
+    member: _data_plane_pb2.Member
     clock: int
     at_least: int
-    def __init__(self, worker: _Optional[int] = ..., clock: _Optional[int] = ..., at_least: _Optional[int] = ...) -> None: ...
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., clock: _Optional[int] = ..., at_least: _Optional[int] = ...) -> None: ...
 
 class AdvanceResponse(_message.Message):
     __slots__ = ("slowest",)
@@ -130,24 +167,24 @@ class AdvanceResponse(_message.Message):
     def __init__(self, slowest: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("worker", "step")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("member", "step")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    worker: int
+    member: _data_plane_pb2.Member
     step: int
-    def __init__(self, worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class AbortRequest(_message.Message):
-    __slots__ = ("worker", "reason")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("member", "reason")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    worker: int
+    member: _data_plane_pb2.Member
     reason: str
-    def __init__(self, worker: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AbortResponse(_message.Message):
     __slots__ = ()
@@ -166,12 +203,14 @@ class CheckFolderResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("token", "base")
+    __slots__ = ("token", "base", "member")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     token: str
     base: str
-    def __init__(self, token: _Optional[str] = ..., base: _Optional[str] = ...) -> None: ...
+    member: _data_plane_pb2.Member
+    def __init__(self, token: _Optional[str] = ..., base: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
     __slots__ = ()
@@ -186,14 +225,16 @@ class Inference(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., min_score: _Optional[float] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
-    __slots__ = ("folder", "token", "inference")
+    __slots__ = ("folder", "token", "inference", "member")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     INFERENCE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     folder: str
     token: str
     inference: Inference
-    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., inference: _Optional[_Union[Inference, _Mapping]] = ...) -> None: ...
+    member: _data_plane_pb2.Member
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ..., inference: _Optional[_Union[Inference, _Mapping]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ...) -> None: ...
 
 class SaveResponse(_message.Message):
     __slots__ = ("share",)
@@ -202,26 +243,32 @@ class SaveResponse(_message.Message):
     def __init__(self, share: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("url", "token", "only")
+    __slots__ = ("url", "token", "only", "member")
     URL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ONLY_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     url: str
     token: str
     only: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, url: _Optional[str] = ..., token: _Optional[str] = ..., only: _Optional[_Iterable[str]] = ...) -> None: ...
+    member: _data_plane_pb2.Member
+    def __init__(self, url: _Optional[str] = ..., token: _Optional[str] = ..., only: _Optional[_Iterable[str]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ...) -> None: ...
 
 class LoadResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ShrinkRequest(_message.Message):
-    __slots__ = ("max_norm", "dry_run")
+    __slots__ = ("max_norm", "dry_run", "member", "number")
     MAX_NORM_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     max_norm: float
     dry_run: bool
-    def __init__(self, max_norm: _Optional[float] = ..., dry_run: bool = ...) -> None: ...
+    member: _data_plane_pb2.Member
+    number: int
+    def __init__(self, max_norm: _Optional[float] = ..., dry_run: bool = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Shrunk(_message.Message):
     __slots__ = ("rows", "size_bytes", "left_rows", "candidates")
@@ -301,7 +348,7 @@ class WorkerProgress(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("version", "progress")
+    __slots__ = ("version", "progress", "member")
     class ProgressEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -311,9 +358,11 @@ class ResumeRequest(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     version: int
     progress: _containers.MessageMap[int, WorkerProgress]
-    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ...) -> None: ...
+    member: _data_plane_pb2.Member
+    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ()
@@ -340,7 +389,7 @@ class SaveStatus(_message.Message):
     def __init__(self, pause_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., is_over: bool = ...) -> None: ...
 
 class StoreStatus(_message.Message):
-    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save")
+    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save", "duplicates")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +418,7 @@ class StoreStatus(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     LAST_SAVE_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     version: int
     tables: _containers.MessageMap[str, TableStatus]
     examples: _containers.ScalarMap[int, int]
@@ -376,7 +426,8 @@ class StoreStatus(_message.Message):
     staleness: Staleness
     progress: _containers.MessageMap[int, WorkerProgress]
     last_save: SaveStatus
-    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ...) -> None: ...
+    duplicates: int
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("store", "server_index", "num_servers")

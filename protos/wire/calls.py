@@ -1,4 +1,4 @@
-"""The calls to a server: one row an RPC, with its codecs, its deadline and whether it is retried.
+"""The calls to a server: one row an RPC, with its codecs and its deadline.
 
     client: argument --request.encode--> message ~~~> message --request.decode--> argument: server
     server: answer --answer.encode--> message ~~~> message --answer.decode--> answer: client
@@ -6,6 +6,8 @@
 A new RPC needs its messages in protos/v1/parameter_server.proto, a dataclass in requests.py, a row here, a
 method of a facet in protos/store and of both stores; a server calls the method that has the RPC's name, with
 the fields of the argument, unless ps_server/rpc/handlers.py has a handler for it.
+
+Every call is idempotent: sent again because its answer was lost, it changes nothing and is answered alike.
 """
 
 import enum
@@ -19,6 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
+    Joined,
     Message,
     Pulled,
     PulledPieces,
@@ -44,6 +47,7 @@ from protos.wire.requests import (
     PullDense,
     PullSparse,
     PushGrad,
+    Renew,
     Resume,
     Save,
     Shrink,
@@ -83,14 +87,14 @@ class Call(Generic[Q, A]):
         request: What it is given.
         answer: What it answers.
         deadline: How long it may take.
-        retry: Whether a client may repeat it when a server is unavailable: repeated, it changes nothing.
+        retry: Whether it is worth sending again while its server is unavailable.
     """
 
     name: str
     request: Codec[Q]
     answer: Codec[A]
     deadline: Deadline = Deadline.PLAIN
-    retry: bool = False
+    retry: bool = True
 
 
 CodecOf = Callable[[Descriptor], Codec[T]]
@@ -103,7 +107,7 @@ def _call(
     answer: CodecOf[A],
     *,
     deadline: Deadline = Deadline.PLAIN,
-    retry: bool = False,
+    retry: bool = True,
 ) -> Call[Q, A]:
     method = _SERVICE.methods_by_name[name]
     return Call(
@@ -130,35 +134,29 @@ def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> 
     return lambda message: value_codec(annotation, name, message, codec)
 
 
-# Answers with the number of jobs that the server has served before.
-JOIN: Call[Join, int] = _call("Join", _record(Join), _value("jobs_before", int), retry=True)
-CREATE_TABLE: Call[TableSpec, None] = _call(
-    "CreateTable", _value("spec", TableSpec), _nothing, retry=True
-)
-CREATE_DENSE: Call[DenseSpec, None] = _call(
-    "CreateDense", _value("spec", DenseSpec), _nothing, retry=True
-)
+# It may wait for a lease to run out.
+JOIN: Call[Join, Joined] = _call("Join", _record(Join), _record(Joined), deadline=Deadline.WORKERS)
+# The next one comes soon.
+RENEW: Call[Renew, None] = _call("Renew", _record(Renew), _nothing, retry=False)
+CREATE_TABLE: Call[TableSpec, None] = _call("CreateTable", _value("spec", TableSpec), _nothing)
+CREATE_DENSE: Call[DenseSpec, None] = _call("CreateDense", _value("spec", DenseSpec), _nothing)
 PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     "PullSparse",
     _record(PullSparse, keys=columns.KEYS),
     _record(Pulled, rows=columns.ROWS),
     deadline=Deadline.VERSION,
-    retry=True,
 )
 PULL_DENSE: Call[PullDense, PulledPieces] = _call(
     "PullDense",
     _record(PullDense),
     _record(PulledPieces, pieces=columns.PIECES),
     deadline=Deadline.VERSION,
-    retry=True,
 )
-# Not retried: rows in an answer count as known to the worker.
 PULL_CHANGED: Call[PullChanged, Changed] = _call(
     "PullChanged",
     _record(PullChanged),
     _record(Changed, rows=columns.CHANGED_ROWS),
 )
-# Not retried: a server could not tell a repeated push from a new one.
 PUSH_GRAD: Call[PushGrad, Version] = _call(
     "PushGrad",
     _record(PushGrad, chunk=columns.CHUNK),
@@ -169,21 +167,18 @@ POST: Call[Post, None] = _call(
     _record(Post),
     _nothing,
     deadline=Deadline.WORKERS,
-    retry=True,
 )
 TAKE: Call[Take, Sequence[Message]] = _call(
     "Take",
     _record(Take),
     _value("messages", Sequence[Message]),
     deadline=Deadline.WORKERS,
-    retry=True,
 )
 WAIT_VERSION: Call[WaitVersion, Version] = _call(
     "WaitVersion",
     _record(WaitVersion),
     _value("version", Version),
     deadline=Deadline.WORKERS,
-    retry=True,
 )
 BARRIER: Call[Barrier, Version] = _call(
     "Barrier", _record(Barrier), _value("version", Version), deadline=Deadline.WORKERS
@@ -197,12 +192,10 @@ ALL_REDUCE: Call[AllReduce, Reduced] = _call(
 ADVANCE: Call[Advance, int] = _call(
     "Advance", _record(Advance), _value("slowest", int), deadline=Deadline.WORKERS
 )
-# Not retried: late ones would count for the next job of a server that stays.
 LEAVE: Call[Leave, None] = _call("Leave", _record(Leave), _nothing)
-ABORT: Call[Abort, None] = _call("Abort", _record(Abort), _nothing)
-CHECK_FOLDER: Call[CheckFolder, None] = _call(
-    "CheckFolder", _record(CheckFolder), _nothing, retry=True
-)
+# Its process ends, and a server that is not there learns that by the lease.
+ABORT: Call[Abort, None] = _call("Abort", _record(Abort), _nothing, retry=False)
+CHECK_FOLDER: Call[CheckFolder, None] = _call("CheckFolder", _record(CheckFolder), _nothing)
 # It may wait for another save to end.
 SNAPSHOT: Call[Snapshot, None] = _call(
     "Snapshot", _record(Snapshot), _nothing, deadline=Deadline.WORKERS
@@ -220,7 +213,6 @@ RESUME: Call[Resume, None] = _call(
     _record(Resume),
     _nothing,
 )
-# Not retried: each call is a pass.
 SHRINK: Call[Shrink, Mapping[str, Shrunk]] = _call(
     "Shrink",
     _record(Shrink),
@@ -232,13 +224,11 @@ GET_DIGEST: Call[None, Mapping[tuple[str, int], bytes]] = _call(
     _nothing,
     _value("shards", Mapping[tuple[str, int], bytes], columns.DIGESTS),
     deadline=Deadline.CHECKPOINT,
-    retry=True,
 )
 GET_STATUS: Call[None, ServerStatus] = _call(
     "GetStatus",
     _nothing,
     _record(ServerStatus),
-    retry=True,
 )
 
 CALLS: Mapping[str, Call[Any, Any]] = {

@@ -11,6 +11,8 @@ from protos.chunking import PushChunk
 from protos.keys import Keys
 from protos.store import (
     InferenceSettings,
+    Lease,
+    Member,
     Message,
     Missing,
     Numbers,
@@ -25,9 +27,16 @@ from protos.store import (
 class Join:
     """See `Coordination.join`."""
 
-    worker: int
-    incarnation: int
+    member: Member
     terms: Mapping[str, str]
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renew:
+    """See `Coordination.renew`."""
+
+    member: Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +73,10 @@ class PullChanged:
     """See `Changes.pull_changed`."""
 
     tables: Sequence[str]
-    worker: int
+    member: Member
     max_rows: int
     shard_map_epoch: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +85,7 @@ class Post:
 
     exchange: str
     message: Message
+    member: Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +93,7 @@ class Take:
     """See `Exchange.take`."""
 
     exchange: str
-    worker: int
+    member: Member
     received: int
 
 
@@ -98,8 +109,9 @@ class Barrier:
     """See `Coordination.barrier`."""
 
     name: str
-    worker: int
+    member: Member
     step: Version
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +119,18 @@ class AllReduce:
     """See `Coordination.all_reduce`."""
 
     name: str
-    worker: int
+    member: Member
     values: Numbers
     op: ReduceOp
     step: Version
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
     """See `Coordination.advance`."""
 
-    worker: int
+    member: Member
     clock: int
     at_least: int
 
@@ -126,7 +139,7 @@ class Advance:
 class Leave:
     """See `Coordination.leave`."""
 
-    worker: int
+    member: Member
     step: Version
 
 
@@ -134,7 +147,7 @@ class Leave:
 class Abort:
     """See `Coordination.abort`."""
 
-    worker: int
+    member: Member
     reason: str
 
 
@@ -152,6 +165,7 @@ class Snapshot:
 
     token: str
     base: str = ""
+    member: Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +175,7 @@ class Save:
     folder: str
     token: str
     inference: InferenceSettings | None = None
+    member: Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +185,7 @@ class Load:
     url: str
     token: str = ""
     only: Sequence[str] = ()
+    member: Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +194,7 @@ class Resume:
 
     version: Version
     progress: Mapping[int, WorkerProgress]
+    member: Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,3 +203,5 @@ class Shrink:
 
     max_norm: float | None = None
     dry_run: bool = False
+    member: Member
+    number: int

@@ -42,6 +42,10 @@ class Reductions:
         if contribution is not None:
             self._given[name, worker] = contribution
 
+    def given(self, name: str, worker: int) -> Contribution | None:
+        """Returns the numbers with which a worker waits at the barrier `name`; None: it has none."""
+        return self._given.get((name, worker))
+
     def take(self, name: str, workers: Sequence[int]) -> Given:
         """Returns, and forgets, the contributions of the workers that the barrier `name` releases."""
         return {worker: self._given.pop((name, worker), None) for worker in workers}

@@ -4,8 +4,17 @@ Sans-IO: arrivals and departures in, releases out; no clock, no locks. A barrier
 has not left.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
 from protos.errors import ProtocolError
 from protos.limits import MAX_BARRIERS
+from protos.store import Reduced, Version
+from ps_server.coordination.job_state import PassedBarrier
 from ps_server.coordination.membership import Membership
 from ps_server.coordination.names import require_name
 
@@ -83,3 +92,116 @@ class Barriers:
         for name in released:
             del self._waiting[name]
         return released
+
+
+MAX_PASSED = 2**16
+"""Barriers of all workers that are remembered: far more than a job has whose processes are replaced."""
+
+MAX_PASSED_VALUES = 2**23
+"""Numbers in the answers to them: 64 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a worker was answered at a barrier."""
+
+    name: str
+    answer: Callable[[], Any]
+    num_values: int
+
+
+class PassedBarriers:
+    """What workers were answered at the barriers that they passed, by number. Not thread-safe.
+
+    A process in another's place comes to its barriers once more, from the first on, and is answered as that
+    one was; and so is a worker that did not get its answer.
+    """
+
+    def __init__(self) -> None:
+        self._outcomes: dict[tuple[int, int], _Outcome] = {}  # the oldest first
+        self._num_values = 0
+        self._newest: dict[int, int] = {}
+        self._expected: dict[int, int] = {}
+
+    def newest(self, worker: int) -> int:
+        """Returns the number of the last barrier that a worker has passed; 0: none."""
+        return self._newest.get(worker, 0)
+
+    def outcome(self, name: str, worker: int, number: int) -> Callable[[], Any] | None:
+        """Returns how a worker was answered; None: it has not passed this barrier.
+
+        Raises:
+            ProtocolError: If it passed another one then, or long ago.
+        """
+        if number > self.newest(worker):
+            return None
+        if (passed := self._outcomes.get((worker, number))) is None:
+            raise ProtocolError(
+                f"worker {worker} has passed its barrier {number} too long ago to come to {name!r} again: "
+                f"start the job again from its checkpoint"
+            )
+        if passed.name != name:
+            raise ProtocolError(
+                f"worker {worker} came to barrier {name!r} as its barrier {number}, which was "
+                f"{passed.name!r} before: a process in another's place must come to the same barriers in the "
+                f"same order"
+            )
+        return passed.answer
+
+    def expect(self, worker: int, number: int) -> None:
+        """A worker comes to a barrier that it has not passed."""
+        self._expected[worker] = number
+
+    def note(self, name: str, worker: int, answer: Callable[[], Any], num_values: int) -> None:
+        """A worker that was expected passes a barrier; how one without a number is answered is not kept.
+
+        Args:
+            name: Name of the barrier.
+            worker: Index of the worker.
+            answer: What it is answered.
+            num_values: Numbers in the answer.
+        """
+        if (number := self._expected.pop(worker, None)) is None:
+            return
+        self._newest[worker] = number
+        self._outcomes[worker, number] = _Outcome(name, answer, num_values)
+        self._num_values += num_values
+        while len(self._outcomes) > MAX_PASSED or self._num_values > MAX_PASSED_VALUES:
+            self._num_values -= self._outcomes.pop(next(iter(self._outcomes))).num_values
+
+    def expected(self, worker: int) -> int:
+        """Returns the number of the barrier that a worker waits at; 0: it has none."""
+        return self._expected.get(worker, 0)
+
+    def state(self) -> list[PassedBarrier]:
+        """Returns the barriers that were passed, but for those that ended in an error."""
+        state = []
+        for (worker, number), outcome in self._outcomes.items():
+            try:
+                answer = outcome.answer()
+            except ProtocolError:
+                continue
+            is_reduced = isinstance(answer, Reduced)
+            state.append(
+                PassedBarrier(
+                    worker=worker,
+                    number=number,
+                    name=outcome.name,
+                    version=answer.version if is_reduced else answer,
+                    values=answer.values.tolist() if is_reduced else None,
+                )
+            )
+        return state
+
+    def restore(self, passed: Sequence[PassedBarrier]) -> None:
+        """Takes over what `state` returned."""
+        for each in passed:
+            self._expected[each.worker] = each.number
+            answer: Version | Reduced = each.version
+            if each.values is not None:
+                answer = Reduced(np.array(each.values, np.float64), each.version)
+            self.note(each.name, each.worker, partial(_same, answer), len(each.values or ()))
+
+
+def _same(answer: Any) -> Any:
+    return answer

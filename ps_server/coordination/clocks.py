@@ -7,6 +7,8 @@ for it.
 Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013.
 """
 
+from collections.abc import Mapping
+
 from protos.errors import ProtocolError
 from ps_server.coordination.membership import Membership
 
@@ -47,6 +49,14 @@ class Clocks:
     def restart(self, worker: int) -> None:
         """A worker comes out of a barrier and counts its steps from there."""
         self._clocks[worker] = 0
+
+    def state(self) -> dict[int, int]:
+        """Returns the clocks, by worker that trains."""
+        return dict(self._clocks)
+
+    def restore(self, clocks: Mapping[int, int]) -> None:
+        """Takes over what `state` returned."""
+        self._clocks = dict(clocks)
 
     def behind(self, at_least: int) -> dict[int, int]:
         """Returns the clocks of those that train and have not finished `at_least` steps, by worker."""

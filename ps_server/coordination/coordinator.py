@@ -20,6 +20,7 @@ Invariants:
   raises, and so does every later one but `status`, `shrink`, `digest` and `pull_changed`.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ from protos.gradients import Gradients
 from protos.limits import CHUNK_BYTES
 from protos.store import (
     Future,
+    Joined,
+    Lease,
+    Member,
     Message,
     Numbers,
     PushId,
@@ -44,19 +48,30 @@ from protos.store import (
     StoreStatus,
     TableStatus,
     Version,
+    WorkerLoss,
     WorkerProgress,
     require_numbers,
 )
 from ps_server.coordination.all_reduce import Contribution, Given, Reductions, reduce_numbers
-from ps_server.coordination.barrier import Barriers
+from ps_server.coordination.barrier import Barriers, PassedBarriers
 from ps_server.coordination.clocks import Clocks
+from ps_server.coordination.job_state import JobState, Waiting, WaitingArrival
 from ps_server.coordination.mailbox import Mailbox
 from ps_server.coordination.membership import Membership
-from ps_server.coordination.progress import MAX_VERSION, ProgressTracker, require_plausible
 from ps_server.coordination.push_assembly import PushAssembler
+from ps_server.coordination.push_ledger import (
+    MAX_VERSION,
+    PushLedger,
+    PushState,
+    require_plausible,
+)
 from ps_server.coordination.steps import CompleteStep, StepAggregator
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+_NEEDS_WORKER_0 = ", and the others cannot go on without worker 0, which saves and evaluates"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +92,8 @@ class Coordinator:
         wait_limit_s: float,
         inbox_bytes: int,
         on_failure: Callable[[str], None] = lambda _: None,
+        jobs_before: int = 0,
+        has_update_log: bool = False,
     ) -> None:
         """Expects all workers at version 0.
 
@@ -85,16 +102,21 @@ class Coordinator:
             wait_limit_s: How long a call waits for other workers, in seconds.
             inbox_bytes: Limit of the messages that wait for one worker.
             on_failure: Called once, from any thread, with the reason for which the job ends before its time.
+            jobs_before: Jobs before this one.
+            has_update_log: See `Joined`.
         """
+        self._jobs_before = jobs_before
+        self._has_update_log = has_update_log
         self._on_failure = on_failure
         self._wait_limit_s = wait_limit_s
         self._lock = threading.Lock()
         self._members = Membership(num_workers)
         self._assembler = PushAssembler()
         self._steps = StepAggregator(self._members)
-        self._progress = ProgressTracker()
+        self._ledger = PushLedger()
         self._barriers = Barriers(self._members)
         self._barrier_futures: dict[tuple[str, int], WaitingFuture[Any]] = {}
+        self._passed = PassedBarriers()
         self._reductions = Reductions()
         self._clocks = Clocks(self._members)
         self._mailbox = Mailbox(self._members, inbox_bytes=inbox_bytes)
@@ -108,22 +130,147 @@ class Coordinator:
         """Steps applied."""
         return self._steps.version
 
-    def join(self, worker: int, incarnation: int, terms: Mapping[str, str]) -> None:
+    def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> Future[Joined]:
         """See `protos.store.Store`; of this store alone."""
         if self._failure:
             raise AbortedError(
                 f"the job of this server has ended: {self._failure}. Restart the servers for the next one"
             )
+        worker = member.worker
+
+        def joined() -> Joined:
+            return Joined(
+                jobs_before=self._jobs_before,
+                barriers_passed=self._passed.newest(worker),
+                has_update_log=self._has_update_log,
+            )
+
+        def poll() -> Callable[[], Joined] | None:
+            try:
+                return joined if self._members.has_place(member) else None
+            except ProtocolError as error:
+                return partial(_raise, error)
+
+        def describe() -> str:
+            return (
+                f"worker {worker} of this job is another process, which gave no sign of life, but whose "
+                f"lease has not run out within {self._wait_limit_s:g} s: see --wait-limit and cluster.lease_s"
+            )
+
         try:
             with self._lock:
-                self._members.join(worker, incarnation, terms)
+                self._members.join(member, terms, lease)
         except JobError as error:
             self._fail(str(error))
             raise
+        return self._wait(poll, describe)
 
-    def require_joined(self, worker: int) -> None:
-        """Raises ProtocolError unless a process has joined as this worker."""
-        self._members.require_joined(worker)
+    def require_joined(self, member: Member) -> None:
+        """Raises ProtocolError unless the process has its place; it is a sign of life."""
+        with self._lock:
+            was_silent = self._members.is_silent(member.worker)
+            self._members.require_member(member)
+        if was_silent:
+            logger.info("worker is back worker=%d", member.worker)
+
+    def take_replaced(self, worker: int) -> bool:
+        """Whether another process has taken the place of this worker since the last call."""
+        with self._lock:
+            is_replaced = worker in self._members.replaced
+            self._members.replaced.discard(worker)
+        return is_replaced
+
+    @property
+    def waits_for_lost(self) -> bool:
+        """Whether another process may take the place of a lost one."""
+        lease = self._members.lease
+        return lease is not None and lease.on_worker_loss is WorkerLoss.WAIT
+
+    def pass_time(self, seconds: float) -> list[int]:
+        """Time passes without a sign of life of some workers; returns those to `lose`."""
+        with self._change(even_if_failed=True):  # one that waits for a place may be refused now
+            return [] if self._failure else self._members.pass_time(seconds)
+
+    def lose(self, workers: Sequence[int]) -> None:
+        """Workers are lost: by the rule of the job it ends, or they leave, or others take their places."""
+        with self._change(even_if_failed=True):
+            lease = self._members.lease
+            if lease is None:
+                return
+            rule = lease.on_worker_loss
+            for worker in workers:
+                logger.warning(
+                    "worker lost worker=%d silent_s=%g on_worker_loss=%s",
+                    worker,
+                    lease.seconds,
+                    rule.value,
+                )
+                self._members.lose(worker)
+                if rule is WorkerLoss.CONTINUE and worker != 0:
+                    self._leave(worker, self._steps.next_step(worker))
+        if rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and 0 in workers):
+            why = "" if rule is WorkerLoss.FAIL else _NEEDS_WORKER_0
+            self._fail(
+                f"nothing was heard of workers {list(workers)} for {lease.seconds:g} s (cluster.lease_s), so "
+                f"they are lost{why}: see their logs and machines, and start the job again from its "
+                f"checkpoint"
+            )
+
+    # State
+
+    def state(self) -> JobState:
+        """Returns what `restore` needs, besides the calls of `waiting`."""
+        with self._lock:
+            return JobState(
+                members=self._members.state(),
+                version=self._steps.version,
+                next_step=self._steps.next_steps_without_waiting(),
+                since=self._steps.since(),
+                absent_from=self._steps.absent(self._members.left),
+                progress=self._ledger.progress(),
+                applied=self._ledger.applied(),
+                examples=dict(self._examples),
+                staleness=self._staleness,
+                passed=self._passed.state(),
+                clocks=self._clocks.state(),
+            )
+
+    def waiting(self) -> list[Waiting]:
+        """Returns the calls that are part of what this knows, and wait for others."""
+        with self._lock:
+            arrivals = []
+            for name, worker in self._barrier_futures:
+                given = self._reductions.given(name, worker)
+                arrivals.append(
+                    WaitingArrival(
+                        name=name,
+                        worker=worker,
+                        step=self._steps.absent([worker])[worker],
+                        number=self._passed.expected(worker),
+                        values=None if given is None else given.values,
+                        op=None if given is None else given.op,
+                    )
+                )
+            return [*self._steps.waiting(), *self._assembler.waiting(), *arrivals]
+
+    @property
+    def has_exchanges(self) -> bool:
+        """Whether messages between workers are on their way, which are not part of the state."""
+        return self._mailbox.held_bytes > 0
+
+    def restore(self, state: JobState) -> None:
+        """Takes over what `state` returned, before anything was called."""
+        with self._lock:
+            self._members.restore(state.members)
+            self._steps.restore(state.version, state.next_step, state.since, state.absent_from)
+            self._ledger.restore(state.progress)
+            self._ledger.restore_applied(state.applied)
+            self._examples = dict(state.examples)
+            self._staleness = state.staleness
+            self._passed.restore(state.passed)
+            self._clocks.restore(state.clocks)
+            for worker in state.members.left:
+                self._barriers.leave(worker)
 
     def require_push(self, push_id: PushId) -> None:
         """Raises ProtocolError unless the job has the worker, and the push id's numbers are plausible."""
@@ -145,8 +292,9 @@ class Coordinator:
                 examples=dict(self._examples),
                 left=frozenset(self._members.left),
                 staleness=self._staleness,
-                progress=self._progress.progress(),
+                progress=self._ledger.progress(),
                 last_save=last_save,
+                duplicates=self._ledger.duplicates,
             )
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
@@ -164,7 +312,7 @@ class Coordinator:
                 self._members.require(worker)
                 require_plausible(worker, each)
             self._steps.resume(version)
-            self._progress.restore(progress)
+            self._ledger.restore(progress)
 
     def applied(self) -> tuple[Version, Mapping[int, WorkerProgress]]:
         """Returns what is applied: the version, and the progress of each worker.
@@ -175,7 +323,7 @@ class Coordinator:
         """
         with self._lock:
             self._require_no_failure()
-            return self._steps.version, self._progress.progress()
+            return self._steps.version, self._ledger.progress()
 
     # Pushes
 
@@ -190,8 +338,18 @@ class Coordinator:
             self.require_push(push_id)
             return self._assembler.add(push_id, chunk)
 
-    def begin_arrival(self, worker: int) -> None:
+    def has_push(self, push_id: PushId, step: Version | None) -> bool:
+        """Whether the push came before, to be applied on arrival or as the worker's part of `step`."""
+        with self._lock:
+            if step is not None:
+                return self._steps.has_part(push_id.worker, step)
+            return self._ledger.state(push_id) is not PushState.NEW
+
+    def begin_arrival(self, push_id: PushId) -> bool:
         """A push begins to be applied on arrival; ends with `end_arrival` or `abandon_arrival`.
+
+        Returns:
+            Whether it is new; else it came before, and `when_arrived` answers it.
 
         Raises:
             ProtocolError: If a synchronous step waits for parts or is being applied, or the worker is not of
@@ -199,12 +357,37 @@ class Coordinator:
         """
         with self._lock:
             self._require_no_failure()
-            self._steps.begin_arrival(worker)
+            if self._ledger.begin(push_id) is not PushState.NEW:
+                return False
+            try:
+                self._steps.begin_arrival(push_id.worker)
+            except ProtocolError:
+                self._ledger.abandon(push_id)
+                raise
+            return True
+
+    def when_arrived(self, push_id: PushId) -> Future[Version]:
+        """Answers a push that came before, once that one is applied."""
+
+        def poll() -> Callable[[], Version] | None:
+            match self._ledger.state(push_id):
+                case PushState.APPLIED:
+                    return lambda: self.version
+                case PushState.APPLYING:
+                    return None
+            return partial(
+                _raise, ProtocolError(f"push {push_id.sequence} of worker {push_id.worker} failed")
+            )
+
+        return self._wait(
+            poll,
+            lambda: f"push {push_id.sequence} of worker {push_id.worker} is still being applied",
+        )
 
     def note_applied(self, push_id: PushId) -> None:
         """Records a push on arrival as progress; see the invariants for the lock around it."""
         with self._lock:
-            self._progress.note(push_id)
+            self._ledger.note(push_id)
 
     def end_arrival(self, push_id: PushId) -> Version:
         """Counts a push that was applied on arrival, and returns the version."""
@@ -212,13 +395,14 @@ class Coordinator:
             self._count(push_id, version=self._steps.version, batches=push_id.batches)
             return self._steps.end_arrival(push_id.batches)
 
-    def abandon_arrival(self) -> None:
+    def abandon_arrival(self, push_id: PushId) -> None:
         """A push could not be applied on arrival: it does not count."""
-        with self._lock:
+        with self._change(even_if_failed=True):
+            self._ledger.abandon(push_id)
             self._steps.end_arrival(0)
 
     def push_part(self, gradients: Gradients, push_id: PushId, step: Version) -> None:
-        """Takes a worker's part of a synchronous step.
+        """Takes a worker's part of a synchronous step, once.
 
         Raises:
             ProtocolError: If the worker is not at this step, or has gradients of no examples.
@@ -229,8 +413,10 @@ class Coordinator:
                 f"{push_id.examples} examples: a step is divided by the examples of its push ids"
             )
         with self._change():
+            if self._steps.has_part(push_id.worker, step):
+                self._ledger.duplicates += 1
+                return
             self._steps.add(push_id, step, gradients)
-            self._count(push_id, version=step, batches=1)
 
     def _count(self, push_id: PushId, *, version: Version, batches: int) -> None:
         """Counts a push that is applied to `version`; needs the lock."""
@@ -251,7 +437,8 @@ class Coordinator:
         """Moves the version on; see the invariants for the lock around it. `answer_ready` follows."""
         with self._lock:
             for push_id in step.push_ids:
-                self._progress.note(push_id)
+                self._ledger.note_part(push_id)
+                self._count(push_id, version=step.step, batches=1)
             self._steps.step_applied()
 
     def step_failed(self, step: CompleteStep, error: BaseException) -> None:
@@ -281,6 +468,11 @@ class Coordinator:
             future.answer_with(self._require_no_failure)
         if is_first:
             self._on_failure(failure)
+
+    @property
+    def failure(self) -> str:
+        """Why the job has ended before its time; empty: it has not."""
+        return self._failure
 
     @property
     def has_failed(self) -> bool:
@@ -341,24 +533,42 @@ class Coordinator:
                 return future
         return Answered(answer())
 
-    def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
-        """See `protos.store.Store`."""
-        return self._arrive(name, worker, step, None)
+    def barrier(
+        self, name: str, worker: int, *, step: Version, number: int | None = None
+    ) -> Future[Version]:
+        """See `protos.store.Store`; `number` is that of the barrier among those of the worker, from 1."""
+        return self._arrive(name, worker, step, number, None)
 
     def all_reduce(
-        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+        self,
+        name: str,
+        worker: int,
+        values: Numbers,
+        op: ReduceOp,
+        *,
+        step: Version,
+        number: int | None = None,
     ) -> Future[Reduced]:
-        """See `protos.store.Store`."""
+        """See `protos.store.Store`; `number` is as for `barrier`."""
         require_numbers(name, values)
-        return self._arrive(name, worker, step, Contribution(values.copy(), op))
+        return self._arrive(name, worker, step, number, Contribution(values.copy(), op))
 
     def _arrive(
-        self, name: str, worker: int, step: Version, contribution: Contribution | None
-    ) -> WaitingFuture[Any]:
+        self,
+        name: str,
+        worker: int,
+        step: Version,
+        number: int | None,
+        contribution: Contribution | None,
+    ) -> Future[Any]:
         future: WaitingFuture[Any] = WaitingFuture(
             self._wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
         )
         with self._change():
+            if number is not None:
+                if (outcome := self._passed.outcome(name, worker, number)) is not None:
+                    return Answered(outcome())
+                self._passed.expect(worker, number)
             self._barriers.arrive(name, worker)
             self._barrier_futures[name, worker] = future
             self._reductions.give(name, worker, contribution)
@@ -451,12 +661,15 @@ class Coordinator:
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`; after a failure, too."""
         with self._change(even_if_failed=True):
-            self._members.leave(worker)
-            self._steps.leave(worker, step)
-            self._barriers.leave(worker)
-            self._clocks.pause(worker)
-            self._mailbox.leave(worker)
-            self._examples.setdefault(worker, 0)
+            self._leave(worker, step)
+
+    def _leave(self, worker: int, step: Version) -> None:
+        self._members.leave(worker)
+        self._steps.leave(worker, step)
+        self._barriers.leave(worker)
+        self._clocks.pause(worker)
+        self._mailbox.leave(worker)
+        self._examples.setdefault(worker, 0)
 
     def all_left(self) -> bool:
         """Whether every worker has left, and all steps are applied that still can be."""
@@ -498,9 +711,11 @@ class Coordinator:
         for name, workers in self._barriers.take_released().items():
             given = self._reductions.take(name, workers)
             answer = cache(partial(_outcome, name, given, self._steps.version))
+            num_values = max((each.values.size for each in given.values() if each), default=0)
             for worker in workers:
                 self._steps.rejoin(worker)
                 self._clocks.restart(worker)
+                self._passed.note(name, worker, answer, num_values)
                 future = self._barrier_futures.pop((name, worker))
                 answers.append(partial(future.answer_with, answer))
         return [*answers, *self._take_stuck()]
@@ -534,6 +749,10 @@ def _refuse_stuck(stuck: Mapping[str, Sequence[int]]) -> NoReturn:
         f"workers wait for each other at different barriers, which never ends: {places}; each of them must "
         f"come to the same barriers in the same order"
     )
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _nothing() -> None:

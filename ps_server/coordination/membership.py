@@ -1,61 +1,80 @@
-"""The workers of a job: how many there are, who has joined on which terms, and who has left.
+"""The workers of a job: how many there are, who has joined on which terms, who is lost, and who has left.
 
-Sans-IO, as every rule in this package: events in, answers out; no clock, no locks.
+    join --> present --leave--> left
+               |  ^
+               |  `-- a sign of life, or another process in its place
+       silent for a lease --> lost
+
+Sans-IO, as every rule in this package: events in, answers out; time is an event, too. No clock, no locks.
 """
 
+import math
 from collections.abc import Mapping
 
 from protos.errors import JobError, ProtocolError
+from protos.store import Lease, Member, WorkerLoss
+from ps_server.coordination.job_state import MembersState
 
 MAX_TERMS = 256
 MAX_TERM = 2**16
 """Characters of the name of a term, or of its value."""
+MAX_LEASE_S = 86_400.0
 
 
 class Membership:
     """Workers 0 to `num_workers` - 1, each present until it leaves. Not thread-safe.
 
-    A place is taken once: a process that replaces one that died would train from the middle of nowhere.
+    A place is taken once, unless the job waits for lost workers: a process in another's place goes on where
+    the servers say that one was.
 
     Attributes:
         num_workers: Workers of the job, including those that have left.
         left: Workers that have left.
+        lost: Workers that are present, but were silent for a whole lease.
+        replaced: Workers whose process was lost, and whose place another one has taken.
+        lease: How the job loses a worker; None: never, or nobody has joined.
     """
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self.left: set[int] = set()
+        self.lost: set[int] = set()
+        self.replaced: set[int] = set()
+        self.lease: Lease | None = None
         self._incarnations: dict[int, int] = {}
+        self._candidates: dict[int, int] = {}  # processes that wait for the place of another one
+        self._silent_s: dict[int, float] = {}
         self._terms = {"PADDLE_TRAINERS_NUM": (str(num_workers), "the server")}
 
-    def join(self, worker: int, incarnation: int, terms: Mapping[str, str]) -> None:
-        """A process takes the place of a worker; taking it again is a no-op.
+    def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> None:
+        """A process takes the place of a worker, or begins to wait for it; taking it again is a no-op.
 
         Args:
-            worker: Index of the worker.
-            incarnation: Tells processes from each other.
+            member: The worker and the process.
             terms: Settings that all processes have in common, by name.
+            lease: How the job loses a worker.
 
         Raises:
-            ProtocolError: If the job does not have this worker, or another process has its place.
+            ProtocolError: If the job does not have this worker, or another process has its place for good.
             JobError: If another process has a term that differs.
         """
+        worker = member.worker
         if len(terms) > MAX_TERMS or any(
             len(text) > MAX_TERM for text in (*terms, *terms.values())
         ):
             raise ProtocolError(
                 f"worker {worker} has {len(terms)} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
             )
+        if lease is not None and not 0 < lease.seconds <= MAX_LEASE_S:
+            raise ProtocolError(
+                f"worker {worker} has a lease of {lease.seconds} s, expected up to {MAX_LEASE_S:g}"
+            )
         if len(self._incarnations) == self.num_workers:
             self.require(worker)  # a stranger's terms do not end a job that runs
+        if self._incarnations.get(worker) == member.incarnation:
+            return
         if worker in self._incarnations:
-            if self._incarnations[worker] == incarnation:
-                return
-            raise ProtocolError(
-                f"worker {worker} of this job is another process, which joined before. If that one has died, "
-                f"this one cannot take its place: end the job, and start it again from its checkpoint. Else "
-                f"two processes have PADDLE_TRAINER_ID={worker}"
-            )
+            self._require_vacant(worker)
         for name, value in terms.items():
             expected, holder = self._terms.get(name, (value, ""))
             if value != expected:
@@ -64,18 +83,104 @@ class Membership:
                     f"give all processes of a job the same job, --set and environment"
                 )
         self.require(worker)
-        self._incarnations[worker] = incarnation
         for name, value in terms.items():
             self._terms.setdefault(name, (value, f"worker {worker}"))
+        self.lease = self.lease or lease
+        self._candidates[worker] = member.incarnation
+        if worker not in self._incarnations or self.is_silent(worker):
+            self._take_place(worker)
 
-    def require_joined(self, worker: int) -> None:
-        """Raises ProtocolError unless a process has taken the place of this worker."""
-        if worker not in self._incarnations:
-            self.require(worker)
+    def _require_vacant(self, worker: int) -> None:
+        """Raises ProtocolError unless the place of a worker becomes free when it is lost."""
+        if self.lease is not None and self.lease.on_worker_loss is WorkerLoss.WAIT:
+            if worker not in self.left:
+                return
             raise ProtocolError(
-                f"worker {worker} has not joined this job: was this server restarted in the middle of it? "
-                f"Then start the job again from its checkpoint"
+                f"worker {worker} has left this job: it has done its part, and needs no other process"
             )
+        raise ProtocolError(
+            f"worker {worker} of this job is another process, which joined before. If that one has died, "
+            f'this one cannot take its place, since cluster.on_worker_loss is not "wait": end the job, and '
+            f"start it again from its checkpoint. Else two processes have PADDLE_TRAINER_ID={worker}"
+        )
+
+    def _take_place(self, worker: int) -> None:
+        if worker in self._incarnations:
+            self.replaced.add(worker)
+        self._incarnations[worker] = self._candidates.pop(worker)
+        self._silent_s[worker] = 0.0
+        self.lost.discard(worker)
+
+    def has_place(self, member: Member) -> bool:
+        """Whether a process that joined has its place now.
+
+        Raises:
+            ProtocolError: If it waits no more: the process that has the place is alive.
+        """
+        if self._incarnations.get(member.worker) == member.incarnation:
+            return True
+        if self._candidates.get(member.worker) == member.incarnation:
+            return False
+        raise ProtocolError(
+            f"worker {member.worker} of this job is another process, which is alive: two processes have "
+            f"PADDLE_TRAINER_ID={member.worker}"
+        )
+
+    def require_member(self, member: Member) -> None:
+        """Raises ProtocolError unless the process has a place; it is a sign of life."""
+        worker = member.worker
+        if self._incarnations.get(worker) == member.incarnation:
+            if worker not in self.left or worker not in self.lost:
+                self._silent_s[worker] = 0.0
+                self._candidates.pop(worker, None)
+                return
+            raise ProtocolError(
+                f"worker {worker} was silent for longer than its lease, and the others have gone on "
+                f"without it"
+            )
+        self.require(worker)
+        if worker in self._incarnations:
+            raise ProtocolError(
+                f"worker {worker} of this job is another process by now: this one was silent for longer than "
+                f"its lease, or two have PADDLE_TRAINER_ID={worker}"
+            )
+        raise ProtocolError(
+            f"worker {worker} has not joined this job: was this server restarted in the middle of it? "
+            f"Then start the job again from its checkpoint"
+        )
+
+    def is_silent(self, worker: int) -> bool:
+        """Whether nothing was heard of a worker since it was lost."""
+        return worker in self.lost and not self.is_back(worker)
+
+    def is_back(self, worker: int) -> bool:
+        """Whether a lost worker has given a sign of life."""
+        return worker in self.lost and self._silent_s[worker] < math.inf
+
+    def pass_time(self, seconds: float) -> list[int]:
+        """Time passes; returns the workers that were silent for a lease by now, for `lose`, ascending."""
+        limit_s = math.inf if self.lease is None else self.lease.seconds
+        silent = []
+        for worker in sorted(self._incarnations):
+            if worker in self.left:
+                continue
+            if self.is_back(worker):
+                self.lost.discard(worker)
+            self._silent_s[worker] += seconds
+            if self._silent_s[worker] >= limit_s and worker not in self.lost:
+                silent.append(worker)
+        return silent
+
+    def lose(self, worker: int) -> None:
+        """A worker is lost; a process that waits for its place takes it."""
+        self.lost.add(worker)
+        self._silent_s[worker] = math.inf  # until its next sign of life
+        if worker in self._candidates:
+            self._take_place(worker)
+
+    def incarnation_of(self, worker: int) -> int | None:
+        """Returns the incarnation of the process that has a worker's place; None: nobody has."""
+        return self._incarnations.get(worker)
 
     @property
     def present(self) -> list[int]:
@@ -90,6 +195,25 @@ class Membership:
     def is_present(self, worker: int) -> bool:
         """Whether the job has this worker and it has not left."""
         return 0 <= worker < self.num_workers and worker not in self.left
+
+    def state(self) -> MembersState:
+        """Returns who takes part, for `restore`; processes that wait for a place join again."""
+        return MembersState(
+            incarnations=dict(self._incarnations),
+            terms=dict(self._terms),
+            lease=self.lease,
+            left=sorted(self.left),
+            lost=sorted(self.lost),
+        )
+
+    def restore(self, state: MembersState) -> None:
+        """Takes over what `state` returned; every lease begins anew."""
+        self._incarnations = dict(state.incarnations)
+        self._silent_s = dict.fromkeys(state.incarnations, 0.0)
+        self._terms = dict(state.terms)
+        self.lease = state.lease
+        self.left, self.lost = set(state.left), set(state.lost)
+        self._silent_s |= dict.fromkeys(state.lost, math.inf)
 
     def require(self, worker: int) -> None:
         """Raises ProtocolError unless the job has this worker, present or not."""

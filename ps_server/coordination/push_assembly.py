@@ -1,28 +1,42 @@
 """Assembly of pushes that arrive in chunks.
 
-Sans-IO: chunks in, complete pushes out; no clock, no locks. Nothing is kept for ever: a new incarnation of
-a worker, or `WINDOW` newer pushes, drop a push that is incomplete. Chunks of it that come later are refused,
-so that no push is lost without an error.
+Sans-IO: chunks in, complete pushes out; no clock, no locks. Nothing is kept for ever: another process in a
+worker's place, or `WINDOW` newer pushes, drop a push that is incomplete. Chunks of it that come later are
+refused, so that no push is lost without an error.
 """
 
 from dataclasses import dataclass, field
 
 from protos.chunking import PushChunk
 from protos.errors import ProtocolError
-from protos.limits import MAX_CHUNKS
+from protos.limits import CHUNK_BYTES, MAX_CHUNKS
 from protos.store import PushId
+from ps_server.coordination.job_state import WaitingChunk
 
 WINDOW = 32
 """A worker keeps fewer pushes than this in flight to one server."""
 
+MAX_INCOMPLETE_VALUES = MAX_CHUNKS * CHUNK_BYTES // 4
+"""Of all pushes of a worker that lack a chunk: as many numbers as the largest push has."""
+
 
 @dataclass(slots=True)
 class _Inbox:
-    """The incomplete pushes of one incarnation of a worker: chunks by sequence and number."""
+    """The incomplete pushes of one process: chunks by sequence and number."""
 
     incarnation: int
     newest: int = 0
     pushes: dict[int, dict[int, PushChunk]] = field(default_factory=dict)
+    ids: dict[int, PushId] = field(default_factory=dict)
+
+    def forget(self, sequence: int) -> None:
+        """A push is complete, or too old."""
+        del self.pushes[sequence], self.ids[sequence]
+
+    @property
+    def num_values(self) -> int:
+        """Numbers in the chunks."""
+        return sum(part.num_values for parts in self.pushes.values() for part in parts.values())
 
 
 class PushAssembler:
@@ -30,13 +44,14 @@ class PushAssembler:
 
     def __init__(self) -> None:
         self._inboxes: dict[int, _Inbox] = {}
-        self._replaced: set[tuple[int, int]] = set()  # workers and their earlier incarnations
 
     def add(self, push_id: PushId, part: PushChunk) -> list[PushChunk] | None:
-        """Takes a chunk; returns all chunks of its push, in order, if it was the last to come.
+        """Takes a chunk; returns all chunks of its push, in order, if all have come.
+
+        A chunk that comes again replaces the first.
 
         Raises:
-            ProtocolError: If it contradicts other chunks of the push, or comes too late.
+            ProtocolError: If it contradicts other chunks of the push, comes too late, or is too much.
         """
         if not part.chunk < part.num_chunks <= MAX_CHUNKS:
             raise ProtocolError(
@@ -48,30 +63,42 @@ class PushAssembler:
         inbox = self._inbox(push_id)
         parts = inbox.pushes.setdefault(push_id.sequence, {})
         num_chunks = next(iter(parts.values()), part).num_chunks
-        if part.chunk in parts or part.num_chunks != num_chunks:
+        if part.num_chunks != num_chunks:
             raise ProtocolError(
                 f"{_name(push_id)} has chunk {part.chunk} of {part.num_chunks} beside chunks "
                 f"{sorted(parts)} of {num_chunks}"
             )
+        inbox.ids[push_id.sequence] = push_id
         parts[part.chunk] = part
-        if len(parts) < part.num_chunks:
-            return None
-        del inbox.pushes[push_id.sequence]
-        return [parts[index] for index in range(part.num_chunks)]
+        if len(parts) == part.num_chunks:
+            inbox.forget(push_id.sequence)
+            return [parts[index] for index in range(part.num_chunks)]
+        if (num_values := inbox.num_values) > MAX_INCOMPLETE_VALUES:
+            inbox.forget(push_id.sequence)
+            raise ProtocolError(
+                f"{_name(push_id)}: chunks of incomplete pushes with {num_values} numbers wait for others, "
+                f"expected up to {MAX_INCOMPLETE_VALUES}"
+            )
+        return None
 
     @property
     def num_incomplete(self) -> int:
         """Pushes of which some chunks have come, but not all."""
         return sum(len(inbox.pushes) for inbox in self._inboxes.values())
 
+    def waiting(self) -> list[WaitingChunk]:
+        """Returns the chunks of incomplete pushes."""
+        return [
+            WaitingChunk(push_id=inbox.ids[sequence], chunk=part)
+            for inbox in self._inboxes.values()
+            for sequence, parts in inbox.pushes.items()
+            for part in parts.values()
+        ]
+
     def _inbox(self, push_id: PushId) -> _Inbox:
-        """Returns the inbox of the push id's incarnation, without pushes that are too old."""
+        """Returns the inbox of the process that pushes, without pushes that are too old."""
         inbox = self._inboxes.get(push_id.worker)
         if inbox is None or inbox.incarnation != push_id.incarnation:
-            if (push_id.worker, push_id.incarnation) in self._replaced:
-                raise ProtocolError(f"{_name(push_id)} is from before the worker was restarted")
-            if inbox is not None:
-                self._replaced.add((push_id.worker, inbox.incarnation))
             inbox = self._inboxes[push_id.worker] = _Inbox(push_id.incarnation)
         if push_id.sequence <= inbox.newest - WINDOW:
             raise ProtocolError(
@@ -80,7 +107,7 @@ class PushAssembler:
             )
         inbox.newest = max(inbox.newest, push_id.sequence)
         for sequence in [old for old in inbox.pushes if old <= inbox.newest - WINDOW]:
-            del inbox.pushes[sequence]
+            inbox.forget(sequence)
         return inbox
 
 

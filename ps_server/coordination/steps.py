@@ -13,12 +13,13 @@ A batch that is pushed to be applied on arrival is a step of its own. Both kinds
 never at the same time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from protos.errors import ProtocolError
 from protos.gradients import Gradients, sum_gradients
 from protos.store import PushId, Version
+from ps_server.coordination.job_state import WaitingPart
 from ps_server.coordination.membership import Membership
 
 
@@ -71,6 +72,7 @@ class StepAggregator:
         self.num_complete: Version = 0
         self._members = members
         self._next_step = dict.fromkeys(range(members.num_workers), 0)
+        self._since = dict.fromkeys(range(members.num_workers), 0)
         self._absent_from: dict[int, int] = {}
         self._parts: dict[int, dict[int, tuple[Gradients, PushId]]] = {}  # until they are applied
         self._is_applying = False
@@ -82,6 +84,8 @@ class StepAggregator:
         Raises:
             ProtocolError: If this run has begun.
         """
+        if version == self.version and not (self._parts or self._num_arriving):
+            return  # the same once more, since its answer was lost
         if self.version or self._parts or self._num_arriving:
             raise ProtocolError(
                 f"a run cannot resume at version {version} on servers that were trained on, up to version "
@@ -89,6 +93,52 @@ class StepAggregator:
             )
         self.version = self.num_complete = version
         self._next_step = dict.fromkeys(self._next_step, version)
+        self._since = dict(self._next_step)
+
+    def next_steps_without_waiting(self) -> dict[int, Version]:
+        """Returns, by worker, the first step of which its part is neither applied nor waits."""
+        waiting = {
+            worker: min(step for step, parts in self._parts.items() if worker in parts)
+            for parts in self._parts.values()
+            for worker in parts
+        }
+        return {**self._next_step, **waiting}
+
+    def since(self) -> dict[int, Version]:
+        """Returns, by worker, the step at which it last left a barrier."""
+        return dict(self._since)
+
+    def absent(self, workers: Iterable[int]) -> dict[int, Version]:
+        """Returns the first step in which each of `workers` takes no part; they have left or wait."""
+        return {worker: self._absent_from[worker] for worker in workers}
+
+    def waiting(self) -> list[WaitingPart]:
+        """Returns the parts of steps that are not applied yet, in the order of steps."""
+        return [
+            WaitingPart(push_id=push_id, step=step, gradients=gradients)
+            for step, parts in sorted(self._parts.items())
+            for _, (gradients, push_id) in sorted(parts.items())
+        ]
+
+    def restore(
+        self,
+        version: Version,
+        next_step: Mapping[int, Version],
+        since: Mapping[int, Version],
+        absent_from: Mapping[int, Version],
+    ) -> None:
+        """Takes over an earlier state; parts that waited are added afterwards."""
+        self.version = self.num_complete = version
+        self._next_step, self._since = dict(next_step), dict(since)
+        self._absent_from = dict(absent_from)
+
+    def has_part(self, worker: int, step: Version) -> bool:
+        """Whether the worker's part of `step` has come already: of the steps since its last barrier."""
+        return self._since.get(worker, 0) <= step < self._next_step.get(worker, 0)
+
+    def next_step(self, worker: int) -> Version:
+        """Returns the first step of which the worker's part has not come."""
+        return self._next_step[worker]
 
     def check(self, worker: int, step: Version) -> None:
         """Raises ProtocolError unless `step` is the worker's next one."""
@@ -104,8 +154,8 @@ class StepAggregator:
         # A worker that is one step ahead has pulled from other servers what this one is about to apply.
         if step != expected or step > self.num_complete + 1:
             raise ProtocolError(
-                f"worker {worker} pushed step {step}, expected {expected}, at version {self.version}: "
-                f"a restarted worker cannot join a synchronous run in its middle"
+                f"worker {worker} pushed step {step}, expected {expected}, at version {self.version}: it "
+                f"takes part in every step, in order"
             )
 
     def add(self, push_id: PushId, step: Version, gradients: Gradients) -> None:
@@ -136,17 +186,18 @@ class StepAggregator:
         self.version += batches
         self.num_complete = self.version
         self._next_step = dict.fromkeys(self._next_step, self.version)
+        self._since = dict(self._next_step)
         return self.version
 
     def leave(self, worker: int, step: Version) -> None:
-        """Leaves the steps from `step` on to the others."""
-        self._absent_from[worker] = step
+        """Leaves the steps from `step` on to the others; one that has left them already, no more."""
+        self._absent_from.setdefault(worker, step)
         self._count_complete()
 
     def rejoin(self, worker: int) -> None:
         """Takes part again, from the current version on."""
         self._absent_from.pop(worker, None)
-        self._next_step[worker] = self.version
+        self._next_step[worker] = self._since[worker] = self.version
 
     def behind(self, step: Version) -> list[int]:
         """Returns the workers whose part of `step` is missing, ascending."""

@@ -16,13 +16,18 @@ from protos.errors import ProtocolError
 from protos.futures import Answered, Future, WaitingFuture
 from protos.limits import MAX_NUMBERS_BYTES
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Changed, Pulled, PulledPieces, Reduced, ServerStatus, Shrunk, Version
+from protos.store import (
+    Changed,
+    Joined,
+    Member,
+    Pulled,
+    PulledPieces,
+    ServerStatus,
+    Shrunk,
+    Version,
+)
 from protos.wire.calls import CALLS, Call
 from protos.wire.requests import (
-    Abort,
-    Advance,
-    AllReduce,
-    Barrier,
     Join,
     Leave,
     Load,
@@ -34,9 +39,11 @@ from protos.wire.requests import (
     Resume,
     Save,
     Shrink,
-    Take,
+    Snapshot,
 )
 from ps_server.checkpoint.files.manifest import share_to_json
+from ps_server.rpc.completed_calls import CompletedCalls
+from ps_server.rpc.journal import NO_JOURNAL, Journal, ShrinkAnswers
 from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
@@ -49,6 +56,8 @@ _LONG_CALLS = frozenset(
 )
 """Calls that look at all rows, reach a file system, or apply the steps that they complete."""
 
+_REMEMBERED_SHRINKS = 4096
+
 _VALUES_A_KEY = 10  # a guess at the dim: a pull's keys do not say what they will read
 
 
@@ -57,16 +66,14 @@ def method_name(call: str) -> str:
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", call).lower()
 
 
-def _worker_of(request: Any) -> int | None:
-    """Returns the worker that a request comes from, which has to have joined; None: anybody may ask."""
-    match request:
-        case PushGrad():
-            return request.push_id.worker
-        case Post():
-            return request.message.sender
-        case PullChanged() | Take() | Barrier() | AllReduce() | Advance() | Leave() | Abort():
-            return request.worker
-    return None
+def _member_of(request: Any) -> Member | None:
+    """Returns the process that a request comes from, which has to have joined; None: anybody may ask."""
+    if isinstance(request, Join):
+        return None
+    if isinstance(request, PushGrad):
+        return Member(request.push_id.worker, request.push_id.incarnation)
+    member: Member | None = getattr(request, "member", None)
+    return member
 
 
 def _require_answer_fits(num_bytes: int, what: str) -> None:
@@ -82,22 +89,70 @@ class Handlers:
     """Answers calls from a store. Thread-safe."""
 
     def __init__(
-        self, store: ParameterStore, on_all_left: Callable[[], None] = lambda: None
+        self,
+        store: ParameterStore,
+        on_all_left: Callable[[], None] = lambda: None,
     ) -> None:
         """Answers from `store`; calls `on_all_left` when the last worker has left."""
         self._store = store
         self._on_all_left = on_all_left
+        self._journal: Journal = NO_JOURNAL
         self._logged: set[str] = set()
+        self._completed = CompletedCalls()
         self._handlers: dict[str, Callable[[Any], Any]] = {
             name: self._handler_of(name) for name in CALLS
         }
 
-    def start(self, call: Call[Q, A], argument: Q) -> Future[A]:
-        """Starts a call; its answer may wait for other workers."""
-        if (worker := _worker_of(argument)) is not None:
-            self._store.require_joined(worker)
-        answer = self._handlers[call.name](argument)
+    def start(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
+        """Starts a call; its answer may wait for other workers.
+
+        Args:
+            call: The RPC.
+            argument: What it is given.
+            payload: The bytes of the message that it came as; None: it did not come over the wire.
+        """
+        if (member := _member_of(argument)) is not None:
+            self._store.require_joined(member)
+        with self._journal.entry(call, argument, payload):
+            answer = self._handlers[call.name](argument)
         return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
+
+    def replay(self, name: str, request: bytes) -> None:
+        """Carries out a logged call once more; nobody waits for its answer."""
+        call = CALLS[name]
+        self.start(call, call.request.decode(call.request.message.FromString(request)))
+
+    def durable(self) -> Future[None]:
+        """Returns a future that is done when all calls so far are durable."""
+        return self._journal.durable()
+
+    def shrink_answers(self) -> ShrinkAnswers:
+        """Returns what the shrinks of this job were answered, by worker and number."""
+        jobs = self._store.jobs_before
+        return {
+            worker: self._completed.answers(("Shrink", worker, jobs))
+            for worker in range(self._store.num_workers)
+        }
+
+    def restore_shrinks(self, answers: ShrinkAnswers) -> None:
+        """Takes over what `shrink_answers` returned."""
+        for worker, by_number in answers.items():
+            self._completed.restore(("Shrink", worker, self._store.jobs_before), by_number)
+
+    def keep_journal(self, journal: Journal) -> None:
+        """Tells `journal` of every call from now on that changes the store, before it does."""
+        self._journal = journal
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, by which workers may be lost of which nothing is heard."""
+        if lost := self._store.pass_time(seconds):
+            with self._journal.loss(lost):
+                self._store.lose(lost)
+
+    def begin_job(self) -> None:
+        """The last job has ended, and the next may begin."""
+        with self._journal.new_job():
+            self._store.begin_job()
 
     def apply_steps_in(self, executor: Executor, *, inline_values: int) -> None:
         """Applies steps of more than `inline_values` numbers in a thread of `executor`."""
@@ -105,7 +160,12 @@ class Handlers:
 
     def after(self, call: Call[Q, Any]) -> None:
         """Ends the job after the last worker's departure; on the service's event loop, so once a job."""
-        if call.name == "Leave" and self._store.all_left():
+        if call.name == "Leave":
+            self.end_if_all_left()
+
+    def end_if_all_left(self) -> None:
+        """Ends the job if all workers have left."""
+        if self._store.all_left():
             self._on_all_left()
 
     def work(self, call: Call[Q, Any], argument: Q) -> float:
@@ -126,15 +186,20 @@ class Handlers:
             return handler
 
         def call_store(argument: Any) -> Any:
-            names = [field.name for field in fields(argument)]
-            return getattr(self._store, method)(**{name: getattr(argument, name) for name in names})
+            values = {field.name: getattr(argument, field.name) for field in fields(argument)}
+            if (member := values.pop("member", None)) is not None:
+                values["worker"] = member.worker
+            return getattr(self._store, method)(**values)
 
         return call_store
 
-    def _join(self, request: Join) -> int:
-        self._store.join(request.worker, request.incarnation, terms=request.terms)
-        logger.info("worker joined worker=%d", request.worker)
-        return self._store.jobs_before
+    def _join(self, request: Join) -> Future[Joined]:
+        member = request.member
+        joined = self._store.join(
+            member.worker, member.incarnation, terms=request.terms, lease=request.lease
+        )
+        logger.info("worker joins worker=%d", member.worker)
+        return joined
 
     def _create_table(self, spec: TableSpec) -> None:
         self._store.create_table(spec)
@@ -152,12 +217,21 @@ class Handlers:
         _require_answer_fits(size, f"a pull from the tables {sorted(dims)}")
         return self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
 
-    def _pull_changed(self, request: PullChanged) -> Future[Changed]:
+    def _pull_changed(self, request: PullChanged) -> Changed:
         self._require_epoch(request.shard_map_epoch)
         dims = [self._store.dim(table) for table in request.tables]
         row_bytes = KEY_BYTES + VALUE_BYTES * max(dims, default=0)
         _require_answer_fits(row_bytes * request.max_rows, f"{request.max_rows} changed rows")
-        return self._store.pull_changed(request.tables, request.worker, max_rows=request.max_rows)
+        worker = request.member.worker
+        # Rows in an answer count as known to the worker: only the same answer again makes good a lost one.
+        return self._completed.once(
+            ("PullChanged", worker),
+            (request.member.incarnation, request.number),
+            lambda: self._store.pull_changed(
+                request.tables, worker, max_rows=request.max_rows
+            ).result(),
+            remembered=1,
+        )
 
     def _pull_dense(self, request: PullDense) -> Future[PulledPieces]:
         self._require_epoch(request.shard_map_epoch)
@@ -170,19 +244,37 @@ class Handlers:
         self._require_epoch(request.shard_map_epoch)
         return self._store.push_chunk(request.chunk, request.push_id, at=request.at)
 
-    def _barrier(self, request: Barrier) -> Future[Version]:
-        return self._store.barrier(request.name, request.worker, step=request.step)
-
-    def _all_reduce(self, request: AllReduce) -> Future[Reduced]:
-        where = (request.name, request.worker)
-        return self._store.all_reduce(*where, request.values, request.op, step=request.step)
+    def _post(self, request: Post) -> Future[None]:
+        if request.message.sender != request.member.worker:
+            raise ProtocolError(
+                f"worker {request.member.worker} posted a message of worker {request.message.sender}"
+            )
+        return self._store.post(request.exchange, request.message)
 
     def _leave(self, request: Leave) -> None:
-        self._store.leave(request.worker, step=request.step)
-        logger.info("worker left worker=%d step=%d", request.worker, request.step)
+        worker = request.member.worker
+        self._store.leave(worker, step=request.step)
+        logger.info("worker left worker=%d step=%d", worker, request.step)
+
+    def _snapshot(self, request: Snapshot) -> None:
+        if request.token in self._completed.answers("Save"):
+            return  # late: what it asks for was taken and saved
+        self._journal.snapshot(
+            request.token,
+            lambda around, on_taken: self._store.snapshot(
+                request.token, request.base, around, on_taken
+            ),
+        )
 
     def _save(self, request: Save) -> str:
+        return self._completed.once(
+            "Save", request.token, lambda: self._save_share(request), remembered=1
+        )
+
+    def _save_share(self, request: Save) -> str:
         share = self._store.save_share(request.folder, request.token, request.inference)
+        if request.inference is None:
+            self._journal.saved(request.token, request.folder)
         logger.info("saved folder=%s files=%d", request.folder, len(share.entries))
         return share_to_json(share)
 
@@ -195,14 +287,18 @@ class Handlers:
         logger.info("resumed version=%d", request.version)
 
     def _shrink(self, request: Shrink) -> Mapping[str, Shrunk]:
-        shrunk = self._store.shrink(max_norm=request.max_norm, dry_run=request.dry_run)
-        total = sum(shrunk.values(), Shrunk())
-        logger.info(
-            "shrunk removed_rows=%d left_rows=%d dry_run=%s",
-            total.rows,
-            total.left_rows,
-            request.dry_run,
+        def shrink() -> Mapping[str, Shrunk]:
+            return self._store.shrink(max_norm=request.max_norm, dry_run=request.dry_run)
+
+        if request.dry_run:
+            return shrink()
+        # By worker, not by process: one that takes another's place comes to the same shrinks again.
+        caller = ("Shrink", request.member.worker, self._store.jobs_before)
+        shrunk = self._completed.once(
+            caller, request.number, shrink, remembered=_REMEMBERED_SHRINKS
         )
+        total = sum(shrunk.values(), Shrunk())
+        logger.info("shrunk removed_rows=%d left_rows=%d", total.rows, total.left_rows)
         return shrunk
 
     def _get_digest(self, _: None) -> Mapping[tuple[str, int], bytes]:

@@ -1,6 +1,6 @@
 """One server from its start to its end: what `ps-server` runs, and a script in a server's role.
 
-    precompile -> load -> bind -> serve -> all workers left | idle | a signal
+    precompile -> load -> recover -> bind -> serve -> all workers left | idle | a signal
 
 Heavy imports are made late: a health check imports this module every few seconds.
 """
@@ -53,6 +53,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     Raises:
         BindError: If the address cannot be bound.
         CheckpointError: If the one to load does not exist, or is damaged.
+        LogError: If the update log is damaged, in use, or lacks its checkpoint.
         IdleError: If no call came for longer than the idle limit.
         AbortedError: If the job has ended by an error, and the server does not stay.
     """
@@ -71,6 +72,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         wait_limit_s=settings.wait_limit_s,
         memory_limit=settings.memory_limit,
         checkpoint_roots=settings.checkpoint_roots,
+        has_update_log=settings.update_log is not None,
     )
     if settings.load is not None:
         store.load(settings.load)

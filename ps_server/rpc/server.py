@@ -1,27 +1,37 @@
-"""The life of a server: bind, serve, and end when all workers have left.
+"""The life of a server: recover, bind, serve, and end when all workers have left.
 
-start --bound--> wait --all workers left | idle | job failed | told to end--> stop
+recover --> start --bound--> wait --all workers left | idle | job failed | told to end--> stop
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from protos.errors import AbortedError, BindError, IdleError
+from protos.errors import AbortedError, BindError, IdleError, LogError
 from protos.wire.channel import SERVER_OPTIONS
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.health import SERVICE
+from ps_server.rpc.journal import NO_JOURNAL
 from ps_server.rpc.service import Service
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 
+if TYPE_CHECKING:
+    from ps_server.durability.update_log import UpdateLog
+
 logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+
+REACHED_AGAIN_S = 5.0
+"""After this all workers reach a server that was restarted: they look for it every two seconds or so."""
 
 ALL_LEFT = "all workers have left"
 
@@ -57,9 +67,50 @@ class Server:
         self._handlers = Handlers(store, self._on_all_left)
         self._service = Service(self._handlers, self._activity, backlog=backlog)
         self._loop = asyncio.get_running_loop()
+        self._log: UpdateLog | None = None
+        self._is_job_over = False
+        self._is_recovered = False
         store.call_on_failure(self._hear_of_failure)
         self._service.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def recover(self) -> None:
+        """Goes on where the server before this one was, by its update log; before `start`.
+
+        Raises:
+            LogError: If the log is damaged, or in use.
+            CheckpointError: If the checkpoint that it needs is damaged.
+            AbortedError: If the job of the server before this one has ended by an error.
+        """
+        folder = self._settings.update_log
+        if folder is None:
+            return
+        # Imported late: most servers need none of it.
+        from ps_server.durability.saved_log import read_log
+        from ps_server.durability.update_log import UpdateLog
+        from ps_server.rpc.journal import UpdateJournal, state_records
+        from ps_server.rpc.recovery import recover
+
+        handlers, store, sync = self._handlers, self._store, self._settings.log_sync
+        saved = read_log(folder)
+        if saved.segments:
+            recover(
+                store,
+                saved,
+                replay=handlers.replay,
+                restore_shrinks=handlers.restore_shrinks,
+            )
+            self._log = UpdateLog.resume(saved, sync=sync)
+            self._is_recovered = True
+        else:
+            head = state_records(store, handlers.shrink_answers(), base="")
+            self._log = UpdateLog.create(saved, sync=sync, head=head)
+        journal = UpdateJournal(
+            self._log, store, handlers.shrink_answers, wait_limit_s=self._settings.wait_limit_s
+        )
+        handlers.keep_journal(journal)
+        if store.failure:
+            raise AbortedError(store.failure)
 
     async def start(self) -> int:
         """Binds and serves; returns the port.
@@ -76,6 +127,8 @@ class Server:
                 f"of this machine"
             ) from exc
         await self._server.start()
+        self._leases = asyncio.create_task(self._watch_leases())
+        self._handlers.end_if_all_left()  # the server before this one may have died just before its end
         for service in ("", SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return port
@@ -103,23 +156,39 @@ class Server:
 
     async def stop(self) -> None:
         """Refuses new calls, lets those in flight end within the grace, and frees the port."""
+        self._leases.cancel()
         await self._health.enter_graceful_shutdown()
         self._store.call_on_failure(lambda _: None)
         await self._server.stop(self._settings.grace_s)
         self._service.close()
+        self._close_log()
+
+    def _close_log(self) -> None:
+        """Ends the update log: for good if the job is over, and nobody needs it any more."""
+        if self._log is not None and self._is_job_over:
+            self._log.delete()
+        elif self._log is not None:
+            self._log.close()
 
     def _on_all_left(self) -> None:
         if not self._settings.stay:
+            self._is_job_over = True
             self.end(ALL_LEFT)
             return
         logger.info("%s, staying for the next job", ALL_LEFT)
-        self._store.begin_job()
+        self._handlers.begin_job()
 
     def _hear_of_failure(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._end_after_failure, reason)
 
     def _end_after_failure(self, reason: str) -> None:
         """Ends the server of a job that cannot go on, when all workers have had the time to hear why."""
+        self._is_job_over = True
+        self._handlers.keep_journal(NO_JOURNAL)
+        try:
+            self._close_log()  # a job that failed is not to go on in a restarted server
+        except LogError as error:
+            logger.error("update log not removed: %s", error)
         if self._settings.stay:
             logger.error("the job has ended: %s; restart this server before the next", reason)
             return
@@ -129,6 +198,19 @@ class Server:
                 self._ended.set_exception(AbortedError(reason))
 
         self._loop.call_later(self._settings.linger_s, end)
+
+    async def _watch_leases(self) -> None:
+        """Lets time pass in steps: after a server was stopped for long, one step has passed."""
+        if self._is_recovered:
+            await asyncio.sleep(REACHED_AGAIN_S)
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                self._handlers.pass_time(TICK_S)
+                self._handlers.end_if_all_left()
+        except Exception as error:  # as when the update log cannot be written
+            if not self._ended.done():
+                self._ended.set_exception(error)
 
     async def _end_when_idle(self, limit_s: float) -> None:
         while (left_s := limit_s - self._activity.idle_s) > 0:
@@ -160,6 +242,7 @@ async def serve(
         AbortedError: If the job has ended by an error, and the server does not stay.
     """
     server = Server(store, settings, address=address)
+    server.recover()
     port = await server.start()
     try:
         on_start(server, port)

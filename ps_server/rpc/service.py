@@ -23,6 +23,7 @@ from protos.wire.grpc_status import details_of, metadata_of, status_of
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
+from ps_server.rpc.journal import LOGGED
 
 logger = logging.getLogger(__name__)
 
@@ -126,13 +127,15 @@ class Service:
             async with _Answering(self._activity, context, call.name):
                 self._backlog.require_room(call.name)
                 argument = _decoded(call, request)
-                start = partial(self._handlers.start, call, argument)
+                start = partial(self._handlers.start, call, argument, request)
                 if self._handlers.work(call, argument) <= self._inline_values:
                     answer = start()
                 else:
                     with self._backlog.holding(len(request)):
                         answer = await asyncio.to_thread(start)
                 answered = await _settled(answer)
+                if call.name in LOGGED:
+                    await _settled(self._handlers.durable())
                 self._handlers.after(call)
                 return call.answer.encode(answered)
 

@@ -10,11 +10,11 @@ Pushes share a lock that a snapshot takes alone, so it has each push and each st
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Condition
 
-from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
+from protos.errors import CheckpointError, SnapshotLostError, WaitTimeoutError
 from protos.spec import DenseSpec
 from protos.store import SaveStatus, Version, WorkerProgress
 from ps_server.snapshot.phase_lock import PhaseLock
@@ -162,12 +162,20 @@ class Snapshots:
             self._drop_overdue()
         return self._lock.shared()
 
-    def take(self, token: str, base: str = "") -> None:
+    def take(
+        self,
+        token: str,
+        base: str = "",
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_taken: Callable[[], None] = lambda: None,
+    ) -> None:
         """Takes a snapshot, which waits for `writing`; drops one that was not written.
 
         Args:
             token: Of the save to come.
             base: Token of the save since which changes are taken; empty: all rows are.
+            around: Held around the moment of the snapshot, once no other save runs.
+            on_taken: Called while nothing has changed the store since.
 
         Raises:
             CheckpointError: If memory is short.
@@ -177,12 +185,18 @@ class Snapshots:
         with self._turn("a snapshot", after_held=False) as left_s:
             self._drop()
             start = self._monotonic()
-            with self._lock.alone(left_s):
+            with around(), self._lock.alone(left_s):
                 snapshot = self._take_snapshot(base)
+                on_taken()
             now = self._monotonic()
             self._held = _Held(token, snapshot, start, now - start)
         rows = sum(table.num_rows for table in snapshot.tables)
         logger.info("snapshot token=%s rows=%d pause_ms=%.1f", token, rows, 1e3 * (now - start))
+
+    def holds(self, token: str) -> bool:
+        """Whether the snapshot of this token was taken, and waits to be written."""
+        held = self._held
+        return held is not None and held.token == token
 
     @contextmanager
     def writing(self, token: str, *, is_base: bool = True) -> Iterator[StoreSnapshot]:
@@ -193,13 +207,13 @@ class Snapshots:
             is_base: Whether later deltas are based on it; else the marks of changed rows are restored.
 
         Raises:
-            ProtocolError: If there is no such snapshot: another was taken, or it was held for too long.
+            SnapshotLostError: If there is no such snapshot: another was taken, or it was held for too long.
             WaitTimeoutError: If another save does not end in time.
         """
         with self._turn("a save", after_held=False):
             held = self._held
             if held is None or held.token != token:
-                raise ProtocolError(
+                raise SnapshotLostError(
                     f"there is no snapshot {token!r} to be saved: another was taken since, or it was not "
                     f"saved within {self._hold_limit_s:g} s, or the server was restarted; save again"
                 )

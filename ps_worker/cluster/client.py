@@ -7,7 +7,9 @@ A push is checked here as a whole before any server gets its part of it: one tha
 must not reach the others.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -25,6 +27,7 @@ from protos.chunking import (
 from protos.errors import (
     GradientError,
     ProtocolError,
+    TransportError,
     UnknownTableError,
 )
 from protos.futures import Combined, Future, results, results_of_all_ended
@@ -36,6 +39,9 @@ from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
+    Joined,
+    Lease,
+    Member,
     Message,
     Missing,
     Numbers,
@@ -60,6 +66,9 @@ from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import open_base, save_checkpoint
 from ps_worker.cluster.transport import Transport
+
+_RENEWAL_SHARE = 1 / 3
+"""Share of a lease that servers have to answer its renewal; then the next one is sent."""
 
 Positions = NDArray[np.int32]
 Q = TypeVar("Q")
@@ -106,6 +115,11 @@ class ClusterClient:
         self._servers = self._shard_map.servers
         self._tables: dict[str, TableSpec] = {}
         self._blocks: dict[str, DenseSpec] = {}
+        self._members: dict[int, Member] = {}  # those that this client calls for: usually one
+        self._leases: dict[int, Lease | None] = {}
+        self._barriers: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        self._num_shrinks = itertools.count(1)
+        self._num_changes = itertools.count(1)
 
     def __enter__(self) -> Self:
         return self
@@ -128,16 +142,69 @@ class ClusterClient:
 
     # Joining and declaring
 
-    def join(self, worker: int, incarnation: int, *, terms: Mapping[str, str]) -> None:
-        """See `protos.store.Store`."""
-        request = requests.Join(worker=worker, incarnation=incarnation, terms=terms)
-        jobs = results_of_all_ended(self._call_all(calls.JOIN, request))
-        if len(set(jobs)) > 1:
-            served = ", ".join(map("{} {}".format, self._transport.endpoints, jobs))
-            raise ProtocolError(
-                f"servers have served different numbers of jobs before this one ({served}), so some were "
-                f"restarted and their parameters do not belong together: restart all of them"
+    def join(
+        self,
+        worker: int,
+        incarnation: int,
+        *,
+        terms: Mapping[str, str],
+        lease: Lease | None = None,
+    ) -> Future[Joined]:
+        """See `protos.store.Store`; once it has joined, this client calls for this worker, too."""
+        member = Member(worker, incarnation)
+        pending = self._call_all(calls.JOIN, requests.Join(member=member, terms=terms, lease=lease))
+
+        def combine() -> Joined:
+            parts = results_of_all_ended(pending)
+            jobs = [part.jobs_before for part in parts]
+            if len(set(jobs)) > 1:
+                served = ", ".join(map("{} {}".format, self._transport.endpoints, jobs))
+                raise ProtocolError(
+                    f"servers have served different numbers of jobs before this one ({served}), so some were "
+                    f"restarted and their parameters do not belong together: restart all of them"
+                )
+            # Not before: one that is refused takes nobody's place here.
+            self._members[worker], self._leases[worker] = member, lease
+            self._transport.servers_recover = all(part.has_update_log for part in parts)
+            return Joined(
+                jobs_before=jobs[0],
+                barriers_passed=max(part.barriers_passed for part in parts),
+                has_update_log=self._transport.servers_recover,
             )
+
+        return Combined(combine)
+
+    def renew(self, worker: int) -> None:
+        """See `protos.store.Store`; a server that is away keeps no other from hearing of the worker."""
+        request = requests.Renew(member=self._member(worker))
+        lease = self._leases[worker]
+        ready_s = None if lease is None else lease.seconds * _RENEWAL_SHARE
+        pending = [
+            self._transport.call(server, calls.RENEW, request, ready_s=ready_s)
+            for server in self._servers
+        ]
+        away: TransportError | None = None
+        for answer in pending:
+            try:
+                answer.result()
+            except (
+                TransportError
+            ) as error:  # it may come back, while the refusal of another is final
+                away = error
+        if away is not None:
+            raise away
+
+    def disconnect(self) -> None:
+        """See `protos.store.Store`."""
+        self.close()
+
+    def _member(self, worker: int | None = None) -> Member:
+        """Returns the member that this client calls for as a worker, or as any that has joined."""
+        for member in self._members.values():
+            if worker in (None, member.worker):
+                return member
+        who = "no worker has" if worker is None else f"worker {worker} has not"
+        raise ProtocolError(f"{who} joined the job through this client, as a caller must")
 
     def create_table(self, spec: TableSpec) -> None:
         """See `protos.store.Store`."""
@@ -252,7 +319,11 @@ class ClusterClient:
         fitting = min(max_rows, max(1, self._chunk_bytes // widest))
         epoch = self._shard_map.epoch
         request = requests.PullChanged(
-            tables=tables, worker=worker, max_rows=fitting, shard_map_epoch=epoch
+            tables=tables,
+            member=self._member(worker),
+            max_rows=fitting,
+            shard_map_epoch=epoch,
+            number=next(self._num_changes),
         )
         pending = self._call_all(calls.PULL_CHANGED, request)
 
@@ -357,7 +428,7 @@ class ClusterClient:
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """See `protos.store.Store`."""
-        request = requests.Barrier(name=name, worker=worker, step=step)
+        request = self._barrier_request(name, worker, step)
         pending = self._call_all(calls.BARRIER, request)
         return Combined(lambda: _same_version(name, results(pending)))
 
@@ -367,9 +438,16 @@ class ClusterClient:
         """See `protos.store.Store`; the first server reduces."""
         require_numbers(name, values)
         first, *others = self._servers
-        numbers = requests.AllReduce(name=name, worker=worker, values=values, op=op, step=step)
+        request = self._barrier_request(name, worker, step)
+        numbers = requests.AllReduce(
+            name=name,
+            member=request.member,
+            values=values,
+            op=op,
+            step=step,
+            number=request.number,
+        )
         reduction = self._transport.call(first, calls.ALL_REDUCE, numbers)
-        request = requests.Barrier(name=name, worker=worker, step=step)
         pending = [self._transport.call(server, calls.BARRIER, request) for server in others]
 
         def combine() -> Reduced:
@@ -379,9 +457,15 @@ class ClusterClient:
 
         return Combined(combine)
 
+    def _barrier_request(self, name: str, worker: int, step: Version) -> requests.Barrier:
+        number = next(self._barriers[worker])
+        return requests.Barrier(name=name, member=self._member(worker), step=step, number=number)
+
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`; the first server knows how far all are."""
-        request = requests.Advance(worker=worker, clock=clock, at_least=max(0, at_least))
+        request = requests.Advance(
+            member=self._member(worker), clock=clock, at_least=max(0, at_least)
+        )
         return self._transport.call(0, calls.ADVANCE, request)
 
     def post(self, exchange: str, message: Message) -> Future[None]:
@@ -393,22 +477,24 @@ class ClusterClient:
             )
         server = self._shard_map.server_of_receiver(message.receiver)
         return self._transport.call(
-            server, calls.POST, requests.Post(exchange=exchange, message=message)
+            server,
+            calls.POST,
+            requests.Post(exchange=exchange, message=message, member=self._member(message.sender)),
         )
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `protos.store.Store`."""
-        request = requests.Take(exchange=exchange, worker=worker, received=received)
+        request = requests.Take(exchange=exchange, member=self._member(worker), received=received)
         return self._transport.call(self._shard_map.server_of_receiver(worker), calls.TAKE, request)
 
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
-        results(self._call_all(calls.LEAVE, requests.Leave(worker=worker, step=step)))
+        results(self._call_all(calls.LEAVE, requests.Leave(member=self._member(worker), step=step)))
 
     def abort(self, worker: int, reason: str) -> None:
         """See `protos.store.Store`."""
         results_of_all_ended(
-            self._call_all(calls.ABORT, requests.Abort(worker=worker, reason=reason))
+            self._call_all(calls.ABORT, requests.Abort(member=self._member(worker), reason=reason))
         )
 
     # Checkpoints and status
@@ -427,11 +513,15 @@ class ClusterClient:
         base = open_base(request.base, request.url) if request.base else None
 
         def write_shares(folder: str, token: str) -> list[Share]:
-            snapshot = requests.Snapshot(token=token, base="" if base is None else base.token)
+            member = self._member()
+            base_token = "" if base is None else base.token
+            snapshot = requests.Snapshot(token=token, base=base_token, member=member)
             results(self._call_all(calls.SNAPSHOT, snapshot))
             if request.on_snapshot is not None:
                 request.on_snapshot()
-            save = requests.Save(folder=folder, token=token, inference=request.inference)
+            save = requests.Save(
+                folder=folder, token=token, inference=request.inference, member=member
+            )
             pending = self._call_all(calls.SAVE, save)
             return [share_from_json(share) for share in results_of_all_ended(pending)]
 
@@ -453,18 +543,29 @@ class ClusterClient:
         checkpoint.require_trainable()
         checkpoint.require(self._tables.keys() | self._blocks.keys(), only)
         checkpoint.verify()
-        request = requests.Load(url=checkpoint.url, token=checkpoint.token, only=sorted(only))
+        request = requests.Load(
+            url=checkpoint.url,
+            token=checkpoint.token,
+            only=sorted(only),
+            member=self._member(),
+        )
         results_of_all_ended(self._call_all(calls.LOAD, request))
 
     def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
         """See `protos.store.Store`."""
-        results(self._call_all(calls.RESUME, requests.Resume(version=version, progress=progress)))
+        request = requests.Resume(version=version, progress=progress, member=self._member())
+        results(self._call_all(calls.RESUME, request))
 
     def shrink(
         self, *, max_norm: float | None = None, dry_run: bool = False
     ) -> Mapping[str, Shrunk]:
         """See `protos.store.Store`."""
-        request = requests.Shrink(max_norm=max_norm, dry_run=dry_run)
+        request = requests.Shrink(
+            max_norm=max_norm,
+            dry_run=dry_run,
+            member=self._member(),
+            number=0 if dry_run else next(self._num_shrinks),
+        )
         return merge_shrunk(results(self._call_all(calls.SHRINK, request)))
 
     def digest(self) -> str:

@@ -96,6 +96,7 @@ class GrpcTransport:
 
     def __init__(self, endpoints: Sequence[str], deadlines: Deadlines | None = None) -> None:
         """Opens a channel to each server; whether they answer shows at the first call."""
+        self.servers_recover = False
         self.endpoints: Sequence[str] = tuple(endpoints)
         self._deadlines = deadlines or Deadlines()
         self._channels = [

@@ -14,9 +14,15 @@ A = TypeVar("A")
 
 
 class Transport(Protocol):
-    """Calls to servers, which are numbered as in `endpoints`. Thread-safe."""
+    """Calls to servers, which are numbered as in `endpoints`. Thread-safe.
+
+    Attributes:
+        endpoints: host:port of each.
+        servers_recover: A server that went away is worth waiting for: restarted, it goes on where it was.
+    """
 
     endpoints: Sequence[str]
+    servers_recover: bool
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None

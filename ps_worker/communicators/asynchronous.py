@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from protos.gradients import Gradients, Values, require_finite
 from protos.keys import Keys
-from protos.store import Future, Missing, Parameters, Pulled, Version
+from protos.store import Future, Member, Missing, Parameters, Pulled, Version
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
@@ -37,7 +37,7 @@ class AsyncCommunicator:
         self,
         store: Parameters,
         *,
-        worker: int,
+        member: Member,
         num_params: int,
         max_merge_var_num: int,
         max_merge_dense_num: int,
@@ -49,7 +49,7 @@ class AsyncCommunicator:
 
         Args:
             store: Where gradients go.
-            worker: Index of this worker.
+            member: This process, in its worker's place.
             num_params: Length of the dense block.
             max_merge_var_num: Batches to merge before a sparse push.
             max_merge_dense_num: Batches to merge before a dense push.
@@ -58,7 +58,7 @@ class AsyncCommunicator:
             stall_limit_s: Longest that `push` and `flush` wait for the sender.
         """
         self._store = store
-        self.push_ids = PushIds(worker)
+        self.push_ids = PushIds(member)
         self._mirror = DenseMirror(num_params)
         self._merger = GradientMerger(
             sparse_batches=max_merge_var_num,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from protos.keys import Keys
-from protos.store import Coordination, Future, Parameters, Pulled, Version
+from protos.store import Coordination, Future, Member, Parameters, Pulled, Version
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.merging import MergedPush
 
@@ -32,7 +32,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         self,
         store: ClockedParameters,
         *,
-        worker: int,
+        member: Member,
         max_staleness: int,
         max_merge_var_num: int,
         max_merge_dense_num: int,
@@ -42,7 +42,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
 
         Args:
             store: Where gradients go.
-            worker: Index of this worker.
+            member: This process, in its worker's place.
             max_staleness: Steps that this worker may run ahead of the slowest.
             max_merge_var_num: Batches to merge before a sparse push; no more than the bound allows.
             max_merge_dense_num: Batches to merge before a dense push; no more than the bound allows.
@@ -53,12 +53,12 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         self._restart()
         super().__init__(
             store,
-            worker=worker,
+            member=member,
             max_merge_var_num=max_merge_var_num,
             max_merge_dense_num=max_merge_dense_num,
             **settings,
         )
-        self._worker = worker
+        self._worker = member.worker
         self._max_staleness = max_staleness
         self._merges = (max_merge_var_num, max_merge_dense_num)
         self.begin(thread_num=1)

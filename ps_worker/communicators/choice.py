@@ -3,7 +3,7 @@
 from typing import Any
 
 from ctr_model.models.model import Model
-from protos.store import Store
+from protos.store import Member, Store
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicator
 from ps_worker.communicators.communicator import Communicator
@@ -19,7 +19,7 @@ def communicator_of(
     store: Store,
     model: Model,
     *,
-    worker: int,
+    member: Member,
     num_workers: int = 1,
     is_in_process: bool = False,
 ) -> Communicator:
@@ -29,7 +29,7 @@ def communicator_of(
         job: Says which mode, and how.
         store: The parameters.
         model: Whose parameters they are.
-        worker: Index of this worker.
+        member: This process, in its worker's place.
         num_workers: Workers of the job.
         is_in_process: The store is in this process, and there is nothing to gain from sending in the
             background.
@@ -37,15 +37,15 @@ def communicator_of(
     strategy, num_params = job.strategy, model.num_params
     match strategy.mode:
         case "sync":
-            return SyncCommunicator(store, worker=worker, num_params=num_params)
+            return SyncCommunicator(store, member=member, num_params=num_params)
         case "half_async":
-            return HalfAsyncCommunicator(store, worker=worker, num_params=num_params)
+            return HalfAsyncCommunicator(store, member=member, num_params=num_params)
         case "async" if is_in_process:
-            return DirectCommunicator(store, worker=worker, num_params=num_params)
+            return DirectCommunicator(store, member=member, num_params=num_params)
         case "bounded_staleness":
             return BoundedStalenessCommunicator(
                 store,
-                worker=worker,
+                member=member,
                 num_params=num_params,
                 max_staleness=strategy.max_staleness,
                 **_sending(job),
@@ -53,7 +53,7 @@ def communicator_of(
         case "geo":
             return GeoCommunicator(
                 store,
-                worker=worker,
+                member=member,
                 num_workers=num_workers,
                 tables=table_specs(model, job),
                 dense=dense_spec(model, job),
@@ -62,7 +62,7 @@ def communicator_of(
                 stall_limit_s=job.cluster.wait_timeout_s,
             )
         case _:
-            return AsyncCommunicator(store, worker=worker, num_params=num_params, **_sending(job))
+            return AsyncCommunicator(store, member=member, num_params=num_params, **_sending(job))
 
 
 def _sending(job: Job) -> dict[str, Any]:

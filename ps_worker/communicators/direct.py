@@ -12,7 +12,7 @@ import numpy as np
 
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
-from protos.store import Future, Missing, Parameters, Pulled, Version
+from protos.store import Future, Member, Missing, Parameters, Pulled, Version
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.job.model import DENSE_BLOCK
 
@@ -24,9 +24,9 @@ class DirectCommunicator:
     is_overlapped = False
     version = 0
 
-    def __init__(self, store: Parameters, *, worker: int, num_params: int) -> None:
+    def __init__(self, store: Parameters, *, member: Member, num_params: int) -> None:
         self._store = store
-        self.push_ids = PushIds(worker)
+        self.push_ids = PushIds(member)
         self._num_params = num_params
         self._local = threading.local()
 

@@ -20,7 +20,7 @@ from protos.futures import Answered
 from protos.gradients import Gradients, Values, require_finite
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
-from protos.store import Changes, Future, Parameters, Pulled, Version
+from protos.store import Changes, Future, Member, Parameters, Pulled, Version
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.communicators.replica import Replica
@@ -47,7 +47,7 @@ class GeoCommunicator:
         self,
         store: ChangingParameters,
         *,
-        worker: int,
+        member: Member,
         num_workers: int,
         tables: Sequence[TableSpec],
         dense: DenseSpec,
@@ -59,7 +59,7 @@ class GeoCommunicator:
 
         Args:
             store: The servers; their tables add what is pushed, and record changes.
-            worker: Index of this worker.
+            member: This process, in its worker's place.
             num_workers: Workers of the job.
             tables: With the optimizers of the local rows.
             dense: The dense block, likewise.
@@ -71,12 +71,12 @@ class GeoCommunicator:
             CtrPsError: If the servers do not answer, or hold more than fits.
         """
         self._store = store
-        self._worker = worker
+        self._worker = member.worker
         self._tables = [spec.name for spec in tables]
         self._replica = Replica(tables, dense, num_workers=num_workers)
         self._k_steps = k_steps
         self._max_replica_bytes = max_replica_bytes
-        self.push_ids = PushIds(worker)
+        self.push_ids = PushIds(member)
         self._local = threading.local()
         self._is_alone = False
         self._server_dense = np.empty(dense.length, np.float32)

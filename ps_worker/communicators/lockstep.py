@@ -18,7 +18,7 @@ import numpy as np
 
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
-from protos.store import Future, Missing, Parameters, Pulled, Version
+from protos.store import Future, Member, Missing, Parameters, Pulled, Version
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.job.model import DENSE_BLOCK
 
@@ -29,9 +29,9 @@ class HalfAsyncCommunicator:
     is_lockstep = True
     is_overlapped = False
 
-    def __init__(self, store: Parameters, *, worker: int, num_params: int) -> None:
+    def __init__(self, store: Parameters, *, member: Member, num_params: int) -> None:
         self._store = store
-        self.push_ids = PushIds(worker)
+        self.push_ids = PushIds(member)
         self.version: Version = 0
         self._params = np.empty(num_params, np.float32)
         self._lock = threading.Lock()

@@ -7,11 +7,10 @@
 So the step and position of a push id never leave out a batch.
 """
 
-import secrets
 import threading
 from collections.abc import Iterable
 
-from protos.store import PushId, Version, WorkerProgress
+from protos.store import Member, PushId, Version, WorkerProgress
 from ps_worker.data.blocks.position import DataPosition
 
 UNNUMBERED = 0
@@ -21,9 +20,8 @@ UNNUMBERED = 0
 class PushIds:
     """Makes the push ids of one run of one worker. Thread-safe."""
 
-    def __init__(self, worker: int) -> None:
-        self._worker = worker
-        self._incarnation = secrets.randbits(63)
+    def __init__(self, member: Member) -> None:
+        self._member = member
         self._sequence = 0
         self._taken = 0
         self._positions: dict[int, DataPosition | None] = {}  # after batches that are not whole yet
@@ -63,8 +61,8 @@ class PushIds:
             sequence = self._sequence
             self._sequence += 1
             return PushId(
-                worker=self._worker,
-                incarnation=self._incarnation,
+                worker=self._member.worker,
+                incarnation=self._member.incarnation,
                 sequence=sequence,
                 step=self._step,
                 examples=examples,

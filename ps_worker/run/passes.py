@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from ctr_model.batch import Batch
+from protos.errors import ProtocolError
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.job.datasets import TrainingData
 from ps_worker.run.run import Run
@@ -32,19 +33,46 @@ def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[P
     Rows in memory are loaded and shuffled before their epoch is yielded; all workers take part in that.
     """
     for epoch in range(first, last + 1):
+        name = f"epoch-{epoch}"
+        if _has_ended(epoch, run):
+            yield Pass(name=name, number=epoch, batches=_nothing(), is_last=epoch == last)
+            continue
         data.prepare(run, epoch)
         yield Pass(
-            name=f"epoch-{epoch}",
+            name=name,
             number=epoch,
             batches=data.batches(epoch, _position_in(epoch, run)),
             is_last=epoch == last,
         )
 
 
+def _nothing() -> Generator[Batch | tuple[Batch, DataPosition], None, None]:
+    yield from ()
+
+
 def _position_in(epoch: int, run: Run) -> DataPosition | None:
     """Returns where in an epoch a worker resumes; None: at its start."""
+    position = _earlier_position(run)
+    # Of another epoch: it had not begun this one.
+    return position if position is not None and position.epoch == epoch else None
+
+
+def _has_ended(epoch: int, run: Run) -> bool:
+    """Whether the lost process before this one had ended an epoch."""
+    if not run.is_replacement:
+        return False
+    position = _earlier_position(run)
+    return position is not None and position.epoch > epoch
+
+
+def _earlier_position(run: Run) -> DataPosition | None:
     earlier = run.earlier_progress
-    if earlier is None or not earlier.position:
+    if earlier is None:
         return None
-    position = DataPosition.from_json(earlier.position)
-    return position if position.epoch == epoch else None  # else it had not begun this one
+    if not earlier.position and earlier.step and run.is_replacement:
+        raise ProtocolError(
+            f"worker {run.worker} takes the place of a lost process, of whose data the servers know no "
+            f"position: rows of several readers have no order (data.reader_num); start the job again from "
+            f"its checkpoint"
+        )
+    return DataPosition.from_json(earlier.position) if earlier.position else None

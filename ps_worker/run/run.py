@@ -21,14 +21,18 @@ from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import Model
-from protos.errors import CtrPsError, UsageError
+from protos.errors import CtrPsError, TransportError, UsageError
 from protos.store import (
+    Joined,
+    Lease,
+    Member,
     Numbers,
     ReduceOp,
     SaveRequest,
     Shrunk,
     Store,
     Version,
+    WorkerLoss,
     WorkerProgress,
 )
 from ps_worker.checkpoints.warm_start import warm_start
@@ -38,6 +42,7 @@ from ps_worker.data.blocks.position import Batches
 from ps_worker.data.memory.peers import Peers
 from ps_worker.job import Job
 from ps_worker.job.specs import counting_tables, declare
+from ps_worker.run.lease import LeaseRenewal
 from ps_worker.training.evaluator import OnPredictions, evaluate
 from ps_worker.training.meter import Progress
 from ps_worker.training.non_finite import NonFiniteBatches
@@ -103,17 +108,37 @@ class Run:
         self._communicator: Communicator | None = None  # None: not started
         self._earlier_progress: WorkerProgress | None = None
         self._num_barriers = 0
+        self._barriers_passed = 0
         self._has_left = False
-        store.join(
-            worker,
-            secrets.randbits(63),
-            terms={**terms_of(job, num_workers), **(terms or {})},
-        )
+        self._member = Member(worker, secrets.randbits(63))
+        self._renewal: LeaseRenewal | None = None
+        self._joined = self._join(terms or {})
         try:
             declare(store, model, job)
         except BaseException as error:
             self._abort(error)
+            self.close()
             raise
+
+    def _join(self, terms: Mapping[str, str]) -> Joined:
+        limits = self._job.cluster
+        lease = Lease(seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss))
+        joined = self.store.join(
+            self.worker,
+            self._member.incarnation,
+            terms={**terms_of(self._job, self.num_workers), **terms},
+            lease=lease,
+        ).result()
+        if not self._is_in_process:
+            self._renewal = LeaseRenewal(self.store, self.worker, lease.seconds)
+        if joined.barriers_passed:
+            logger.info("takes the place of a lost process worker=%d", self.worker)
+        return joined
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether this process goes on where a lost one in its place was: the job has begun."""
+        return self._joined.barriers_passed > 0
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +149,10 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        refusal = None if self._renewal is None else self._renewal.refusal
         try:
+            if refusal is not None and not self._has_left:
+                raise refusal from error
             if error is not None and not self._has_left:
                 self._abort(error)
         finally:
@@ -143,6 +171,11 @@ class Run:
     def is_first(self) -> bool:
         """Whether this is worker 0, which loads, saves and shrinks for all."""
         return self.worker == 0
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether the next barrier is one that the lost process before this one has passed."""
+        return self._barriers_passed < self._joined.barriers_passed
 
     def load(self, url: str, *, only: Sequence[str] = (), token: str = "") -> None:
         """Replaces the parameters by those of a checkpoint; worker 0 alone, before training.
@@ -189,16 +222,19 @@ class Run:
         if self._communicator is not None:
             return self._communicator
         version = self.store.barrier("start", self.worker, step=0).result()
+        self._barriers_passed += 1
         communicator = communicator_of(
             self._job,
             self.store,
             self._model,
-            worker=self.worker,
+            member=self._member,
             num_workers=self.num_workers,
             is_in_process=self._is_in_process,
         )
-        communicator.rejoin(version)
-        self._earlier_progress = self.store.status().progress.get(self.worker)
+        status = self.store.status()
+        # The others may be far beyond the start when this process takes a lost one's place.
+        communicator.rejoin(max(version, status.version) if self.is_replacement else version)
+        self._earlier_progress = status.progress.get(self.worker)
         if self._earlier_progress is not None:
             communicator.push_ids.resume(self._earlier_progress)
             self.progress.resume(self._earlier_progress.step)
@@ -308,12 +344,17 @@ class Run:
         self.flush()
         # Version 0 is there since the start: this does not wait, and raises if the job has ended by an error.
         self.store.wait_version(0).result()
-        self.close()
-        self.store.leave(self.worker, step=self._version)
+        try:
+            self.store.leave(self.worker, step=self._version)
+        except TransportError as error:  # its work is done, and servers end when all have left
+            logger.warning("left without an answer, the servers may have ended: %s", error)
         self._has_left = True
+        self.close()
 
     def close(self) -> None:
         """Ends the background work; what was not sent is lost."""
+        if self._renewal is not None:
+            self._renewal.close()
         if self._communicator is not None:
             self._communicator.close()
 
@@ -322,8 +363,10 @@ class Run:
         return 0 if self._communicator is None else self._communicator.version
 
     def _rejoin(self, version: Version) -> None:
+        self._barriers_passed += 1
         if self._communicator is not None:
-            self._communicator.rejoin(version)
+            # A process in a lost one's place is answered at old barriers as that one was, and is further on.
+            self._communicator.rejoin(max(version, self._version))
 
     def _reduced(self, values: Numbers, op: ReduceOp, name: str) -> Numbers:
         self.flush()
@@ -359,6 +402,8 @@ def terms_of(job: Job, num_workers: int) -> dict[str, str]:
         "PADDLE_TRAINERS_NUM": str(num_workers),
         "version of ctr-ps": _version(),
         "train.seed": str(job.train.seed),
+        "cluster.lease_s": str(job.cluster.lease_s),
+        "cluster.on_worker_loss": job.cluster.on_worker_loss,
         **{
             f"{name}.{key}": json.dumps(value)
             for name in names

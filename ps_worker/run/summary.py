@@ -22,6 +22,7 @@ class Summary:
         skipped_batches: Batches that this worker skipped, as their loss or gradients were not finite.
         skipped_by_name: The same by table or dense block whose gradient that was, and "loss".
         staleness: Steps of other workers between the pull and the push of a batch, over all workers.
+        duplicates: Pushes that came to a server again, since their answer was lost; they count once.
         tables: By table: rows, bytes, and the rows that expired or were evicted.
         model_digest: SHA-256 of the trained model.
         checkpoint: Folder of the last checkpoint.
@@ -40,6 +41,7 @@ class Summary:
     skipped_batches: int = 0
     skipped_by_name: Mapping[str, int] = field(default_factory=dict)
     staleness: Mapping[str, object] | None = None
+    duplicates: int | None = None
     tables: Mapping[str, Mapping[str, int]] | None = None
     model_digest: str | None = None
     checkpoint: str | None = None

@@ -100,6 +100,8 @@ def _load(plan: Plan, run: Run, files: str) -> tuple[EarlierRun | None, WarmStar
     if job.checkpoint.dir:
         _prepare_folder(job, run.store)
     earlier = earlier_run(job, num_workers=run.num_workers, files=files)
+    if run.is_replacement:
+        return earlier, None  # the process before this one has loaded it
     start = None if earlier else warm_start_of(job, plan.model)
     if start_from := job.checkpoint.load if earlier is None else earlier.url:
         takes_dense = start is None or DENSE_BLOCK in start.taken
@@ -221,6 +223,8 @@ class _Training:
         return lambda: saver.after_step(run.progress.steps, begin)
 
     def _save_after(self, each: Pass) -> None:
+        if self._run.is_repeating:
+            return  # the others have gone on since: it would be of another moment
         every = self._job.checkpoint.every_epochs
         is_due = each.is_last or (every and each.number % every == 0)
         if self._saver is not None and is_due:
@@ -258,6 +262,7 @@ class _Training:
             examples=examples,
             examples_per_s=examples / seconds if seconds else 0.0,
             staleness=status.staleness.as_dict(),
+            duplicates=status.duplicates,
             tables={name: asdict(table) for name, table in status.tables.items()},
             model_digest=store.digest(),
             checkpoint=None if self._saver is None else self._saver.latest,

@@ -207,7 +207,9 @@ def test_wrong_pulls_of_changes_take_nothing(open_stores: OpenStores) -> None:
         store.pull_changed([*TABLES, "silent"], 0, max_rows=MOST).result()
     with pytest.raises(UnknownTableError, match="'nowhere'"):
         store.pull_changed([*TABLES, "nowhere"], 0, max_rows=MOST).result()
-    with pytest.raises(ProtocolError, match="worker 2 called, but this job has 2 workers"):
+    with pytest.raises(
+        ProtocolError, match=r"worker 2 (called, but this job has 2|has not joined the)"
+    ):
         store.pull_changed(TABLES, 2, max_rows=MOST).result()
     for max_rows in (0, -1):
         with pytest.raises(ProtocolError, match=f"max_rows is {max_rows}, expected at least 1"):

@@ -14,6 +14,7 @@ from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
 from tests.support.cluster import cluster
+from tests.support.stores import member
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 LIMIT_S = 20.0
@@ -73,19 +74,21 @@ def test_flushed_parameters_are_read_back() -> None:
     np.testing.assert_allclose(after, before - 0.1 * 1.0 / 10, rtol=1e-5)
 
 
-def test_gradient_leaves_after_the_longest_delay_without_a_full_merge() -> None:
+@pytest.mark.parametrize("merges", [(1000, 1000), (1, 1000), (1000, 1)])
+def test_gradient_leaves_after_the_longest_delay_without_a_full_merge(
+    merges: tuple[int, int],
+) -> None:
     """The sender wakes by itself: nothing but time makes this push leave."""
     model, store = small_model(), ParameterStore()
     declare(store, model, job("async", *LEARNS))
     applied = Applied(store)
-    communicator = communicator_on(applied, merge=1000, max_delay_ms=20)
+    communicator = communicator_on(applied, merges=merges, max_delay_ms=20)
     try:
         communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
-        arrived = applied.event.wait(10)
+
+        assert applied.all_of({"embedding", DENSE_BLOCK})
     finally:
         communicator.close()
-
-    assert arrived
 
 
 def test_non_finite_gradient_is_refused_before_it_is_sent() -> None:
@@ -188,19 +191,26 @@ def test_pull_of_training_reads_initial_values() -> None:
 
 
 class Applied:
-    """A store that says when something was pushed."""
+    """A store that says when something was pushed to all of some tables and blocks."""
 
     def __init__(self, store: ParameterStore) -> None:
         self._store = store
-        self.event = threading.Event()
+        self._changed = threading.Condition()
+        self._pushed: set[str] = set()
 
     def __getattr__(self, name: str):
         return getattr(self._store, name)
 
-    def push_grad(self, *arguments, **named):
-        answer = self._store.push_grad(*arguments, **named)
-        self.event.set()
+    def push_grad(self, gradients: Gradients, *arguments, **named):
+        answer = self._store.push_grad(gradients, *arguments, **named)
+        with self._changed:
+            self._pushed |= {*gradients.sparse, *gradients.dense}
+            self._changed.notify_all()
         return answer
+
+    def all_of(self, names: set[str]) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: names <= self._pushed, LIMIT_S)
 
 
 class Busy:
@@ -220,13 +230,19 @@ class Busy:
         return self._store.push_grad(*arguments, **named)
 
 
-def communicator_on(store, *, merge: int = 1, max_delay_ms: float = 100, send_queue_size: int = 16):
+def communicator_on(
+    store,
+    *,
+    merges: tuple[int, int] = (1, 1),
+    max_delay_ms: float = 100,
+    send_queue_size: int = 16,
+):
     return AsyncCommunicator(
         store,
-        worker=0,
+        member=member(),
         num_params=small_model().num_params,
-        max_merge_var_num=merge,
-        max_merge_dense_num=merge,
+        max_merge_var_num=merges[0],
+        max_merge_dense_num=merges[1],
         send_queue_size=send_queue_size,
         max_delay_ms=max_delay_ms,
         stall_limit_s=30,

@@ -19,7 +19,7 @@ from ps_worker.run.run import Run
 from tests.support.cluster import cluster
 from tests.support.processes import environment_of, free_port, server_process
 from tests.support.s3 import BUCKET
-from tests.support.stores import declare, in_process, push_id, random_gradients
+from tests.support.stores import INCARNATION, declare, in_process, push_id, random_gradients
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 
@@ -146,7 +146,7 @@ def test_server_saves_and_loads_in_its_roots_only(tmp_path: Path) -> None:
         ),
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as store,
     ):  # fmt: skip
-        store.join(0, 1, terms={})
+        store.join(0, INCARNATION, terms={}).result()
         declare(store)
         store.push_grad(random_gradients(1), push_id()).result()
         store.save(SaveRequest(url=str(root / "model")))

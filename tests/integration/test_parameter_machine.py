@@ -25,10 +25,9 @@ from protos.spec import (
 )
 from protos.store import Missing, SaveRequest, Store
 from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
 from tests.reference.admission import ReferenceAdmission
 from tests.reference.feature_life import Life, ReferenceLives
-from tests.support.local_transport import LocalTransport
+from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.statistics import candidates_of, counted_by
 from tests.support.stores import push_id
 
@@ -147,7 +146,7 @@ class Parameters(RuleBasedStateMachine):
             )
             for index in range(num_servers)
         ]
-        self.client: Store = ClusterClient(LocalTransport(self.stores))
+        self.client: Store = joined_client(LocalTransport(self.stores))
         for spec in TABLES:
             self.client.create_table(spec)
 

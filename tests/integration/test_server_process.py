@@ -38,7 +38,7 @@ def test_server_ends_when_its_workers_are_done(port, log):
         server_process(environment_of([port], 0), log) as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
-        client.join(0, 1, terms={})
+        client.join(0, 1, terms={}).result()
         client.create_table(TABLE)
         client.barrier("end", 0, step=0).result()
         client.leave(0, step=0)
@@ -47,7 +47,7 @@ def test_server_ends_when_its_workers_are_done(port, log):
     for event in (
         f"serving server=0 servers=127.0.0.1:{port} workers=1 bind=127.0.0.1 port={port}",
         "table created table=t dim=2",
-        "worker joined worker=0",
+        "worker joins worker=0",
         "worker left worker=0 step=0",
         "ended reason='all workers have left'",
     ):
@@ -62,7 +62,7 @@ def test_signal_ends_a_server_that_stays(port, log, number, exit_code):
         server_process(environment_of([port], 0), log, "--stay") as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
-        client.join(0, 1, terms={})
+        client.join(0, 1, terms={}).result()
         client.leave(0, step=0)
         client.create_table(TABLE)
 
@@ -127,7 +127,7 @@ def test_saved_parameters_are_those_a_server_begins_with(port, log, tmp_path):
         server_process(environment_of([port], 0), log),
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
-        client.join(0, 1, terms={})
+        client.join(0, 1, terms={}).result()
         client.create_table(TABLE)
         digest = client.save(SaveRequest(url=folder))
         client.leave(0, step=0)
@@ -135,7 +135,7 @@ def test_saved_parameters_are_those_a_server_begins_with(port, log, tmp_path):
         server_process(environment_of([port], 0), log, "--load", folder) as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
-        client.join(0, 1, terms={})
+        client.join(0, 1, terms={}).result()
         client.create_table(TABLE)
         assert client.digest() == digest
         client.pull_sparse({"t": keys}, missing=Missing.INITIAL).result()
@@ -160,7 +160,7 @@ def test_worker_may_start_before_its_servers(port, log, caplog):
     def work() -> None:
         with connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client:
             found.append(client.status().version)
-            client.join(0, 1, terms={})
+            client.join(0, 1, terms={}).result()
             client.leave(0, step=0)
 
     with caplog.at_level(logging.INFO):
@@ -199,6 +199,8 @@ def test_server_that_is_killed_is_named_with_the_call(port, log):
         server_process(environment_of([port], 0), log) as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
+        client._transport._retry_s = 0.5
+        client.join(0, 1, terms={}).result()
         client.create_table(TABLE)
         server.process.kill()
         server.wait()

@@ -23,6 +23,7 @@ from protos.store import Missing, PushId, SaveRequest, Staleness, StoreStatus
 from ps_server.checkpoint.files.digest import model_digest
 from ps_server.store import ParameterStore
 from tests.reference.partition import unmix64
+from tests.support.stores import push_id as new_push_id
 
 ADAGRAD = OptimizerSpec(name="adagrad", params={"learning_rate": 0.5})
 UNIFORM = InitializerSpec(kind="uniform", scale=0.1)
@@ -51,9 +52,7 @@ def keys_of(*keys: int) -> Keys:
 
 
 def push_id(worker: int = 0, examples: int = 8) -> PushId:
-    return PushId(
-        worker=worker, incarnation=0, sequence=0, step=0, examples=examples, batches=1, pulled=0
-    )
+    return new_push_id(worker, examples=examples)
 
 
 def rows(dim: int, keys: Keys | None = None, examples: int = 8, seed: int = 0) -> SparseGrad:

@@ -9,22 +9,22 @@ import pytest
 from protos.errors import ProtocolError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import PushId, SaveRequest
+from protos.store import SaveRequest
 from ps_server.store import ParameterStore
+from tests.support.stores import push_id
 
 KEYS = np.arange(50, dtype=np.uint64)
 PLAIN = TableSpec(
     name="t", dim=2, initializer=InitializerSpec(), optimizer=OptimizerSpec(name="sum")
 )
 RECORDING = replace(PLAIN, records_changes=True)
-PUSH_ID = PushId(worker=0, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0)
 
 
 def trained(spec: TableSpec, num_workers: int = 2) -> ParameterStore:
     store = ParameterStore(num_workers=num_workers)
     store.create_table(spec)
     values = np.arange(2 * KEYS.size, dtype=np.float32).reshape(-1, 2)
-    store.push_grad(Gradients({"t": SparseGrad(KEYS, values, 1)}), PUSH_ID)
+    store.push_grad(Gradients({"t": SparseGrad(KEYS, values, 1)}), push_id())
     return store
 
 
@@ -89,7 +89,7 @@ def test_push_during_a_pull_of_changes_is_not_in_its_version(monkeypatch) -> Non
     take = table.take_changed
 
     def push_and_take(worker: int, max_rows: int):
-        store.push_grad(Gradients(), PUSH_ID)
+        store.push_grad(Gradients(), push_id())
         return take(worker, max_rows)
 
     monkeypatch.setattr(table, "take_changed", push_and_take)

@@ -20,8 +20,7 @@ from ps_server.checkpoint.retention import keep_last
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.checkpoint.tools.reshard import compact
 from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
-from tests.support.local_transport import LocalTransport
+from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import KEYS as ALL_KEYS
 from tests.support.stores import (
     assert_same_parameters,
@@ -130,7 +129,7 @@ def test_compacted_is_what_a_full_checkpoint_would_be(tmp_path: Path) -> None:
 def test_going_on_from_a_loaded_checkpoint_saves_deltas_of_it(tmp_path: Path) -> None:
     trained_chain(tmp_path, 2)
     stores = [in_process(server_index=i, num_servers=3) for i in range(3)]
-    client = ClusterClient(LocalTransport(stores))
+    client = joined_client(LocalTransport(stores))
     client.load(str(tmp_path / "2"))
     declare(client)
     train(client, 3)
@@ -382,7 +381,7 @@ class DeltaMachine(RuleBasedStateMachine):
             ParameterStore(server_index=i, num_servers=num_servers, clock=lambda: NOW)
             for i in range(num_servers)
         ]
-        self.client = ClusterClient(LocalTransport(stores))
+        self.client = joined_client(LocalTransport(stores))
         self.client.create_table(COUNTING)
 
     @rule(keys=KEYS, value=st.integers(-3, 3), click=st.integers(0, 1))

@@ -145,7 +145,7 @@ def test_save_is_of_the_moment_of_its_snapshot(tmp_path: Path) -> None:
 
 def test_version_is_that_of_the_snapshot(tmp_path: Path) -> None:
     store = in_process()
-    store.push_grad(random_gradients(1), push_id(), at=0).result()
+    store.push_grad(random_gradients(1), push_id(sequence=0), at=0).result()
 
     def take_a_step() -> None:
         store.push_grad(random_gradients(2), push_id(sequence=1), at=1).result()

@@ -8,16 +8,16 @@ import pytest
 
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import PushId, SaveRequest
+from protos.store import SaveRequest
 from ps_server.store import ParameterStore
 from tests.support.statistics import Counted, counted_on
+from tests.support.stores import push_id
 
 KEYS = np.arange(50, dtype=np.uint64)
 PLAIN = TableSpec(
     name="t", dim=2, initializer=InitializerSpec(), optimizer=OptimizerSpec(name="adagrad")
 )
 COUNTING = replace(PLAIN, statistics=StatisticsSpec())
-PUSH_ID = PushId(worker=0, incarnation=0, sequence=0, step=0, examples=1, batches=1, pulled=0)
 LATE = 2**31 + 7
 """In 2038: the bits of these seconds are no ordinary float32."""
 
@@ -28,7 +28,7 @@ def trained(spec: TableSpec, clock: float = LATE) -> ParameterStore:
     counts = np.stack([KEYS + np.uint64(1), KEYS // np.uint64(2)], axis=1).astype(np.uint32)
     values = np.arange(2 * KEYS.size, dtype=np.float32).reshape(-1, 2)
     grad = SparseGrad(KEYS, values, 1, counts if spec.statistics else None)
-    store.push_grad(Gradients({"t": grad}), PUSH_ID)
+    store.push_grad(Gradients({"t": grad}), push_id())
     return store
 
 
@@ -96,7 +96,7 @@ def test_job_that_does_not_count_goes_on_from_one_that_did(
     ]
     assert store.digest() == plain.digest()
     assert store.status().tables == plain.status().tables
-    store.push_grad(Gradients({"t": SparseGrad(KEYS, np.ones((50, 2), np.float32), 1)}), PUSH_ID)
+    store.push_grad(Gradients({"t": SparseGrad(KEYS, np.ones((50, 2), np.float32), 1)}), push_id())
 
 
 def test_rules_are_of_the_job_that_loads(tmp_path: Path) -> None:

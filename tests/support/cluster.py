@@ -62,18 +62,31 @@ class Cluster:
         self, store: ParameterStore, backlog: Backlog | None = None, **settings: Any
     ) -> str:
         """Starts one more server on a free port and returns its endpoint."""
-
-        async def start() -> tuple[Server, int]:
-            own = ServerSettings(grace_s=0.0, **settings)
-            server = Server(store, own, address="127.0.0.1:0", backlog=backlog)
-            return server, await server.start()
-
-        server, port = self._loop.run(start())
-        self._stack.callback(lambda: self._loop.run(server.stop()))
+        server, port = self._start(store, "127.0.0.1:0", backlog, **settings)
         self.servers.append(server)
         self.stores.append(store)
         self.endpoints.append(f"127.0.0.1:{port}")
         return self.endpoints[-1]
+
+    def stop_server(self, index: int) -> None:
+        """Stops a server, whose store stays."""
+        self._loop.run(self.servers[index].stop())
+
+    def start_again(self, index: int) -> None:
+        """Starts a server that was stopped, with its store and at its endpoint."""
+        self.servers[index], _ = self._start(self.stores[index], self.endpoints[index])
+
+    def _start(
+        self, store: ParameterStore, address: str, backlog: Backlog | None = None, **settings: Any
+    ) -> tuple[Server, int]:
+        async def start() -> tuple[Server, int]:
+            own = ServerSettings(grace_s=0.0, **settings)
+            server = Server(store, own, address=address, backlog=backlog)
+            return server, await server.start()
+
+        server, port = self._loop.run(start())
+        self._stack.callback(lambda: self._loop.run(server.stop()))
+        return server, port
 
     def client(
         self,
@@ -87,7 +100,7 @@ class Cluster:
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
         for worker in range(self.stores[0].num_workers if joins else 0):
-            client.join(worker, INCARNATION, terms={})
+            client.join(worker, INCARNATION, terms={}).result()
         return client
 
 

@@ -38,7 +38,9 @@ def work(port: int, url: str, first: int, log: str) -> None:
     from tests.support.stores import INCARNATION, declare, push_id, random_gradients
 
     with connect([f"127.0.0.1:{port}"], connect_timeout_s=30) as store:
-        store.join(0, INCARNATION, terms={})  # the same after each kill: this worker may come back
+        store.join(
+            0, INCARNATION, terms={}
+        ).result()  # the same after each kill: this worker may come back
         declare(store)
 
         def push() -> None:

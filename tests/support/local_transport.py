@@ -8,7 +8,8 @@ from protos.errors import CtrPsError
 from protos.wire.calls import Call, Codec
 from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
-from tests.support.stores import joined
+from ps_worker.cluster.client import ClusterClient
+from tests.support.stores import INCARNATION, joined
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -58,12 +59,14 @@ class LocalTransport:
         answers: By name of a call: given the server, answers in its place.
         calls: All calls, as (server, name, argument).
         is_closed: Whether it was closed.
+        servers_recover: What the client made of what the servers said.
     """
 
     stores: list[ParameterStore]
     answers: dict[str, Callable[[int], Any]] = field(default_factory=dict)
     calls: list[tuple[int, str, Any]] = field(default_factory=list)
     is_closed: bool = False
+    servers_recover: bool = False
 
     def __post_init__(self) -> None:
         self.endpoints = [f"ps-{server}:1" for server in range(len(self.stores))]
@@ -83,3 +86,12 @@ class LocalTransport:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+def joined_client(transport: LocalTransport, **settings: int) -> ClusterClient:
+    """Returns a client that has joined as each of the workers; `transport.calls` begins after that."""
+    client = ClusterClient(transport, **settings)
+    for worker in range(transport.stores[0].num_workers):
+        client.join(worker, INCARNATION, terms={}).result()
+    transport.calls.clear()
+    return client

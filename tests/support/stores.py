@@ -1,5 +1,6 @@
 """Tables and a dense block for the contract suite, and what its tests do with a store."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, PushId, SaveRequest, Store
+from protos.store import Member, Missing, PushId, SaveRequest, Store
 from ps_server.store import ParameterStore
 
 DEEP = TableSpec(
@@ -36,7 +37,10 @@ TOWER = DenseSpec(
 KEYS = np.random.default_rng(0).integers(0, 2**64, 200, dtype=np.uint64)
 OpenJob = Callable[..., list[Store]]
 
-INCARNATION = 1
+INCARNATION = 7
+
+_SEQUENCES = itertools.cycle(range(1000, 2**15))
+"""Beyond those that tests give themselves, and not beyond what a ledger takes: no push comes twice."""
 
 
 def declare(store: Store) -> None:
@@ -54,14 +58,20 @@ def in_process(**settings) -> ParameterStore:
 def joined(store: ParameterStore) -> ParameterStore:
     """Returns a store whose workers have joined, as servers require it."""
     for worker in range(store.num_workers):
-        store.join(worker, INCARNATION, terms={})
+        store.join(worker, INCARNATION, terms={}).result()
     return store
 
 
-def push_id(worker=0, sequence=0, examples=1, batches=1, pulled=0) -> PushId:
+def member(worker: int = 0) -> Member:
+    return Member(worker, INCARNATION)
+
+
+def push_id(worker=0, sequence=None, examples=1, batches=1, pulled=0) -> PushId:
+    """Returns the push id of another push, unless a sequence is given."""
+    sequence = next(_SEQUENCES) if sequence is None else sequence
     return PushId(
         worker=worker,
-        incarnation=7,
+        incarnation=INCARNATION,
         sequence=sequence,
         step=sequence,
         examples=examples,

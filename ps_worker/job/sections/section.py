@@ -52,14 +52,19 @@ class TrainSection(Section):
 
 
 class ClusterSection(Section):
-    """How long to wait, in seconds.
+    """How long to wait, in seconds, and what to do without a worker.
 
     Attributes:
         connect_timeout_s: For servers that are not up yet.
         rpc_timeout_s: For an answer to a pull or a push.
         wait_timeout_s: For other workers, at a step or a barrier.
+        lease_s: A worker of which a server hears nothing for so long is lost.
+        on_worker_loss: "fail": the job ends; "wait": the others wait for a process in its place; "continue":
+            they go on without it.
     """
 
     connect_timeout_s: float = Field(120.0, gt=0)
     rpc_timeout_s: float = Field(60.0, gt=0)
     wait_timeout_s: float = Field(600.0, gt=0)
+    lease_s: float = Field(30.0, gt=0, le=86_400)
+    on_worker_loss: Literal["fail", "wait", "continue"] = "fail"

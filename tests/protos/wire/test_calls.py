@@ -14,6 +14,7 @@ from ps_server.rpc.handlers import Handlers, method_name
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines
 from tests.support.local_transport import through
+from tests.support.stores import member
 
 SERVICE = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"]
 
@@ -35,31 +36,23 @@ def test_every_call_without_a_handler_is_a_method_of_the_store(call: Call[Any, A
         return
 
     names = [field.name for field in fields(vars(requests)[call.name])]
+    names = ["worker" if name == "member" else name for name in names]
     signature(getattr(ParameterStore, method)).bind(None, **dict.fromkeys(names))
 
 
 def test_absent_fields_are_none_and_zero_is_not() -> None:
     for max_norm in (None, 0.0, 0.5):
-        request = requests.Shrink(max_norm=max_norm)
+        request = requests.Shrink(max_norm=max_norm, member=member(), number=1)
 
         assert through(calls.SHRINK.request, request) == request
-
-
-def test_only_calls_that_change_nothing_when_repeated_are_retried() -> None:
-    declarations = {"Join", "CreateTable", "CreateDense"}
-    reads = {"GetDigest", "GetStatus", "CheckFolder"}
-    pulls, numbered = {"PullSparse", "PullDense", "WaitVersion"}, {"Post", "Take"}
-
-    retried = {call.name for call in CALLS.values() if call.retry}
-
-    assert retried == declarations | reads | pulls | numbered
 
 
 def test_every_call_that_may_wait_has_the_time_for_it() -> None:
     exchange = {"Post", "Take"}
     waiting = {
         Deadline.VERSION: {"PullSparse", "PullDense"},
-        Deadline.WORKERS: {"WaitVersion", "Barrier", "AllReduce", "Advance", "Snapshot"} | exchange,
+        Deadline.WORKERS: {"Join", "WaitVersion", "Barrier", "AllReduce", "Advance", "Snapshot"}
+        | exchange,
         Deadline.CHECKPOINT: {"Save", "Load", "Shrink", "GetDigest"},
     }
 
@@ -71,7 +64,7 @@ def test_every_call_that_may_wait_has_the_time_for_it() -> None:
     ("call", "argument", "expected"),
     [
         (calls.GET_STATUS, None, 1.0),
-        (calls.BARRIER, requests.Barrier(name="b", worker=0, step=0), 11.0),
+        (calls.BARRIER, requests.Barrier(name="b", member=member(0), step=0, number=1), 11.0),
         (calls.GET_DIGEST, None, 101.0),
         (
             calls.PULL_SPARSE,

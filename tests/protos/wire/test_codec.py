@@ -43,6 +43,7 @@ from protos.wire.calls import (
 from protos.wire.codec import record_codec, value_codec
 from protos.wire.requests import AllReduce, Resume
 from tests.support.local_transport import through
+from tests.support.stores import member
 
 NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
@@ -98,7 +99,9 @@ def test_numbers_brought_to_a_barrier_survive_the_wire(
 ) -> None:
     values = np.array(numbers, np.float64)
 
-    request = AllReduce(name="auc", worker=worker, values=values, op=op, step=step)
+    request = AllReduce(
+        name="auc", member=member(worker), values=values, op=op, step=step, number=1
+    )
     found = through(ALL_REDUCE.request, request)
 
     assert found.values.tobytes() == values.tobytes()
@@ -107,7 +110,11 @@ def test_numbers_brought_to_a_barrier_survive_the_wire(
 
 @pytest.mark.parametrize("op", [0, 9])
 def test_unknown_names_of_an_enum_are_refused(op: int) -> None:
-    message = parameter_server_pb2.AllReduceRequest(name="end", op=op)  # type: ignore[arg-type]
+    message = parameter_server_pb2.AllReduceRequest(
+        name="end",
+        member={"worker": 0},  # type: ignore[arg-type]
+        op=op,  # type: ignore[arg-type]
+    )
 
     with pytest.raises(ProtocolError, match=rf"AllReduceRequest\.op is {op}, expected .* SUM, MAX"):
         ALL_REDUCE.request.decode(message)
@@ -115,7 +122,7 @@ def test_unknown_names_of_an_enum_are_refused(op: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["", "float64"])
 def test_unknown_words_are_refused(dtype: str) -> None:
-    message = parameter_server_pb2.SaveRequest(inference={"dtype": dtype})
+    message = parameter_server_pb2.SaveRequest(inference={"dtype": dtype}, member={"worker": 0})
 
     with pytest.raises(ProtocolError, match=rf"Inference\.dtype is '{dtype}', expected .* float16"):
         SAVE.request.decode(message)
@@ -147,7 +154,7 @@ def test_digests_survive_the_wire(digests: dict[tuple[str, int], bytes]) -> None
 def test_run_to_go_on_with_survives_the_wire(
     version: int, progress: dict[int, WorkerProgress]
 ) -> None:
-    request = Resume(version=version, progress=progress)
+    request = Resume(version=version, progress=progress, member=member())
 
     assert through(RESUME.request, request) == request
 

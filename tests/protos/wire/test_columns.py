@@ -13,6 +13,7 @@ from protos.v1 import data_plane_pb2
 from protos.wire.calls import POST, PULL_CHANGED, PULL_DENSE, PULL_SPARSE, PUSH_GRAD, TAKE
 from protos.wire.requests import Post, PullDense, PullSparse, PushGrad
 from tests.support.local_transport import through
+from tests.support.stores import member
 
 NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
@@ -206,7 +207,7 @@ def test_posted_message_survives_the_wire(
     exchange: str, sender: int, receiver: int, sequence: int, content: bytes | None
 ) -> None:
     message = Message(sender=sender, receiver=receiver, sequence=sequence, content=content)
-    request = Post(exchange=exchange, message=message)
+    request = Post(exchange=exchange, message=message, member=member(message.sender))
 
     assert through(POST.request, request) == request
 

@@ -15,8 +15,7 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.checkpoint.tools.export import ExportedRows, export_inference
 from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
-from tests.support.local_transport import LocalTransport
+from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import DEEP, KEYS, TOWER, push_id
 
 COUNTING = replace(DEEP, statistics=StatisticsSpec(nonclk_coeff=0.5, click_coeff=1.0))
@@ -32,7 +31,7 @@ def trained(num_servers: int = 1, spec=COUNTING) -> Store:
         stores = [
             ParameterStore(server_index=i, num_servers=num_servers) for i in range(num_servers)
         ]
-        store = ClusterClient(LocalTransport(stores))
+        store = joined_client(LocalTransport(stores))
     store.create_table(spec)
     store.create_dense(TOWER)
     random = np.random.default_rng(1)

@@ -1,9 +1,12 @@
 """Who has come to a barrier, who is missing, when all may go on."""
 
+from functools import partial
+
 import pytest
 
 from protos.errors import ProtocolError
-from ps_server.coordination.barrier import Barriers
+from protos.limits import MAX_BARRIERS, MAX_NAME_CHARACTERS
+from ps_server.coordination.barrier import Barriers, PassedBarriers
 from ps_server.coordination.membership import Membership
 
 
@@ -136,6 +139,43 @@ def test_nobody_who_waits_is_not_stuck() -> None:
     assert barriers_of(1).take_stuck() == {}
 
 
+def test_worker_at_more_barriers_than_it_can_have_lost_calls_is_refused() -> None:
+    barriers = barriers_of(2)
+    for number in range(MAX_BARRIERS):
+        barriers.arrive(f"barrier-{number}", 0)
+
+    with pytest.raises(
+        ProtocolError, match="'one-more' while it waits at 8 others, as 'barrier-0'"
+    ):
+        barriers.arrive("one-more", 0)
+
+    barriers.arrive("barrier-0", 0)
+    barriers.arrive("one-more", 1)
+    barriers.give_up("barrier-1", 0)
+    barriers.arrive("one-more", 0)
+    assert barriers.take_released() == {"one-more": [0, 1]}
+
+
+def test_barrier_at_which_nobody_waits_any_more_is_forgotten() -> None:
+    barriers = barriers_of(2)
+    for number in range(100):
+        barriers.arrive(f"barrier-{number}", 0)
+        barriers.give_up(f"barrier-{number}", 0)
+    barriers.arrive("last", 1)
+    leave(barriers, 1)
+
+    assert not barriers._waiting
+
+
+def test_long_name_of_a_barrier_is_refused() -> None:
+    barriers = barriers_of(1)
+
+    with pytest.raises(ProtocolError, match=r"barrier 'x{100}'... has 101 characters"):
+        barriers.arrive("x" * (MAX_NAME_CHARACTERS + 1), 0)
+
+    assert not barriers._waiting
+
+
 def barriers_of(num_workers: int) -> Barriers:
     return Barriers(Membership(num_workers))
 
@@ -150,3 +190,65 @@ def come_all(num_workers: int) -> Barriers:
     for worker in range(num_workers):
         barriers.arrive("pass", worker)
     return barriers
+
+
+PASSED = [(1, "start"), (2, "pass"), (3, "pass"), (4, "end")]
+
+
+def passed(worker: int, *names: str) -> PassedBarriers:
+    """Returns what is known of a worker that has passed these barriers, and was answered 10, 20, ..."""
+    barriers = PassedBarriers()
+    for number, name in enumerate(names, 1):
+        barriers.expect(worker, number)
+        barriers.note(name, worker, partial(int, 10 * number), 1)
+    return barriers
+
+
+def test_passed_barrier_is_answered_again_as_it_was() -> None:
+    barriers = passed(0, "start", "pass", "pass")
+
+    answers = [barriers.outcome(name, 0, number) for number, name in PASSED]
+
+    assert [answer and answer() for answer in answers] == [10, 20, 30, None]
+    assert (barriers.newest(0), barriers.newest(1)) == (3, 0)
+    assert barriers.outcome("start", 1, 1) is None, "another worker has not passed it"
+
+
+def test_other_barrier_than_the_one_passed_is_refused() -> None:
+    with pytest.raises(
+        ProtocolError, match="worker 0 came to barrier 'end' as its barrier 2, which was 'pass'"
+    ):
+        passed(0, "start", "pass").outcome("end", 0, 2)
+
+
+@pytest.mark.parametrize("limit", ["MAX_PASSED", "MAX_PASSED_VALUES"])
+def test_barrier_passed_too_long_ago_is_refused(monkeypatch, limit: str) -> None:
+    """Only so many are kept, and so many numbers in their answers."""
+    monkeypatch.setattr(f"ps_server.coordination.barrier.{limit}", 2)
+    barriers = passed(0, "start", "pass", "pass")
+
+    with pytest.raises(ProtocolError, match="passed its barrier 1 too long ago to come to 'start'"):
+        barriers.outcome("start", 0, 1)
+    assert [barriers.outcome("pass", 0, number) is not None for number in (2, 3)] == [True, True]
+
+
+def test_answer_with_more_numbers_than_are_kept_is_not_kept(monkeypatch) -> None:
+    monkeypatch.setattr("ps_server.coordination.barrier.MAX_PASSED_VALUES", 2)
+    barriers = passed(0, "start")
+    barriers.expect(0, 2)
+    barriers.note("large", 0, partial(int, 20), 3)
+    barriers.expect(0, 3)
+    barriers.note("small", 0, partial(int, 30), 2)
+
+    with pytest.raises(ProtocolError, match="too long ago"):
+        barriers.outcome("large", 0, 2)
+    assert barriers.outcome("small", 0, 3) is not None
+
+
+def test_barrier_without_a_number_is_not_kept() -> None:
+    barriers = PassedBarriers()
+
+    barriers.note("pass", 0, partial(int, 10), 1)
+
+    assert barriers.newest(0) == 0
+    assert barriers.outcome("pass", 0, 1) is None

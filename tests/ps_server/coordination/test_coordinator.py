@@ -9,8 +9,9 @@ from protos.chunking import PushChunk
 from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
-from protos.store import PushId
+from protos.store import Future, Joined, Lease, Member, PushId, WorkerLoss
 from ps_server.coordination.coordinator import Coordinator
+from tests.support.stores import INCARNATION, member
 
 
 def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Coordinator:
@@ -22,7 +23,7 @@ def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Coordinator:
 
 
 def apply_on_arrival(workers: Coordinator, push_id: PushId) -> None:
-    workers.begin_arrival(push_id.worker)
+    workers.begin_arrival(push_id)
     workers.note_applied(push_id)
     workers.end_arrival(push_id)
 
@@ -90,7 +91,7 @@ def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
 
 def test_push_is_progress_when_it_is_applied() -> None:
     workers = workers_of(1)
-    workers.begin_arrival(0)
+    workers.begin_arrival(push_id())
     assert workers.applied() == (0, {})
 
     workers.note_applied(push_id())
@@ -103,9 +104,9 @@ def test_push_is_progress_when_it_is_applied() -> None:
 
 def test_push_that_was_abandoned_does_not_count() -> None:
     workers = workers_of(1)
-    workers.begin_arrival(0)
+    workers.begin_arrival(push_id())
 
-    workers.abandon_arrival()
+    workers.abandon_arrival(push_id())
 
     assert workers.applied() == (0, {})
     workers.push_part(Gradients(), push_id(), 0)
@@ -155,7 +156,7 @@ def test_step_that_could_not_be_applied_fails_every_call() -> None:
     later = [
         lambda: workers.at_version(1, lambda: None),
         lambda: workers.push_part(Gradients(), push_id(0), 1),
-        lambda: workers.begin_arrival(0),
+        lambda: workers.begin_arrival(push_id()),
         lambda: workers.barrier("b", 0, step=1),
         lambda: workers.advance(0, 1, at_least=0),
         lambda: workers.at_version(None, lambda: None),
@@ -171,3 +172,179 @@ def test_step_that_could_not_be_applied_fails_every_call() -> None:
 def test_chunk_of_a_stranger_is_refused() -> None:
     with pytest.raises(ProtocolError, match="this job has 1 workers"):
         workers_of(1).assemble(PushChunk([], [], 0, 2), push_id(3))
+
+
+def test_push_that_comes_again_is_applied_once_and_answered() -> None:
+    workers = workers_of(1)
+    apply_on_arrival(workers, push_id())
+
+    assert not workers.begin_arrival(push_id())
+
+    assert workers.when_arrived(push_id()).result() == 1
+    assert workers.version == 1
+    assert workers.status({}, None).examples == {0: 1}
+
+
+def test_push_that_comes_again_while_it_is_applied_is_answered_with_it() -> None:
+    workers = workers_of(1)
+    assert workers.begin_arrival(push_id())
+
+    assert not workers.begin_arrival(push_id())
+    again = workers.when_arrived(push_id())
+    assert isinstance(again, WaitingFuture)
+    assert not again.done()
+    workers.note_applied(push_id())
+    workers.end_arrival(push_id())
+
+    assert again.result() == 1
+
+
+def test_push_that_comes_again_while_it_fails_fails_too() -> None:
+    """So it does not seem to be applied; its sender may send it once more."""
+    workers = workers_of(1)
+    workers.begin_arrival(push_id())
+    again = workers.when_arrived(push_id())
+
+    workers.abandon_arrival(push_id())
+
+    with pytest.raises(ProtocolError, match="push 0 of worker 0 failed"):
+        again.result()
+    assert workers.begin_arrival(push_id())
+
+
+def test_part_of_a_step_that_comes_again_counts_once() -> None:
+    workers = workers_of(2)
+    for _ in range(2):
+        workers.push_part(Gradients(), push_id(0), 0)
+    assert workers.take_complete_step() is None, "the other worker's part is missing"
+    workers.push_part(Gradients(), push_id(1), 0)
+    step = workers.take_complete_step()
+    assert step is not None
+
+    workers.push_part(Gradients(), push_id(0), 0)  # while it is applied
+    again = workers.when_applied()
+    assert isinstance(again, WaitingFuture)
+    assert not again.done()
+    workers.step_applied(step)
+    workers.answer_ready()
+    workers.push_part(Gradients(), push_id(0), 0)  # after it was
+
+    assert again.result() == 1
+    assert [each.worker for each in step.push_ids] == [0, 1]
+    assert workers.take_complete_step() is None
+    assert workers.status({}, None).examples == {0: 1, 1: 1}
+
+
+def joined_workers(policy: WorkerLoss, failures: list[str], num_workers: int = 3) -> Coordinator:
+    workers = Coordinator(
+        num_workers, wait_limit_s=10.0, inbox_bytes=1000, on_failure=failures.append
+    )
+    for worker in range(num_workers):
+        join(workers, member(worker), policy).result()
+    return workers
+
+
+def join(workers: Coordinator, who: Member, policy: WorkerLoss) -> Future[Joined]:
+    return workers.join(who, {}, Lease(seconds=3.0, on_worker_loss=policy))
+
+
+def lose(workers: Coordinator, lost: int, num_workers: int = 3) -> None:
+    """All workers but one give signs of life, until its lease is over."""
+    assert workers.pass_time(2.9) == []
+    for worker in set(range(num_workers)) - {lost}:
+        workers.require_joined(member(worker))
+    assert workers.pass_time(0.1) == [lost]
+    workers.lose([lost])
+
+
+def test_lost_worker_ends_the_job_if_that_is_to_fail() -> None:
+    failures: list[str] = []
+    workers = joined_workers(WorkerLoss.FAIL, failures)
+    barrier = workers.barrier("b", 0, step=0)
+
+    lose(workers, 1)
+
+    with pytest.raises(
+        CtrPsError, match=r"nothing was heard of workers \[1\] for 3 s \(cluster.lease_s"
+    ):
+        barrier.result()
+    assert len(failures) == 1
+    assert workers.has_failed
+
+
+def test_others_go_on_without_a_lost_worker() -> None:
+    """From the step on of which they do not have its part."""
+    failures: list[str] = []
+    workers = joined_workers(WorkerLoss.CONTINUE, failures)
+    workers.push_part(Gradients(), push_id(1), 0)
+
+    lose(workers, 1)
+
+    assert not workers.has_failed
+    assert workers.pass_time(0.0) == [], "said once"
+    barriers = [workers.barrier("b", worker, step=0) for worker in (0, 2)]
+    assert workers.take_complete_step() is not None, "its part of step 0 counts"
+    assert failures == []
+    assert len(barriers) == 2
+
+
+def test_job_does_not_go_on_without_the_first_worker() -> None:
+    failures: list[str] = []
+    workers = joined_workers(WorkerLoss.CONTINUE, failures)
+
+    lose(workers, 0)
+
+    assert len(failures) == 1
+    assert "nothing was heard of workers [0]" in failures[0]
+    assert "the others cannot go on without worker 0" in failures[0]
+
+
+def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None:
+    failures: list[str] = []
+    workers = joined_workers(WorkerLoss.WAIT, failures, num_workers=2)
+    for number, name in enumerate(("start", "pass"), 1):
+        for worker in range(2):
+            workers.barrier(name, worker, step=0, number=number)
+
+    replacement = Member(1, INCARNATION + 1)
+    joins = join(workers, replacement, WorkerLoss.WAIT)
+    assert isinstance(joins, WaitingFuture)
+    assert not joins.done(), "the other may be alive"
+    lose(workers, 1, num_workers=2)
+
+    assert joins.result().barriers_passed == 2
+    assert not workers.has_failed
+    workers.require_joined(replacement)
+    with pytest.raises(ProtocolError, match="worker 1 of this job is another process by now"):
+        workers.require_joined(member(1))
+    # It comes to the same barriers again, where nobody waits for it, and then to those of the others.
+    assert workers.barrier("start", 1, step=0, number=1).result() == 0
+    assert workers.barrier("pass", 1, step=0, number=2).result() == 0
+    third = [workers.barrier("end", worker, step=0, number=3) for worker in range(2)]
+    assert [each.result() for each in third] == [0, 0]
+
+
+def test_process_whose_place_is_not_free_is_refused_when_the_other_is_alive() -> None:
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
+    joins = join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT)
+
+    workers.require_joined(member(1))
+    workers.pass_time(0.1)
+
+    with pytest.raises(
+        ProtocolError, match="worker 1 of this job is another process, which is alive"
+    ):
+        joins.result()
+
+
+def test_lost_worker_that_is_back_keeps_its_place() -> None:
+    failures: list[str] = []
+    workers = joined_workers(WorkerLoss.WAIT, failures)
+    lose(workers, 1)
+
+    workers.require_joined(member(1))
+
+    for worker in range(3):
+        workers.require_joined(member(worker))
+    assert workers.pass_time(0.1) == []
+    assert failures == []

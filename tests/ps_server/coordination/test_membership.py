@@ -3,6 +3,7 @@
 import pytest
 
 from protos.errors import JobError, ProtocolError
+from protos.store import Lease, Member, WorkerLoss
 from ps_server.coordination.membership import Membership
 
 
@@ -36,50 +37,158 @@ def test_worker_that_the_job_does_not_have_is_refused(worker: int) -> None:
 
 def test_place_is_taken_by_one_process() -> None:
     members = Membership(2)
-    members.join(1, 5, {})
-    members.join(1, 5, {})  # sent again
+    members.join(Member(1, 5), {}, None)
+    members.join(Member(1, 5), {}, None)  # sent again
 
     with pytest.raises(ProtocolError, match="another process, which joined before"):
-        members.join(1, 6, {})
+        members.join(Member(1, 6), {}, None)
 
-    members.require_joined(1)
+    members.require_member(Member(1, 5))
     with pytest.raises(ProtocolError, match="worker 0 has not joined this job"):
-        members.require_joined(0)
+        members.require_member(Member(0, 5))
 
 
 def test_place_of_a_worker_that_has_left_is_not_taken_again() -> None:
     members = Membership(2)
-    members.join(1, 5, {})
+    members.join(Member(1, 5), {}, None)
     members.leave(1)
 
     with pytest.raises(ProtocolError, match="another process"):
-        members.join(1, 6, {})
+        members.join(Member(1, 6), {}, None)
 
 
 def test_processes_agree_on_their_terms() -> None:
     members = Membership(3)
-    members.join(0, 5, {"mode": "sync"})
-    members.join(1, 6, {"mode": "sync", "epochs": "2"})
+    members.join(Member(0, 5), {"mode": "sync"}, None)
+    members.join(Member(1, 6), {"mode": "sync", "epochs": "2"}, None)
 
     with pytest.raises(JobError, match="worker 2 has epochs = 3, worker 1 2: give all"):
-        members.join(2, 7, {"mode": "sync", "epochs": "3"})
+        members.join(Member(2, 7), {"mode": "sync", "epochs": "3"}, None)
     with pytest.raises(JobError, match="worker 2 has mode = nothing, worker 0 sync"):
-        members.join(2, 7, {"mode": ""})
+        members.join(Member(2, 7), {"mode": ""}, None)
 
-    members.join(2, 7, {"epochs": "2"})
+    members.join(Member(2, 7), {"epochs": "2"}, None)
 
 
 def test_processes_agree_with_the_server_on_how_many_they_are() -> None:
     members = Membership(2)
 
     with pytest.raises(JobError, match="worker 2 has PADDLE_TRAINERS_NUM = 3, the server 2"):
-        members.join(2, 7, {"PADDLE_TRAINERS_NUM": "3"})
+        members.join(Member(2, 7), {"PADDLE_TRAINERS_NUM": "3"}, None)
 
 
 def test_stranger_has_no_say_in_the_terms_of_a_job_that_runs() -> None:
     members = Membership(1)
-    members.join(0, 5, {"mode": "sync"})
+    members.join(Member(0, 5), {"mode": "sync"}, None)
 
     for worker in (0, 1):
         with pytest.raises(ProtocolError):
-            members.join(worker, 7, {"mode": "geo"})
+            members.join(Member(worker, 7), {"mode": "geo"}, None)
+
+
+WAIT = Lease(seconds=3.0, on_worker_loss=WorkerLoss.WAIT)
+
+
+def job_that_waits() -> Membership:
+    members = Membership(2)
+    members.join(Member(0, 5), {}, WAIT)
+    members.join(Member(1, 6), {}, WAIT)
+    return members
+
+
+def test_silent_worker_is_lost_after_its_lease() -> None:
+    members = job_that_waits()
+
+    assert members.pass_time(2.0) == []
+    members.require_member(Member(1, 6))
+    assert members.pass_time(2.0) == [0]
+    members.lose(0)
+    assert members.pass_time(0.5) == [], "said once"
+    assert members.lost == {0}
+
+
+def test_lost_worker_that_calls_is_back() -> None:
+    members = job_that_waits()
+    members.lose(0)
+    members.lose(1)
+
+    members.require_member(Member(0, 5))
+
+    assert members.is_back(0)
+    assert members.pass_time(1.0) == []
+    assert members.lost == {1}
+    assert members.pass_time(2.0) == [0], "lost once more"
+
+
+def test_worker_that_has_left_is_never_lost() -> None:
+    members = job_that_waits()
+    members.leave(0)
+
+    assert members.pass_time(100.0) == [1]
+
+
+def test_process_takes_the_place_of_a_lost_one() -> None:
+    members = job_that_waits()
+    members.lose(0)
+
+    members.join(Member(0, 50), {}, WAIT)
+
+    assert members.has_place(Member(0, 50))
+    assert 0 not in members.lost
+    members.require_member(Member(0, 50))
+    with pytest.raises(ProtocolError, match="worker 0 of this job is another process by now"):
+        members.require_member(Member(0, 5))
+
+
+def test_process_waits_until_the_one_before_it_is_lost() -> None:
+    members = job_that_waits()
+    members.pass_time(1.0)
+
+    members.join(Member(0, 50), {}, WAIT)
+    assert not members.has_place(Member(0, 50))
+    members.lose(0)
+
+    assert members.has_place(Member(0, 50))
+
+
+def test_process_whose_place_has_a_living_one_is_refused() -> None:
+    members = job_that_waits()
+    members.join(Member(0, 50), {}, WAIT)
+
+    members.require_member(Member(0, 5))
+
+    with pytest.raises(ProtocolError, match="another process, which is alive: two processes have"):
+        members.has_place(Member(0, 50))
+    assert members.pass_time(2.9) == []
+
+
+def test_process_with_other_terms_takes_no_place() -> None:
+    members = Membership(1)
+    members.join(Member(0, 5), {"mode": "sync"}, WAIT)
+    members.lose(0)
+
+    with pytest.raises(JobError, match="worker 0 has mode = geo"):
+        members.join(Member(0, 50), {"mode": "geo"}, WAIT)
+
+    members.require_member(Member(0, 5))
+
+
+def test_worker_the_others_went_on_without_is_told_so() -> None:
+    members = Membership(2)
+    lease = Lease(seconds=3.0, on_worker_loss=WorkerLoss.CONTINUE)
+    members.join(Member(0, 5), {}, lease)
+    members.lose(0)
+    members.leave(0)
+
+    with pytest.raises(ProtocolError, match="the others have gone on without it"):
+        members.require_member(Member(0, 5))
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_impossible_lease_is_refused(seconds: float) -> None:
+    members = Membership(1)
+
+    with pytest.raises(ProtocolError, match="has a lease of"):
+        members.join(Member(0, 5), {}, Lease(seconds=seconds, on_worker_loss=WorkerLoss.FAIL))
+
+    assert members.incarnation_of(0) is None

@@ -23,7 +23,7 @@ from ps_server.rpc.backlog import REFUSABLE, RETRY_AFTER_S, Backlog
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.cluster import cluster
-from tests.support.stores import INCARNATION
+from tests.support.stores import INCARNATION, member
 
 TABLE = TableSpec(
     name="t",
@@ -126,7 +126,7 @@ def test_calls_over_the_backlog_are_refused_until_it_is_worked_off(start, limits
     assert sorted(versions) == [1, 2]
     rows = transport.call(0, calls.PULL_SPARSE, PULL).result().rows["t"]
     np.testing.assert_array_equal(rows, -3.0)
-    transport.call(0, calls.LEAVE, Leave(worker=0, step=0)).result()
+    transport.call(0, calls.LEAVE, Leave(member=member(), step=0)).result()
 
 
 def test_refused_call_is_not_decoded(start) -> None:

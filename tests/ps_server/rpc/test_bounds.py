@@ -37,7 +37,7 @@ from ps_server.store import ParameterStore
 from ps_server.table.spec_checks import MAX_DIM
 from ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.cluster import Cluster, cluster
-from tests.support.stores import INCARNATION
+from tests.support.stores import INCARNATION, member
 
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
 SMALL = TableSpec(name="small", dim=2, initializer=InitializerSpec(scale=0.1), optimizer=SGD)
@@ -124,34 +124,35 @@ REFUSED: dict[str, tuple[Call[Any, Any], Any, type[Exception], str]] = {
         calls.PULL_CHANGED,
         PullChanged(
             tables=["wide"],
-            worker=0,
+            member=member(),
             max_rows=2**40,
             shard_map_epoch=FIRST_EPOCH,
+            number=1,
         ),
         ProtocolError,
         "1099511627776 changed rows would have an answer of",
     ),
     "barrier-of-a-long-name": (
         calls.BARRIER,
-        Barrier(name=LONG, worker=0, step=0),
+        Barrier(name=LONG, member=member(), step=0, number=1),
         ProtocolError,
         "barrier 'x{100}'... has 101 characters, expected up to 100",
     ),
     "all-reduce-of-a-long-name": (
         calls.ALL_REDUCE,
-        AllReduce(name=LONG, worker=0, values=np.ones(1), op=ReduceOp.SUM, step=0),
+        AllReduce(name=LONG, member=member(), values=np.ones(1), op=ReduceOp.SUM, step=0, number=1),
         ProtocolError,
         "barrier 'x{100}'... has 101 characters, expected up to 100",
     ),
     "post-in-an-exchange-of-a-long-name": (
         calls.POST,
-        Post(exchange=LONG, message=message()),
+        Post(exchange=LONG, message=message(), member=member()),
         ProtocolError,
         "exchange 'x{100}'... has 101 characters, expected up to 100",
     ),
     "take-from-an-exchange-of-a-long-name": (
         calls.TAKE,
-        Take(exchange=LONG, worker=1, received=0),
+        Take(exchange=LONG, member=member(1), received=0),
         ProtocolError,
         "exchange 'x{100}'... has 101 characters, expected up to 100",
     ),
@@ -189,7 +190,10 @@ def test_request_over_the_bounds_leaves_no_trace(
 def test_messages_in_exchanges_that_nobody_takes_from_are_refused(
     server: Cluster, transport: GrpcTransport
 ) -> None:
-    posts = [Post(exchange=f"exchange-{number}", message=message()) for number in range(20)]
+    posts = [
+        Post(exchange=f"exchange-{number}", message=message(), member=member())
+        for number in range(20)
+    ]
     for post in posts[:MAX_EXCHANGES]:
         transport.call(0, calls.POST, post).result()
 
@@ -197,7 +201,7 @@ def test_messages_in_exchanges_that_nobody_takes_from_are_refused(
         with pytest.raises(ProtocolError, match="has not begun to take from 4 earlier ones"):
             transport.call(0, calls.POST, post).result()
 
-    take = Take(exchange=posts[-1].exchange, worker=1, received=0)
+    take = Take(exchange=posts[-1].exchange, member=member(1), received=0)
     coming = transport.call(0, calls.TAKE, take)
     transport.call(0, calls.POST, posts[-1]).result()
     assert coming.result() == [message()]

@@ -1,6 +1,7 @@
 """The life of a server, on an event loop of the test."""
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,13 +12,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.errors import AbortedError, BindError, IdleError
+from protos.store import Lease, Member, WorkerLoss
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from ps_server.rpc.health import SERVICE, is_serving
 from ps_server.rpc.server import ALL_LEFT, Server, serve
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
-from tests.support.stores import joined
+from tests.support.stores import joined, member
 
 FREE = "127.0.0.1:0"
 
@@ -41,7 +43,7 @@ def ask(channel: grpc.aio.Channel, call: Call, argument: Any) -> Any:
 
 
 def leave(channel: grpc.aio.Channel, worker: int) -> Any:
-    return ask(channel, calls.LEAVE, requests.Leave(worker=worker, step=0))
+    return ask(channel, calls.LEAVE, requests.Leave(member=member(worker), step=0))
 
 
 def test_server_ends_when_all_workers_are_done_and_answers_the_last():
@@ -88,11 +90,17 @@ def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: b
         server = Server(store, settings(stay=stays, linger_s=0.1), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await ask(channel, calls.ABORT, requests.Abort(worker=1, reason="the disk is gone"))
+            await ask(
+                channel, calls.ABORT, requests.Abort(member=member(1), reason="the disk is gone")
+            )
             with pytest.raises(grpc.aio.AioRpcError, match=r"worker 1 aborted .*the disk is gone"):
-                await ask(channel, calls.BARRIER, requests.Barrier(name="b", worker=0, step=0))
+                await ask(
+                    channel,
+                    calls.BARRIER,
+                    requests.Barrier(name="b", member=member(0), step=0, number=1),
+                )
             with pytest.raises(grpc.aio.AioRpcError, match=r"Restart the servers"):
-                await ask(channel, calls.JOIN, requests.Join(worker=0, incarnation=9, terms={}))
+                await ask(channel, calls.JOIN, requests.Join(member=Member(0, 9), terms={}))
         if stays:
             server.end("told to")
             assert await server.wait() == "told to"
@@ -219,7 +227,7 @@ def test_call_in_flight_is_answered_when_a_server_stops():
                 return store_barrier(*arguments, **named)
 
             store.barrier = barrier
-            request = requests.Barrier(name="end", worker=0, step=0)
+            request = requests.Barrier(name="end", member=member(0), step=0, number=1)
             waiting = asyncio.create_task(call_of(ask(channel, calls.BARRIER, request)))
             await arrived.wait()
             stopping = asyncio.create_task(server.stop())
@@ -251,3 +259,32 @@ def test_health_is_not_serving_while_a_server_stops():
             await stopping
 
     run(body())
+
+
+def test_recovered_server_loses_no_worker_before_it_can_be_reached_again(monkeypatch, tmp_path):
+    """A lease may be shorter than the time in which a worker looks for a server that was away."""
+    monkeypatch.setattr("ps_server.rpc.server.REACHED_AGAIN_S", 1.0)
+    lease = Lease(seconds=0.02, on_worker_loss=WorkerLoss.FAIL)
+    joins = requests.Join(member=member(0), terms={}, lease=lease)
+
+    async def life(*, until_joined: bool) -> float:
+        """Returns for how long the server was up until its worker was lost, in seconds."""
+        store = ParameterStore(num_workers=1, has_update_log=True)
+        server = Server(store, settings(update_log=str(tmp_path), linger_s=0.0), address=FREE)
+        server.recover()
+        port, start = await server.start(), time.monotonic()
+        if until_joined:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await ask(channel, calls.JOIN, joins)
+        else:
+            with pytest.raises(AbortedError, match="nothing was heard of workers"):
+                await server.wait()
+        seconds = time.monotonic() - start
+        await server.stop()
+        return seconds
+
+    monkeypatch.setattr("ps_server.rpc.server.TICK_S", 60.0)
+    run(life(until_joined=True))
+    monkeypatch.setattr("ps_server.rpc.server.TICK_S", 0.01)
+
+    assert run(life(until_joined=False)) >= 1.0

@@ -17,7 +17,7 @@ from protos.gradients import SparseGrad
 from protos.keys import Keys
 from protos.placement import FIRST_EPOCH
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Message, Missing, PushId
+from protos.store import Changed, Message, Missing
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from protos.wire.grpc_status import METADATA_KEY
@@ -27,7 +27,7 @@ from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.service import Service as RpcService
 from ps_server.rpc.service import abort_with
 from ps_server.store import ParameterStore
-from tests.support.stores import joined
+from tests.support.stores import joined, member, push_id
 
 KEYS = np.arange(4, dtype=np.uint64)
 
@@ -73,17 +73,21 @@ class Service:
         return call.answer.decode(await self.service.method(call)(message, context or Context()))
 
     def push(
-        self, worker: int = 0, at: int | None = None, keys: Keys = KEYS, **part: int
+        self,
+        worker: int = 0,
+        at: int | None = None,
+        sequence: int | None = None,
+        keys: Keys = KEYS,
+        **part: int,
     ) -> Coroutine[Any, Any, Any]:
         grad = SparseGrad(keys, np.ones((keys.size, 2), np.float32), 1)
-        push_id = PushId(
-            worker=worker, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0
+        request = requests.PushGrad(
+            chunk=PushChunk([("t", grad)], [], **part),
+            push_id=push_id(worker, sequence),
+            at=at,
+            shard_map_epoch=FIRST_EPOCH,
         )
-        chunk = PushChunk([("t", grad)], [], **part)
-        return self.call(
-            calls.PUSH_GRAD,
-            requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=FIRST_EPOCH),
-        )
+        return self.call(calls.PUSH_GRAD, request)
 
     def pull(self, at: int | None = None) -> Coroutine[Any, Any, Any]:
         request = requests.PullSparse(
@@ -163,10 +167,13 @@ def test_messages_are_taken_while_others_wait_for_room():
 
     async def post(sender: int, sequence: int) -> None:
         message = Message(sender=sender, receiver=0, sequence=sequence, content=b"a")
-        await service.call(calls.POST, requests.Post(exchange="exchange", message=message))
+        await service.call(
+            calls.POST,
+            requests.Post(exchange="exchange", message=message, member=member(message.sender)),
+        )
 
     async def take(received: int) -> int:
-        request = requests.Take(exchange="exchange", worker=0, received=received)
+        request = requests.Take(exchange="exchange", member=member(0), received=received)
         return len(await service.call(calls.TAKE, request))
 
     async def body() -> None:
@@ -187,7 +194,7 @@ def test_steps_are_told_while_others_wait_for_them():
     service = Service(num_workers=2)
 
     async def advance(worker: int, clock: int, at_least: int) -> int:
-        request = requests.Advance(worker=worker, clock=clock, at_least=at_least)
+        request = requests.Advance(member=member(worker), clock=clock, at_least=at_least)
         return await service.call(calls.ADVANCE, request)
 
     async def body() -> None:
@@ -204,7 +211,7 @@ def test_steps_are_told_while_others_wait_for_them():
 def test_call_that_waits_too_long_says_for_whom():
     service = Service(num_workers=2, wait_limit_s=0.01)
     context = Context()
-    request = requests.Barrier(name="pass", worker=0, step=0)
+    request = requests.Barrier(name="pass", member=member(0), step=0, number=1)
 
     with pytest.raises(AbortedError):
         asyncio.run(service.call(calls.BARRIER, request, context))
@@ -234,9 +241,9 @@ def test_push_in_chunks_counts_when_all_have_come():
     service = Service()
 
     async def body() -> None:
-        await service.push(keys=KEYS[:3], chunk=1, num_chunks=2)
+        await service.push(sequence=0, keys=KEYS[:3], chunk=1, num_chunks=2)
         assert not service.rows().any()
-        await service.push(keys=KEYS[3:], chunk=0, num_chunks=2)
+        await service.push(sequence=0, keys=KEYS[3:], chunk=0, num_chunks=2)
 
     run(body)
     np.testing.assert_array_equal(service.rows(), -1.0)
@@ -259,16 +266,23 @@ def test_large_call_has_the_answer_of_a_small_one():
 @pytest.mark.parametrize(
     ("call", "argument", "method", "answer"),
     [
-        (calls.SHRINK, requests.Shrink(), "shrink", {}),
-        (calls.LEAVE, requests.Leave(worker=0, step=0), "leave", None),
+        (calls.SHRINK, requests.Shrink(member=member(), number=1), "shrink", {}),
+        (calls.LEAVE, requests.Leave(member=member(0), step=0), "leave", None),
         (calls.CHECK_FOLDER, requests.CheckFolder(folder="f", token="t"), "check_folder", None),
-        (calls.SNAPSHOT, requests.Snapshot(token="t"), "snapshot", None),
-        (calls.SAVE, requests.Save(folder="f", token="t"), "save_share", Share(entries=())),
-        (calls.LOAD, requests.Load(url="u"), "load", None),
+        (calls.SNAPSHOT, requests.Snapshot(token="t", member=member()), "snapshot", None),
+        (
+            calls.SAVE,
+            requests.Save(folder="f", token="t", member=member()),
+            "save_share",
+            Share(entries=()),
+        ),
+        (calls.LOAD, requests.Load(url="u", member=member()), "load", None),
         (calls.GET_DIGEST, None, "shard_digests", {}),
         (
             calls.PULL_CHANGED,
-            requests.PullChanged(tables=[], worker=0, max_rows=1, shard_map_epoch=FIRST_EPOCH),
+            requests.PullChanged(
+                tables=[], member=member(0), max_rows=1, shard_map_epoch=FIRST_EPOCH, number=1
+            ),
             "pull_changed",
             Answered(Changed({}, 0, False)),
         ),
@@ -297,9 +311,8 @@ def test_long_call_does_not_hold_the_loop(call, argument, method, answer):
 def test_work_of_a_push_is_that_of_all_its_chunks(num_chunks: int):
     """The last to come applies them all; a key counts as two numbers."""
     grad = SparseGrad(KEYS, np.ones((4, 2), np.float32), 1)
-    push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
     chunk = PushChunk([("t", grad)], [], chunk=0, num_chunks=num_chunks)
-    request = requests.PushGrad(chunk=chunk, push_id=push_id, shard_map_epoch=FIRST_EPOCH)
+    request = requests.PushGrad(chunk=chunk, push_id=push_id(), shard_map_epoch=FIRST_EPOCH)
 
     assert Service().handlers.work(calls.PUSH_GRAD, request) == num_chunks * (8 + 2 * 4)
 
@@ -308,7 +321,7 @@ def test_last_worker_that_is_done_is_told():
     service = Service(num_workers=2)
 
     async def done(worker: int) -> None:
-        await service.call(calls.LEAVE, requests.Leave(worker=worker, step=0))
+        await service.call(calls.LEAVE, requests.Leave(member=member(worker), step=0))
 
     asyncio.run(done(1))
     assert service.num_times_all_left == 0
@@ -333,9 +346,8 @@ def test_lifecycle_is_logged_once(caplog):
 
 def test_push_of_nothing_is_taken():
     service = Service()
-    push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=3, batches=1, pulled=0)
     request = requests.PushGrad(
-        chunk=PushChunk([], []), push_id=push_id, shard_map_epoch=FIRST_EPOCH
+        chunk=PushChunk([], []), push_id=push_id(examples=3), shard_map_epoch=FIRST_EPOCH
     )
 
     asyncio.run(service.call(calls.PUSH_GRAD, request))
@@ -358,7 +370,7 @@ def test_job_of_a_server_that_stays_ends_once_however_workers_leave():
         for _ in range(20):
             joined(service.store)
             leaves = [
-                service.call(calls.LEAVE, requests.Leave(worker=worker, step=0))
+                service.call(calls.LEAVE, requests.Leave(member=member(worker), step=0))
                 for worker in range(8)
             ]
             await asyncio.gather(*leaves)

@@ -18,29 +18,32 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.limits import MAX_MESSAGE_BYTES
 from protos.placement import FIRST_EPOCH, ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Message, Missing, Pulled, PushId, ReduceOp
+from protos.store import Changed, Lease, Message, Missing, Pulled, ReduceOp, WorkerLoss
 from protos.wire.requests import Advance, PushGrad
 from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
-from tests.support.local_transport import LocalTransport
+from tests.support.local_transport import LocalTransport, joined_client
+from tests.support.stores import INCARNATION, member, push_id
 
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
 KEYS = np.arange(1000, dtype=np.uint64)
-PUSH_ID = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=1, batches=1, pulled=0)
+PUSH_ID = push_id(sequence=0)
 
 
-def transport_to(num_servers: int) -> LocalTransport:
+def transport_to(num_servers: int, **settings: bool) -> LocalTransport:
     return LocalTransport(
         [
-            ParameterStore(server_index=index, num_servers=num_servers, wait_limit_s=0.0)
+            ParameterStore(
+                server_index=index, num_servers=num_servers, wait_limit_s=0.0, **settings
+            )
             for index in range(num_servers)
         ]
     )
 
 
 def client_of(transport: LocalTransport, **settings: int) -> ClusterClient:
-    client = ClusterClient(transport, **settings)
+    client = joined_client(transport, **settings)
     client.create_table(
         TableSpec(name="t", dim=3, initializer=InitializerSpec(scale=0.1), optimizer=SGD)
     )
@@ -56,6 +59,47 @@ def gradients() -> Gradients:
         {"t": SparseGrad(KEYS, np.ones((KEYS.size, 3), np.float32), 1)},
         {"c": DenseGrad(np.ones(100, np.float32), 1)},
     )
+
+
+def test_renewal_waits_for_no_server_longer_than_a_third_of_the_lease(monkeypatch):
+    """The others are to hear of the worker in time for its lease."""
+    transport = transport_to(2)
+    client = ClusterClient(transport)
+    lease = Lease(seconds=6.0, on_worker_loss=WorkerLoss.FAIL)
+    client.join(0, INCARNATION, terms={}, lease=lease).result()
+    looks = []
+    call = transport.call
+
+    def renewed(server, row, argument, *, ready_s):
+        looks.append((server, ready_s))
+        return call(server, row, argument, ready_s=ready_s)
+
+    monkeypatch.setattr(transport, "call", renewed)
+    client.renew(0)
+
+    assert looks == [(0, 2.0), (1, 2.0)]
+
+
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_refused_renewal_is_told_though_another_server_is_away(refusing):
+    transport = transport_to(2)
+    client = joined_client(transport)
+
+    def answer(server: int) -> None:
+        raise ProtocolError("gone on without it") if server == refusing else TransportError("away")
+
+    transport.answers["Renew"] = answer
+    with pytest.raises(ProtocolError, match="gone on without it"):
+        client.renew(0)
+
+
+@pytest.mark.parametrize("has_update_log", [True, False])
+def test_servers_that_keep_a_log_come_back(has_update_log):
+    transport = transport_to(2, has_update_log=has_update_log)
+
+    ClusterClient(transport).join(0, INCARNATION, terms={}).result()
+
+    assert transport.servers_recover == has_update_log
 
 
 def test_pull_is_one_call_to_each_server_that_has_a_key():
@@ -158,7 +202,7 @@ def test_clocks_are_kept_by_the_first_server_alone():
 
     assert client.advance(0, 5, at_least=-3).result() == 5
 
-    assert transport.calls == [(0, "Advance", Advance(worker=0, clock=5, at_least=0))]
+    assert transport.calls == [(0, "Advance", Advance(member=member(0), clock=5, at_least=0))]
 
 
 def test_all_messages_for_a_worker_go_to_one_server():
@@ -166,7 +210,7 @@ def test_all_messages_for_a_worker_go_to_one_server():
         ParameterStore(num_workers=4, server_index=server, num_servers=3) for server in range(3)
     ]
     transport = LocalTransport(stores)
-    client = ClusterClient(transport)
+    client = joined_client(transport)
 
     for receiver in range(4):
         message = Message(sender=1, receiver=receiver, sequence=0, content=b"a")
@@ -395,4 +439,4 @@ def test_servers_of_different_pasts_do_not_serve_one_job() -> None:
     transport.stores[0].begin_job()
 
     with pytest.raises(ProtocolError, match=r"jobs before this one \(ps-0:1 1, ps-1:1 0\)"):
-        ClusterClient(transport).join(0, 1, terms={})
+        ClusterClient(transport).join(0, INCARNATION, terms={}).result()

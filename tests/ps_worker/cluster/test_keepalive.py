@@ -15,7 +15,7 @@ from ps_server.store import ParameterStore
 from ps_worker.cluster import grpc_transport
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from tests.support.cluster import cluster
-from tests.support.stores import joined
+from tests.support.stores import joined, member
 
 LIMIT_S = 10.0
 SHORT_MS = {
@@ -91,13 +91,14 @@ def in_short(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def test_call_that_waits_ends_when_the_server_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_transport, "CHANNEL_OPTIONS", in_short(CHANNEL_OPTIONS))
+    monkeypatch.setattr(grpc_transport, "_RETRY_OPTIONS", [("grpc.enable_retries", 0)])
     monkeypatch.setattr("ps_server.rpc.server.SERVER_OPTIONS", in_short(SERVER_OPTIONS))
     with cluster(num_servers=0) as servers:
         endpoint = servers.start_server(joined(ParameterStore(num_workers=2)))
         with proxy_to(endpoint) as proxy:
             transport = GrpcTransport([proxy.endpoint], Deadlines(rpc_s=LIMIT_S, wait_s=0.0))
             try:
-                barrier = requests.Barrier(name="end", worker=0, step=0)
+                barrier = requests.Barrier(name="end", member=member(), step=0, number=1)
                 waiting = transport.call(0, calls.BARRIER, barrier)
 
                 with pytest.raises(TransportError, match=r"Barrier to server .*: UNAVAILABLE"):

@@ -19,6 +19,7 @@ from ps_worker.job.specs import declare
 from ps_worker.run.run import Run
 from ps_worker.training.meter import Progress
 from ps_worker.training.trainer import Trainer
+from tests.support.stores import member
 from tests.support.training import job, random_batches, small_model, together
 
 NUM_PARAMS = small_model().num_params
@@ -40,7 +41,7 @@ def new_store(num_workers: int = 1, wait_limit_s: float = 10.0) -> ParameterStor
 
 
 def new_communicator(store: Store, settings: Job, worker: int = 0) -> Communicator:
-    return communicator_of(settings, store, small_model(), worker=worker, num_workers=2)
+    return communicator_of(settings, store, small_model(), member=member(worker), num_workers=2)
 
 
 def dense_of(store: Store) -> np.ndarray:

@@ -10,6 +10,7 @@ from ps_server.store import ParameterStore
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
+from tests.support.stores import member
 from tests.support.training import job, small_model, together
 
 NUM_PARAMS = small_model().num_params
@@ -34,7 +35,7 @@ def store() -> ParameterStore:
 
 @pytest.fixture
 def communicator(store: ParameterStore) -> DirectCommunicator:
-    return DirectCommunicator(store, worker=0, num_params=NUM_PARAMS)
+    return DirectCommunicator(store, member=member(), num_params=NUM_PARAMS)
 
 
 def test_push_is_applied_when_it_returns(

@@ -19,6 +19,7 @@ from ps_worker.job import Job
 from ps_worker.job.specs import declare, dense_spec, table_specs
 from ps_worker.training.meter import Progress
 from ps_worker.training.trainer import Trainer
+from tests.support.stores import member
 from tests.support.training import job, random_batches, small_model, together
 
 NUM_PARAMS = small_model().num_params
@@ -51,7 +52,7 @@ def new_geo(
 ) -> GeoCommunicator:
     return GeoCommunicator(
         store,
-        worker=worker,
+        member=member(worker),
         num_workers=num_workers,
         tables=table_specs(small_model(), settings),
         dense=dense_spec(small_model(), settings),
@@ -91,7 +92,7 @@ def test_one_worker_with_sgd_learns_what_local_sgd_learns(k_steps: int) -> None:
     servers, local = new_store(settings), new_store(job("async", *SGD))
 
     train(new_geo(servers, settings))
-    train(DirectCommunicator(local, worker=0, num_params=NUM_PARAMS))
+    train(DirectCommunicator(local, member=member(), num_params=NUM_PARAMS))
 
     for exchanged, trained in zip(parameters(servers), parameters(local), strict=True):
         np.testing.assert_allclose(exchanged, trained, rtol=1e-4, atol=1e-6)
@@ -129,7 +130,7 @@ def test_servers_have_the_mean_of_what_two_workers_learnt() -> None:
     alone = []
     for batches in (BATCHES[:10], BATCHES[10:20]):
         local = new_store(job("async", *SGD))
-        train(DirectCommunicator(local, worker=0, num_params=NUM_PARAMS), batches)
+        train(DirectCommunicator(local, member=member(), num_params=NUM_PARAMS), batches)
         alone.append(parameters(local))
 
     for i, exchanged in enumerate(parameters(store)):
@@ -308,7 +309,7 @@ def test_threads_lose_no_update(kind: str) -> None:
     communicator = (
         new_geo(store, settings)
         if kind == "geo"
-        else DirectCommunicator(store, worker=0, num_params=NUM_PARAMS)
+        else DirectCommunicator(store, member=member(), num_params=NUM_PARAMS)
     )
     keys = ALL_KEYS["embedding"]
     sparse = SparseGrad(keys, np.full((keys.size, 4), 0.01, np.float32), 1)

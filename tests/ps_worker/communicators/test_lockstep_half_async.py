@@ -11,6 +11,7 @@ from ps_worker.communicators.lockstep import HalfAsyncCommunicator
 from ps_worker.job.specs import declare
 from ps_worker.training.meter import Progress
 from ps_worker.training.trainer import Trainer
+from tests.support.stores import member
 from tests.support.training import job, joined, random_batches, small_model, together
 
 NUM_PARAMS = small_model().num_params
@@ -39,8 +40,8 @@ def train(
 def test_one_worker_with_one_thread_learns_what_in_process_training_learns() -> None:
     cluster, in_process = new_store(), new_store()
 
-    train(HalfAsyncCommunicator(cluster, worker=0, num_params=NUM_PARAMS))
-    train(DirectCommunicator(in_process, worker=0, num_params=NUM_PARAMS))
+    train(HalfAsyncCommunicator(cluster, member=member(), num_params=NUM_PARAMS))
+    train(DirectCommunicator(in_process, member=member(), num_params=NUM_PARAMS))
 
     assert cluster.digest() == in_process.digest()
     assert cluster.status().staleness == in_process.status().staleness
@@ -50,9 +51,13 @@ def test_one_worker_with_one_thread_learns_what_in_process_training_learns() -> 
 def test_two_threads_learn_what_one_learns_with_a_double_batch() -> None:
     threads, double = new_store(), new_store()
 
-    train(HalfAsyncCommunicator(threads, worker=0, num_params=NUM_PARAMS), thread_num=2)
+    train(HalfAsyncCommunicator(threads, member=member(), num_params=NUM_PARAMS), thread_num=2)
     batches = [joined(BATCHES[i : i + 2]) for i in range(0, len(BATCHES), 2)]
-    train(HalfAsyncCommunicator(double, worker=0, num_params=NUM_PARAMS), batches, batch_size=32)
+    train(
+        HalfAsyncCommunicator(double, member=member(), num_params=NUM_PARAMS),
+        batches,
+        batch_size=32,
+    )
 
     np.testing.assert_allclose(dense_of(threads), dense_of(double), rtol=2e-3, atol=2e-5)
     assert threads.status().examples == double.status().examples
@@ -61,19 +66,19 @@ def test_two_threads_learn_what_one_learns_with_a_double_batch() -> None:
 def test_worker_goes_on_without_the_others() -> None:
     store = new_store(num_workers=2)
 
-    train(HalfAsyncCommunicator(store, worker=1, num_params=NUM_PARAMS))
+    train(HalfAsyncCommunicator(store, member=member(1), num_params=NUM_PARAMS))
 
     assert store.status().examples == {1: sum(batch.size for batch in BATCHES)}
 
 
 def test_gradients_of_workers_are_stale_by_each_others_steps() -> None:
     store = new_store(num_workers=2)
-    slow = HalfAsyncCommunicator(store, worker=0, num_params=NUM_PARAMS)
+    slow = HalfAsyncCommunicator(store, member=member(), num_params=NUM_PARAMS)
     pull = slow.pull
 
     def overtaken(keys):
         answer = pull(keys)
-        train(HalfAsyncCommunicator(store, worker=1, num_params=NUM_PARAMS), BATCHES[:5])
+        train(HalfAsyncCommunicator(store, member=member(1), num_params=NUM_PARAMS), BATCHES[:5])
         return answer
 
     slow.pull = overtaken
@@ -84,9 +89,9 @@ def test_gradients_of_workers_are_stale_by_each_others_steps() -> None:
 
 def test_step_reads_what_other_workers_did_since_the_last_step() -> None:
     store = new_store(num_workers=2)
-    communicator = HalfAsyncCommunicator(store, worker=0, num_params=NUM_PARAMS)
+    communicator = HalfAsyncCommunicator(store, member=member(), num_params=NUM_PARAMS)
     train(communicator, BATCHES[:1])
-    train(HalfAsyncCommunicator(store, worker=1, num_params=NUM_PARAMS), BATCHES[1:2])
+    train(HalfAsyncCommunicator(store, member=member(1), num_params=NUM_PARAMS), BATCHES[1:2])
 
     with communicator.params() as params:
         np.testing.assert_array_equal(params, dense_of(store))
@@ -94,7 +99,7 @@ def test_step_reads_what_other_workers_did_since_the_last_step() -> None:
 
 def test_threads_read_one_state_of_the_dense_parameters() -> None:
     store = new_store()
-    communicator = HalfAsyncCommunicator(store, worker=0, num_params=NUM_PARAMS)
+    communicator = HalfAsyncCommunicator(store, member=member(), num_params=NUM_PARAMS)
     seen: list[bytes] = []
 
     def read() -> None:

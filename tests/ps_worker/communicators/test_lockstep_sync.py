@@ -12,6 +12,7 @@ from ps_server.store import ParameterStore
 from ps_worker.communicators.lockstep import SyncCommunicator
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
+from tests.support.stores import member
 from tests.support.training import job, small_model
 
 NUM_PARAMS = small_model().num_params
@@ -118,7 +119,7 @@ def declared(store: ParameterStore) -> ParameterStore:
 
 
 def on(store: ParameterStore, *, worker: int) -> SyncCommunicator:
-    return SyncCommunicator(store, worker=worker, num_params=NUM_PARAMS)
+    return SyncCommunicator(store, member=member(worker), num_params=NUM_PARAMS)
 
 
 def read(communicator: SyncCommunicator) -> Values:

@@ -10,6 +10,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from ps_worker.communicators.merging import GradientMerger
 from ps_worker.communicators.push_ids import PushIds
 from ps_worker.data.blocks.position import DataPosition
+from tests.support.stores import member
 
 
 def gradients(key: int, value: float, examples: int = 10) -> Gradients:
@@ -202,7 +203,7 @@ def test_push_id_claims_what_has_left_and_nothing_more(
     sparse: int, dense: int, moves: list[str], swaps: Random
 ) -> None:
     """Threads take batches in order and push them in another; a batch is its key and its dense element."""
-    tracker, pending = PushIds(worker=0), merger(sparse, dense)
+    tracker, pending = PushIds(member()), merger(sparse, dense)
     taken: list[int] = []
     rows_left: set[int] = set()
     dense_left = np.zeros(100)

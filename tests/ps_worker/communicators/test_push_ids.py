@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from protos.store import WorkerProgress
+from protos.store import Member, WorkerProgress
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.data.blocks.position import DataPosition
+from tests.support.stores import member
 from tests.support.training import together
 
 
@@ -39,7 +40,7 @@ def pushed(tracker: PushIds, *whole: int) -> tuple[int, str]:
 
 @pytest.mark.usefixtures("_threads_take_turns_after_every_line")
 def test_numbers_have_no_gaps_across_threads() -> None:
-    tracker = PushIds(worker=0)
+    tracker = PushIds(member())
     numbers: list[list[int]] = [[] for _ in range(4)]
 
     def work(mine: list[int]) -> None:
@@ -53,24 +54,22 @@ def test_numbers_have_no_gaps_across_threads() -> None:
 
 
 def test_push_id_says_who_pushes_what() -> None:
-    push_id = PushIds(worker=3).next(examples=32, batches=4, pulled=5, whole=[])
+    push_id = PushIds(member(3)).next(examples=32, batches=4, pulled=5, whole=[])
 
     assert (push_id.worker, push_id.sequence, push_id.step, push_id.examples) == (3, 0, 0, 32)
     assert (push_id.batches, push_id.pulled) == (4, 5)
 
 
-def test_incarnation_is_of_one_run_of_a_worker() -> None:
-    tracker = PushIds(worker=0)
-    first, second = (
-        tracker.next(examples=1, batches=1, pulled=0, whole=[]).incarnation for _ in range(2)
-    )
+def test_push_ids_have_the_incarnation_of_the_process_that_joined() -> None:
+    tracker = PushIds(Member(0, 5))
 
-    assert first == second
-    assert PushIds(worker=0).next(examples=1, batches=1, pulled=0, whole=[]).incarnation != first
+    said = [tracker.next(examples=1, batches=1, pulled=0, whole=[]).incarnation for _ in range(2)]
+
+    assert said == [5, 5]
 
 
 def test_push_id_says_where_the_data_goes_on_after_the_batches_that_are_whole() -> None:
-    tracker = PushIds(worker=0)
+    tracker = PushIds(member())
     places = [DataPosition(skip=skip) for skip in range(4)]
     numbers = [tracker.take(place) for place in places]
 
@@ -82,20 +81,20 @@ def test_push_id_says_where_the_data_goes_on_after_the_batches_that_are_whole() 
 
 
 def test_batch_without_a_position_has_none() -> None:
-    tracker = PushIds(worker=0)
+    tracker = PushIds(member())
     numbers = [tracker.take(DataPosition()), tracker.take(None)]
 
     assert [pushed(tracker, number) for number in numbers][1] == (2, "")
 
 
 def test_batch_without_a_number_is_passed_over() -> None:
-    tracker = PushIds(worker=0)
+    tracker = PushIds(member())
 
     assert pushed(tracker, UNNUMBERED, tracker.take(None)) == (1, "")
 
 
 def test_restarted_worker_counts_on() -> None:
-    tracker = PushIds(worker=0)
+    tracker = PushIds(member())
     tracker.resume(WorkerProgress(incarnation=5, sequence=7, step=20, position="there"))
 
     nothing = pushed(tracker)

@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -55,7 +56,10 @@ def type_of(field: FieldInfo) -> str:
         )
     if get_origin(field.annotation) is tuple:
         return "text or list of text"
-    return TYPES[field.annotation] + " and".join(filter(None, map(bound, field.metadata)))
+    kind = field.annotation
+    if get_origin(kind) is UnionType:
+        (kind,) = set(get_args(kind)) - {NoneType}
+    return TYPES[kind] + " and".join(filter(None, map(bound, field.metadata)))
 
 
 def bound(limit: object) -> str:
@@ -103,7 +107,9 @@ def compare(keys: Mapping[str, list[str]], fields: Mapping[str, FieldInfo]) -> N
     """Compares types and defaults of the page with those of the job."""
     for name, field in fields.items():
         kind, default, *_ = keys[name]
-        value = tomllib.loads(f"value = {default.strip('`')}")["value"]
+        value = (
+            None if default == "none" else tomllib.loads(f"value = {default.strip('`')}")["value"]
+        )
         assert kind == type_of(field), name
         assert (type(value), value) == (
             type(plain(field.get_default(call_default_factory=True))),

@@ -22,6 +22,7 @@ from ps_worker.communicators.lockstep import SyncCommunicator
 from ps_worker.job.specs import declare
 from ps_worker.training.meter import Progress
 from ps_worker.training.trainer import Trainer
+from tests.support.stores import member
 from tests.support.training import job, random_batches, small_model
 
 WAIT_S = 10.0
@@ -82,7 +83,7 @@ def interruptible() -> Iterator[None]:
 @LOCKSTEP_OR_NOT
 @pytest.mark.parametrize("thread_num", [1, 2])
 def test_signal_ends_training_before_the_data_do(store, communicator, thread_num, interruptible):
-    worker = communicator(store, worker=0, num_params=small_model().num_params)
+    worker = communicator(store, member=member(), num_params=small_model().num_params)
     batches = Interrupting()
 
     with pytest.raises(Interrupted):
@@ -94,7 +95,7 @@ def test_signal_ends_training_before_the_data_do(store, communicator, thread_num
 @LOCKSTEP_OR_NOT
 def test_error_of_one_thread_does_not_wait_for_a_call_of_another(store, communicator):
     failing = FailingSecondPull(store)
-    worker = communicator(failing, worker=0, num_params=small_model().num_params)
+    worker = communicator(failing, member=member(), num_params=small_model().num_params)
     try:
         with pytest.raises(TransportError, match="gone"):
             trainer_of(worker).train([BATCH] * 4)
@@ -112,7 +113,7 @@ def test_batches_can_be_closed_after_an_error_while_another_thread_takes_one(sto
         threading.Event().wait(0.2)  # the file is slow
         yield BATCH
 
-    worker = DirectCommunicator(store, worker=0, num_params=small_model().num_params)
+    worker = DirectCommunicator(store, member=member(), num_params=small_model().num_params)
 
     with (
         pytest.raises(DataError, match="rows without labels"),
@@ -130,7 +131,7 @@ def test_push_says_how_many_batches_the_threads_took(store):
         return push(gradients, push_id, at=at)
 
     store.push_grad = push_grad  # type: ignore[method-assign]
-    worker = SyncCommunicator(store, worker=0, num_params=small_model().num_params)
+    worker = SyncCommunicator(store, member=member(), num_params=small_model().num_params)
 
     trainer_of(worker).train([BATCH] * 3)
 
@@ -139,7 +140,7 @@ def test_push_says_how_many_batches_the_threads_took(store):
 
 def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):
     store.pull_dense = spoiled(store.pull_dense)  # type: ignore[method-assign]
-    worker = DirectCommunicator(store, worker=0, num_params=small_model().num_params)
+    worker = DirectCommunicator(store, member=member(), num_params=small_model().num_params)
     progress = Progress(every_s=math.inf)
     trainer = Trainer(small_model(), worker, batch_size=BATCH.size, progress=progress)
 
@@ -152,7 +153,7 @@ def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):
 def test_push_to_a_closed_communicator_does_not_wait_for_its_sender(store):
     communicator = AsyncCommunicator(
         store,
-        worker=0,
+        member=member(),
         num_params=small_model().num_params,
         max_merge_var_num=1,
         max_merge_dense_num=1,
@@ -199,7 +200,9 @@ class FailingSecondPull:
 
 
 def test_steps_train_one_batch_at_a_time(store: ParameterStore) -> None:
-    trainer = trainer_of(DirectCommunicator(store, worker=0, num_params=small_model().num_params))
+    trainer = trainer_of(
+        DirectCommunicator(store, member=member(), num_params=small_model().num_params)
+    )
 
     steps = trainer.steps(iter([BATCH, BATCH]))
 
@@ -221,7 +224,7 @@ def test_steps_and_train_learn_the_same() -> None:
         declare(
             store, small_model(), job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}")
         )
-        communicator = SyncCommunicator(store, worker=0, num_params=small_model().num_params)
+        communicator = SyncCommunicator(store, member=member(), num_params=small_model().num_params)
         batches = random_batches(5, 4, seed=2)
         if run == "steps":
             list(trainer_of(communicator).steps(batches))
@@ -235,7 +238,7 @@ def test_steps_and_train_learn_the_same() -> None:
 def test_steps_that_are_left_early_lose_nothing(store: ParameterStore) -> None:
     communicator = AsyncCommunicator(
         store,
-        worker=0,
+        member=member(),
         num_params=small_model().num_params,
         max_merge_var_num=10,
         max_merge_dense_num=10,

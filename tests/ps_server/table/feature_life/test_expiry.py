@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import Missing, PushId
+from protos.store import Missing
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
-from ps_worker.cluster.client import ClusterClient
 from tests.reference.feature_life import ReferenceLives
 from tests.reference.table import ReferenceTable
-from tests.support.local_transport import LocalTransport
+from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.statistics import Counted, counted_by, counted_on
+from tests.support.stores import push_id
 
 EXACT = StatisticsSpec(nonclk_coeff=0.25, click_coeff=2.0, decay=0.5)
 """Powers of two, so that float32 and float64 agree to the last bit."""
@@ -59,7 +59,7 @@ class LifeMachine(RuleBasedStateMachine):
             for index in range(num_servers)
         ]
         spec = replace(SPEC, expiry=expiry)
-        self.client = ClusterClient(LocalTransport(self.stores))
+        self.client = joined_client(LocalTransport(self.stores))
         self.client.create_table(spec)
         self.lives = ReferenceLives(EXACT, expiry)
         self.rows = ReferenceTable(spec)
@@ -70,17 +70,8 @@ class LifeMachine(RuleBasedStateMachine):
         keys = np.array(list(seen), np.uint64)
         counts = np.array(list(seen.values()), np.uint32).reshape(-1, 2)
         values = np.full((keys.size, 2), value, np.float32)
-        push_id = PushId(
-            worker=0,
-            incarnation=0,
-            sequence=self.pushes,
-            step=0,
-            examples=1,
-            batches=1,
-            pulled=0,
-        )
         gradients = Gradients({"t": SparseGrad(keys, values, 1, counts)})
-        self.client.push_grad(gradients, push_id).result()
+        self.client.push_grad(gradients, push_id(sequence=self.pushes)).result()
         self.pushes += 1
         self.lives.push(((key, *pair) for key, pair in seen.items()), int(self.now))
         self.rows.push(list(seen), values.astype(np.float64), 1)

@@ -1,0 +1,100 @@
+"""What a coordinator knows at one moment: written to the update log, and taken over by a restarted server.
+
+    coordinator --state, waiting--> update log --restore, the waiting calls once more--> coordinator
+
+Calls that wait are not in the state but beside it, as calls: parts of steps, chunks of pushes, arrivals at
+barriers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from protos.chunking import PushChunk
+from protos.gradients import Gradients
+from protos.store import Lease, Numbers, PushId, ReduceOp, Staleness, Version, WorkerProgress
+from ps_server.coordination.push_ledger import AppliedPushes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersState:
+    """See `Membership`: incarnations and terms by worker and name, a term with who brought it."""
+
+    incarnations: Mapping[int, int]
+    terms: Mapping[str, tuple[str, str]]
+    lease: Lease | None
+    left: Sequence[int]
+    lost: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedBarrier:
+    """A barrier that a worker has passed, and its answer; `values` are those of an all-reduce."""
+
+    worker: int
+    number: int
+    name: str
+    version: Version
+    values: Sequence[float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """A job, as one store sees it.
+
+    Attributes:
+        members: Who takes part.
+        version: Steps applied.
+        next_step: By worker, the first step of which its part is neither applied nor among the waiting ones.
+        since: By worker, the step at which it last left a barrier.
+        absent_from: By worker that has left, the first step in which it takes no part.
+        progress: By worker.
+        applied: Pushes on arrival, by worker.
+        examples: Of applied pushes, by worker.
+        staleness: Of applied pushes.
+        passed: Barriers, the oldest first.
+        clocks: By worker that trains.
+    """
+
+    members: MembersState
+    version: Version
+    next_step: Mapping[int, Version]
+    since: Mapping[int, Version]
+    absent_from: Mapping[int, Version]
+    progress: Mapping[int, WorkerProgress]
+    applied: Mapping[int, AppliedPushes]
+    examples: Mapping[int, int]
+    staleness: Staleness
+    passed: Sequence[PassedBarrier]
+    clocks: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingPart:
+    """A worker's part of a step that is not applied yet."""
+
+    push_id: PushId
+    step: Version
+    gradients: Gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingChunk:
+    """A chunk of a push that lacks others."""
+
+    push_id: PushId
+    chunk: PushChunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingArrival:
+    """A worker that waits at a barrier; `values` and `op` are those of an all-reduce."""
+
+    name: str
+    worker: int
+    step: Version
+    number: int
+    values: Numbers | None
+    op: ReduceOp | None
+
+
+Waiting = WaitingPart | WaitingChunk | WaitingArrival

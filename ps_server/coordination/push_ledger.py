@@ -1,0 +1,194 @@
+"""The push ledger: which pushes of each worker are applied, each once, and the progress that follows.
+
+    pushes applied   0 1 2 . 4        a push may overtake another on its way through threads
+    whole up to          ^            progress is what push id 2 says, until push 3 is applied, too
+
+A push that comes again, because its answer was lost, is found here and not applied again. The step and
+position of a push id hold once its push and all before it are applied, so a worker that resumes from its
+progress leaves out nothing. It repeats what was applied beyond. The parts of synchronous steps come in order:
+of these the ledger keeps the progress alone, and the number of the step tells a part that comes again.
+
+After the completion records of Lee et al., "Implementing linearizability at large scale and low latency",
+SOSP 2015 (RIFL).
+
+Sans-IO: pushes in, decisions and progress out; no clock, no locks.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from protos.errors import ProtocolError
+from protos.store import PushId, WorkerProgress
+
+MAX_VERSION = 2**53
+"""A run does not resume at a later one."""
+
+MAX_POSITION = 4096
+"""Characters of a position, which status and checkpoints carry."""
+
+MAX_AHEAD = 2**16
+"""Pushes of a worker that may be applied beyond one that has not come: far more than any keeps on the way."""
+
+_MOST = {
+    "incarnation": 2**64 - 1,
+    "sequence": MAX_VERSION,
+    "step": MAX_VERSION,
+    "examples": 2**32,
+    "batches": 2**24,
+    "pulled": MAX_VERSION,
+}
+"""Far above what any worker sends; after 2**32 such pushes a sum of examples would leave a uint64."""
+
+
+def require_plausible(worker: int, numbers: PushId | WorkerProgress) -> None:
+    """Raises ProtocolError if a number is out of its range, or the position too long."""
+    for name, most in _MOST.items():
+        if not 0 <= (value := getattr(numbers, name, 0)) <= most:
+            raise ProtocolError(
+                f"worker {worker} is said to have {name} = {value}, expected 0 to {most}"
+            )
+    if len(numbers.position) > MAX_POSITION:
+        raise ProtocolError(
+            f"worker {worker} is said to have a position of {len(numbers.position)} characters, expected up "
+            f"to {MAX_POSITION}"
+        )
+
+
+class PushState(enum.Enum):
+    """What a server has done with a push."""
+
+    NEW = enum.auto()
+    APPLYING = enum.auto()
+    APPLIED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedPushes:
+    """Which pushes of a process are applied.
+
+    Attributes:
+        incarnation: Of the process.
+        next_sequence: All before it are applied.
+        ahead: Those beyond it that are applied, too.
+    """
+
+    incarnation: int
+    next_sequence: int
+    ahead: tuple[PushId, ...]
+
+
+@dataclass(slots=True)
+class _Incarnation:
+    """The pushes of one process: its number, the next push to be whole, those beyond, those being applied."""
+
+    number: int
+    next_sequence: int = 0
+    ahead: dict[int, PushId] = field(default_factory=dict)
+    applying: set[int] = field(default_factory=set)
+
+
+class PushLedger:
+    """The pushes of all workers. Not thread-safe.
+
+    Attributes:
+        duplicates: Pushes that came again, and were not applied again.
+    """
+
+    def __init__(self) -> None:
+        self._incarnations: dict[int, _Incarnation] = {}
+        self._progress: dict[int, WorkerProgress] = {}
+        self.duplicates = 0
+
+    def state(self, push_id: PushId) -> PushState:
+        """Returns what was done with a push."""
+        run = self._incarnations.get(push_id.worker)
+        if run is None or run.number != push_id.incarnation:
+            return PushState.NEW
+        if push_id.sequence < run.next_sequence or push_id.sequence in run.ahead:
+            return PushState.APPLIED
+        return PushState.APPLYING if push_id.sequence in run.applying else PushState.NEW
+
+    def begin(self, push_id: PushId) -> PushState:
+        """A push came, to be applied on arrival; one that is new is now being applied.
+
+        Raises:
+            ProtocolError: If it is too far beyond a push that has not come.
+        """
+        state = self.state(push_id)
+        if state is not PushState.NEW:
+            self.duplicates += 1
+            return state
+        run = self._incarnation(push_id)
+        if push_id.sequence >= run.next_sequence + MAX_AHEAD:
+            raise ProtocolError(
+                f"push {push_id.sequence} of worker {push_id.worker} came, but push {run.next_sequence} did "
+                f"not: a worker numbers its pushes without gaps"
+            )
+        run.applying.add(push_id.sequence)
+        return state
+
+    def abandon(self, push_id: PushId) -> None:
+        """A push could not be applied: it is as if it had not come."""
+        self._incarnation(push_id).applying.discard(push_id.sequence)
+
+    def note(self, push_id: PushId) -> None:
+        """Records that a push on arrival was applied."""
+        run = self._incarnation(push_id)
+        run.applying.discard(push_id.sequence)
+        run.ahead[push_id.sequence] = push_id
+        while (whole := run.ahead.pop(run.next_sequence, None)) is not None:
+            run.next_sequence += 1
+            self._progress[push_id.worker] = progress_of(whole)
+
+    def note_part(self, push_id: PushId) -> None:
+        """Records that the step that a push was a part of was applied."""
+        self._progress[push_id.worker] = progress_of(push_id)
+
+    def _incarnation(self, push_id: PushId) -> _Incarnation:
+        """Returns the pushes of the process that pushes; those of one before it are forgotten."""
+        run = self._incarnations.get(push_id.worker)
+        if run is None or run.number != push_id.incarnation:
+            run = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
+        return run
+
+    def restore(self, progress: Mapping[int, WorkerProgress]) -> None:
+        """Starts with the progress of an earlier run, which holds until a worker's first push."""
+        self._incarnations.clear()
+        self._progress = dict(progress)
+
+    def progress(self) -> dict[int, WorkerProgress]:
+        """Returns the progress by worker; a worker that has pushed nothing is missing."""
+        return dict(self._progress)
+
+    def applied(self) -> dict[int, AppliedPushes]:
+        """Returns which pushes are applied, by worker."""
+        return {
+            worker: AppliedPushes(
+                incarnation=run.number,
+                next_sequence=run.next_sequence,
+                ahead=tuple(run.ahead[sequence] for sequence in sorted(run.ahead)),
+            )
+            for worker, run in sorted(self._incarnations.items())
+        }
+
+    def restore_applied(self, applied: Mapping[int, AppliedPushes]) -> None:
+        """Takes over what `applied` returned."""
+        self._incarnations = {
+            worker: _Incarnation(
+                each.incarnation,
+                each.next_sequence,
+                {push_id.sequence: push_id for push_id in each.ahead},
+            )
+            for worker, each in applied.items()
+        }
+
+
+def progress_of(push_id: PushId) -> WorkerProgress:
+    """Returns a worker's progress once this push and all before it are applied."""
+    return WorkerProgress(
+        incarnation=push_id.incarnation,
+        sequence=push_id.sequence,
+        step=push_id.step,
+        position=push_id.position,
+    )

@@ -1,0 +1,337 @@
+"""What a server writes to its update log, and when.
+
+    call --shared--> written --> carried out --> durable --> answered
+    snapshot --alone--> taken --> new segment: the state as it was at the snapshot
+    save --> where its checkpoint is; the segments before go once it is published
+
+Every logged call is idempotent, so a log may have calls that a checkpoint has, too, and a call that was
+refused is refused again.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from protos.chunking import PushChunk
+from protos.errors import CheckpointError
+from protos.futures import Answered, Future
+from protos.store import Member, PushId, Shrunk
+from protos.wire import calls, requests
+from protos.wire.calls import Call
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.coordination.job_state import (
+    JobState,
+    Waiting,
+    WaitingArrival,
+    WaitingChunk,
+    WaitingPart,
+)
+from ps_server.durability.segment_format import Record
+from ps_server.durability.update_log import UpdateLog
+from ps_server.snapshot.phase_lock import PhaseLock
+from ps_server.store import ParameterStore
+
+logger = logging.getLogger(__name__)
+
+LOGGED = frozenset(
+    call.name
+    for call in (
+        calls.JOIN,
+        calls.CREATE_TABLE,
+        calls.CREATE_DENSE,
+        calls.PUSH_GRAD,
+        calls.POST,
+        calls.TAKE,
+        calls.BARRIER,
+        calls.ALL_REDUCE,
+        calls.ADVANCE,
+        calls.LEAVE,
+        calls.LOAD,
+        calls.RESUME,
+        calls.SHRINK,
+    )
+)
+"""Calls that change what a server holds or knows; not snapshots and saves, nor Abort, which ends the log."""
+
+STATE, SAVED, LOST, NEW_JOB = "state", "saved", "lost", "new job"
+"""Kinds of records besides the calls."""
+
+ShrinkAnswers = Mapping[int, Mapping[int, Mapping[str, Shrunk]]]
+"""By worker and number of the shrink."""
+
+
+@with_config(ConfigDict(ser_json_inf_nan="constants"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """A server at the beginning of a segment.
+
+    Attributes:
+        base: Token of the save that has its parameters; empty: it had none but those it started with.
+        jobs_before: Jobs that it had served.
+        job: What its coordinator knew.
+        shrinks: What the shrinks of this job were answered.
+    """
+
+    base: str
+    jobs_before: int
+    job: JobState
+    shrinks: ShrinkAnswers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedAt:
+    """A save, and the checkpoint that it is part of once that is published."""
+
+    token: str
+    url: str
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the checkpoint at the url is that of the save."""
+        try:
+            return Checkpoint.open(self.url).token == self.token
+        except CheckpointError:
+            return False
+
+
+STATE_JSON = TypeAdapter(ServerState)
+SAVED_JSON = TypeAdapter(SavedAt)
+LOST_JSON = TypeAdapter(list[int])
+
+
+TakeSnapshot = Callable[[Callable[[], AbstractContextManager[None]], Callable[[], None]], None]
+"""Takes a snapshot, given what is held around it and what is called then; see `Snapshots.take`."""
+
+
+def _nothing() -> None:
+    return None
+
+
+class Journal(Protocol):
+    """Told of all that changes a server, before it does."""
+
+    def entry(
+        self, call: Call[Any, Any], argument: Any, payload: bytes | None = None
+    ) -> AbstractContextManager[None]:
+        """Held around a call; `payload` is the message that its argument came as."""
+        ...
+
+    def durable(self) -> Future[None]:
+        """Returns a future that is done when all that was told so far is durable."""
+        ...
+
+    def loss(self, workers: list[int]) -> AbstractContextManager[None]:
+        """Held while workers are lost."""
+        ...
+
+    def new_job(self) -> AbstractContextManager[None]:
+        """Held while the next job begins."""
+        ...
+
+    def snapshot(self, token: str, take: TakeSnapshot) -> None:
+        """Calls `take`, which takes the snapshot of a save: none if it was taken already."""
+        ...
+
+    def saved(self, token: str, folder: str) -> None:
+        """This server's share of a checkpoint is written; `folder` is the checkpoint's data folder."""
+        ...
+
+
+class NoJournal:
+    """A journal of nothing: a server that ends loses what was not saved."""
+
+    def entry(
+        self, call: Call[Any, Any], argument: Any, payload: bytes | None = None
+    ) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return nullcontext()
+
+    def durable(self) -> Future[None]:
+        """See `Journal`."""
+        return Answered(None)
+
+    def loss(self, workers: list[int]) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return nullcontext()
+
+    def new_job(self) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return nullcontext()
+
+    def snapshot(self, token: str, take: TakeSnapshot) -> None:
+        """See `Journal`."""
+        take(nullcontext, _nothing)
+
+    def saved(self, token: str, folder: str) -> None:
+        """See `Journal`."""
+
+
+NO_JOURNAL = NoJournal()
+
+
+class UpdateJournal:
+    """A journal in an update log. Thread-safe."""
+
+    def __init__(
+        self,
+        log: UpdateLog,
+        store: ParameterStore,
+        shrinks: Callable[[], ShrinkAnswers],
+        *,
+        wait_limit_s: float,
+    ) -> None:
+        """Continues a log.
+
+        Args:
+            log: Where to write.
+            store: What the calls change.
+            shrinks: Returns what the shrinks of this job were answered.
+            wait_limit_s: How long a snapshot waits for calls that are being carried out.
+        """
+        self._log = log
+        self._store = store
+        self._shrinks = shrinks
+        self._wait_limit_s = wait_limit_s
+        self._lock = PhaseLock()
+        self._appending = threading.Lock()
+        self._durable: Future[None] = Answered(None)
+        self._bases: dict[int, str] = {}  # the saves with which segments begin
+        self._saved: dict[str, SavedAt] = {}
+
+    @contextmanager
+    def _written(self, kind: str, payload: bytes) -> Iterator[None]:
+        with self._lock.shared():
+            with self._appending:  # so that the last future is that of the last record
+                self._durable = self._log.append(kind, payload)
+            yield
+
+    def entry(
+        self, call: Call[Any, Any], argument: Any, payload: bytes | None = None
+    ) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        if call.name not in LOGGED or (isinstance(argument, requests.Shrink) and argument.dry_run):
+            return nullcontext()
+        if payload is None:
+            payload = call.request.encode(argument).SerializeToString()
+        return self._written(call.name, payload)
+
+    def durable(self) -> Future[None]:
+        """See `Journal`; a record is durable when a later one is."""
+        return self._durable
+
+    def loss(self, workers: list[int]) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return self._written(LOST, LOST_JSON.dump_json(workers))
+
+    def new_job(self) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return self._written(NEW_JOB, b"")
+
+    def snapshot(self, token: str, take: TakeSnapshot) -> None:
+        """See `Journal`; a segment begins that needs none before it once the save is published."""
+        self._remove_old()
+        self._log.sync()  # most of it now: calls that change the server wait while a segment begins
+        head: list[Record] = []
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            with self._lock.alone(self._wait_limit_s):
+                yield
+                if head:
+                    self._bases[self._log.begin_segment(head)] = token
+
+        def on_taken() -> None:
+            if not self._store.has_exchanges:  # else they are in the segments so far alone
+                head.extend(state_records(self._store, self._shrinks(), base=token))
+
+        take(around, on_taken)
+
+    def saved(self, token: str, folder: str) -> None:
+        """See `Journal`."""
+        saved = SavedAt(token=token, url=folder.rstrip("/").rpartition("/")[0])
+        self._saved[token] = saved
+        with self._written(SAVED, SAVED_JSON.dump_json(saved)):
+            pass
+
+    def _remove_old(self) -> None:
+        """Removes the segments before the newest whose checkpoint is published."""
+        for segment, token in sorted(self._bases.items(), reverse=True):
+            if token in self._saved and self._saved[token].is_published:
+                self._log.remove_before(segment)
+                self._bases = {each: of for each, of in self._bases.items() if each >= segment}
+                self._saved = {
+                    of: self._saved[of] for of in self._bases.values() if of in self._saved
+                }
+                logger.info("update log cut segment=%d bytes=%d", segment, self._log.size_bytes)
+                return
+
+
+def state_records(store: ParameterStore, shrinks: ShrinkAnswers, *, base: str) -> list[Record]:
+    """Returns the head of a segment: what `recover` makes an empty store the same as this with.
+
+    Args:
+        store: What the calls change; nothing changes it now.
+        shrinks: What the shrinks of this job were answered.
+        base: Token of the save that has its parameters.
+    """
+    job = store.job_state()
+    state = ServerState(base=base, jobs_before=store.jobs_before, job=job, shrinks=shrinks)
+    tables, blocks = store.declared_specs()
+    epoch = store.shard_map.epoch
+    return [
+        Record(STATE, STATE_JSON.dump_json(state)),
+        *(_record(calls.CREATE_TABLE, spec) for spec in tables),
+        *(_record(calls.CREATE_DENSE, spec) for spec in blocks),
+        *(_record_of_waiting(each, job, epoch) for each in store.waiting()),
+    ]
+
+
+def _record_of_waiting(waiting: Waiting, job: JobState, epoch: int) -> Record:
+    match waiting:
+        case WaitingPart():
+            return _push(_whole(waiting), waiting.push_id, waiting.step, epoch)
+        case WaitingChunk():
+            return _push(waiting.chunk, waiting.push_id, None, epoch)
+        case WaitingArrival():
+            return _arrival(waiting, job.members.incarnations[waiting.worker])
+
+
+def _record(call: Call[Any, Any], argument: Any) -> Record:
+    return Record(call.name, call.request.encode(argument).SerializeToString())
+
+
+def _whole(part: WaitingPart) -> PushChunk:
+    return PushChunk(
+        sparse=list(part.gradients.sparse.items()),
+        dense=[(name, 0, grad) for name, grad in part.gradients.dense.items()],
+    )
+
+
+def _push(chunk: PushChunk, push_id: PushId, at: int | None, epoch: int) -> Record:
+    request = requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch)
+    return _record(calls.PUSH_GRAD, request)
+
+
+def _arrival(waiting: WaitingArrival, incarnation: int) -> Record:
+    barrier = requests.Barrier(
+        name=waiting.name,
+        member=Member(waiting.worker, incarnation),
+        step=waiting.step,
+        number=waiting.number,
+    )
+    if waiting.values is None or waiting.op is None:
+        return _record(calls.BARRIER, barrier)
+    numbers = requests.AllReduce(
+        name=barrier.name,
+        member=barrier.member,
+        step=barrier.step,
+        number=barrier.number,
+        values=waiting.values,
+        op=waiting.op,
+    )
+    return _record(calls.ALL_REDUCE, numbers)

@@ -1,0 +1,152 @@
+"""Recovery: a restarted server becomes what the one before it was, by its update log.
+
+    newest segment whose checkpoint is published: its state, and the checkpoint's parameters
+    --> the calls that waited then --> all calls since, in order
+
+Calls are carried out as at first, by the same handlers, so whoever calls once more is told what the server
+before had done.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from protos.errors import (
+    AbortedError,
+    CtrPsError,
+    GradientError,
+    LogError,
+    ProtocolError,
+    SpecError,
+    UsageError,
+)
+from protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE
+from ps_server.durability.saved_log import SavedLog
+from ps_server.durability.segment_format import Record
+from ps_server.rpc import journal
+from ps_server.rpc.journal import (
+    LOST_JSON,
+    SAVED,
+    SAVED_JSON,
+    STATE,
+    STATE_JSON,
+    SavedAt,
+    ServerState,
+    ShrinkAnswers,
+)
+from ps_server.store import ParameterStore
+
+logger = logging.getLogger(__name__)
+
+Replay = Callable[[str, bytes], None]
+"""Carries out a call, given its name and its request as it came."""
+
+
+def recover(
+    store: ParameterStore,
+    saved: SavedLog,
+    *,
+    replay: Replay,
+    restore_shrinks: Callable[[ShrinkAnswers], None],
+) -> None:
+    """Makes an empty store what the log says.
+
+    Args:
+        store: As a server starts with it.
+        saved: The log, which has segments.
+        replay: Carries out a call; raises what a server refuses.
+        restore_shrinks: Takes over the answers to earlier shrinks.
+
+    Raises:
+        LogError: If the log is damaged, or no checkpoint that it needs is there.
+        CheckpointError: If the checkpoint is damaged.
+    """
+    segment, state, checkpoint = _begin_of(saved)
+    head = saved.head(segment)[1:]
+    for record in head:
+        if record.kind in (CREATE_TABLE.name, CREATE_DENSE.name):
+            _replay(record, store, replay)
+    start = time.monotonic()
+    if checkpoint is not None:
+        store.load(checkpoint.url, token=checkpoint.token)
+    store.restore(state.jobs_before, state.job)
+    restore_shrinks(state.shrinks)
+    loaded = time.monotonic()
+    num_calls = 0
+    with store.applying_inline():  # nobody waits for an answer before the next call
+        for record in head:
+            if record.kind not in (CREATE_TABLE.name, CREATE_DENSE.name):
+                _replay(record, store, replay)
+        for record in saved.records_from(segment):
+            _replay(record, store, replay)
+            num_calls += 1
+    logger.info(
+        "recovered checkpoint=%s calls=%d version=%d load_seconds=%.2f replay_seconds=%.2f",
+        "none" if checkpoint is None else checkpoint.url,
+        num_calls,
+        store.status().version,
+        loaded - start,
+        time.monotonic() - loaded,
+    )
+
+
+def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
+    """Returns the newest segment that recovery can begin with, its state, and its checkpoint, if any."""
+    unpublished = []
+    for segment in reversed(saved.segments):
+        first = saved.head(segment)[0]
+        if first.kind != STATE:
+            raise LogError(
+                f"segment {segment} of the update log {saved.folder.path} has no state: restore the file, or "
+                f"remove the folder and start the job again from its checkpoint"
+            )
+        state = STATE_JSON.validate_json(bytes(first.payload))
+        if not state.base:
+            return segment, state, None
+        checkpoint = _save_of(state.base, saved, segment)
+        if checkpoint is not None and checkpoint.is_published:
+            return segment, state, checkpoint
+        unpublished.append(state.base if checkpoint is None else checkpoint.url)
+    raise LogError(
+        f"the update log {saved.folder.path} begins with checkpoints that are not there any more: "
+        f"{', '.join(unpublished)}; restore one, or remove the folder and start the job again"
+    )
+
+
+def _save_of(token: str, saved: SavedLog, segment: int) -> SavedAt | None:
+    for record in saved.records_from(segment):
+        if record.kind == SAVED:
+            found = SAVED_JSON.validate_json(bytes(record.payload))
+            if found.token == token:
+                return found
+    return None
+
+
+def _replay(record: Record, store: ParameterStore, replay: Replay) -> None:
+    """Carries out what a record says; what broke the contract at first is refused again.
+
+    Raises:
+        LogError: If a call fails that may have succeeded at first, as by storage that is away now.
+    """
+    match record.kind:
+        case journal.SAVED:
+            return
+        case journal.LOST:
+            store.lose(LOST_JSON.validate_json(bytes(record.payload)))
+            return
+        case journal.NEW_JOB:
+            store.begin_job()
+            return
+    if record.kind not in CALLS:
+        raise LogError(
+            f"the update log has a call {record.kind!r}, which this version does not know"
+        )
+    try:
+        replay(record.kind, bytes(record.payload))
+    except (ProtocolError, GradientError, SpecError, UsageError, AbortedError) as error:
+        logger.info("refused again call=%s: %s", record.kind, error)
+    except CtrPsError as error:
+        raise LogError(
+            f"{record.kind} of the update log cannot be carried out again: {error}; make that right and "
+            f"start this server again, or remove the log and start the job again from its checkpoint"
+        ) from error

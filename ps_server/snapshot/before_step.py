@@ -1,0 +1,65 @@
+"""The values that the last synchronous step changed, as they were before it.
+
+A worker that dies while it pushes its part of step t may have reached some servers and not others: those
+that have all parts apply the step, the others wait for its part. The process that takes its place computes
+that part again, from the values before step t, so all servers still answer with those:
+
+    values now, all but those that step t changed + values before step t = values at version t
+
+One step back is enough: no server applies step t + 1 without this worker's part of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from protos.errors import ProtocolError
+from protos.gradients import Values
+from protos.keys import Keys
+from protos.store import Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeforeStep:
+    """Values before a step.
+
+    Attributes:
+        step: Its number, which is the version that has these values.
+        rows: For each table that the step changes, the keys uint64[N] and their embeddings float32[N, D].
+        blocks: For each dense block that it changes, its weights float32[p].
+    """
+
+    step: Version
+    rows: Mapping[str, tuple[Keys, Values]]
+    blocks: Mapping[str, Values]
+
+    def restore_rows(self, table: str, keys: Keys, values: Values) -> None:
+        """Overwrites the embeddings `values` float32[M, D] of `keys` uint64[M] that the step changed."""
+        if table not in self.rows:
+            return
+        changed, before = self.rows[table]
+        order = np.argsort(changed)
+        places = np.searchsorted(changed, keys, sorter=order)
+        places = order[np.minimum(places, changed.size - 1)] if changed.size else places[:0]
+        (found,) = np.nonzero(changed[places] == keys) if changed.size else (places,)
+        values[found] = before[places[found]]
+
+    def restore_block(self, block: str, values: Values) -> None:
+        """Overwrites the weights `values` float32[p] of a dense block, if the step changed them."""
+        if block in self.blocks:
+            values[:] = self.blocks[block]
+
+
+def require_values_at(version: Version, kept: BeforeStep | None) -> BeforeStep:
+    """Returns the values before the last step, which are those at `version`.
+
+    Raises:
+        ProtocolError: If they were not kept.
+    """
+    if kept is None or kept.step != version:
+        raise ProtocolError(
+            f"this server has no values of version {version} any more, which a worker asked for that repeats "
+            f"a step: start the job again from its checkpoint"
+        )
+    return kept

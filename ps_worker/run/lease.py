@@ -1,0 +1,46 @@
+"""A worker's lease: a thread tells the servers that it is alive, also while it computes or waits for long."""
+
+import logging
+import threading
+
+from protos.errors import CtrPsError, TransportError
+from protos.store import Coordination
+
+logger = logging.getLogger(__name__)
+
+RENEWALS = 3
+"""In the time of a lease: one that is late, or lost, does no harm."""
+
+
+class LeaseRenewal:
+    """Renews the lease of a worker until it is closed, or the servers refuse it.
+
+    Attributes:
+        refusal: Why the servers refused it: this process has no place in the job, and its calls fail.
+    """
+
+    def __init__(self, store: Coordination, worker: int, lease_s: float) -> None:
+        """Starts the thread; it renews a lease of `lease_s` seconds."""
+        self.refusal: CtrPsError | None = None
+        self._store = store
+        self._worker = worker
+        self._pause_s = lease_s / RENEWALS
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._renew_forever, name="lease", daemon=True)
+        self._thread.start()
+
+    def _renew_forever(self) -> None:
+        while not self._is_over.wait(self._pause_s):
+            try:
+                self._store.renew(self._worker)
+            except TransportError as error:
+                logger.warning("lease not renewed worker=%d: %s", self._worker, error)
+            except CtrPsError as error:
+                logger.warning("lease refused worker=%d: %s", self._worker, error)
+                self.refusal = error
+                self._store.disconnect()
+                return
+
+    def close(self) -> None:
+        """Ends the thread, after the call that it is in."""
+        self._is_over.set()

@@ -1,0 +1,133 @@
+"""Progress of workers: what is whole, whatever the order in which pushes are applied."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.errors import ProtocolError
+from protos.store import PushId, WorkerProgress
+from ps_server.coordination.push_ledger import MAX_AHEAD, PushLedger, PushState
+
+
+def push_id(sequence: int, *, worker: int = 0, incarnation: int = 1, first_step: int = 0) -> PushId:
+    step = first_step + sequence + 1
+    return PushId(
+        worker=worker,
+        incarnation=incarnation,
+        sequence=sequence,
+        step=step,
+        examples=1,
+        batches=1,
+        pulled=0,
+        position=f"after {step}",
+    )
+
+
+def steps(ledger: PushLedger) -> dict[int, int]:
+    return {worker: progress.step for worker, progress in ledger.progress().items()}
+
+
+@given(order=st.permutations(range(6)))
+def test_progress_is_the_last_push_before_the_first_gap(order: list[int]) -> None:
+    ledger = PushLedger()
+    applied: set[int] = set()
+
+    for sequence in order:
+        ledger.note(push_id(sequence))
+        applied.add(sequence)
+
+        whole = next(number for number in range(7) if number not in applied)
+        assert steps(ledger) == ({0: whole} if whole else {})
+
+
+def test_progress_is_what_the_push_id_says() -> None:
+    ledger = PushLedger()
+
+    ledger.note(push_id(0, worker=3, incarnation=9, first_step=20))
+
+    assert ledger.progress() == {
+        3: WorkerProgress(incarnation=9, sequence=0, step=21, position="after 21")
+    }
+
+
+def test_worker_that_comes_again_begins_with_push_0() -> None:
+    ledger = PushLedger()
+    ledger.note(push_id(0))
+    ledger.note(push_id(2))
+
+    ledger.note(push_id(1, incarnation=2, first_step=1))
+
+    assert steps(ledger) == {0: 1}
+    ledger.note(push_id(0, incarnation=2, first_step=1))
+    assert steps(ledger) == {0: 3}
+
+
+def test_restored_progress_holds_until_the_first_push() -> None:
+    before, ledger = PushLedger(), PushLedger()
+    before.note(push_id(0, worker=0))
+    before.note(push_id(0, worker=1))
+
+    ledger.restore(before.progress())
+    ledger.note(push_id(1, worker=0, incarnation=2, first_step=1))
+
+    assert steps(ledger) == {0: 1, 1: 1}
+    ledger.note(push_id(0, worker=0, incarnation=2, first_step=1))
+    assert steps(ledger) == {0: 3, 1: 1}
+
+
+def test_push_is_applied_once() -> None:
+    ledger = PushLedger()
+
+    assert ledger.begin(push_id(0)) is PushState.NEW
+    assert ledger.begin(push_id(0)) is PushState.APPLYING
+    ledger.note(push_id(0))
+    assert ledger.begin(push_id(0)) is PushState.APPLIED
+    assert ledger.duplicates == 2
+
+
+def test_push_that_overtook_another_is_known() -> None:
+    ledger = PushLedger()
+    ledger.note(push_id(2))
+
+    assert ledger.state(push_id(2)) is PushState.APPLIED
+    assert ledger.state(push_id(1)) is PushState.NEW
+
+
+def test_push_that_failed_may_come_again() -> None:
+    ledger = PushLedger()
+    ledger.begin(push_id(0))
+
+    ledger.abandon(push_id(0))
+
+    assert ledger.begin(push_id(0)) is PushState.NEW
+
+
+def test_push_of_another_process_is_another_push() -> None:
+    ledger = PushLedger()
+    ledger.note(push_id(0))
+
+    assert ledger.begin(push_id(0, incarnation=2)) is PushState.NEW
+    assert steps(ledger) == {0: 1}, "what the first one did stays"
+
+
+def test_push_far_beyond_a_gap_is_refused() -> None:
+    ledger = PushLedger()
+    ledger.note(push_id(0))
+
+    with pytest.raises(ProtocolError, match="but push 1 did not"):
+        ledger.begin(push_id(1 + MAX_AHEAD))
+
+
+def test_ledger_is_restored() -> None:
+    before, after = PushLedger(), PushLedger()
+    for sequence in (0, 1, 4):
+        before.note(push_id(sequence))
+
+    after.restore(before.progress())
+    after.restore_applied(before.applied())
+
+    assert [after.state(push_id(i)) is PushState.APPLIED for i in range(5)] == [1, 1, 0, 0, 1]
+    assert after.progress() == before.progress()
+    after.note(push_id(2))
+    after.note(push_id(3))
+    assert steps(after) == {0: 5}, "push 4 was not forgotten"

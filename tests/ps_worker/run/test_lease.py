@@ -1,0 +1,116 @@
+"""A worker's lease: renewed again and again, whatever the network does, until a server refuses it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+from protos.errors import CtrPsError, ProtocolError, TransportError
+from ps_worker.run.lease import LeaseRenewal
+
+LIMIT_S = 10.0
+
+
+class Renewed:
+    """What a lease is renewed at: counts, and fails as it is told to."""
+
+    def __init__(self, *errors: CtrPsError | None) -> None:
+        self._errors = list(errors)
+        self._changed = threading.Condition()
+        self.workers: list[int] = []
+        self.is_connected = True
+
+    def renew(self, worker: int) -> None:
+        with self._changed:
+            self.workers.append(worker)
+            self._changed.notify_all()
+        if self._errors and (error := self._errors.pop(0)) is not None:
+            raise error
+
+    def disconnect(self) -> None:
+        self.is_connected = False
+
+    def wait_for(self, number: int) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.workers) >= number, LIMIT_S)
+
+
+@contextmanager
+def renewal(store: Renewed, lease_s: float = 0.003) -> Iterator[LeaseRenewal]:
+    lease = LeaseRenewal(store, 3, lease_s)  # type: ignore[arg-type]
+    try:
+        yield lease
+    finally:
+        lease.close()
+        lease._thread.join(LIMIT_S)
+
+
+def has_ended(lease: LeaseRenewal) -> bool:
+    lease._thread.join(LIMIT_S)
+    return not lease._thread.is_alive()
+
+
+def test_lease_is_renewed_again_and_again() -> None:
+    store = Renewed()
+
+    with renewal(store):
+        assert store.wait_for(3)
+
+    assert set(store.workers) == {3}
+
+
+def test_lease_is_renewed_three_times_in_its_time(monkeypatch) -> None:
+    pauses: list[float | None] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return len(pauses) > 2
+
+    store = Renewed()
+    threads = SimpleNamespace(Event=Event, Thread=NowThread)
+    monkeypatch.setattr("ps_worker.run.lease.threading", threads)
+    LeaseRenewal(store, 3, 6.0)  # type: ignore[arg-type]
+
+    assert pauses == [2.0, 2.0, 2.0]
+    assert store.workers == [3, 3]
+
+
+class NowThread:
+    """A thread that runs where it is started."""
+
+    def __init__(self, *, target: Callable[[], None], **_: object) -> None:
+        self.start = target
+
+
+def test_renewal_goes_on_after_servers_that_were_away(caplog) -> None:
+    store = Renewed(TransportError("ps-0:1 is away"), None, TransportError("ps-1:1 is away"))
+
+    with renewal(store):
+        assert store.wait_for(5)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "lease not renewed worker=3: ps-0:1 is away",
+        "lease not renewed worker=3: ps-1:1 is away",
+    ]
+
+
+def test_renewal_ends_when_a_server_refuses_it(caplog) -> None:
+    store = Renewed(None, ProtocolError("worker 3 is another process by now"))
+
+    with renewal(store) as lease:
+        assert store.wait_for(2)
+        assert has_ended(lease)
+
+    assert store.workers == [3, 3]
+    assert "lease refused worker=3: worker 3 is another process by now" in caplog.text
+
+
+def test_closing_ends_a_long_pause() -> None:
+    store = Renewed()
+
+    with renewal(store, lease_s=3600.0) as lease:
+        lease.close()
+        assert has_ended(lease)
+
+    assert store.workers == []
