@@ -19,7 +19,7 @@ CHANNEL_OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 10_000),
     # A worker should see servers that start, or are started again, soon after they are up.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     # A server that came back may have another address: look its name up after a second, not thirty.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # A call that waits for other workers carries no data for long: pings go on all the same.

@@ -23,6 +23,7 @@ def connect(
     *,
     connect_timeout_s: float = 300.0,
     deadlines: Deadlines | None = None,
+    retry_s: float | None = None,
 ) -> ClusterClient:
     """Returns a client once all servers answer.
 
@@ -30,12 +31,13 @@ def connect(
         endpoints: host:port of every server, in the order that all processes of the job share.
         connect_timeout_s: How long to wait for servers that are not up yet.
         deadlines: How long calls may take.
+        retry_s: See `GrpcTransport`.
 
     Raises:
         TransportError: If servers do not answer within the time-out; lists them.
         ProtocolError: If a server is not the one that this list says it is.
     """
-    transport = GrpcTransport(endpoints, deadlines)
+    transport = GrpcTransport(endpoints, deadlines, retry_s=retry_s)
     try:
         wait_for_servers(transport, connect_timeout_s)
     except CtrPsError:

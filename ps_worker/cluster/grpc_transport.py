@@ -1,49 +1,32 @@
 """Calls to servers over gRPC: the only place on the worker's side that knows it.
 
-Every call has a deadline. Calls that may be retried are repeated by the channel when a server is unavailable,
-within that deadline.
+Every call has a deadline. One whose server is unavailable is sent again (retry.py), by the thread that waits
+for the answer.
 """
 
-import json
-from collections.abc import Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc
 
+from protos.errors import OverloadedError
 from protos.futures import Future
-from protos.limits import CHUNK_BYTES
 from protos.wire.calls import CALLS, SERVICE, Call, Deadline
 from protos.wire.channel import CHANNEL_OPTIONS
 from protos.wire.grpc_status import error_of
+from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
+
+logger = logging.getLogger(__name__)
+
+_GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+"""A server that is told to end cancels the calls that come meanwhile, or outlast its grace."""
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-
-_RETRIED = [{"service": SERVICE, "method": call.name} for call in CALLS.values() if call.retry]
-_RETRY_OPTIONS = [
-    (
-        "grpc.service_config",
-        json.dumps(
-            {
-                "methodConfig": [
-                    {
-                        "name": _RETRIED,
-                        "retryPolicy": {
-                            "maxAttempts": 5,
-                            "initialBackoff": "0.2s",
-                            "maxBackoff": "2s",
-                            "backoffMultiplier": 2,
-                            "retryableStatusCodes": ["UNAVAILABLE"],
-                        },
-                    }
-                ]
-            }
-        ),
-    ),
-    # A request that does not fit the buffer is not tried again; the default is 256 KiB.
-    ("grpc.per_rpc_retry_buffer_size", 2 * CHUNK_BYTES),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,33 +58,70 @@ class Deadlines:
 
 
 class _Answer(Generic[A]):
-    """An answer on its way: `result` waits for it, at most until its deadline."""
+    """An answer on its way: `result` waits for it, and sends the call again if that may help."""
 
-    def __init__(self, rpc: Any, endpoint: str, call: Call[Any, A]) -> None:
-        self._rpc = rpc
-        self._endpoint = endpoint
+    def __init__(self, transport: "GrpcTransport", server: int, call: Call[Any, A], sent: "_Sent"):
+        self._transport = transport
+        self._server = server
         self._call = call
+        self._sent = sent
 
     def result(self) -> A:
         """Returns the answer, or raises what the server raised, or TransportError."""
-        try:
-            message = self._rpc.result()
-        except grpc.RpcError as failure:
-            raise error_of(failure, self._endpoint, self._call.name) from failure
-        return self._call.answer.decode(message)
+        sent = self._sent
+        while True:
+            try:
+                message = sent.rpc.result()
+            except grpc.RpcError as failure:
+                self._transport.try_again(self._server, self._call, sent, failure)
+            else:
+                return self._call.answer.decode(message)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A call that was sent, and may be sent again: arguments may have been reused since, the message not."""
+
+    message: Any
+    timeout_s: float
+    rpc: Any
+    retry: Retry
 
 
 class GrpcTransport:
-    """Channels to all servers: a `ps_worker.cluster.transport.Transport`. Thread-safe."""
+    """Channels to all servers: a `ps_worker.cluster.transport.Transport`. Thread-safe.
 
-    def __init__(self, endpoints: Sequence[str], deadlines: Deadlines | None = None) -> None:
-        """Opens a channel to each server; whether they answer shows at the first call."""
+    Attributes:
+        servers_recover: See `Transport`.
+        retries: How often calls were sent again.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        deadlines: Deadlines | None = None,
+        *,
+        retry_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Opens a channel to each server; whether they answer shows at the first call.
+
+        Args:
+            endpoints: host:port of every server.
+            deadlines: How long calls may take.
+            retry_s: For how long a call is sent again whose server is unavailable, in seconds; None: for as
+                long as a restart takes where servers keep an update log, else for a moment.
+            clock: In seconds.
+        """
         self.servers_recover = False
+        self._retry_s = retry_s
+        self.retries = 0
+        self._clock = clock
+        self._closed = threading.Event()
         self.endpoints: Sequence[str] = tuple(endpoints)
         self._deadlines = deadlines or Deadlines()
         self._channels = [
-            grpc.insecure_channel(endpoint, options=[*CHANNEL_OPTIONS, *_RETRY_OPTIONS])
-            for endpoint in endpoints
+            grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS) for endpoint in endpoints
         ]
         self._methods = [
             {
@@ -120,14 +140,64 @@ class GrpcTransport:
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
     ) -> Future[A]:
         """See `Transport`."""
-        rpc = self._methods[server][call.name].future(
-            call.request.encode(argument),
-            timeout=self._deadlines.of(call, argument) if ready_s is None else ready_s,
-            wait_for_ready=ready_s is not None,
-        )
-        return _Answer(rpc, self.endpoints[server], call)
+        message = call.request.encode(argument)
+        timeout_s = self._deadlines.of(call, argument) if ready_s is None else ready_s
+        rpc = self._send(server, call, message, timeout_s, wait_for_ready=ready_s is not None)
+        retry = Retry(self._budget_s if call.retry and ready_s is None else 0.0)
+        return _Answer(self, server, call, _Sent(message, timeout_s, rpc, retry))
+
+    @property
+    def _budget_s(self) -> float:
+        if self._retry_s is not None:
+            return self._retry_s
+        return BUDGET_WITH_LOG_S if self.servers_recover else BUDGET_S
+
+    def _send(
+        self,
+        server: int,
+        call: Call[Any, Any],
+        message: Any,
+        timeout_s: float,
+        *,
+        wait_for_ready: bool,
+    ) -> Any:
+        method = self._methods[server][call.name]
+        return method.future(message, timeout=timeout_s, wait_for_ready=wait_for_ready)
+
+    def try_again(
+        self, server: int, call: Call[Any, Any], sent: _Sent, failure: grpc.RpcError
+    ) -> None:
+        """Sends a call again that failed, after a pause.
+
+        Raises:
+            CtrPsError: What the server raised, or TransportError, if that cannot help.
+        """
+        error = error_of(failure, self.endpoints[server], call.name)
+        asked_s = error.retry_after_s if isinstance(error, OverloadedError) else None
+        is_unavailable = failure.code() in _GONE
+        if not (is_unavailable or asked_s is not None) or self._closed.is_set():
+            raise error from failure
+        pause_s = sent.retry.pause_after(self._clock(), asked_s=asked_s)
+        if pause_s is None:
+            if sent.retry.tries == 1:
+                raise error from failure
+            raise type(error)(
+                f"{error} (tried {sent.retry.tries} times in {sent.retry.budget_s:g} s, cluster.retry_s)"
+            ) from failure
+        if sent.retry.tries == 2:
+            logger.warning("sends again call=%s server=%s", call.name, self.endpoints[server])
+        if self._closed.wait(pause_s):
+            raise error from failure
+        self.retries += 1
+        # A try fails at once while the server is not there, so it is waited for within the budget; one that
+        # is there, within the deadline: a call that waits for other workers may take longer than the budget.
+        try:
+            sent.rpc = self._send(server, call, sent.message, sent.timeout_s, wait_for_ready=False)
+        except ValueError:  # closed since the pause
+            raise error from failure
 
     def close(self) -> None:
         """See `Transport`."""
+        self._closed.set()
         for channel in self._channels:
             channel.close()

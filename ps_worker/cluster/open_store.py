@@ -39,6 +39,9 @@ def open_store(role: WorkerRole, limits: ClusterSection) -> Iterator[Store]:
 
     deadlines = Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s)
     with connect(
-        role.endpoints, connect_timeout_s=limits.connect_timeout_s, deadlines=deadlines
+        role.endpoints,
+        connect_timeout_s=limits.connect_timeout_s,
+        deadlines=deadlines,
+        retry_s=limits.retry_s,
     ) as client:
         yield client

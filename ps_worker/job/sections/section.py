@@ -58,6 +58,8 @@ class ClusterSection(Section):
         connect_timeout_s: For servers that are not up yet.
         rpc_timeout_s: For an answer to a pull or a push.
         wait_timeout_s: For other workers, at a step or a barrier.
+        retry_s: For a server that went away in the middle of the job; None: 120 if the servers keep an update
+            log, with which one that is restarted goes on, else 10.
         lease_s: A worker of which a server hears nothing for so long is lost.
         on_worker_loss: "fail": the job ends; "wait": the others wait for a process in its place; "continue":
             they go on without it.
@@ -66,5 +68,6 @@ class ClusterSection(Section):
     connect_timeout_s: float = Field(120.0, gt=0)
     rpc_timeout_s: float = Field(60.0, gt=0)
     wait_timeout_s: float = Field(600.0, gt=0)
+    retry_s: float | None = Field(None, ge=0)
     lease_s: float = Field(30.0, gt=0, le=86_400)
     on_worker_loss: Literal["fail", "wait", "continue"] = "fail"

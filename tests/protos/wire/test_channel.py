@@ -6,9 +6,8 @@ import pytest
 from grpc._cython import cygrpc
 
 from protos.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
-from ps_worker.cluster import grpc_transport
 
-NAMES = {name for name, _ in [*CHANNEL_OPTIONS, *SERVER_OPTIONS, *grpc_transport._RETRY_OPTIONS]}
+NAMES = {name for name, _ in [*CHANNEL_OPTIONS, *SERVER_OPTIONS]}
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def start() -> Iterator[object]:
             store = ParameterStore()
             servers.start_server(store, backlog)
             servers.client().create_table(TABLE)
-            transport = GrpcTransport(servers.endpoints)
+            transport = GrpcTransport(servers.endpoints, retry_s=0.0)
             stack.callback(transport.close)
             return transport, Table(store)
 

@@ -1,11 +1,12 @@
 """Calls over gRPC when servers fail: retries, deadlines, and what is raised."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from threading import Event
+from threading import Event, Timer
 
 import grpc
 import numpy as np
@@ -23,7 +24,8 @@ from protos.wire.calls import Call
 from ps_server.rpc.health import is_serving
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
-from tests.support.cluster import cluster
+from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
+from tests.support.cluster import Cluster, cluster
 from tests.support.stores import joined, member, push_id
 
 PUSH_ID = push_id(sequence=0)
@@ -82,8 +84,10 @@ def failing_server(num_failures: int) -> Iterator[tuple[FailingService, str]]:
 
 
 @contextmanager
-def transport_to(endpoint: str, **deadlines: float) -> Iterator[GrpcTransport]:
-    transport = GrpcTransport([endpoint], Deadlines(**deadlines))
+def transport_to(
+    endpoint: str, *, retry_s: float = BUDGET_S, **deadlines: float
+) -> Iterator[GrpcTransport]:
+    transport = GrpcTransport([endpoint], Deadlines(**deadlines), retry_s=retry_s)
     try:
         yield transport
     finally:
@@ -110,7 +114,9 @@ def test_messages_which_have_numbers_are_tried_again():
     message = Message(sender=0, receiver=1, sequence=0, content=bytes(2**20))
     with failing_server(1) as (service, endpoint), transport_to(endpoint) as transport:
         transport.call(
-            0, calls.POST, requests.Post(exchange="exchange", message=message, member=member())
+            0,
+            calls.POST,
+            requests.Post(exchange="exchange", message=message, member=member(message.sender)),
         ).result()
         take = requests.Take(exchange="exchange", member=member(1), received=0)
         assert transport.call(0, calls.TAKE, take).result() == []
@@ -118,13 +124,18 @@ def test_messages_which_have_numbers_are_tried_again():
     assert service.calls == {"Post": 2, "Take": 2}
 
 
-def test_calls_that_change_something_are_tried_again():
-    """A server knows them when they come twice."""
+def test_calls_that_change_something_are_tried_again_too():
+    """Servers know them again."""
     with failing_server(1) as (service, endpoint), transport_to(endpoint) as transport:
         transport.call(0, calls.PUSH_GRAD, push_of(PushChunk([], []))).result()
-        transport.call(0, calls.LEAVE, requests.Leave(member=member(0), step=0)).result()
+        pull = requests.PullChanged(
+            tables=["t"], member=member(), max_rows=1, shard_map_epoch=FIRST_EPOCH, number=1
+        )
+        transport.call(0, calls.PULL_CHANGED, pull).result()
+        transport.call(0, calls.LEAVE, requests.Leave(member=member(), step=0)).result()
+        assert transport.retries == 3
 
-    assert service.calls == {"PushGrad": 2, "Leave": 2}
+    assert service.calls == {"PushGrad": 2, "PullChanged": 2, "Leave": 2}
 
 
 def test_call_that_is_not_answered_ends_at_its_deadline():
@@ -134,6 +145,36 @@ def test_call_that_is_not_answered_ends_at_its_deadline():
         pytest.raises(TransportError, match=rf"Barrier to server {endpoint} failed: DEADLINE_EXC"),
     ):
         transport.call(0, calls.BARRIER, END).result()
+
+
+@pytest.mark.parametrize("name", calls.CALLS)
+def test_calls_that_wait_have_longer_deadlines(name: str) -> None:
+    """Longer by what they wait for: other workers, or a pass over all rows."""
+    deadlines = Deadlines(rpc_s=1.0, wait_s=10.0, checkpoint_s=100.0)
+    now, later = (
+        requests.PullDense(blocks=[], at=at, shard_map_epoch=FIRST_EPOCH) for at in (None, 3)
+    )
+
+    found = deadlines.of(calls.CALLS[name], now), deadlines.of(calls.CALLS[name], later)
+
+    match name:
+        case (
+            "Join"
+            | "Post"
+            | "Take"
+            | "WaitVersion"
+            | "Barrier"
+            | "AllReduce"
+            | "Advance"
+            | "Snapshot"
+        ):
+            assert found == (11.0, 11.0)
+        case "Save" | "Load" | "Shrink" | "GetDigest":
+            assert found == (101.0, 101.0)
+        case "PullSparse" | "PullDense":
+            assert found == (1.0, 11.0)
+        case _:
+            assert found == (1.0, 1.0)
 
 
 def test_server_that_is_not_there_is_waited_for_as_long_as_asked():
@@ -189,3 +230,117 @@ def test_proxy_of_the_environment_is_not_for_servers(monkeypatch):
     with cluster() as servers:
         assert servers.client().status().version == 0
         assert is_serving(servers.endpoints[0], limit_s=10)
+
+
+class LostReply(grpc.RpcError):
+    """The end of a call that was carried out, but whose reply was lost."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def result(self) -> None:
+        raise self
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "the connection was lost"
+
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+
+def test_server_that_is_started_again_answers_the_call():
+    with cluster() as servers, transport_to_first(servers) as transport:
+        servers.stop_server(0)
+        call = transport.call(0, calls.PULL_SPARSE, pull_of())
+        starting = Timer(0.5, servers.start_again, [0])
+        starting.start()
+
+        assert call.result() == Pulled({}, 0)
+
+        starting.join()
+        assert transport.retries > 0
+
+
+def test_server_that_stays_away_is_named_with_the_tries_within_the_budget():
+    with cluster() as servers, transport_to_first(servers, retry_s=0.5) as transport:
+        servers.stop_server(0)
+        begun = time.monotonic()
+
+        with pytest.raises(
+            TransportError,
+            match=rf"Leave to server {servers.endpoints[0]} failed: UNAVAILABLE.*"
+            r"tried \d+ times in 0.5 s",
+        ):
+            transport.call(0, calls.LEAVE, requests.Leave(member=member(), step=0)).result()
+
+        assert time.monotonic() - begun < 0.5 + LONGEST_PAUSE_S + 1.0
+        assert transport.retries > 1
+
+
+def test_closing_ends_the_pause_of_a_call(monkeypatch):
+    monkeypatch.setattr("ps_worker.cluster.retry.FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr("ps_worker.cluster.retry.LONGEST_PAUSE_S", 60.0)
+    with cluster() as servers, transport_to_first(servers, retry_s=60.0) as transport:
+        servers.stop_server(0)
+        call = transport.call(0, calls.PULL_SPARSE, pull_of())
+        Timer(0.5, transport.close).start()
+        begun = time.monotonic()
+
+        with pytest.raises(TransportError, match="PullSparse to server"):
+            call.result()
+
+        assert time.monotonic() - begun < 5.0
+
+
+def test_transport_that_was_closed_before_a_new_try_raises_what_the_last_one_did(monkeypatch):
+    def close_meanwhile(_: float) -> bool:
+        transport.close()
+        return False
+
+    with cluster() as servers, transport_to_first(servers) as transport:
+        servers.stop_server(0)
+        call = transport.call(0, calls.PULL_SPARSE, pull_of())
+        monkeypatch.setattr(transport._closed, "wait", close_meanwhile)
+
+        with pytest.raises(TransportError, match=r"PullSparse to server .* failed: UNAVAILABLE"):
+            call.result()
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
+def test_push_whose_reply_was_lost_is_not_applied_twice(code):
+    with cluster() as servers:
+        store = servers.stores[0]
+        servers.client()  # joins
+        with transport_to_first(servers) as transport:
+            call = transport.call(0, calls.PUSH_GRAD, push_of(PushChunk([], [])))
+            call._sent.rpc.result()  # by now it is applied
+            call._sent.rpc = LostReply(code)
+
+            assert call.result() == 1
+
+        status = store.status()
+        assert (status.version, status.examples) == (1, {0: PUSH_ID.examples})
+        assert transport.retries == 1
+
+
+@contextmanager
+def transport_to_first(servers: Cluster, **settings: float) -> Iterator[GrpcTransport]:
+    """To a first server that runs, and has answered."""
+    with transport_to(servers.endpoints[0], **settings) as transport:
+        transport.call(0, calls.GET_STATUS, None, ready_s=10.0).result()
+        yield transport
+
+
+@pytest.mark.parametrize(
+    ("retry_s", "servers_recover", "expected"),
+    [(None, False, BUDGET_S), (None, True, BUDGET_WITH_LOG_S), (3.0, True, 3.0)],
+)
+def test_servers_that_come_back_are_waited_for_longer(retry_s, servers_recover, expected):
+    transport = GrpcTransport(["127.0.0.1:1"], retry_s=retry_s)
+    transport.servers_recover = servers_recover
+
+    assert transport._budget_s == expected
+    transport.close()

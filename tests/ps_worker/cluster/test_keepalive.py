@@ -91,12 +91,13 @@ def in_short(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def test_call_that_waits_ends_when_the_server_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_transport, "CHANNEL_OPTIONS", in_short(CHANNEL_OPTIONS))
-    monkeypatch.setattr(grpc_transport, "_RETRY_OPTIONS", [("grpc.enable_retries", 0)])
     monkeypatch.setattr("ps_server.rpc.server.SERVER_OPTIONS", in_short(SERVER_OPTIONS))
     with cluster(num_servers=0) as servers:
         endpoint = servers.start_server(joined(ParameterStore(num_workers=2)))
         with proxy_to(endpoint) as proxy:
-            transport = GrpcTransport([proxy.endpoint], Deadlines(rpc_s=LIMIT_S, wait_s=0.0))
+            transport = GrpcTransport(
+                [proxy.endpoint], Deadlines(rpc_s=LIMIT_S, wait_s=0.0), retry_s=0.0
+            )
             try:
                 barrier = requests.Barrier(name="end", member=member(), step=0, number=1)
                 waiting = transport.call(0, calls.BARRIER, barrier)

@@ -48,13 +48,17 @@ def test_servers_are_waited_for_as_long_as_the_job_says(monkeypatch: pytest.Monk
         lambda *servers, **limits: told.append((servers, limits)) or nullcontext(),
     )
     role = WorkerRole(endpoints=("ps-0:1",), worker_index=0, num_workers=1)
-    limits = ClusterSection(connect_timeout_s=5.0, rpc_timeout_s=6.0, wait_timeout_s=7.0)
+    limits = ClusterSection(
+        connect_timeout_s=5.0, rpc_timeout_s=6.0, wait_timeout_s=7.0, retry_s=8.0
+    )
 
     with open_store(role, limits):
         pass
 
     deadlines = Deadlines(rpc_s=6.0, wait_s=7.0)
-    assert told == [((role.endpoints,), {"connect_timeout_s": 5.0, "deadlines": deadlines})]
+    assert told == [
+        ((role.endpoints,), {"connect_timeout_s": 5.0, "deadlines": deadlines, "retry_s": 8.0})
+    ]
 
 
 def test_store_in_process_needs_no_grpc() -> None:
