@@ -5,6 +5,7 @@ for the answer.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from protos.futures import Future
 from protos.wire.calls import CALLS, SERVICE, Call, Deadline
 from protos.wire.channel import CHANNEL_OPTIONS
 from protos.wire.grpc_status import error_of
+from ps_worker.cluster.chaos import disturbed
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
 
 logger = logging.getLogger(__name__)
@@ -120,9 +122,10 @@ class GrpcTransport:
         self._closed = threading.Event()
         self.endpoints: Sequence[str] = tuple(endpoints)
         self._deadlines = deadlines or Deadlines()
-        self._channels = [
+        channels = [
             grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS) for endpoint in endpoints
         ]
+        self._channels = disturbed(channels, os.environ)
         self._methods = [
             {
                 call.name: channel.unary_unary(
