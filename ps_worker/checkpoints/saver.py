@@ -3,7 +3,8 @@ r"""The checkpoints of a run: when one is due, and writing it while training con
     training   step | step | settle, snapshot | step | step | step | ...
     a thread                      \-- write, publish, LATEST, keep_last ----/
 
-One is written at a time. An error while writing ends the run, at the next step or at the end.
+One is written at a time. An error while writing ends the run, at the next step or at the end; but one whose
+server was restarted meanwhile is taken again.
 """
 
 import logging
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from protos.errors import UnknownChangesError
+from protos.errors import SnapshotLostError, UnknownChangesError
 from protos.store import Checkpoints, SaveRequest
 from ps_server.checkpoint.publish import write_latest
 from ps_worker.checkpoints.retention import Keeper, name_at_step
@@ -26,21 +27,27 @@ class Schedule:
 
     def __init__(self, *, every_steps: int, every_s: float, step: int, now: float) -> None:
         """Counts from `step`, in steps, and `now`, in seconds; a period of 0 never ends."""
+        self._is_owed = False
         self._every_steps = every_steps
         self._every_s = every_s
         self.restart(step, now)
 
     def restart(self, step: int, now: float) -> None:
         """A checkpoint was taken."""
+        self._is_owed = False
         self._last_step = step
         self._last_s = now
 
+    def owe(self) -> None:
+        """The last checkpoint was lost: one is due now."""
+        self._is_owed = True
+
     def is_due(self, step: int, now: float) -> bool:
-        """Whether the steps have passed a multiple of their period, or its seconds have passed."""
+        """Whether the steps have passed a multiple of their period, its seconds have, or one is owed."""
         steps, seconds = self._every_steps, self._every_s
         # Multiples, so that a resumed run has its checkpoints at the same steps.
         is_step = steps > 0 and step // steps > self._last_step // steps
-        return is_step or (seconds > 0 and now - self._last_s >= seconds)
+        return self._is_owed or is_step or (seconds > 0 and now - self._last_s >= seconds)
 
 
 class _Writing:
@@ -113,6 +120,7 @@ class Saver:
         )
         self._turn = threading.Lock()
         self._writing: _Writing | None = None
+        self._again: Callable[[], None] | None = None  # takes the last checkpoint once more
         self._until_full = 0  # deltas that may come before the next checkpoint with all rows
         self.latest = latest
 
@@ -147,13 +155,16 @@ class Saver:
         with self._turn:
             self._end()
             self._begin(name, step, lambda: attachments)
+            self._again = lambda: self._begin(name, step, lambda: attachments)
 
     def finish(self) -> None:
         """Returns when everything is written; raises the error of the last save."""
         with self._turn:
-            self._end()
+            while not self._end() and self._again is not None:
+                self._again()
 
     def _begin(self, name: str, step: int, begin: Callable[[], Mapping[str, bytes]]) -> None:
+        self._again = None
         start = self._clock()
         url = f"{self._settings.dir.rstrip('/')}/{name}"
         attachments = begin()
@@ -186,7 +197,15 @@ class Saver:
             self._store.save(replace(request, base=base))
         self._until_full = (self._until_full if base else self._settings.full_every) - 1
 
-    def _end(self) -> None:
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
+    def _end(self) -> bool:
+        """Waits for the checkpoint that is being written; False: a server was lost with its share."""
+        if self._writing is None:
+            return True
+        writing, self._writing = self._writing, None
+        try:
             writing.end()
+        except SnapshotLostError as error:
+            logger.warning("checkpoint lost, takes another: %s", error)
+            self._schedule.owe()
+            return False
+        return True
