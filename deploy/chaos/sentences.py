@@ -1,0 +1,218 @@
+"""Sentences of `--chaos`: what is killed, paused, dropped, duplicated and delayed, and when.
+
+kill server 1 at step 200; pause worker 0 for 5s at 1.5s; drop 5% pushes; duplicate 5% calls; delay 20ms
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Role = Literal["server", "worker"]
+
+FORMS = (
+    "kill server|worker N at step N|TIME",
+    "pause server|worker N for TIME at step N|TIME",
+    "drop PERCENT pushes|pulls|calls",
+    "duplicate PERCENT pushes|pulls|calls",
+    "delay TIME [pushes|pulls|calls]",
+)
+"""N is a number, TIME as 20ms or 1.5s, PERCENT as 5% or 0.5%; `at TIME` counts from the start."""
+
+_NAMES = {"server": "pserver", "worker": "trainer"}
+_CALLS = ("pushes", "pulls", "calls")
+
+
+class SentenceError(ValueError):
+    """A sentence is not one of `FORMS`; the message says what was not understood."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """A process to kill or to pause.
+
+    Attributes:
+        role: Of the process.
+        index: Among those of its role.
+        step: When all servers that answer have this version; None: at a time.
+        at_s: Seconds after the start; None: at a step.
+        pause_s: For how long it is paused, in seconds; None: it is killed.
+    """
+
+    role: Role
+    index: int
+    step: int | None = None
+    at_s: float | None = None
+    pause_s: float | None = None
+
+    @property
+    def process(self) -> str:
+        """Name of the process."""
+        return f"{_NAMES[self.role]}.{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFault:
+    """A fault of workers' calls, as `CTR_PS_CHAOS` has them.
+
+    Attributes:
+        kind: "drop", "duplicate" or "delay".
+        calls: "pushes", "pulls" or "calls".
+        amount: Share of the calls, from 0 to 1; of a delay the seconds.
+    """
+
+    kind: str
+    calls: str
+    amount: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chaos:
+    """All that is done to a run.
+
+    Attributes:
+        disturbances: Of processes.
+        call_faults: Of workers' calls.
+        seed: Of the choice of calls.
+    """
+
+    disturbances: tuple[Disturbance, ...] = ()
+    call_faults: tuple[CallFault, ...] = ()
+    seed: int = 0
+
+
+def parse(text: str, *, num_servers: int, num_workers: int, seed: int = 0) -> Chaos:
+    """Returns what sentences say, which semicolons separate.
+
+    Raises:
+        SentenceError: If one is not understood, or names a process that there is not.
+    """
+    parsed = [_parsed(sentence) for sentence in text.split(";") if sentence.strip()]
+    if not parsed:
+        raise SentenceError(f"{text!r} says nothing; {_forms()}")
+    disturbances = tuple(each for each in parsed if isinstance(each, Disturbance))
+    for each in disturbances:
+        number = num_servers if each.role == "server" else num_workers
+        if each.index >= number:
+            raise SentenceError(
+                f"there is no {each.role} {each.index}: the run has {number}, numbered from 0"
+            )
+    faults = tuple(each for each in parsed if isinstance(each, CallFault))
+    return Chaos(disturbances=disturbances, call_faults=faults, seed=seed)
+
+
+def _parsed(sentence: str) -> Disturbance | CallFault:
+    words = _Words(sentence)
+    kind = words.one_of(*_VERBS)
+    parsed = _VERBS[kind](words, kind)
+    words.end()
+    return parsed
+
+
+def _kill(words: "_Words", _: str) -> Disturbance:
+    return Disturbance(**_process(words), **_moment(words))
+
+
+def _pause(words: "_Words", _: str) -> Disturbance:
+    process = _process(words)
+    words.one_of("for")
+    return Disturbance(**process, pause_s=words.seconds(), **_moment(words))
+
+
+def _process(words: "_Words") -> dict[str, Any]:
+    return {"role": words.one_of("server", "worker"), "index": words.number()}
+
+
+def _moment(words: "_Words") -> dict[str, Any]:
+    words.one_of("at")
+    if words.skip("step"):
+        return {"step": words.number()}
+    return {"at_s": words.seconds()}
+
+
+def _share(words: "_Words", kind: str) -> CallFault:
+    share = words.share()
+    return CallFault(kind, words.one_of(*_CALLS), share)
+
+
+def _delay(words: "_Words", kind: str) -> CallFault:
+    seconds = words.seconds()
+    return CallFault(kind, "calls" if words.are_over else words.one_of(*_CALLS), seconds)
+
+
+_VERBS: Mapping[str, Callable[["_Words", str], Disturbance | CallFault]] = {
+    "kill": _kill,
+    "pause": _pause,
+    "drop": _share,
+    "duplicate": _share,
+    "delay": _delay,
+}
+
+
+class _Words:
+    """Words of a sentence, taken one by one; what does not fit is a SentenceError."""
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence.strip()
+        self._words: Sequence[str] = self._sentence.split()
+        self._next = 0
+
+    @property
+    def are_over(self) -> bool:
+        return self._next == len(self._words)
+
+    def one_of(self, *words: str) -> str:
+        """Takes one of these words."""
+        if self.are_over or self._words[self._next] not in words:
+            raise self._not_understood()
+        return self._take()
+
+    def skip(self, word: str) -> bool:
+        """Takes this word if it is the next one; returns whether it was."""
+        is_next = not self.are_over and self._words[self._next] == word
+        self._next += is_next
+        return is_next
+
+    def number(self) -> int:
+        """Takes a number from 0 on."""
+        return int(self._match(r"(\d+)")[0])
+
+    def seconds(self) -> float:
+        """Takes a time above 0, and returns it in seconds."""
+        number, unit = self._match(r"(\d+\.?\d*)(ms|s)", is_positive=True)
+        return float(number) / (1000 if unit == "ms" else 1)
+
+    def share(self) -> float:
+        """Takes a percentage above 0, and returns it as a share."""
+        (number,) = self._match(r"(\d+\.?\d*)%", is_positive=True)
+        if float(number) > 100:
+            self._next -= 1
+            raise self._not_understood()
+        return float(number) / 100
+
+    def end(self) -> None:
+        """Requires that no word is left."""
+        if not self.are_over:
+            raise self._not_understood()
+
+    def _match(self, pattern: str, *, is_positive: bool = False) -> tuple[str, ...]:
+        match = None if self.are_over else re.fullmatch(pattern, self._words[self._next])
+        if match is None or (is_positive and float(match[1]) == 0):
+            raise self._not_understood()
+        self._take()
+        return match.groups()
+
+    def _take(self) -> str:
+        self._next += 1
+        return self._words[self._next - 1]
+
+    def _not_understood(self) -> SentenceError:
+        if self.are_over:
+            return SentenceError(f"{self._sentence!r} ends too early; {_forms()}")
+        rest = " ".join(self._words[self._next :])
+        where = f" in {self._sentence!r}" if self._next else ""
+        return SentenceError(f"{rest!r}{where} is not understood; {_forms()}")
+
+
+def _forms() -> str:
+    return f"forms are: {'; '.join(FORMS)}, with TIME as 20ms or 5s, PERCENT as 5%"
