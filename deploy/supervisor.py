@@ -1,0 +1,304 @@
+"""Rules of a launcher: what follows when a process exits, a signal comes or time passes.
+
+    Exited, Signalled, Progressed, time --> Supervisor --> Restart, RestartAll, OtherPorts, Warn, End
+
+Pure: no process, no thread, no clock. Times are seconds of any one clock.
+"""
+
+import math
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from deploy.plan import describe_end, exit_code_of
+
+Durability = Literal["checkpoint", "log"]
+
+LOST_SERVER = 4  # exit code of a worker whose server is gone
+CANNOT_BIND = 3  # exit code of a server whose port is taken
+ABORTED = 12  # exit code of a worker that another one has ended by its error
+LAST_SIGNAL = 64
+MAX_FUTILE_RESTARTS = 3
+FUTILE_SECONDS = 10.0
+_JOB = "the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A process exited; `returncode` is that of `Popen`."""
+
+    name: str
+    returncode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """The launcher received a signal to stop."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """All servers have applied steps since the last such event."""
+
+
+Event = Exited | Signalled | Progressed
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start this process again, alone, because of `reason`; it is the run's `number`-th restart."""
+
+    name: str
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAll:
+    """Stop all processes and start the job again from its checkpoint; the run's `number`-th restart."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPorts:
+    """Stop all processes and start all with other ports."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Stop all processes and end with an exit code.
+
+    Attributes:
+        code: Exit code.
+        reason: Why; empty at a clean end.
+        failed: Process whose log explains it; empty: none.
+    """
+
+    code: int
+    reason: str = ""
+    failed: str = ""
+
+
+Decision = Restart | RestartAll | OtherPorts | Warn | End
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How much the launcher puts up with.
+
+    Attributes:
+        max_restarts: Restarts of a run, of single processes or of the whole job.
+        durability: "log": servers replay a log, so a killed process is started again alone. "checkpoint": the
+            whole job is.
+        why_no_resume: Why the job cannot be started again from a checkpoint; empty: it can.
+        server_exit_seconds: Time that servers have to end when all workers have.
+        notice_seconds: Time after the exit of servers until a warning that workers still run.
+        cause_seconds: Time to wait for the failure behind that of a process that others ended.
+    """
+
+    max_restarts: int = 0
+    durability: Durability = "checkpoint"
+    why_no_resume: str = ""
+    server_exit_seconds: float = 30.0
+    notice_seconds: float = 10.0
+    cause_seconds: float = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Timers:
+    """When something is due; infinity: never."""
+
+    notice: float = math.inf
+    servers: float = math.inf
+    cause: float = math.inf
+
+    def next(self) -> float:
+        return min(self.notice, self.servers, self.cause)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Exit of a process that is not a clean end."""
+
+    name: str
+    returncode: int
+    text: str
+
+    def is_kill(self) -> bool:
+        """Whether it was killed from outside, or crashed: by a signal, or with a shell's code for one."""
+        return self.returncode < 0 or 128 < self.returncode <= 128 + LAST_SIGNAL
+
+
+@dataclass(slots=True)
+class _Restarts:
+    """Restarts of a run: their number, and the recent ones of each process or of the job."""
+
+    count: int = 0
+    recent: dict[str, list[float]] = field(default_factory=dict)
+
+    def is_futile(self, what: str, now: float) -> bool:
+        """Whether `what` has been restarted too often of late, without progress."""
+        times = [time for time in self.recent.get(what, ()) if now - time < FUTILE_SECONDS]
+        self.recent[what] = times
+        return len(times) >= MAX_FUTILE_RESTARTS
+
+    def add(self, what: str, now: float) -> int:
+        """Counts a restart; returns its number in the run."""
+        self.recent[what].append(now)
+        self.count += 1
+        return self.count
+
+
+class Supervisor:
+    """What to do with the processes of a run. Not thread-safe.
+
+    Call `started` when all processes have been started, at first and after `RestartAll` or `OtherPorts`, and
+    `handle` for each event, and without one at `next_time`. A process of a `Restart` counts as running at
+    once. After `End` nothing more is to be handled.
+    """
+
+    def __init__(self, servers: Sequence[str], workers: Sequence[str], policy: Policy) -> None:
+        self._servers = servers
+        self._workers = workers
+        self._policy = policy
+        self._restarts = _Restarts()
+        self._has_other_ports = False
+        self.started()
+
+    def started(self) -> None:
+        """All processes run, from their start."""
+        self._running = {*self._servers, *self._workers}
+        self._early: list[str] = []
+        self._suspect: _Failure | None = None
+        self._timers = _Timers()
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts so far."""
+        return self._restarts.count
+
+    def next_time(self) -> float:
+        """Returns when to call `handle` without an event; infinity: never."""
+        return self._timers.next()
+
+    def handle(self, event: Event | None, now: float) -> Decision | None:
+        """Returns what follows from an event, or from the time that it is; None: nothing."""
+        match event:
+            case Exited(name, 0):
+                return self._exited_well(name, now)
+            case Exited(name, returncode):
+                return self._failed(name, returncode, now)
+            case Signalled(number):
+                return End(exit_code_of(-number), f"got {signal.Signals(number).name}")
+            case Progressed():
+                self._restarts.recent.clear()
+                return None
+            case None:
+                return self._time_passed(now)
+
+    def _exited_well(self, name: str, now: float) -> Decision | None:
+        self._running.discard(name)
+        if self._suspect is not None:
+            return None if self._running else self._follow(self._suspect, now)
+        if self._still_running(self._workers):
+            if name in self._servers:
+                self._early.append(name)
+                self._timers.notice = now + self._policy.notice_seconds
+            return None
+        if not self._still_running(self._servers):
+            return End(0)
+        if name in self._workers:
+            self._timers.notice = math.inf
+            self._timers.servers = now + self._policy.server_exit_seconds
+        return None
+
+    def _failed(self, name: str, returncode: int, now: float) -> Decision | None:
+        """A worker that another one or the loss of a server ended may exit before what ended it."""
+        self._running.discard(name)
+        before = f", after {', '.join(self._early)} had exited with code 0" if self._early else ""
+        failure = _Failure(name, returncode, f"{name} {describe_end(returncode)}{before}")
+        if returncode not in self._consequences():
+            return self._follow(failure, now)
+        self._suspect = self._suspect or failure
+        if not self._running:
+            return self._follow(self._suspect, now)
+        self._timers = _Timers(cause=now + self._policy.cause_seconds)
+        return None
+
+    def _consequences(self) -> tuple[int, ...]:
+        # Only a launcher that restarts needs to know of a server's death before its workers' error.
+        return (ABORTED, LOST_SERVER) if self._policy.max_restarts else (ABORTED,)
+
+    def _follow(self, failure: _Failure, now: float) -> Decision:
+        """Returns what follows from the failure that ended the job, or that a restart repairs."""
+        if failure.returncode == CANNOT_BIND and not (self._has_other_ports or self.restarts):
+            self._has_other_ports = True
+            return OtherPorts(failure.text)
+        if not (failure.is_kill() and self._policy.max_restarts):
+            return _end(failure)
+        what = _JOB if self._policy.durability == "checkpoint" else failure.name
+        if obstacle := self._obstacle(what, now):
+            return _end(failure, obstacle)
+        number = self._restarts.add(what, now)
+        if what == _JOB:
+            return RestartAll(number, failure.text)
+        self._running.add(failure.name)
+        if self._timers.servers < math.inf:
+            self._timers.servers = now + self._policy.server_exit_seconds
+        return Restart(failure.name, number, failure.text)
+
+    def _obstacle(self, what: str, now: float) -> str:
+        """Returns why `what` cannot be started again, as the end of a sentence; empty: it can."""
+        if self.restarts >= self._policy.max_restarts:
+            return f", and the run has had its {self.restarts} restarts (--max-restarts)"
+        if what == _JOB and self._policy.why_no_resume:
+            return f", and nothing can be resumed: {self._policy.why_no_resume}"
+        if what != _JOB and self._suspect is not None:
+            return f", and before it was noticed {self._suspect.text}"
+        if self._restarts.is_futile(what, now):
+            return (
+                f", and {what} was started again {MAX_FUTILE_RESTARTS} times within "
+                f"{FUTILE_SECONDS:g} s without progress"
+            )
+        return ""
+
+    def _time_passed(self, now: float) -> Decision | None:
+        if self._suspect is not None and now >= self._timers.cause:
+            return self._follow(self._suspect, now)
+        if now >= self._timers.servers:
+            names = ", ".join(self._still_running(self._servers))
+            return End(1, f"{names} did not exit within {self._policy.server_exit_seconds:g} s")
+        if now >= self._timers.notice:
+            self._timers.notice = math.inf
+            return Warn(self._notice())
+        return None
+
+    def _notice(self) -> str:
+        waiting = self._still_running(self._workers)
+        return (
+            f"{', '.join(self._early)} exited {self._policy.notice_seconds:g} s ago with code 0, but "
+            f"{', '.join(waiting)} still {'runs' if len(waiting) == 1 else 'run'}. Servers exit when all "
+            f"workers have left: did they serve at all? A script calls fleet.run_server() if "
+            f"fleet.is_server()"
+        )
+
+    def _still_running(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self._running]
+
+
+def _end(failure: _Failure, also: str = "") -> End:
+    return End(exit_code_of(failure.returncode), f"{failure.text}{also}", failure.name)

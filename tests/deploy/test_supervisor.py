@@ -1,0 +1,262 @@
+"""Rules of the launcher, without processes: events and times in, decisions out."""
+
+import math
+import signal
+
+import pytest
+
+from deploy.supervisor import (
+    FUTILE_SECONDS,
+    MAX_FUTILE_RESTARTS,
+    Decision,
+    End,
+    Exited,
+    OtherPorts,
+    Policy,
+    Progressed,
+    Restart,
+    RestartAll,
+    Signalled,
+    Supervisor,
+    Warn,
+)
+
+SERVERS, WORKERS = ["pserver.0", "pserver.1"], ["trainer.0", "trainer.1"]
+KILLED, CRASHED, TERMINATED = -signal.SIGKILL, -signal.SIGSEGV, 143
+
+
+def supervisor(**policy: object) -> Supervisor:
+    return Supervisor(SERVERS, WORKERS, Policy(**policy))
+
+
+def exits(rules: Supervisor, *names: str, code: int = 0, now: float = 0.0) -> Decision | None:
+    """Lets processes exit; all but the last without consequence."""
+    for name in names[:-1]:
+        assert rules.handle(Exited(name, code), now) is None
+    return rules.handle(Exited(names[-1], code), now)
+
+
+def test_a_run_ends_when_workers_and_then_servers_have_exited() -> None:
+    rules = supervisor()
+
+    assert exits(rules, *WORKERS, *SERVERS) == End(0)
+
+
+def test_a_run_ends_when_servers_exited_before_the_last_worker() -> None:
+    rules = supervisor()
+
+    assert exits(rules, "trainer.1", *SERVERS, "trainer.0") == End(0)
+
+
+def test_servers_that_do_not_exit_end_the_run_at_their_limit() -> None:
+    rules = supervisor(server_exit_seconds=30.0)
+    assert rules.next_time() == math.inf
+    exits(rules, *WORKERS, "pserver.1", now=100.0)
+
+    assert rules.next_time() == 130.0
+    assert rules.handle(None, 129.9) is None
+    assert rules.handle(None, 130.0) == End(1, "pserver.0 did not exit within 30 s")
+
+
+def test_workers_that_outlive_servers_are_named_once() -> None:
+    rules = supervisor(notice_seconds=10.0)
+    exits(rules, "pserver.1", now=5.0)
+
+    assert rules.next_time() == 15.0
+    notice = rules.handle(None, 15.0)
+
+    assert isinstance(notice, Warn)
+    assert notice.text.startswith(
+        "pserver.1 exited 10 s ago with code 0, but trainer.0, trainer.1 still run."
+    )
+    assert rules.next_time() == math.inf
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_the_run(number: signal.Signals) -> None:
+    assert supervisor().handle(Signalled(number), 0.0) == End(128 + number, f"got {number.name}")
+
+
+def test_the_first_failure_ends_the_run() -> None:
+    rules = supervisor()
+    exits(rules, "pserver.0")
+
+    end = exits(rules, "trainer.1", code=6)
+
+    reason = "trainer.1 exited with code 6, after pserver.0 had exited with code 0"
+    assert end == End(6, reason, "trainer.1")
+
+
+def test_a_lost_port_is_replaced_once() -> None:
+    rules = supervisor()
+
+    assert exits(rules, "pserver.1", code=3) == OtherPorts("pserver.1 exited with code 3")
+    rules.started()
+    assert exits(rules, "pserver.1", code=3) == End(3, "pserver.1 exited with code 3", "pserver.1")
+
+
+def test_the_failure_behind_an_aborted_worker_is_waited_for() -> None:
+    rules = supervisor(cause_seconds=5.0)
+
+    assert exits(rules, "trainer.0", code=12, now=1.0) is None
+    assert rules.next_time() == 6.0
+    assert exits(rules, "trainer.1", code=6, now=2.0) == End(
+        6, "trainer.1 exited with code 6", "trainer.1"
+    )
+
+
+@pytest.mark.parametrize("is_last", [True, False], ids=["nobody-is-left", "time-is-up"])
+def test_an_aborted_worker_is_the_failure_if_no_other_is_seen(is_last: bool) -> None:
+    rules = supervisor(cause_seconds=5.0)
+    assert exits(rules, "trainer.0", code=12, now=1.0) is None
+    exits(rules, "trainer.1", code=12, now=2.0)
+
+    assert rules.next_time() == 7.0
+    end = exits(rules, *SERVERS, now=3.0) if is_last else rules.handle(None, 7.0)
+
+    assert end == End(12, "trainer.0 exited with code 12", "trainer.0")
+
+
+@pytest.mark.parametrize("code", [KILLED, CRASHED, TERMINATED, 137])
+def test_with_logs_a_killed_process_is_started_again_alone(code: int) -> None:
+    rules = supervisor(max_restarts=2, durability="log")
+
+    decision = exits(rules, "pserver.1", code=code)
+
+    assert isinstance(decision, Restart)
+    assert (decision.name, decision.number) == ("pserver.1", 1)
+    assert exits(rules, *WORKERS, *SERVERS) == End(0)
+
+
+@pytest.mark.parametrize("durability", ["log", "checkpoint"])
+@pytest.mark.parametrize("code", [1, 2, 6, 9, 255])
+def test_an_error_of_its_own_is_never_started_again(durability: str, code: int) -> None:
+    rules = supervisor(max_restarts=2, durability=durability)
+
+    assert exits(rules, "trainer.1", code=code) == End(
+        code, f"trainer.1 exited with code {code}", "trainer.1"
+    )
+
+
+def test_with_checkpoints_a_killed_process_starts_the_job_again() -> None:
+    rules = supervisor(max_restarts=2)
+    exits(rules, "trainer.0")
+
+    decision = exits(rules, "pserver.1", code=KILLED)
+    rules.started()
+
+    assert decision == RestartAll(1, "pserver.1 was ended by SIGKILL")
+    assert exits(rules, *WORKERS, *SERVERS) == End(0)
+
+
+def test_without_restarts_a_killed_process_ends_the_run() -> None:
+    assert exits(supervisor(), "pserver.1", code=KILLED) == End(
+        137, "pserver.1 was ended by SIGKILL", "pserver.1"
+    )
+
+
+@pytest.mark.parametrize("durability", ["log", "checkpoint"])
+def test_after_the_last_restart_a_killed_process_ends_the_run(durability: str) -> None:
+    rules = supervisor(max_restarts=2, durability=durability)
+    for time in (0.0, 100.0):
+        exits(rules, "pserver.0", code=KILLED, now=time)
+        if durability == "checkpoint":
+            rules.started()
+
+    end = exits(rules, "trainer.0", code=KILLED, now=200.0)
+
+    assert isinstance(end, End)
+    assert (end.code, end.failed) == (137, "trainer.0")
+    assert "had its 2 restarts" in end.reason
+
+
+def test_a_job_without_checkpoints_ends_and_says_why() -> None:
+    rules = supervisor(max_restarts=2, why_no_resume="job.toml has no checkpoint.dir")
+
+    end = exits(rules, "pserver.0", code=KILLED)
+
+    assert isinstance(end, End)
+    assert end.code == 137
+    assert "nothing can be resumed: job.toml has no checkpoint.dir" in end.reason
+
+
+def test_restarts_without_progress_end_the_run() -> None:
+    rules = supervisor(max_restarts=99, durability="log")
+    times = [index * 0.9 * FUTILE_SECONDS / MAX_FUTILE_RESTARTS for index in range(4)]
+    for time in times[:3]:
+        assert isinstance(exits(rules, "pserver.0", code=KILLED, now=time), Restart)
+
+    end = exits(rules, "pserver.0", code=KILLED, now=times[3])
+
+    assert isinstance(end, End)
+    assert end.code == 137
+    assert "pserver.0 was started again 3 times within 10 s without progress" in end.reason
+
+
+def test_the_job_is_not_started_again_without_progress_either() -> None:
+    rules = supervisor(max_restarts=99)
+    for name in ("pserver.0", "trainer.0", "pserver.1"):
+        assert isinstance(exits(rules, name, code=KILLED), RestartAll)
+        rules.started()
+
+    end = exits(rules, "trainer.1", code=KILLED)
+
+    assert isinstance(end, End)
+    assert "the job was started again 3 times" in end.reason
+
+
+def test_rare_restarts_are_not_futile() -> None:
+    rules = supervisor(max_restarts=99, durability="log")
+    apart = FUTILE_SECONDS / MAX_FUTILE_RESTARTS + 0.1
+
+    for index in range(8):
+        assert isinstance(exits(rules, "pserver.0", code=KILLED, now=index * apart), Restart)
+
+
+def test_restarts_of_several_processes_are_not_futile() -> None:
+    rules = supervisor(max_restarts=99, durability="log")
+
+    for name in SERVERS * MAX_FUTILE_RESTARTS:
+        assert isinstance(exits(rules, name, code=KILLED), Restart)
+
+
+@pytest.mark.parametrize("durability", ["log", "checkpoint"])
+def test_restarts_with_progress_in_between_are_not_futile(durability: str) -> None:
+    rules = supervisor(max_restarts=99, durability=durability)
+
+    for _ in range(8):
+        assert not isinstance(exits(rules, "pserver.0", code=KILLED), End)
+        rules.handle(Progressed(), 0.0)
+
+
+def test_a_worker_that_lost_a_server_may_exit_before_the_server() -> None:
+    rules = supervisor(max_restarts=1)
+
+    assert exits(rules, "trainer.0", code=4) is None
+    assert exits(rules, "pserver.0", code=KILLED) == RestartAll(1, "pserver.0 was ended by SIGKILL")
+
+
+def test_one_process_is_not_started_again_where_others_have_given_up() -> None:
+    rules = supervisor(max_restarts=1, durability="log")
+    assert exits(rules, "trainer.0", code=12) is None
+
+    end = exits(rules, "trainer.1", code=TERMINATED)
+
+    assert isinstance(end, End)
+    assert (end.code, end.failed) == (143, "trainer.1")
+    assert "before it was noticed trainer.0 exited with code 12" in end.reason
+
+
+def test_without_restarts_a_worker_that_lost_a_server_ends_the_run_at_once() -> None:
+    assert exits(supervisor(), "trainer.0", code=4) == End(
+        4, "trainer.0 exited with code 4", "trainer.0"
+    )
+
+
+def test_a_server_that_is_started_again_at_the_end_has_its_time_to_exit() -> None:
+    rules = supervisor(max_restarts=1, durability="log", server_exit_seconds=30.0)
+    exits(rules, *WORKERS, now=0.0)
+
+    exits(rules, "pserver.0", code=KILLED, now=20.0)
+
+    assert rules.next_time() == 50.0
