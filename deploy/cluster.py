@@ -9,7 +9,6 @@ queue, so the main thread waits on one queue without polling.
 """
 
 import contextlib
-import logging
 import math
 import os
 import queue
@@ -18,75 +17,43 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from deploy import tether
-from deploy.plan import ProcessSpec, describe_end, environment_of, exit_code_of
-
-log = logging.getLogger("ps-launch")
+from deploy.plan import ProcessSpec, environment_of
+from deploy.supervisor import Exited, Signalled
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
-    """A process exited; `returncode` is that of `Popen`."""
+class ProcessExited:
+    """A process exited, which may be an earlier one of that name."""
 
     name: str
-    returncode: int
+    process: subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Signalled:
-    """The launcher received a signal to stop."""
+class Line:
+    """A process that was started with `tell_lines` wrote a line to stdout."""
 
-    number: int
+    name: str
+    text: bytes
 
 
-Events = queue.SimpleQueue[Exited | Signalled]  # `put` is safe in a signal handler
+Events = queue.SimpleQueue[ProcessExited | Signalled | Line]  # `put` is safe in a signal handler
+Sink = Callable[[bytes], None]
+"""Takes output; raises OSError when it no longer can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """File descriptors to which a process's output is copied."""
+    """Where a process's output is shown, beside its log."""
 
-    stdout: int
-    stderr: int
-
-
-class ClusterError(Exception):
-    """Reason to stop a cluster early, with an exit code."""
-
-    exit_code = 1
-    log_path: Path | None = None
-
-
-class ProcessFailedError(ClusterError):
-    """A process failed; those in `early` had exited with code 0 before it."""
-
-    def __init__(
-        self, name: str, returncode: int, log_path: Path, early: Sequence[str] = ()
-    ) -> None:
-        before = f", after {', '.join(early)} had exited with code 0" if early else ""
-        super().__init__(f"{name} {describe_end(returncode)}{before}")
-        self.exit_code = exit_code_of(returncode)
-        self.log_path = log_path
-
-
-class SignalledError(ClusterError):
-    """The launcher received a signal to stop."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"got {signal.Signals(number).name}")
-        self.exit_code = exit_code_of(-number)
-
-
-class StillRunningError(ClusterError):
-    """Processes did not exit in time."""
-
-    def __init__(self, names: Sequence[str], seconds: float) -> None:
-        super().__init__(f"{', '.join(names)} did not exit within {seconds:g} s")
+    stdout: Sink
+    stderr: Sink
 
 
 class LocalCluster:
@@ -96,29 +63,19 @@ class LocalCluster:
     are handled there.
     """
 
-    def __init__(
-        self,
-        log_dir: Path,
-        events: Events,
-        *,
-        grace_seconds: float = 10.0,
-        notice_seconds: float = 10.0,
-    ) -> None:
+    def __init__(self, log_dir: Path, events: Events, *, grace_seconds: float = 10.0) -> None:
         """Starts no process.
 
         Args:
             log_dir: Folder of the log files.
             events: Queue that also receives the signals of this process.
             grace_seconds: Time between SIGTERM and SIGKILL.
-            notice_seconds: Time after the exit of other processes until a warning that some still run.
         """
         self._log_dir = log_dir
         self._events = events
         self._grace_seconds = grace_seconds
-        self._notice_seconds = notice_seconds
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._copies: list[threading.Thread] = []
-        self._logs = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -126,104 +83,115 @@ class LocalCluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, spec: ProcessSpec, terminal: Terminal | None = None) -> None:
-        """Starts a process whose output goes to its log, and to `terminal` if given."""
-        log = self._logs.enter_context(self.log_path(spec.name).open("wb", buffering=0))
-        process = subprocess.Popen(
-            (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command),
-            env=environment_of(spec, dict(os.environ)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if terminal else log,
-            stderr=subprocess.PIPE if terminal else log,
-            process_group=0,
-        )
-        self._running[spec.name] = process
-        threading.Thread(target=self._report_exit, args=(spec.name, process), daemon=True).start()
-        if terminal and process.stdout and process.stderr:
-            self._copy(process.stdout, log, terminal.stdout)
-            self._copy(process.stderr, log, terminal.stderr)
+    def start(self, spec: ProcessSpec, terminal: Terminal | None = None, *, note: str = "") -> None:
+        """Starts a process whose output goes to its log, and to `terminal` if given.
 
-    def wait_for(self, names: Collection[str], timeout_seconds: float = math.inf) -> None:
-        """Waits until the named processes have exited with code 0.
-
-        Others may exit before them with code 0, as servers do when their workers are done. If the named ones
-        then run for long, a warning is logged, as they may wait for servers that are gone.
-
-        Raises:
-            ProcessFailedError: When any process of the cluster fails, named or not.
-            SignalledError: When the launcher receives a signal.
-            StillRunningError: After `timeout_seconds`.
+        Args:
+            spec: The process; none of its name may run.
+            terminal: Where its output is shown.
+            note: Line with which the log goes on, of an earlier process; empty: the log is a new one.
         """
-        deadline, notice_at = time.monotonic() + timeout_seconds, math.inf
-        early: list[str] = []
-        while waiting := [name for name in names if name in self._running]:
-            match self._next_event(min(deadline, notice_at)):
-                case Exited(name, returncode):
-                    del self._running[name]
-                    if returncode != 0:
-                        raise ProcessFailedError(name, returncode, self.log_path(name), early)
-                    if name not in names:
-                        early.append(name)
-                        notice_at = time.monotonic() + self._notice_seconds
-                case Signalled(number):
-                    raise SignalledError(number)
-                case None if time.monotonic() >= deadline:
-                    raise StillRunningError(waiting, timeout_seconds)
-                case None:
-                    notice_at = math.inf
-                    self._warn_early(early, waiting)
+        with self._open_log(spec.name, note) as log:
+            output = subprocess.PIPE if terminal else log
+            process = self._start(spec, stdout=output, stderr=output)
+            if terminal and process.stdout and process.stderr:
+                self._copy(process.stdout, log, terminal.stdout)
+                self._copy(process.stderr, log, terminal.stderr)
 
-    @property
-    def running(self) -> list[str]:
-        """Names of the processes that have not exited."""
-        return list(self._running)
+    def start_told(self, spec: ProcessSpec) -> None:
+        """Starts a process whose lines of stdout become events; the rest of its output is in its log."""
+        with self._open_log(spec.name) as log:
+            process = self._start(spec, stdout=subprocess.PIPE, stderr=log)
+        threading.Thread(target=self._tell, args=(spec.name, process), daemon=True).start()
 
-    def stop(self) -> None:
-        """Stops all running processes; a signal during the grace period ends it."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for process in self._running.values():
-                with contextlib.suppress(ProcessLookupError):  # exited, not yet reported
-                    os.killpg(process.pid, number)
-            self._collect_exits(time.monotonic() + self._grace_seconds)
+    def send(self, name: str, number: signal.Signals) -> bool:
+        """Sends a signal to a process; returns False where none of this name runs."""
+        process = self._running.get(name)
+        if process is None:
+            return False
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:  # exited, not yet reported
+            return False
+        return True
+
+    def next_event(self, deadline: float = math.inf) -> Exited | Signalled | Line | None:
+        """Waits for an event until `deadline`, a time of `time.monotonic`; returns None then."""
+        while True:
+            timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            try:
+                event = self._events.get(timeout=timeout)
+            except queue.Empty:
+                return None
+            if not isinstance(event, ProcessExited):
+                return event
+            if self._running.get(event.name) is event.process:
+                del self._running[event.name]
+                return Exited(event.name, event.process.returncode)
+
+    def stop(self) -> Signalled | None:
+        """Stops all running processes; a signal during the grace period ends it, and is returned."""
+        self._send_all(signal.SIGTERM)
+        self._send_all(signal.SIGCONT)  # a process that is paused would not notice
+        signalled = self._collect_exits()
+        self._send_all(signal.SIGKILL)
+        signalled = self._collect_exits() or signalled
         for copy in self._copies:
             copy.join(self._grace_seconds)
-        self._logs.close()
+        self._copies.clear()
+        return signalled
 
     def log_path(self, name: str) -> Path:
         """Returns the log file of a process's stdout and stderr."""
         return self._log_dir / f"{name}.log"
 
-    def _warn_early(self, early: Sequence[str], waiting: Sequence[str]) -> None:
-        log.warning(
-            "%s exited %g s ago with code 0, but %s still %s. Servers exit when all workers have left: did "
-            "they serve at all? A script calls fleet.run_server() if fleet.is_server()",
-            ", ".join(early),
-            self._notice_seconds,
-            ", ".join(waiting),
-            "runs" if len(waiting) == 1 else "run",
+    def _open_log(self, name: str, note: str = "") -> IO[bytes]:
+        log = self.log_path(name).open("ab" if note else "wb", buffering=0)
+        if note:
+            log.write(f"ps-launch: {note}\n".encode())
+        return log
+
+    def _start(self, spec: ProcessSpec, **streams: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command),
+            env=environment_of(spec, dict(os.environ)),
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            **streams,
         )
+        self._running[spec.name] = process
+        threading.Thread(target=self._report_exit, args=(spec.name, process), daemon=True).start()
+        return process
 
-    def _collect_exits(self, deadline: float) -> None:
+    def _send_all(self, number: signal.Signals) -> None:
+        for name in list(self._running):
+            self.send(name, number)
+
+    def _collect_exits(self) -> Signalled | None:
+        deadline = time.monotonic() + self._grace_seconds
         while self._running:
-            event = self._next_event(deadline)
-            if not isinstance(event, Exited):
-                return
-            del self._running[event.name]
+            match self.next_event(deadline):
+                case Signalled() as signalled:
+                    return signalled
+                case None:
+                    return None
+        return None
 
-    def _next_event(self, deadline: float) -> Exited | Signalled | None:
-        timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        try:
-            return self._events.get(timeout=timeout)
-        except queue.Empty:
-            return None
-
-    def _copy(self, source: IO[bytes], log: IO[bytes], shown: int) -> None:
-        copy = threading.Thread(target=_copy, args=(source, [log.fileno(), shown]), daemon=True)
+    def _copy(self, source: IO[bytes], log: IO[bytes], shown: Sink) -> None:
+        own = os.fdopen(os.dup(log.fileno()), "wb", buffering=0)  # the caller closes its log
+        copy = threading.Thread(target=_copy, args=(source, own, shown), daemon=True)
         copy.start()
         self._copies.append(copy)
 
+    def _tell(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                self._events.put(Line(name, line))
+
     def _report_exit(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        self._events.put(Exited(name, process.wait()))
+        process.wait()
+        self._events.put(ProcessExited(name, process))
 
 
 @contextlib.contextmanager
@@ -242,17 +210,23 @@ def signals_as_events(events: Events) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _copy(source: IO[bytes], sinks: list[int]) -> None:
+def to_descriptor(descriptor: int) -> Sink:
+    """Returns a sink that writes to a file descriptor."""
+
+    def write(data: bytes) -> None:
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    return write
+
+
+def _copy(source: IO[bytes], log: IO[bytes], shown: Sink) -> None:
     """Copies `source` to its end; sinks that fail are dropped, so that the process is never blocked."""
-    with source:
+    with source, log:
+        sinks = [to_descriptor(log.fileno()), shown]
         while chunk := os.read(source.fileno(), 1 << 16):
             for sink in list(sinks):
                 try:
-                    _write_all(sink, chunk)
+                    sink(chunk)
                 except OSError:  # a closed pipe, a full disk
                     sinks.remove(sink)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -4,146 +4,27 @@ Examples:
     ps-launch --server-num 2 --worker-num 2 examples/demo.toml
     ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
     ps-launch --server-num 1 --worker-num 2 examples/ctr_dnn.py --epochs 2
+    ps-launch --server-num 2 --worker-num 2 --max-restarts 1 job.toml
 """
 
-import contextlib
 import logging
-import socket
 import sys
-import textwrap
-from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from deploy.cluster import (
-    ClusterError,
-    Events,
-    LocalCluster,
-    StillRunningError,
-    Terminal,
-    signals_as_events,
-)
-from deploy.plan import server_specs, worker_specs
-from deploy.programs import Commands, commands_of_job, commands_of_script, is_script
+from deploy.cluster import Terminal, to_descriptor
+from deploy.job_settings import JobSettings
+from deploy.launcher import HOST, Launch, run
+from deploy.programs import commands_of_job, commands_of_script, is_script
+from deploy.supervisor import Durability, Policy
 
-HOST = "127.0.0.1"
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 WORKER_COMMAND = "ps-worker train"
-CANNOT_BIND = 3  # exit code of a server whose port is taken
-ABORTED = 12  # exit code of a worker that another one has ended by its error
-TAIL_LINES = 20
-TAIL_BYTES = 1 << 16
 
-log = logging.getLogger("ps-launch")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """A cluster to run: commands, number of processes, and time limits."""
-
-    commands: Commands
-    num_servers: int
-    num_workers: int
-    log_dir: Path
-    server_exit_seconds: float = 30.0
-    grace_seconds: float = 10.0
-    notice_seconds: float = 10.0
-    cause_seconds: float = 5.0
-
-
-def run(launch: Launch, terminal: Terminal) -> int:
-    """Runs a cluster to its end and returns the exit code: 0, or that of the first failure.
-
-    `terminal` shows the output of trainer 0. If another program takes a server's port between its release
-    here and the server's bind, the cluster is started once more.
-    """
-    code = _run_once(launch, terminal)
-    if code == CANNOT_BIND:
-        log.warning("a port was taken by another program: starting again with other ports")
-        code = _run_once(launch, terminal)
-    return code
-
-
-def _run_once(launch: Launch, terminal: Terminal) -> int:
-    events = Events()
-    launch.log_dir.mkdir(parents=True, exist_ok=True)
-    with (
-        signals_as_events(events),
-        LocalCluster(
-            launch.log_dir,
-            events,
-            grace_seconds=launch.grace_seconds,
-            notice_seconds=launch.notice_seconds,
-        ) as cluster,
-    ):
-        try:
-            servers, workers = _start(launch, cluster, terminal)
-            cluster.wait_for(workers)
-            cluster.wait_for(servers, launch.server_exit_seconds)
-        except ClusterError as failure:
-            reason = _cause_of(failure, cluster, launch.cause_seconds)
-            log.error("%s: stopping all processes", reason)
-            cluster.stop()
-            if reason.log_path:
-                log.error("the end of %s:\n%s", reason.log_path, tail(reason.log_path))
-            return reason.exit_code
-    return 0
-
-
-def _cause_of(failure: ClusterError, cluster: LocalCluster, seconds: float) -> ClusterError:
-    """Returns the failure that has ended the job: a worker that another one ended may exit before it."""
-    cause = failure
-    while cause.exit_code == ABORTED:
-        try:
-            cluster.wait_for(cluster.running, seconds)
-        except StillRunningError:
-            return failure
-        except ClusterError as other:
-            cause = other
-        else:
-            return failure
-    return cause
-
-
-def _start(
-    launch: Launch, cluster: LocalCluster, terminal: Terminal
-) -> tuple[list[str], list[str]]:
-    """Starts all servers, then all workers, and returns the names of both."""
-    with contextlib.ExitStack() as held:
-        ports = [held.enter_context(free_port()) for _ in range(launch.num_servers)]
-        endpoints = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
-        servers = server_specs(launch.commands.server, endpoints, launch.num_workers)
-        workers = worker_specs(launch.commands.worker, endpoints, launch.num_workers)
-        log.info(
-            "servers %s, %d workers, logs in %s", ",".join(endpoints), len(workers), launch.log_dir
-        )
-        for spec, port in zip(servers, ports, strict=True):
-            port.close()
-            cluster.start(spec)
-    for spec in workers:
-        cluster.start(spec, terminal if spec is workers[0] else None)
-    return [spec.name for spec in servers], [spec.name for spec in workers]
-
-
-def free_port() -> socket.socket:
-    """Returns a socket bound to a free port, which is reserved until the socket is closed."""
-    held = socket.socket()
-    held.bind((HOST, 0))
-    return held
-
-
-def tail(path: Path) -> str:
-    """Returns the last lines of a log file, indented."""
-    with path.open("rb") as lines:
-        lines.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        last = deque(lines, TAIL_LINES)
-    text = b"".join(last).decode(errors="replace").rstrip() or "(it is empty)"
-    return textwrap.indent(text, "    ")
 
 
 class _LaunchCommand(TyperCommand):
@@ -194,6 +75,16 @@ def command(
             f"default: {WORKER_COMMAND}."
         ),
     ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts after processes that were killed or crashed.")
+    ] = 0,
+    durability: Annotated[
+        Durability,
+        typer.Option(
+            help="What a restart goes on from: the job's newest checkpoint, or servers' update logs, "
+            "with which the killed process alone is started again."
+        ),
+    ] = "checkpoint",
 ) -> None:
     """Train a job or run a script on this machine, with servers and workers as processes."""
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
@@ -205,6 +96,8 @@ def command(
             "--worker-command": worker_command,
         }
         commands = commands_of_script(program, arguments or (), of_jobs)
+        checkpoints, is_resumed = "", False
+        why_no_resume = "a script loads its checkpoints itself"
     else:
         commands = commands_of_job(
             program,
@@ -214,13 +107,26 @@ def command(
             overrides=settings or (),
             as_json=json,
         )
+        job = JobSettings(program, commands.worker)
+        checkpoints = str(job.get("checkpoint", "dir") or "")
+        is_resumed = job.get("checkpoint", "resume") is True
+        why_no_resume = "" if checkpoints else f"{program} has no checkpoint.dir"
+        if durability == "log" and job.get("cluster", "on_worker_loss") is None:
+            commands = commands.with_setting("cluster.on_worker_loss=wait")
     launch = Launch(
         commands=commands,
         num_servers=server_num,
         num_workers=worker_num,
         log_dir=log_dir,
+        policy=Policy(
+            max_restarts=max_restarts, durability=durability, why_no_resume=why_no_resume
+        ),
+        checkpoints=checkpoints,
+        is_resumed=is_resumed,
+        as_json=json and bool(max_restarts),
     )
-    raise typer.Exit(run(launch, Terminal(sys.stdout.fileno(), sys.stderr.fileno())))
+    terminal = Terminal(to_descriptor(sys.stdout.fileno()), to_descriptor(sys.stderr.fileno()))
+    raise typer.Exit(run(launch, terminal))
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ Pure: starts no process and opens no port.
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 # Inherited values of these must not leak into the role of a process.
 ROLE_VARIABLES = (
@@ -20,11 +21,19 @@ ROLE_VARIABLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """A process to start: `name` is also the stem of its log file, `role` its role variables."""
+    """A process to start.
+
+    Attributes:
+        name: Also the stem of its log file.
+        command: Program and arguments.
+        role: Its role variables.
+        variables: Others of its own.
+    """
 
     name: str
     command: tuple[str, ...]
-    role: dict[str, str]
+    role: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 def server_specs(
@@ -52,11 +61,19 @@ def worker_specs(
     return specs
 
 
+def with_update_logs(servers: Sequence[ProcessSpec], folder: Path) -> list[ProcessSpec]:
+    """Returns the servers, each with a folder of its own in `folder` for its update log."""
+    return [
+        replace(spec, command=(*spec.command, "--update-log", str(folder / f"server-{index}")))
+        for index, spec in enumerate(servers)
+    ]
+
+
 def environment_of(spec: ProcessSpec, inherited: dict[str, str]) -> dict[str, str]:
-    """Returns the environment of a process: `inherited` without role variables, plus its own role."""
+    """Returns the environment of a process: `inherited` without role variables, plus its own ones."""
     kept = {name: value for name, value in inherited.items() if name not in ROLE_VARIABLES}
     # Unbuffered, so that the log of a killed process is complete.
-    return kept | {"PYTHONUNBUFFERED": "1"} | spec.role
+    return kept | {"PYTHONUNBUFFERED": "1"} | spec.role | spec.variables
 
 
 def exit_code_of(returncode: int) -> int:

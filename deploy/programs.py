@@ -4,7 +4,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
@@ -12,10 +12,15 @@ import typer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """Commands of both roles."""
+    """Commands of both roles: of our own programs for a job, or of a script."""
 
     server: tuple[str, ...]
     worker: tuple[str, ...]
+    are_of_job: bool = False
+
+    def with_setting(self, override: str) -> "Commands":
+        """Returns these with one more `--set` for workers."""
+        return replace(self, worker=(*self.worker, "--set", override))
 
 
 def is_script(program: object) -> bool:
@@ -74,7 +79,9 @@ def commands_of_job(
     options = [word for override in overrides for word in ("--set", override)]
     options += ["--json"] if as_json else []
     return Commands(
-        server=split_command(server), worker=(*split_command(worker), str(job), *options)
+        server=split_command(server),
+        worker=(*split_command(worker), str(job), *options),
+        are_of_job=True,
     )
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster import Terminal
-from deploy.launch import TAIL_LINES, Launch, free_port, run, tail
+from deploy.launcher import TAIL_LINES, Launch, free_port, run, tail
 from deploy.programs import Commands
+from tests.support.launches import launched_here, python, terminal_at
 from tests.support.processes import LIMIT_S, started
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -60,10 +60,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             os.mkfifo(f"done.{server}.{trainer}")
 
 
-def python(program: str) -> tuple[str, ...]:
-    return (sys.executable, "-I", "-S", "-c", program)
-
-
 SCRIPT = """
 import os, sys
 role = os.environ["TRAINING_ROLE"]
@@ -99,20 +95,6 @@ def start() -> Iterator[Start]:
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=LIMIT_S)
     return process.returncode, out, err
-
-
-def run_here(server: str, worker: str, **patience: float) -> tuple[int, str]:
-    """Runs a launch in this process; returns its exit code and the output of trainer 0."""
-    with Path("shown").open("wb") as shown:
-        launch = Launch(
-            commands=Commands(server=python(server), worker=python(worker)),
-            num_servers=1,
-            num_workers=1,
-            log_dir=Path("log"),
-            **patience,
-        )
-        code = run(launch, Terminal(shown.fileno(), shown.fileno()))
-    return code, Path("shown").read_text()
 
 
 def test_json_of_trainer_0_is_the_last_line_and_all_output_is_in_logs(start: Start) -> None:
@@ -209,7 +191,7 @@ signal.pause()
 """
     fails = "open('pid', 'w').write(open('alive').read()); raise SystemExit(7)"
 
-    code, _ = run_here(ignores, fails, grace_seconds=0.1)
+    code, _ = launched_here(ignores, fails, grace_seconds=0.1)
 
     assert code == 7
     with pytest.raises(ProcessLookupError):
@@ -241,7 +223,7 @@ while True:
 
 
 def test_servers_that_do_not_end_are_an_error() -> None:
-    code, _ = run_here("import signal; signal.pause()", "", server_exit_seconds=0.1)
+    code, _ = launched_here("import signal; signal.pause()", "", server_exit_seconds=0.1)
 
     assert code == 1
 
@@ -253,11 +235,11 @@ if not os.path.exists("lost"):
     open("lost", "w").close()
     raise SystemExit(3)
 """
-    code, shown = run_here(loses_the_first, "print('trained')")
+    code, shown = launched_here(loses_the_first, "print('trained')")
 
     assert code == 0
     assert shown.endswith("trained\n")
-    assert run_here("raise SystemExit(3)", "import signal; signal.pause()")[0] == 3
+    assert launched_here("raise SystemExit(3)", "import signal; signal.pause()")[0] == 3
 
 
 def test_a_closed_terminal_does_not_stop_training() -> None:
@@ -271,7 +253,7 @@ def test_a_closed_terminal_does_not_stop_training() -> None:
         log_dir=Path("log"),
     )
 
-    code = run(launch, Terminal(writer, writer))
+    code = run(launch, terminal_at(writer))
 
     os.close(writer)
     assert code == 0
@@ -343,7 +325,7 @@ def test_workers_that_long_outlive_their_servers_are_named(
     logging.getLogger("ps-launch").addHandler(handler)
     fails_after_the_warning = "open('said').read(); raise SystemExit(4)"
 
-    code, _ = run_here("", fails_after_the_warning, notice_seconds=0.01)
+    code, _ = launched_here("", fails_after_the_warning, notice_seconds=0.01)
 
     logging.getLogger("ps-launch").removeHandler(handler)
     assert code == 4
@@ -383,7 +365,7 @@ sys.exit(6)
 def test_exit_code_is_that_of_an_abort_whose_cause_is_not_seen() -> None:
     Path("done.0.0").unlink()
 
-    code, _ = run_here(
+    code, _ = launched_here(
         "import signal; signal.pause()", "import sys; sys.exit(12)", cause_seconds=0.1
     )
 

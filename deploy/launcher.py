@@ -1,0 +1,238 @@
+"""The launcher: starts the processes of a run and does what its supervisor decides.
+
+LocalCluster --exits, signals, time--> Supervisor --decisions--> start again, stop, end with a code
+"""
+
+import contextlib
+import logging
+import shutil
+import socket
+import textwrap
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.cluster import Events, Line, LocalCluster, Terminal, signals_as_events
+from deploy.last_line import LastLine
+from deploy.plan import ProcessSpec, server_specs, with_update_logs, worker_specs
+from deploy.programs import Commands
+from deploy.resumption import Resumption
+from deploy.supervisor import (
+    End,
+    Event,
+    OtherPorts,
+    Policy,
+    Restart,
+    RestartAll,
+    Supervisor,
+    Warn,
+)
+
+HOST = "127.0.0.1"
+TAIL_LINES = 20
+TAIL_BYTES = 1 << 16
+
+log = logging.getLogger("ps-launch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A cluster to run.
+
+    Attributes:
+        commands: Of servers and workers.
+        num_servers: Number of servers.
+        num_workers: Number of workers.
+        log_dir: Folder of the log files.
+        policy: What is restarted, and how long to wait.
+        checkpoints: `checkpoint.dir` of the job; empty: it has none, or a script is run.
+        is_resumed: Whether the job itself resumes from there.
+        as_json: Whether the last line of trainer 0 is an object, which gets the fields of the report.
+        grace_seconds: Time between SIGTERM and SIGKILL.
+    """
+
+    commands: Commands
+    num_servers: int
+    num_workers: int
+    log_dir: Path
+    policy: Policy = field(default_factory=Policy)
+    checkpoints: str = ""
+    is_resumed: bool = False
+    as_json: bool = False
+    grace_seconds: float = 10.0
+
+    @property
+    def update_logs(self) -> Path | None:
+        """Folder of the servers' update logs; None: they write none, as those of a script."""
+        has_logs = self.policy.durability == "log" and self.commands.are_of_job
+        return self.log_dir / "update-log" if has_logs else None
+
+
+def run(launch: Launch, terminal: Terminal) -> int:
+    """Runs a cluster to its end and returns the exit code: 0, or that of the first failure.
+
+    `terminal` shows the output of trainer 0. If another program takes a server's port between its release
+    here and the server's bind, the cluster is started once more.
+    """
+    events = Events()
+    launch.log_dir.mkdir(parents=True, exist_ok=True)
+    result = LastLine(terminal.stdout)
+    with (
+        signals_as_events(events),
+        LocalCluster(launch.log_dir, events, grace_seconds=launch.grace_seconds) as cluster,
+    ):
+        shown = Terminal(result, terminal.stderr) if launch.as_json else terminal
+        launcher = _Launcher(launch, cluster, shown)
+        code = launcher.run()
+    fields = launcher.report()
+    if launch.as_json:
+        with contextlib.suppress(OSError):  # nobody reads it
+            result.end(fields)
+    return code
+
+
+class _Launcher:
+    """One run. For the main thread."""
+
+    def __init__(self, launch: Launch, cluster: LocalCluster, terminal: Terminal) -> None:
+        self._launch = launch
+        self._cluster = cluster
+        self._terminal = terminal
+        self._specs: dict[str, ProcessSpec] = {}
+        self._supervisor = Supervisor(
+            [f"pserver.{index}" for index in range(launch.num_servers)],
+            [f"trainer.{index}" for index in range(launch.num_workers)],
+            launch.policy,
+        )
+        self._resumption = (
+            Resumption(launch.checkpoints, is_asked=launch.is_resumed)
+            if launch.checkpoints and launch.policy.max_restarts
+            else None
+        )
+
+    def run(self) -> int:
+        """Starts all, and returns the exit code when all has ended."""
+        self._remove_update_logs()
+        self._start_all()
+        while True:
+            event = self._cluster.next_event(self._supervisor.next_time())
+            assert not isinstance(event, Line), "no process tells its lines"
+            end = self._handle(event)
+            if end is not None:
+                return self._end(end)
+
+    def report(self) -> dict[str, Any]:
+        """Logs what was restarted; returns it as fields of the result, if it may have been."""
+        fields: dict[str, Any] = {}
+        if self._launch.policy.max_restarts:
+            fields["restarts"] = self._supervisor.restarts
+            log.info("restarts: %d", self._supervisor.restarts)
+        return fields
+
+    def _handle(self, event: Event | None) -> End | None:
+        """Does what follows from an event; returns how the run ends if it does."""
+        match self._supervisor.handle(event, time.monotonic()):
+            case Warn(text):
+                log.warning("%s", text)
+            case Restart() as restart:
+                self._restart(restart)
+            case RestartAll() as restart:
+                return self._restart_all(restart)
+            case OtherPorts(reason):
+                log.warning(
+                    "%s: a port was taken by another program: starting again with other ports",
+                    reason,
+                )
+                self._remove_update_logs()
+                return self._stop_and_start()
+            case End() as end:
+                return end
+        return None
+
+    def _restart(self, restart: Restart) -> None:
+        note = self._note(restart.number)
+        log.warning("%s: starting it again, %s", restart.reason, note)
+        self._start(self._specs[restart.name], note)
+
+    def _restart_all(self, restart: RestartAll) -> End | None:
+        assert self._resumption is not None, "the policy says that nothing can be resumed"
+        log.warning("%s: stopping all processes", restart.reason)
+        if signalled := self._cluster.stop():
+            return self._handle(signalled)
+        point = self._resumption.look()
+        note = self._note(restart.number)
+        log.warning("starting all again from %s, %s", point.text, note)
+        return self._stop_and_start(point.options, note)
+
+    def _stop_and_start(self, options: Sequence[str] = (), note: str = "") -> End | None:
+        if signalled := self._cluster.stop():
+            return self._handle(signalled)
+        self._start_all(options, note)
+        self._supervisor.started()
+        return None
+
+    def _note(self, number: int) -> str:
+        return f"restarted ({number} of {self._launch.policy.max_restarts})"
+
+    def _start_all(self, options: Sequence[str] = (), note: str = "") -> None:
+        """Starts all servers, then all workers, whose commands get `options`."""
+        launch = self._launch
+        with contextlib.ExitStack() as held:
+            ports = [held.enter_context(free_port()) for _ in range(launch.num_servers)]
+            endpoints = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
+            servers = server_specs(launch.commands.server, endpoints, launch.num_workers)
+            if launch.update_logs:
+                servers = with_update_logs(servers, launch.update_logs)
+            worker = (*launch.commands.worker, *options)
+            workers = worker_specs(worker, endpoints, launch.num_workers)
+            self._specs = {spec.name: spec for spec in (*servers, *workers)}
+            log.info(
+                "servers %s, %d workers, logs in %s",
+                ",".join(endpoints),
+                len(workers),
+                launch.log_dir,
+            )
+            for spec, port in zip(servers, ports, strict=True):
+                port.close()
+                self._start(spec, note)
+        for spec in workers:
+            self._start(spec, note)
+
+    def _start(self, spec: ProcessSpec, note: str) -> None:
+        is_shown = spec.name == "trainer.0"
+        self._cluster.start(spec, self._terminal if is_shown else None, note=note)
+
+    def _end(self, end: End) -> int:
+        if end.code == 0:
+            self._cluster.stop()
+            self._remove_update_logs()
+            return 0
+        log.error("%s: stopping all processes", end.reason)
+        self._cluster.stop()
+        if end.failed:
+            path = self._cluster.log_path(end.failed)
+            log.error("the end of %s:\n%s", path, tail(path))
+        return end.code
+
+    def _remove_update_logs(self) -> None:
+        if self._launch.update_logs and self._launch.update_logs.exists():
+            shutil.rmtree(self._launch.update_logs)
+
+
+def free_port() -> socket.socket:
+    """Returns a socket bound to a free port, which is reserved until the socket is closed."""
+    held = socket.socket()
+    held.bind((HOST, 0))
+    return held
+
+
+def tail(path: Path) -> str:
+    """Returns the last lines of a log file, indented."""
+    with path.open("rb") as lines:
+        lines.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        last = deque(lines, TAIL_LINES)
+    text = b"".join(last).decode(errors="replace").rstrip() or "(it is empty)"
+    return textwrap.indent(text, "    ")

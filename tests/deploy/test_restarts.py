@@ -1,0 +1,243 @@
+"""Restarts by `ps-launch`, with stand-ins for servers and workers that die by a signal.
+
+The stand-ins synchronise through named pipes: opening one waits for the other side, reading one to its end
+waits until every process that holds it has exited.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.support.launches import launched_here, python
+from tests.support.processes import LIMIT_S, started
+
+DIES_ONCE = """
+import os, signal, sys
+role = os.environ["TRAINING_ROLE"]
+print(sys.argv[1:], sorted(os.environ.items()), flush=True)
+try:
+    os.mkdir("died")
+except FileExistsError:
+    pass
+else:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+WAITS = "import signal; signal.pause()"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").touch()
+    for pipe in ("done", "alive", "asked"):
+        os.mkfifo(pipe)
+
+
+def launched(
+    server: str, worker: str, *options: str, job: tuple[str, ...] = ("job.toml",)
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    commands = ["--server-command", shlex.join(python(server))]
+    commands += ["--worker-command", shlex.join(python(worker))]
+    return started([sys.executable, "-m", "deploy.launch", *commands, *options, *job])
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=LIMIT_S)
+    return process.returncode, out, err
+
+
+def test_killed_server_is_started_again_with_all_that_it_had(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = "open('done', 'w').close(); print('trained')"
+
+    code, shown = launched_here(
+        DIES_ONCE + "open('done').read()", worker, max_restarts=2, durability="log"
+    )
+
+    assert (code, shown) == (0, "trained\n")
+    first, note, second = Path("log/pserver.0.log").read_text().splitlines()
+    assert note == "ps-launch: restarted (1 of 2)"
+    assert first == second
+    assert "PADDLE_PORT" in first
+    assert "pserver.0 was ended by SIGKILL: starting it again, restarted (1 of 2)" in caplog.text
+
+
+def test_killed_worker_is_started_again_and_shown() -> None:
+    code, shown = launched_here(
+        "open('done').read()",
+        DIES_ONCE + "open('done', 'w').close(); print('trained')",
+        max_restarts=1,
+        durability="log",
+    )
+
+    first, second, trained = shown.splitlines()
+    assert (code, trained) == (0, "trained")
+    assert first == second
+    assert Path("log/trainer.0.log").read_text().splitlines() == [
+        first,
+        "ps-launch: restarted (1 of 1)",
+        second,
+        trained,
+    ]
+
+
+def test_update_logs_are_new_ones_and_are_removed_after_a_clean_end() -> None:
+    Path("log/update-log/server-7").mkdir(parents=True)
+    server = """
+import os, sys
+print(sys.argv[1:], os.path.exists("log/update-log"))
+os.makedirs(sys.argv[2])
+open(sys.argv[2] + "/segment", "w").close()
+open("done").read()
+"""
+    worker = "open('done', 'w').close()"
+
+    code, _ = launched_here(server, worker, durability="log")
+
+    assert code == 0
+    said = Path("log/pserver.0.log").read_text()
+    assert said == "['--update-log', 'log/update-log/server-0'] False\n"
+    assert not Path("log/update-log").exists()
+
+
+def test_update_logs_stay_after_a_failure() -> None:
+    server = f"import os, sys; os.makedirs(sys.argv[2]); open('done').read(); {WAITS}"
+
+    code, _ = launched_here(
+        server, "open('done', 'w').close(); raise SystemExit(6)", durability="log"
+    )
+
+    assert code == 6
+    assert Path("log/update-log/server-0").exists()
+
+
+def test_job_is_started_again_from_its_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    """The worker has saved one when it dies; the server that waited is stopped."""
+    server = "import os, signal; os.path.exists('died') or signal.pause(); open('done').read()"
+    worker = f"""
+import os
+if not os.path.exists("died"):
+    os.makedirs("model/epoch-1")
+    open("model/epoch-1/MANIFEST.json", "w").write('{{"data_folder": "data-1"}}')
+    open("model/LATEST", "w").write("epoch-1\\n")
+{DIES_ONCE}
+open("done", "w").close()
+"""
+
+    code, shown = launched_here(server, worker, max_restarts=1, checkpoints="model")
+
+    first, second = shown.splitlines()
+    assert code == 0
+    assert first.startswith("[] [")
+    assert second.startswith("['--set', 'checkpoint.resume=true'] [")
+    assert "trainer.0 was ended by SIGKILL: stopping all processes" in caplog.text
+    assert "starting all again from model/epoch-1, restarted (1 of 1)" in caplog.text
+    for name in ("pserver.0", "trainer.0"):
+        assert "ps-launch: restarted (1 of 1)\n" in Path(f"log/{name}.log").read_text()
+
+
+def test_ctrl_c_while_a_job_is_stopped_for_a_restart_ends_it() -> None:
+    stubborn = """
+import os, signal
+def reached(*_):
+    open("asked", "w").close()
+signal.signal(signal.SIGTERM, reached)
+open("done").read()
+open("alive", "w").write("started")
+while True:
+    signal.pause()
+"""
+    dies = "import os, signal; open('done', 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
+    options = ["--max-restarts", "9", "--set", "checkpoint.dir=model"]
+    with launched(stubborn, dies, *options) as process:
+        assert Path("alive").read_text() == "started"
+        assert Path("asked").read_text() == ""  # the launcher waits for the grace
+        process.send_signal(signal.SIGINT)
+
+        code, _, err = finish(process)
+
+    assert code == 128 + signal.SIGINT
+    assert "got SIGINT" in err
+    assert "starting all again" not in err
+
+
+def test_process_that_was_started_again_does_not_outlive_the_launcher() -> None:
+    server = DIES_ONCE + "alive = open('alive', 'w'); print('up', file=alive, flush=True);" + WAITS
+    with launched(server, WAITS, "--max-restarts", "1", "--durability", "log") as process:
+        with Path("alive").open() as alive:
+            assert alive.readline() == "up\n"
+            process.kill()
+
+            assert alive.read() == ""  # ends only when the server has exited
+
+        finish(process)
+
+
+def test_crash_at_every_start_ends_the_run() -> None:
+    crashes = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    with launched(crashes, WAITS, "--max-restarts", "99", "--durability", "log") as process:
+        code, _, err = finish(process)
+
+    assert code == 128 + signal.SIGSEGV
+    assert err.count("starting it again") == 3
+    assert "started again 3 times within 10 s without progress" in err
+
+
+def test_job_without_checkpoints_is_not_started_again() -> None:
+    with launched(WAITS, DIES_ONCE, "--max-restarts", "3") as process:
+        code, _, err = finish(process)
+
+    assert code == 128 + signal.SIGKILL
+    assert "nothing can be resumed: job.toml has no checkpoint.dir" in err
+
+
+def test_script_is_not_started_again_from_a_checkpoint_and_gets_no_options() -> None:
+    Path("script.py").write_text(DIES_ONCE)
+    options = ["--max-restarts", "3"]
+    with started([sys.executable, "-m", "deploy.launch", *options, "script.py"]) as process:
+        code, _, err = finish(process)
+
+    assert code == 128 + signal.SIGKILL
+    assert "nothing can be resumed: a script loads its checkpoints itself" in err
+
+
+def test_process_of_a_script_is_started_again_without_options_of_ours() -> None:
+    Path("script.py").write_text(DIES_ONCE)
+    options = ["--max-restarts", "3", "--durability", "log"]
+    with started([sys.executable, "-m", "deploy.launch", *options, "script.py"]) as process:
+        code, _, err = finish(process)
+
+    assert code == 0, err
+    for log in Path("log").iterdir():
+        told = [line for line in log.read_text().splitlines() if not line.startswith("ps-launch")]
+        assert all(line.startswith("[] [") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "told"),
+    [
+        ("", [], ["cluster.on_worker_loss=wait"]),
+        ("", ["cluster.on_worker_loss=fail"], ["cluster.on_worker_loss=fail"]),
+        ("[cluster]\non_worker_loss = 'continue'", [], []),
+    ],
+    ids=["by-default", "set", "in-the-job"],
+)
+def test_workers_of_a_job_wait_for_a_lost_one_unless_told_otherwise(
+    job: str, overrides: list[str], told: list[str]
+) -> None:
+    Path("job.toml").write_text(job)
+    options = [word for override in overrides for word in ("--set", override)]
+    with launched(
+        "", "import sys; print(*sys.argv[2:])", "--durability", "log", *options
+    ) as process:
+        code, out, err = finish(process)
+
+    assert code == 0, err
+    assert out.split() == [word for override in told for word in ("--set", override)]

@@ -1,0 +1,58 @@
+"""Launches of stand-ins for servers and workers, in the test's process."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from deploy.cluster import Terminal, to_descriptor
+from deploy.launcher import Launch, run
+from deploy.programs import Commands
+from deploy.supervisor import Policy
+
+
+def python(program: str) -> tuple[str, ...]:
+    """Returns the command that runs a program's text."""
+    return (sys.executable, "-I", "-S", "-c", program)
+
+
+def terminal_at(descriptor: int) -> Terminal:
+    """Returns a terminal that shows all in one file."""
+    return Terminal(to_descriptor(descriptor), to_descriptor(descriptor))
+
+
+def launched_here(
+    server: str,
+    worker: str,
+    *,
+    num_servers: int = 1,
+    num_workers: int = 1,
+    checkpoints: str = "",
+    as_json: bool = False,
+    grace_seconds: float = 10.0,
+    **policy: Any,
+) -> tuple[int, str]:
+    """Runs a launch; returns its exit code and the output of trainer 0. Logs are in `log`.
+
+    Args:
+        server: Program of the servers.
+        worker: Program of the workers.
+        num_servers: See `Launch`.
+        num_workers: See `Launch`.
+        checkpoints: See `Launch`.
+        as_json: See `Launch`.
+        grace_seconds: See `Launch`.
+        policy: Fields of `Policy`.
+    """
+    with Path("shown").open("wb") as shown:
+        launch = Launch(
+            commands=Commands(server=python(server), worker=python(worker), are_of_job=True),
+            num_servers=num_servers,
+            num_workers=num_workers,
+            log_dir=Path("log"),
+            policy=Policy(**policy),
+            checkpoints=checkpoints,
+            as_json=as_json,
+            grace_seconds=grace_seconds,
+        )
+        code = run(launch, terminal_at(shown.fileno()))
+    return code, Path("shown").read_text()
