@@ -4,7 +4,7 @@ Examples:
     ps-launch --server-num 2 --worker-num 2 examples/demo.toml
     ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
     ps-launch --server-num 1 --worker-num 2 examples/ctr_dnn.py --epochs 2
-    ps-launch --server-num 2 --worker-num 2 --max-restarts 1 job.toml
+    ps-launch --server-num 2 --worker-num 2 --max-restarts 1 --chaos 'kill server 1 at step 200' job.toml
 """
 
 import logging
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from deploy.chaos.sentences import FORMS, Chaos, SentenceError, parse
 from deploy.cluster import Terminal, to_descriptor
 from deploy.job_settings import JobSettings
 from deploy.launcher import HOST, Launch, run
@@ -85,6 +86,14 @@ def command(
             "with which the killed process alone is started again."
         ),
     ] = "checkpoint",
+    chaos: Annotated[
+        str,
+        typer.Option(
+            help="Faults to put into the run, as 'kill server 1 at step 200; drop 5% pushes': "
+            f"{'; '.join(FORMS)}."
+        ),
+    ] = "",
+    chaos_seed: Annotated[int, typer.Option(help="Choice of the calls that chaos disturbs.")] = 0,
 ) -> None:
     """Train a job or run a script on this machine, with servers and workers as processes."""
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
@@ -123,10 +132,20 @@ def command(
         ),
         checkpoints=checkpoints,
         is_resumed=is_resumed,
-        as_json=json and bool(max_restarts),
+        chaos=_chaos_of(chaos, chaos_seed, num_servers=server_num, num_workers=worker_num),
+        as_json=json and bool(chaos or max_restarts),
     )
     terminal = Terminal(to_descriptor(sys.stdout.fileno()), to_descriptor(sys.stderr.fileno()))
     raise typer.Exit(run(launch, terminal))
+
+
+def _chaos_of(text: str, seed: int, *, num_servers: int, num_workers: int) -> Chaos:
+    if not text:
+        return Chaos()
+    try:
+        return parse(text, num_servers=num_servers, num_workers=num_workers, seed=seed)
+    except SentenceError as error:
+        raise typer.BadParameter(f"--chaos: {error}") from error
 
 
 def main() -> None:

@@ -1,21 +1,25 @@
 """The launcher: starts the processes of a run and does what its supervisor decides.
 
 LocalCluster --exits, signals, time--> Supervisor --decisions--> start again, stop, end with a code
+         `--versions, time--> Disturber --> signals to processes, a report
 """
 
 import contextlib
 import logging
 import shutil
 import socket
+import sys
 import textwrap
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.cluster import Events, Line, LocalCluster, Terminal, signals_as_events
+from deploy.chaos.disturber import Disturber
+from deploy.chaos.sentences import Chaos
+from deploy.cluster import Events, LocalCluster, Terminal, signals_as_events
 from deploy.last_line import LastLine
 from deploy.plan import ProcessSpec, server_specs, with_update_logs, worker_specs
 from deploy.programs import Commands
@@ -50,6 +54,8 @@ class Launch:
         policy: What is restarted, and how long to wait.
         checkpoints: `checkpoint.dir` of the job; empty: it has none, or a script is run.
         is_resumed: Whether the job itself resumes from there.
+        chaos: What is done to processes and calls.
+        watch_command: See `Disturber`.
         as_json: Whether the last line of trainer 0 is an object, which gets the fields of the report.
         grace_seconds: Time between SIGTERM and SIGKILL.
     """
@@ -61,6 +67,8 @@ class Launch:
     policy: Policy = field(default_factory=Policy)
     checkpoints: str = ""
     is_resumed: bool = False
+    chaos: Chaos = field(default_factory=Chaos)
+    watch_command: tuple[str, ...] = (sys.executable, "-m", "ps_worker.cluster.versions")
     as_json: bool = False
     grace_seconds: float = 10.0
 
@@ -102,6 +110,9 @@ class _Launcher:
         self._cluster = cluster
         self._terminal = terminal
         self._specs: dict[str, ProcessSpec] = {}
+        self._disturber = Disturber(
+            launch.chaos, cluster, launch.log_dir / "chaos", launch.watch_command
+        )
         self._supervisor = Supervisor(
             [f"pserver.{index}" for index in range(launch.num_servers)],
             [f"trainer.{index}" for index in range(launch.num_workers)],
@@ -118,18 +129,22 @@ class _Launcher:
         self._remove_update_logs()
         self._start_all()
         while True:
-            event = self._cluster.next_event(self._supervisor.next_time())
-            assert not isinstance(event, Line), "no process tells its lines"
+            due = min(self._supervisor.next_time(), self._disturber.next_time())
+            event = self._disturber.handle(self._cluster.next_event(due))
             end = self._handle(event)
             if end is not None:
                 return self._end(end)
 
     def report(self) -> dict[str, Any]:
-        """Logs what was restarted; returns it as fields of the result, if it may have been."""
+        """Logs what was restarted and disturbed; returns it as fields of the result, if it may have been."""
         fields: dict[str, Any] = {}
         if self._launch.policy.max_restarts:
             fields["restarts"] = self._supervisor.restarts
             log.info("restarts: %d", self._supervisor.restarts)
+        if report := self._disturber.report():
+            fields["chaos"] = report.as_json()
+            for line in report.lines():
+                log.info("chaos: %s", line)
         return fields
 
     def _handle(self, event: Event | None) -> End | None:
@@ -187,7 +202,10 @@ class _Launcher:
             if launch.update_logs:
                 servers = with_update_logs(servers, launch.update_logs)
             worker = (*launch.commands.worker, *options)
-            workers = worker_specs(worker, endpoints, launch.num_workers)
+            workers = [
+                replace(spec, variables=self._disturber.variables(spec.name))
+                for spec in worker_specs(worker, endpoints, launch.num_workers)
+            ]
             self._specs = {spec.name: spec for spec in (*servers, *workers)}
             log.info(
                 "servers %s, %d workers, logs in %s",
@@ -200,6 +218,7 @@ class _Launcher:
                 self._start(spec, note)
         for spec in workers:
             self._start(spec, note)
+        self._disturber.watch(endpoints)
 
     def _start(self, spec: ProcessSpec, note: str) -> None:
         is_shown = spec.name == "trainer.0"

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from deploy.chaos.sentences import Chaos, parse
 from deploy.cluster import Terminal, to_descriptor
 from deploy.launcher import Launch, run
 from deploy.programs import Commands
@@ -27,6 +28,8 @@ def launched_here(
     num_servers: int = 1,
     num_workers: int = 1,
     checkpoints: str = "",
+    chaos: str = "",
+    watcher: str = "",
     as_json: bool = False,
     grace_seconds: float = 10.0,
     **policy: Any,
@@ -39,6 +42,8 @@ def launched_here(
         num_servers: See `Launch`.
         num_workers: See `Launch`.
         checkpoints: See `Launch`.
+        chaos: Sentences of `--chaos`.
+        watcher: Program that writes the servers' versions.
         as_json: See `Launch`.
         grace_seconds: See `Launch`.
         policy: Fields of `Policy`.
@@ -51,6 +56,10 @@ def launched_here(
             log_dir=Path("log"),
             policy=Policy(**policy),
             checkpoints=checkpoints,
+            chaos=parse(chaos, num_servers=num_servers, num_workers=num_workers, seed=7)
+            if chaos
+            else Chaos(),
+            watch_command=python(watcher),
             as_json=as_json,
             grace_seconds=grace_seconds,
         )
