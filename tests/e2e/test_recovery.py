@@ -1,0 +1,363 @@
+"""Processes that are killed, paused and started again: the model is that of a run that nothing disturbed.
+
+CTR_PS_RANDOM_RUNS is the number of runs whose processes are killed at random.
+"""
+
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protos.store import Missing, SaveRequest
+from ps_worker.cluster.client import ClusterClient
+from ps_worker.cluster.connect import connect
+from tests.support import pusher
+from tests.support.commands import run
+from tests.support.running_job import RunningJob, training
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+RANDOM_RUNS = int(os.environ.get("CTR_PS_RANDOM_RUNS", "2"))
+NUM_KILLS = 4
+LONGEST_PAUSE_S = 2.5
+EPOCHS, ROWS = 2, 20_000
+LEASE_S = 1.5
+STOPPED_S = 4.0  # longer than a lease
+SOON_S = 15.0  # for a process that is told to end, on a busy machine
+SAME = ("model_digest", "auc", "log_loss", "examples")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    done = run("ps-data", "generate", folder, "--rows", ROWS, "--test-rows", 2_000, "--files", 2)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def settings_of(
+    data: Path, mode: str = "sync", on_worker_loss: str = "wait", **others: str
+) -> dict[str, str]:
+    """Returns settings of a job; in those of `others` a double underscore is a dot."""
+    return {
+        "data.train": f"{data}/train/part-*",
+        "data.test": f"{data}/test/part-*",
+        "model.hidden": "[16]",
+        "train.batch_size": "32",
+        "train.epochs": str(EPOCHS),
+        "train.log_every_s": "0.1",
+        "strategy": f"{{mode='{mode}'}}",
+        "cluster.lease_s": str(LEASE_S),
+        "cluster.on_worker_loss": on_worker_loss,
+        **{name.replace("__", "."): value for name, value in others.items()},
+    }
+
+
+def saving(data: Path, folder: Path) -> dict[str, str]:
+    """Returns settings of a job that saves deltas within its epochs."""
+    return settings_of(
+        data,
+        checkpoint__dir=str(folder / "checkpoints"),
+        checkpoint__every_steps="40",
+        checkpoint__mode="delta",
+        checkpoint__keep_last="3",
+    )
+
+
+def figures(job: RunningJob) -> dict[str, Any]:
+    """Waits for the end of a job without an error, and returns what must not depend on faults."""
+    codes = job.wait()
+    assert set(codes.values()) == {0}, f"{codes}\n{job.tails}"
+    result = job.result()
+    return {name: result[name] for name in SAME}
+
+
+def segments(job: RunningJob, server: str) -> list[Path]:
+    """Returns the files of a server's update log."""
+    return sorted(job.update_log(server).glob("segment-*"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Figures of a run that nothing disturbs; the update logs of its servers are gone when it is over."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with RunningJob(folder, training(saving(data, folder))) as job:
+        result = figures(job)
+        assert [segments(job, server) for server in job.servers] == [[], []]
+    return result
+
+
+# Synchronous training: the same model
+
+
+@pytest.mark.parametrize("seed", range(RANDOM_RUNS))
+def test_processes_killed_at_random_moments_do_not_change_the_model(
+    seed: int, data: Path, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    random, killed = Random(seed), []
+    with RunningJob(tmp_path, training(saving(data, tmp_path))) as job:
+        job.wait_for_steps()
+        for _ in range(NUM_KILLS):
+            time.sleep(random.uniform(0, LONGEST_PAUSE_S))  # the moment is what is at random
+            if not job.are_all_running:
+                break
+            killed.append(random.choice([*job.servers, *job.workers]))
+            job.restart(killed[-1])
+
+        assert undisturbed == figures(job), f"seed {seed} killed {killed}"
+
+
+def test_paused_processes_do_not_change_the_model(
+    data: Path, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    with RunningJob(tmp_path, training(saving(data, tmp_path))) as job:
+        job.wait_for_steps()
+
+        job.pause("worker.1")
+        job.wait_for("server.0", "worker lost worker=1")
+        job.resume("worker.1")
+        job.wait_for("server.0", "worker is back worker=1")
+        job.pause("server.1")
+        time.sleep(STOPPED_S)
+        job.resume("server.1")
+
+        assert undisturbed == figures(job)
+
+
+def test_server_that_was_told_to_end_goes_on_when_it_is_started_again(
+    data: Path, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    with RunningJob(tmp_path, training(saving(data, tmp_path))) as job:
+        job.wait_for_steps()
+
+        job.processes["server.0"].send_signal(signal.SIGTERM)
+        assert job.wait("server.0", limit_s=SOON_S) == {"server.0": 0}
+        assert segments(job, "server.0")
+        job.start("server.0")
+
+        assert undisturbed == figures(job)
+
+
+def test_second_process_of_a_living_worker_is_refused(
+    data: Path, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    with RunningJob(tmp_path, training(saving(data, tmp_path))) as job:
+        job.wait_for_steps()
+
+        job.start("twin.1")
+        codes = job.wait("twin.1", limit_s=SOON_S)
+
+        assert codes == {"twin.1": 10}
+        assert "two processes have PADDLE_TRAINER_ID=1" in job.error("twin.1")
+        del job.processes["twin.1"]
+        assert undisturbed == figures(job)
+
+
+# Other modes: every example at least once
+
+
+@pytest.mark.parametrize("mode", ["half_async", "async", "geo"])
+def test_killed_processes_lose_no_examples(mode: str, data: Path, tmp_path: Path) -> None:
+    settings = settings_of(data, mode)
+    with RunningJob(tmp_path, training(settings)) as job:
+        job.wait_for_steps()
+
+        job.restart("worker.1")
+        job.wait_for("worker.0", r" step=\d+ ")
+        job.restart("server.0")
+        job.wait_for("worker.1", r" step=\d+ ")
+        job.restart("worker.0")
+
+        codes = job.wait()
+        assert set(codes.values()) == {0}, f"{codes}\n{job.tails}"
+        result = job.result()
+        assert result["examples"] >= EPOCHS * ROWS
+        assert all(math.isfinite(result[name]) for name in ("auc", "log_loss", "train_loss"))
+
+
+# Workers that are lost for good
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_others_continue_without_a_lost_worker(mode: str, data: Path, tmp_path: Path) -> None:
+    with RunningJob(tmp_path, training(settings_of(data, mode, "continue"))) as job:
+        job.wait_for_steps()
+
+        job.kill("worker.1")
+
+        codes = job.wait("worker.0", *job.servers)
+        assert set(codes.values()) == {0}, f"{codes}\n{job.tails}"
+        assert job.result()["examples"] >= EPOCHS * ROWS // 2
+
+
+@pytest.mark.parametrize(
+    ("on_worker_loss", "lost", "reason"),
+    [
+        ("continue", "worker.0", "the others cannot go on without worker 0"),
+        ("fail", "worker.1", r"nothing was heard of workers [1] for 1.5 s"),
+    ],
+)
+def test_job_ends_without_a_worker_that_it_needs(
+    on_worker_loss: str, lost: str, reason: str, data: Path, tmp_path: Path
+) -> None:
+    with RunningJob(tmp_path, training(settings_of(data, "sync", on_worker_loss))) as job:
+        job.wait_for_steps()
+        (survivor,) = set(job.workers) - {lost}
+
+        job.kill(lost)
+        codes = job.wait(survivor, limit_s=LEASE_S + SOON_S)
+
+        assert {survivor: 12} == codes, job.tails
+        assert reason in job.error(survivor)
+        assert f"workers [{lost[-1]}]" in job.error(survivor)
+
+
+# Servers that are away
+
+
+def test_server_that_is_away_for_longer_than_a_lease_loses_no_worker(
+    data: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(data, "sync", "fail")
+    with RunningJob(tmp_path, training(settings)) as job:
+        job.wait_for_steps()
+
+        job.kill("server.0")
+        time.sleep(STOPPED_S)
+        job.start("server.0")
+
+        codes = job.wait()
+        assert set(codes.values()) == {0}, f"{codes}\n{job.tails}"
+        assert job.result()["examples"] == EPOCHS * ROWS
+
+
+def test_workers_end_if_a_server_stays_away(data: Path, tmp_path: Path) -> None:
+    settings = settings_of(data, on_worker_loss="fail", cluster__retry_s="3")
+    with RunningJob(tmp_path, training(settings)) as job:
+        job.wait_for_steps()
+
+        job.kill("server.1")
+        codes = job.wait(*job.workers, limit_s=3 + SOON_S)
+
+        # The first to give up tells the other one, by the server that is left.
+        assert set(codes.values()) <= {4, 12}, f"{codes}\n{job.tails}"
+        for worker in job.workers:
+            error = job.error(worker)
+            assert job.endpoints[1] in error
+            assert "times in 3 s, cluster.retry_s" in error
+            assert any(call in error for call in ("PushGrad", "PullSparse", "PullDense"))
+
+
+# Pushes on arrival: each exactly once
+
+
+def numbers_in(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().splitlines()]
+
+
+def added_by(worker: int, sequences: list[int]) -> np.ndarray:
+    """Returns how much pushes of a worker add to each counter: float64[NUM_KEYS]."""
+    added = np.zeros(pusher.NUM_KEYS)
+    for sequence in sequences:
+        added[pusher.keys_of(worker, sequence).astype(np.int64)] += 1
+    return added
+
+
+class Count:
+    """Bounds of each counter, by what the pushers have noted.
+
+    Attributes:
+        acknowledged: What was acknowledged.
+        sent: What was sent.
+    """
+
+    def __init__(self) -> None:
+        self.acknowledged = np.zeros(pusher.NUM_KEYS)
+        self.sent = np.zeros(pusher.NUM_KEYS)
+
+    def read(self, folder: Path, num_workers: int) -> None:
+        """Adds what pushers of a job have noted in a folder."""
+        for worker in range(num_workers):
+            self.acknowledged += added_by(worker, numbers_in(folder / f"{worker}.acknowledged"))
+            self.sent += added_by(worker, numbers_in(folder / f"{worker}.sent"))
+
+
+NUM_PUSHERS, NUM_PUSHES = 3, 900
+CHAOS = '{"seed": "7", "journal": "", "faults": [["drop", "pushes", 0.05], ["duplicate", "pushes", 0.05]]}'
+
+
+@contextmanager
+def pushing(folder: Path, **settings: Any) -> Iterator[RunningJob]:
+    """Pushers whose requests and replies are lost and duplicated; the test is the last worker of the job."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.support.pusher", folder, NUM_PUSHES]
+    with RunningJob(
+        folder,
+        command,
+        num_workers=NUM_PUSHERS,
+        job_size=NUM_PUSHERS + 1,
+        environment={"CTR_PS_CHAOS": CHAOS},
+        **settings,
+    ) as job:
+        yield job
+
+
+def wait_for_pushes(job: RunningJob, worker: int, number: int) -> None:
+    """Waits until this number of pushes of a worker were acknowledged."""
+    file, end = job.folder / f"{worker}.acknowledged", time.monotonic() + pusher.LEASE.seconds + 60
+    while not file.exists() or len(numbers_in(file)) < number:
+        assert time.monotonic() < end, job.tails
+        assert job.is_running(f"worker.{worker}"), job.tails
+        time.sleep(0.02)
+
+
+def counters(client: ClusterClient) -> np.ndarray:
+    client.create_table(pusher.COUNTERS)
+    keys = {pusher.COUNTERS.name: np.arange(pusher.NUM_KEYS, dtype=np.uint64)}
+    rows = client.pull_sparse(keys, missing=Missing.ZEROS).result().rows
+    return rows[pusher.COUNTERS.name][:, 0].astype(np.float64)
+
+
+def test_each_push_is_applied_exactly_once(tmp_path: Path) -> None:
+    count, saved = Count(), tmp_path / "saved"
+    with pushing(tmp_path / "first") as job:
+        wait_for_pushes(job, 0, 200)
+        job.restart("server.0")
+        wait_for_pushes(job, 1, 400)
+        job.restart("server.1")
+        wait_for_pushes(job, 2, 600)
+        job.kill("worker.2")
+        with connect(job.endpoints) as client:
+            client.join(NUM_PUSHERS, 1, terms={}, lease=pusher.LEASE).result()
+            client.create_table(pusher.COUNTERS)
+            job.restart("server.0")
+            assert {0} == set(job.wait("worker.0", "worker.1").values()), job.tails
+            client.save(SaveRequest(url=str(saved)))
+            first = counters(client)
+    count.read(job.folder, NUM_PUSHERS)
+
+    assert (count.acknowledged <= first).all()
+    assert (first <= count.sent).all()
+    assert count.sent.sum() - count.acknowledged.sum() <= pusher.ON_THE_WAY * pusher.KEYS_A_PUSH
+
+    second = Count()
+    with pushing(tmp_path / "second", num_servers=3, server_options=["--load", str(saved)]) as job:
+        for worker, server in enumerate(job.servers):
+            wait_for_pushes(job, worker, 200 + 200 * worker)
+            job.restart(server)
+        assert {0} == set(job.wait(*job.workers).values()), job.tails
+        with connect(job.endpoints) as client:
+            last = counters(client)
+    second.read(job.folder, NUM_PUSHERS)
+
+    assert (second.acknowledged == second.sent).all()
+    assert (last == first + second.acknowledged).all()

@@ -1,0 +1,86 @@
+"""A worker that counts: it pushes ones to a table of counters, and notes what was acknowledged.
+
+    python -m tests.support.pusher FOLDER NUM_PUSHES        # its role is in the environment
+
+Each push adds 1 to some counters: gradients of -1 at a learning rate of 1.
+"""
+
+import os
+import secrets
+import sys
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+
+from protos.futures import Future
+from protos.gradients import Gradients, SparseGrad
+from protos.keys import Keys
+from protos.role import WorkerRole, role_from_environment
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Lease, PushId, Version, WorkerLoss
+from ps_worker.cluster.connect import connect
+from ps_worker.run.lease import LeaseRenewal
+
+NUM_KEYS = 64
+KEYS_A_PUSH = 8
+ON_THE_WAY = 4
+LEASE = Lease(seconds=1.5, on_worker_loss=WorkerLoss.WAIT)
+COUNTERS = TableSpec(
+    name="counters",
+    dim=1,
+    initializer=InitializerSpec(),
+    optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+)
+
+
+def keys_of(worker: int, sequence: int) -> Keys:
+    """Returns the keys to which a push adds 1: uint64[KEYS_A_PUSH], ascending."""
+    random = np.random.default_rng((worker, sequence))
+    return np.sort(random.choice(NUM_KEYS, KEYS_A_PUSH, replace=False)).astype(np.uint64)
+
+
+def push_of(worker: int, sequence: int, incarnation: int) -> tuple[Gradients, PushId]:
+    """Returns a push of a worker."""
+    keys = keys_of(worker, sequence)
+    values = -np.ones((keys.size, 1), np.float32)
+    push_id = PushId(
+        worker=worker,
+        incarnation=incarnation,
+        sequence=sequence,
+        step=sequence + 1,
+        examples=1,
+        batches=1,
+        pulled=0,
+    )
+    return Gradients(sparse={COUNTERS.name: SparseGrad(keys, values, examples=1)}), push_id
+
+
+def main() -> None:
+    """Pushes, with some pushes on the way at a time."""
+    folder, num_pushes = Path(sys.argv[1]), int(sys.argv[2])
+    role = role_from_environment(os.environ)
+    assert isinstance(role, WorkerRole)
+    worker, incarnation = role.worker_index, secrets.randbits(63)
+    on_the_way: deque[tuple[int, Future[Version]]] = deque()
+    with (
+        connect(role.endpoints) as client,
+        # In one piece each, since this process is killed.
+        (folder / f"{worker}.sent").open("ab", buffering=0) as sent,
+        (folder / f"{worker}.acknowledged").open("ab", buffering=0) as acknowledged,
+    ):
+        client.join(worker, incarnation, terms={}, lease=LEASE).result()
+        renewal = LeaseRenewal(client, worker, LEASE.seconds)
+        client.create_table(COUNTERS)
+        for sequence in range(num_pushes):
+            sent.write(f"{sequence}\n".encode())
+            on_the_way.append((sequence, client.push_grad(*push_of(worker, sequence, incarnation))))
+            while len(on_the_way) == ON_THE_WAY or (on_the_way and sequence == num_pushes - 1):
+                first, answer = on_the_way.popleft()
+                answer.result()
+                acknowledged.write(f"{first}\n".encode())
+        renewal.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""A job of real processes, each of which can be killed, paused, and started again by the same command."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from deploy import tether
+from tests.support.commands import COMMANDS, ROOT, clean_environment
+from tests.support.processes import environment_of, free_port
+
+LIMIT_S = 120.0
+_LOOK_S = 0.05
+
+
+def training(settings: Mapping[str, str]) -> list[object]:
+    """Returns the command of workers that train, given settings of the job by section and key."""
+    overrides = [f"--set={key}={value}" for key, value in settings.items()]
+    return [COMMANDS / "ps-worker", "train", ROOT / "examples/ctr_dnn.toml", "--json", *overrides]
+
+
+class RunningJob:
+    """Servers that keep update logs, and workers: processes "server.0", "worker.1" and so on.
+
+    Leaving the `with` block kills what still runs. Each start of a process has a log of its own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        worker_command: Sequence[object],
+        *,
+        num_servers: int = 2,
+        num_workers: int = 2,
+        job_size: int | None = None,
+        server_options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts all processes.
+
+        Args:
+            folder: For logs and update logs.
+            worker_command: Program of the workers.
+            num_servers: Servers of the job.
+            num_workers: Workers that are started.
+            job_size: Workers of the job, if the test is some of them; None: those that are started.
+            server_options: Of `ps-server`, besides those of its update log.
+            environment: Of all processes, besides their roles.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._worker_command = worker_command
+        self._server_options = server_options
+        self._environment = environment or {}
+        self._job_size = job_size or num_workers
+        with ExitStack() as stack:
+            self.ports = [stack.enter_context(free_port()) for _ in range(num_servers)]
+        self.endpoints = [f"127.0.0.1:{port}" for port in self.ports]
+        self.servers = [f"server.{index}" for index in range(num_servers)]
+        self.workers = [f"worker.{index}" for index in range(num_workers)]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._starts: dict[str, int] = {}
+        for name in (*self.servers, *self.workers):
+            self.start(name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name in self.processes:
+            self.kill(name)
+
+    # Processes
+
+    def start(self, name: str) -> None:
+        """Starts a process, or starts it again: the same command, environment and port.
+
+        What is no "server" is a worker: "twin.1" is a second process that has the index of "worker.1".
+        """
+        kind, _, index = name.partition(".")
+        is_server = kind == "server"
+        role = environment_of(self.ports, int(index) if is_server else 0, self._job_size)
+        if not is_server:
+            role |= {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": index}
+        log = f"--update-log={self.update_log(name)}"
+        server_command = [COMMANDS / "ps-server", log, *self._server_options]
+        command = server_command if is_server else self._worker_command
+        self._starts[name] = self._starts.get(name, 0) + 1
+        with (
+            self._output(name, "out").open("wb") as output,
+            self._output(name).open("wb") as log_file,
+        ):
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, tether.__file__, str(os.getpid()), *map(str, command)],
+                env={**clean_environment(), **self._environment, **role},
+                stdout=output,
+                stderr=log_file,
+            )
+
+    def kill(self, name: str) -> None:
+        """Ends a process by SIGKILL, if it runs."""
+        process = self.processes[name]
+        process.kill()
+        process.wait(LIMIT_S)
+
+    def restart(self, name: str) -> None:
+        """Kills a process, and starts it again at once, as its supervisor would."""
+        self.kill(name)
+        self.start(name)
+
+    def pause(self, name: str) -> None:
+        """Stops a process until `resume`; its connections stay."""
+        self.processes[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Lets a paused process go on."""
+        self.processes[name].send_signal(signal.SIGCONT)
+
+    def is_running(self, name: str) -> bool:
+        """Whether a process has not ended."""
+        return self.processes[name].poll() is None
+
+    @property
+    def are_all_running(self) -> bool:
+        """Whether no process has ended."""
+        return all(map(self.is_running, self.processes))
+
+    def wait(self, *names: str, limit_s: float = LIMIT_S) -> dict[str, int]:
+        """Waits until processes end, all unless named; returns their exit codes.
+
+        Raises:
+            AssertionError: If one does not end; says how far each is.
+        """
+        end = time.monotonic() + limit_s
+        codes = {}
+        for name in names or tuple(self.processes):
+            try:
+                codes[name] = self.processes[name].wait(max(end - time.monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"{name} did not end in {limit_s:g} s\n{self.tails}") from None
+        return codes
+
+    # What they have written
+
+    def update_log(self, name: str) -> Path:
+        """Returns the folder of a server's update log."""
+        return self.folder / f"{name}.updates"
+
+    def _output(self, name: str, kind: str = "log") -> Path:
+        return self.folder / f"{name}.{self._starts[name]}.{kind}"
+
+    def log(self, name: str) -> str:
+        """Returns what a process has logged since it was last started."""
+        return self._output(name).read_text()
+
+    def error(self, name: str) -> str:
+        """Returns the last line of a process's log."""
+        return self.log(name).splitlines()[-1]
+
+    @property
+    def tails(self) -> str:
+        """The last lines of all logs."""
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(
+            f"== {log.name}\n" + "\n".join(log.read_text().splitlines()[-12:]) for log in logs
+        )
+
+    def wait_for(self, name: str, pattern: str) -> re.Match[str]:
+        """Waits until a process has logged a match of `pattern` since it was last started.
+
+        Raises:
+            AssertionError: If it ends before, or that takes too long.
+        """
+        end = time.monotonic() + LIMIT_S
+        while True:
+            is_running = self.is_running(name)
+            if (match := re.search(pattern, self.log(name))) is not None:
+                return match
+            if not is_running or time.monotonic() > end:
+                raise AssertionError(f"{name} has not logged {pattern!r}\n{self.tails}")
+            time.sleep(_LOOK_S)
+
+    def wait_for_steps(self) -> None:
+        """Waits until all workers train."""
+        for name in self.workers:
+            self.wait_for(name, r" step=\d+ ")
+
+    def result(self, name: str = "worker.0") -> dict[str, Any]:
+        """Returns the figures with which a worker ended."""
+        result: dict[str, Any] = json.loads(self._output(name, "out").read_text().splitlines()[-1])
+        return result
