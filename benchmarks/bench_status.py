@@ -57,7 +57,7 @@ def push_steps_to(endpoint: str, seconds: float) -> None:
     """Pushes steps to a server from a process of its own."""
     end = time.perf_counter() + seconds
     with connect([endpoint]) as client:
-        client.join(0, 0, terms={})
+        client.join(0, 0, terms={}).result()
         client.create_table(TABLE)
         push_steps(client, lambda: time.perf_counter() > end)
 

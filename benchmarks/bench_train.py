@@ -19,7 +19,7 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -71,12 +71,15 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def run_worker(environment: dict[str, str], arguments: list[str]) -> subprocess.Popen[str]:
-    """Starts benchmarks.train_worker, whose last line of output is its result."""
+def run_worker(
+    environment: dict[str, str], arguments: list[str], *, module: str = "benchmarks.train_worker"
+) -> subprocess.Popen[str]:
+    """Starts a worker, whose last line of output is its result."""
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.train_worker", *arguments],
+        [sys.executable, "-m", module, *arguments],
         env={**os.environ, **environment},
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -105,42 +108,82 @@ def in_process(batch_size: int, threads: int) -> dict[str, Any]:
     return result_of(run_worker({}, [*arguments, "--threads", str(threads)]))
 
 
-def cluster(mode: str, batch_size: int, *, servers: int = 2, workers: int = 2) -> dict[str, Any]:
-    """Trains with server and worker processes; returns worker 0's result, with the sum of all speeds."""
+def cluster(
+    mode: str,
+    batch_size: int,
+    *,
+    servers: int = 2,
+    workers: int = 2,
+    settings: Sequence[str] = (),
+    update_logs: Path | None = None,
+) -> dict[str, Any]:
+    """Trains with server and worker processes; returns worker 0's result, with the sum of all speeds.
+
+    Args:
+        mode: Of the strategy.
+        batch_size: Of each worker.
+        servers: Processes.
+        workers: Processes.
+        settings: Settings of the job besides those of the mode.
+        update_logs: Folder in which each server keeps its update log; None: they keep none.
+    """
     ports = free_ports(servers)
-    common = {
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"127.0.0.1:{port}" for port in ports),
-        "PADDLE_TRAINERS_NUM": str(workers),
-    }
-    with servers_at(ports, common):
+    common = environment_of(ports, workers)
+    arguments = [*worker_arguments(mode, batch_size), *(f"--set={each}" for each in settings)]
+    with servers_at(ports, common, update_logs):
         running = [
-            run_worker(
-                {**common, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index)},
-                worker_arguments(mode, batch_size),
-            )
-            for index in range(workers)
+            run_worker({**common, **worker_role(index)}, arguments) for index in range(workers)
         ]
         results = [result_of(worker) for worker in running]
     return {**results[0], "examples_per_s": sum(result["examples_per_s"] for result in results)}
 
 
+def environment_of(ports: Sequence[int], workers: int) -> dict[str, str]:
+    """Returns the environment that all processes of a job share."""
+    return {
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"127.0.0.1:{port}" for port in ports),
+        "PADDLE_TRAINERS_NUM": str(workers),
+    }
+
+
+def worker_role(index: int) -> dict[str, str]:
+    """Returns what tells a worker from the other processes of its job."""
+    return {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index)}
+
+
+def start_server(
+    port: int, common: dict[str, str], *, update_log: Path | None = None, stderr: Any = None
+) -> subprocess.Popen[bytes]:
+    """Starts a `ps-server` process, which exits when all workers have left.
+
+    Args:
+        port: Where it listens.
+        common: See `environment_of`.
+        update_log: Its folder; None: it keeps none.
+        stderr: File for what it logs; None: nowhere.
+    """
+    role = {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": str(port)}
+    options = [] if update_log is None else ["--update-log", str(update_log)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1", *options],
+        env={**os.environ, **common, **role},
+        cwd=ROOT,
+        stderr=stderr or subprocess.DEVNULL,
+    )
+
+
 @contextlib.contextmanager
-def servers_at(ports: list[int], common: dict[str, str]) -> Iterator[None]:
-    """Runs `ps-server` processes, which exit when all workers have left."""
+def servers_at(
+    ports: list[int], common: dict[str, str], update_logs: Path | None = None
+) -> Iterator[None]:
+    """Runs a server at each port, each with a folder in `update_logs` if that is given."""
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1"],
-            env={
-                **os.environ,
-                **common,
-                "TRAINING_ROLE": "PSERVER",
-                "POD_IP": "127.0.0.1",
-                "PADDLE_PORT": str(port),
-            },
-            cwd=ROOT,
-            stderr=subprocess.DEVNULL,
+        start_server(
+            port,
+            common,
+            update_log=None if update_logs is None else update_logs / str(index),
         )
-        for port in ports
+        for index, port in enumerate(ports)
     ]
     try:
         yield

@@ -8,6 +8,7 @@ gRPC stacks, the tables. `in_flight` calls overlap, as those of a trainer do.
 """
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -27,7 +28,7 @@ import numpy as np
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.runtime.malloc import keep_freed_memory
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Future, Missing, PushId
+from protos.store import Future, Missing, PushId, Version
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
 
@@ -90,14 +91,27 @@ def cases(client: ClusterClient) -> Iterator[Case]:
     )
     segment = DenseSegment(length=DENSE_LENGTH, initializer=initializer)
     client.create_dense(DenseSpec(name="tower", segments=(segment,), optimizer=optimizer))
-    push_id = PushId(worker=0, incarnation=0, sequence=0, step=0, examples=512, batches=1, pulled=0)
+    sequence = itertools.count()
+
+    def push(gradients: Gradients) -> Future[Version]:
+        push_id = PushId(
+            worker=0,
+            incarnation=0,
+            sequence=next(sequence),  # one that comes again is not applied
+            step=0,
+            examples=512,
+            batches=1,
+            pulled=0,
+        )
+        return client.push_grad(gradients, push_id)
+
     random = np.random.default_rng(0)
     for num_keys in NUM_KEYS:
         keys = random.integers(0, 2**63, num_keys, dtype=np.uint64)
         values = random.random((num_keys, DIM), dtype=np.float32)
         sparse = Gradients(sparse={"table": SparseGrad(keys, values, 512)})
         payload = keys.nbytes + values.nbytes
-        yield Case("push", num_keys, payload, partial(client.push_grad, sparse, push_id))
+        yield Case("push", num_keys, payload, partial(push, sparse))
         yield Case(
             "pull",
             num_keys,
@@ -106,7 +120,7 @@ def cases(client: ClusterClient) -> Iterator[Case]:
         )
     vector = np.zeros(DENSE_LENGTH, np.float32)
     dense = Gradients(dense={"tower": DenseGrad(vector, 512)})
-    yield Case("push_dense", DENSE_LENGTH, vector.nbytes, lambda: client.push_grad(dense, push_id))
+    yield Case("push_dense", DENSE_LENGTH, vector.nbytes, partial(push, dense))
     into = {"tower": np.empty(DENSE_LENGTH, np.float32)}
     yield Case("pull_dense", DENSE_LENGTH, vector.nbytes, lambda: client.pull_dense(into))
 
@@ -165,7 +179,7 @@ def main() -> None:
     seconds = parser.parse_args().seconds
     keep_freed_memory()
     with server_process() as (endpoint, server), connect([endpoint]) as client:
-        client.join(0, 0, terms={})
+        client.join(0, 0, terms={}).result()
         for case in cases(client):
             for in_flight in IN_FLIGHT:
                 print(json.dumps(measure(case, in_flight, server, seconds)), flush=True)
