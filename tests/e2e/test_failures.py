@@ -4,7 +4,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -33,7 +33,14 @@ class Worker:
     """A running `ps-worker train` whose log can be waited on."""
 
     def __init__(
-        self, data: Path, ports: list[int], index: int, mode: str, *, num_workers: int = 2
+        self,
+        data: Path,
+        ports: list[int],
+        index: int,
+        mode: str,
+        *,
+        num_workers: int = 2,
+        settings: Sequence[str] = (),
     ) -> None:
         role = environment_of(ports, 0, num_workers=2)
         role = {name: value for name, value in role.items() if name.startswith("PADDLE_P")}
@@ -49,6 +56,7 @@ class Worker:
                 "--set=train.batch_size=1",
                 "--set=train.log_every_s=0.2",
                 f"--set=strategy={{mode='{mode}'}}",
+                *(f"--set={setting}" for setting in settings),
             ],
             env={
                 **clean_environment(),
@@ -82,12 +90,12 @@ class Worker:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[list, list[int]]]:
+def serving(folder: Path, *, wait_s: float = SERVER_WAIT_S) -> Iterator[tuple[list, list[int]]]:
     """Two servers that do not wait for long, and their ports."""
     with ExitStack() as stack:
         with free_port() as first, free_port() as second:
             ports = [first, second]
-        limits = [f"--idle-limit={SERVER_IDLE_S}", f"--wait-limit={SERVER_WAIT_S}"]
+        limits = [f"--idle-limit={SERVER_IDLE_S}", f"--wait-limit={wait_s}"]
         servers = [
             stack.enter_context(
                 server_process(
@@ -102,12 +110,19 @@ def serving(folder: Path) -> Iterator[tuple[list, list[int]]]:
 
 
 @contextmanager
-def running(data: Path, folder: Path, mode: str) -> Iterator[tuple[list, list[Worker], list[int]]]:
+def running(
+    data: Path,
+    folder: Path,
+    mode: str,
+    *,
+    wait_s: float = SERVER_WAIT_S,
+    settings: Sequence[str] = (),
+) -> Iterator[tuple[list, list[Worker], list[int]]]:
     """Two servers, two workers that train, and the servers' ports."""
-    with serving(folder) as (servers, ports), ExitStack() as stack:
+    with serving(folder, wait_s=wait_s) as (servers, ports), ExitStack() as stack:
         workers = []
         for index in range(2):
-            workers.append(Worker(data, ports, index, mode))
+            workers.append(Worker(data, ports, index, mode, settings=settings))
             stack.callback(workers[-1].close)
         for worker in workers:
             worker.step()
@@ -169,9 +184,14 @@ def test_worker_told_to_stop_ends_the_other_with_its_reason(
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_worker_that_was_restarted_is_refused(mode: str, data: Path, tmp_path: Path) -> None:
     """It would train from the start again, and the other one without it: a mixture of two runs."""
-    with running(data, tmp_path, mode) as (_, workers, ports), ExitStack() as stack:
+    # The job must not end for want of the killed one before the other has started.
+    patient = [f"cluster.lease_s={LIMIT_S}"]
+    with (
+        running(data, tmp_path, mode, wait_s=LIMIT_S, settings=patient) as (_, workers, ports),
+        ExitStack() as stack,
+    ):
         workers[1].process.kill()
-        again = Worker(data, ports, 1, mode)
+        again = Worker(data, ports, 1, mode, settings=patient)
         stack.callback(again.close)
         log = again.wait()
 
