@@ -2,8 +2,12 @@
 
 The figures stand in docs/consistency.md. A mode's rates are the best of those tried; where the table says the
 same rates for all, no others did better by more than seeds differ.
+
+CTR_PS_SEEDS is the number of seeds: 3 for those figures. They differ by 0.0006 at most, a fifth of the gap
+that is allowed, so one is enough for a test.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from tests.support.commands import result_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-SEEDS = (0, 1, 2)
+SEEDS = range(int(os.environ.get("CTR_PS_SEEDS", "1")))
 MAX_GAP = 0.003
 
 
