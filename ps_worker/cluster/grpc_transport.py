@@ -82,9 +82,12 @@ class _Answer(Generic[A]):
 
 @dataclass(slots=True)
 class _Sent:
-    """A call that was sent, and may be sent again: arguments may have been reused since, the message not."""
+    """A call that was sent, and may be sent again: its argument may have been reused since, its bytes not.
 
-    message: Any
+    gRPC keeps these bytes until the answer comes, so they take no memory; a message would, as much again.
+    """
+
+    request: bytes
     timeout_s: float
     rpc: Any
     retry: Retry
@@ -130,7 +133,6 @@ class GrpcTransport:
             {
                 call.name: channel.unary_unary(
                     f"/{SERVICE}/{call.name}",
-                    request_serializer=call.request.message.SerializeToString,
                     response_deserializer=call.answer.message.FromString,
                     _registered_method=True,  # as generated stubs have it: less work a call
                 )
@@ -143,11 +145,11 @@ class GrpcTransport:
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
     ) -> Future[A]:
         """See `Transport`."""
-        message = call.request.encode(argument)
+        request = call.request.encode(argument).SerializeToString()
         timeout_s = self._deadlines.of(call, argument) if ready_s is None else ready_s
-        rpc = self._send(server, call, message, timeout_s, wait_for_ready=ready_s is not None)
+        rpc = self._send(server, call, request, timeout_s, wait_for_ready=ready_s is not None)
         retry = Retry(self._budget_s if call.retry and ready_s is None else 0.0)
-        return _Answer(self, server, call, _Sent(message, timeout_s, rpc, retry))
+        return _Answer(self, server, call, _Sent(request, timeout_s, rpc, retry))
 
     @property
     def _budget_s(self) -> float:
@@ -159,13 +161,13 @@ class GrpcTransport:
         self,
         server: int,
         call: Call[Any, Any],
-        message: Any,
+        request: bytes,
         timeout_s: float,
         *,
         wait_for_ready: bool,
     ) -> Any:
         method = self._methods[server][call.name]
-        return method.future(message, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        return method.future(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
 
     def try_again(
         self, server: int, call: Call[Any, Any], sent: _Sent, failure: grpc.RpcError
@@ -195,7 +197,7 @@ class GrpcTransport:
         # A try fails at once while the server is not there, so it is waited for within the budget; one that
         # is there, within the deadline: a call that waits for other workers may take longer than the budget.
         try:
-            sent.rpc = self._send(server, call, sent.message, sent.timeout_s, wait_for_ready=False)
+            sent.rpc = self._send(server, call, sent.request, sent.timeout_s, wait_for_ready=False)
         except ValueError:  # closed since the pause
             raise error from failure
 
