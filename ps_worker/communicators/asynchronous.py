@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from protos.gradients import Gradients, Values, require_finite
+from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Member, Missing, Parameters, Pulled, Version
 from ps_worker.communicators.background import Background
@@ -99,7 +99,6 @@ class AsyncCommunicator:
         numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Queues the gradients of a step; waits only while the queue is full."""
-        require_finite(gradients)
         with self._changed:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
             self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)

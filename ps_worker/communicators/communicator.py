@@ -62,7 +62,7 @@ class Communicator(Protocol):
         """Takes the gradients of a step; the arrays may be reused when it returns.
 
         Args:
-            gradients: Sums over the examples of the step.
+            gradients: Sums over the examples of the step; finite, which training/non_finite.py sees to.
             examples: Their number.
             pulled: The version of the embeddings that the gradients were computed from; the oldest.
             numbers: Of the batches of the step, from `push_ids.take`.

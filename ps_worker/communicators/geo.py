@@ -17,7 +17,7 @@ import numpy as np
 
 from protos.errors import JobError
 from protos.futures import Answered
-from protos.gradients import Gradients, Values, require_finite
+from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import Changes, Future, Member, Parameters, Pulled, Version
@@ -120,7 +120,6 @@ class GeoCommunicator:
         numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
         """Applies gradients to the replica; waits only while an exchange is a whole round late."""
-        require_finite(gradients)
         self._replica.push(gradients)
         with self._changed:
             self._background.require_health()

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ctr_model.batch import Batch
-from protos.errors import GradientError, JobError, TransportError, WaitTimeoutError
-from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.errors import JobError, TransportError, WaitTimeoutError
 from protos.store import Missing, SaveRequest, Store
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import Communicator
@@ -20,7 +19,7 @@ from ps_worker.job.specs import declare, dense_spec, table_specs
 from ps_worker.training.meter import Progress
 from ps_worker.training.trainer import Trainer
 from tests.support.stores import member
-from tests.support.training import job, random_batches, small_model, together
+from tests.support.training import job, random_batches, small_model
 
 NUM_PARAMS = small_model().num_params
 BATCHES = random_batches(30, 16, seed=4)
@@ -282,47 +281,3 @@ def test_nothing_learnt_is_no_exchange() -> None:
     communicator.close()
 
     assert store.status().version == version == 10
-
-
-def test_gradient_that_is_not_finite_is_refused_before_the_replica_has_it() -> None:
-    settings = geo_job(10)
-    store = new_store(settings)
-    communicator = new_geo(store, settings)
-    with communicator.params() as params:
-        before = params.copy()
-    dense = np.full(NUM_PARAMS, np.nan, np.float32)
-
-    with pytest.raises(GradientError, match="not finite"):
-        communicator.push(Gradients({}, {"dense": DenseGrad(dense, 1)}), 1, pulled=0)
-
-    with communicator.params() as params:
-        np.testing.assert_array_equal(params, before)
-    communicator.close()
-
-
-@pytest.mark.parametrize("kind", ["geo", "direct"])
-def test_threads_lose_no_update(kind: str) -> None:
-    """Each of four threads pushes the same gradient fifty times: parameters go 200 steps."""
-    settings = geo_job(7)
-    store = new_store(settings if kind == "geo" else job("async", *SGD))
-    before = parameters(store)
-    communicator = (
-        new_geo(store, settings)
-        if kind == "geo"
-        else DirectCommunicator(store, member=member(), num_params=NUM_PARAMS)
-    )
-    keys = ALL_KEYS["embedding"]
-    sparse = SparseGrad(keys, np.full((keys.size, 4), 0.01, np.float32), 1)
-    dense = DenseGrad(np.full(NUM_PARAMS, 0.01, np.float32), 1)
-
-    def push() -> None:
-        for _ in range(50):
-            communicator.push(Gradients({"embedding": sparse}, {"dense": dense}), 1, pulled=0)
-
-    together(*[push] * 4)
-    communicator.flush()
-    communicator.close()
-
-    after = parameters(store)
-    np.testing.assert_allclose(after[0], before[0] - 200 * 0.1 * 0.01, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(after[1], before[1] - 200 * 0.5 * 0.01, rtol=1e-3, atol=1e-3)
