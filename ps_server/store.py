@@ -359,7 +359,12 @@ class ParameterStore:
         chunks = coordinator.assemble(chunk, push_id)
         if chunks is None:
             return Answered(coordinator.version)
-        return self._push(join_push(chunks), push_id, at)
+        try:
+            return self._push(join_push(chunks), push_id, at)
+        except Exception as error:
+            if chunk.num_chunks > 1:
+                coordinator.refuse_push(push_id, error)
+            raise
 
     def _push_on_arrival(self, gradients: Gradients, push_id: PushId) -> Future[Version]:
         coordinator = self._coordinator

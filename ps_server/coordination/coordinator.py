@@ -333,10 +333,16 @@ class Coordinator:
         Raises:
             ProtocolError: If it contradicts other chunks of the push, comes too late, or the worker is not of
                 this job.
+            Exception: That for which the push was refused.
         """
         with self._lock:
             self.require_push(push_id)
             return self._assembler.add(push_id, chunk)
+
+    def refuse_push(self, push_id: PushId, error: Exception) -> None:
+        """A push that was assembled was refused: its chunks are refused if they come again."""
+        with self._lock:
+            self._assembler.refuse(push_id, error)
 
     def has_push(self, push_id: PushId, step: Version | None) -> bool:
         """Whether the push came before, to be applied on arrival or as the worker's part of `step`."""

@@ -2,9 +2,10 @@
 
 Sans-IO: chunks in, complete pushes out; no clock, no locks. Nothing is kept for ever: another process in a
 worker's place, or `WINDOW` newer pushes, drop a push that is incomplete. Chunks of it that come later are
-refused, so that no push is lost without an error.
+refused, so that no push is lost without an error; and so are those of a push that was refused.
 """
 
+import copy
 from dataclasses import dataclass, field
 
 from protos.chunking import PushChunk
@@ -28,10 +29,12 @@ class _Inbox:
     newest: int = 0
     pushes: dict[int, dict[int, PushChunk]] = field(default_factory=dict)
     ids: dict[int, PushId] = field(default_factory=dict)
+    refused: dict[int, Exception] = field(default_factory=dict)
 
     def forget(self, sequence: int) -> None:
-        """A push is complete, or too old."""
-        del self.pushes[sequence], self.ids[sequence]
+        """A push is complete, refused or too old."""
+        self.pushes.pop(sequence, None)
+        self.ids.pop(sequence, None)
 
     @property
     def num_values(self) -> int:
@@ -52,6 +55,7 @@ class PushAssembler:
 
         Raises:
             ProtocolError: If it contradicts other chunks of the push, comes too late, or is too much.
+            Exception: That for which its push was refused.
         """
         if not part.chunk < part.num_chunks <= MAX_CHUNKS:
             raise ProtocolError(
@@ -61,6 +65,8 @@ class PushAssembler:
         if part.num_chunks == 1:
             return [part]
         inbox = self._inbox(push_id)
+        if (refusal := inbox.refused.get(push_id.sequence)) is not None:
+            raise copy.copy(refusal)
         parts = inbox.pushes.setdefault(push_id.sequence, {})
         num_chunks = next(iter(parts.values()), part).num_chunks
         if part.num_chunks != num_chunks:
@@ -74,12 +80,19 @@ class PushAssembler:
             inbox.forget(push_id.sequence)
             return [parts[index] for index in range(part.num_chunks)]
         if (num_values := inbox.num_values) > MAX_INCOMPLETE_VALUES:
-            inbox.forget(push_id.sequence)
-            raise ProtocolError(
+            error = ProtocolError(
                 f"{_name(push_id)}: chunks of incomplete pushes with {num_values} numbers wait for others, "
                 f"expected up to {MAX_INCOMPLETE_VALUES}"
             )
+            self.refuse(push_id, error)
+            raise error
         return None
+
+    def refuse(self, push_id: PushId, error: Exception) -> None:
+        """A push was refused: a chunk that comes again, since its answer was lost, is refused alike."""
+        inbox = self._inbox(push_id)
+        inbox.forget(push_id.sequence)
+        inbox.refused[push_id.sequence] = copy.copy(error)  # without the frames that it passed
 
     @property
     def num_incomplete(self) -> int:
@@ -108,6 +121,8 @@ class PushAssembler:
         inbox.newest = max(inbox.newest, push_id.sequence)
         for sequence in [old for old in inbox.pushes if old <= inbox.newest - WINDOW]:
             inbox.forget(sequence)
+        for sequence in [old for old in inbox.refused if old <= inbox.newest - WINDOW]:
+            del inbox.refused[sequence]
         return inbox
 
 

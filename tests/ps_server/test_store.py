@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protos.chunking import PushChunk
 from protos.errors import (
     CheckpointError,
     CtrPsError,
@@ -132,6 +133,29 @@ def test_bad_push_changes_nothing(fault: str, at: int | None) -> None:
         store.push_grad(gradients, push_id(), at=at)
 
     assert seen(store) == before
+    store.push_grad(push_of(), push_id(), at=at)
+    assert store.digest() == trained_once()
+
+
+@pytest.mark.parametrize("at", [None, 0], ids=["async", "sync"])
+@pytest.mark.parametrize("again", [0, 1], ids=["first-chunk", "last-chunk"])
+def test_bad_push_in_chunks_is_refused_again(again: int, at: int | None) -> None:
+    """Else a worker that did not hear of the refusal is told that its push is on its way."""
+    store = new_store(num_workers=1)
+    push = push_id()
+    good, bad = rows(3, keys_of(4, 5, 6)), with_value(rows(3), np.nan)
+    chunks = [
+        PushChunk(sparse=[("deep", grad)], dense=[], chunk=number, num_chunks=2)
+        for number, grad in enumerate((good, bad))
+    ]
+    store.push_chunk(chunks[0], push, at=at).result()
+    with pytest.raises(GradientError, match="not finite"):
+        store.push_chunk(chunks[1], push, at=at)
+
+    with pytest.raises(GradientError, match="not finite"):
+        store.push_chunk(chunks[again], push, at=at)
+
+    assert store.waiting() == []
     store.push_grad(push_of(), push_id(), at=at)
     assert store.digest() == trained_once()
 
