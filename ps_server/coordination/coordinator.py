@@ -277,6 +277,14 @@ class Coordinator:
         self._members.require(push_id.worker)
         require_plausible(push_id.worker, push_id)
 
+    def _require_place(self, push_id: PushId) -> None:
+        """Raises ProtocolError if another process has the place of the one that pushes; needs the lock.
+
+        It may have taken it after the call came. In process nobody joins.
+        """
+        if self._members.incarnation_of(push_id.worker) is not None:
+            self._members.require_place(Member(push_id.worker, push_id.incarnation))
+
     def require_member(self, worker: int) -> None:
         """Raises ProtocolError unless the job has this worker."""
         self._members.require(worker)
@@ -331,22 +339,29 @@ class Coordinator:
         """Takes a chunk of a push; returns all of its chunks, in order, if it was the last to come.
 
         Raises:
-            ProtocolError: If it contradicts other chunks of the push, comes too late, or the worker is not of
-                this job.
+            ProtocolError: If it contradicts other chunks of the push, comes too late, the worker is not of
+                this job, or another process has its place.
             Exception: That for which the push was refused.
         """
         with self._lock:
             self.require_push(push_id)
+            self._require_place(push_id)
             return self._assembler.add(push_id, chunk)
 
     def refuse_push(self, push_id: PushId, error: Exception) -> None:
         """A push that was assembled was refused: its chunks are refused if they come again."""
         with self._lock:
+            self._require_place(push_id)
             self._assembler.refuse(push_id, error)
 
     def has_push(self, push_id: PushId, step: Version | None) -> bool:
-        """Whether the push came before, to be applied on arrival or as the worker's part of `step`."""
+        """Whether the push came before, to be applied on arrival or as the worker's part of `step`.
+
+        Raises:
+            ProtocolError: If another process has the worker's place.
+        """
         with self._lock:
+            self._require_place(push_id)
             if step is not None:
                 return self._steps.has_part(push_id.worker, step)
             return self._ledger.state(push_id) is not PushState.NEW
@@ -358,11 +373,12 @@ class Coordinator:
             Whether it is new; else it came before, and `when_arrived` answers it.
 
         Raises:
-            ProtocolError: If a synchronous step waits for parts or is being applied, or the worker is not of
-                this job.
+            ProtocolError: If a synchronous step waits for parts or is being applied, the worker is not of
+                this job, or another process has its place.
         """
         with self._lock:
             self._require_no_failure()
+            self._require_place(push_id)
             if self._ledger.begin(push_id) is not PushState.NEW:
                 return False
             try:
@@ -411,7 +427,8 @@ class Coordinator:
         """Takes a worker's part of a synchronous step, once.
 
         Raises:
-            ProtocolError: If the worker is not at this step, or has gradients of no examples.
+            ProtocolError: If the worker is not at this step or has gradients of no examples, or another
+                process has its place.
         """
         if push_id.examples < 1 and (gradients.sparse or gradients.dense):
             raise ProtocolError(
@@ -419,6 +436,7 @@ class Coordinator:
                 f"{push_id.examples} examples: a step is divided by the examples of its push ids"
             )
         with self._change():
+            self._require_place(push_id)
             if self._steps.has_part(push_id.worker, step):
                 self._ledger.duplicates += 1
                 return

@@ -128,11 +128,15 @@ class Membership:
 
     def require_member(self, member: Member) -> None:
         """Raises ProtocolError unless the process has a place; it is a sign of life."""
+        self.require_place(member)
+        self._silent_s[member.worker] = 0.0
+        self._candidates.pop(member.worker, None)
+
+    def require_place(self, member: Member) -> None:
+        """Raises ProtocolError unless the process has a place."""
         worker = member.worker
         if self._incarnations.get(worker) == member.incarnation:
             if worker not in self.left or worker not in self.lost:
-                self._silent_s[worker] = 0.0
-                self._candidates.pop(worker, None)
                 return
             raise ProtocolError(
                 f"worker {worker} was silent for longer than its lease, and the others have gone on "

@@ -102,8 +102,7 @@ class PushLedger:
 
     def state(self, push_id: PushId) -> PushState:
         """Returns what was done with a push."""
-        run = self._incarnations.get(push_id.worker)
-        if run is None or run.number != push_id.incarnation:
+        if (run := self._run_of(push_id)) is None:
             return PushState.NEW
         if push_id.sequence < run.next_sequence or push_id.sequence in run.ahead:
             return PushState.APPLIED
@@ -130,11 +129,17 @@ class PushLedger:
 
     def abandon(self, push_id: PushId) -> None:
         """A push could not be applied: it is as if it had not come."""
-        self._incarnation(push_id).applying.discard(push_id.sequence)
+        if (run := self._run_of(push_id)) is not None:
+            run.applying.discard(push_id.sequence)
 
     def note(self, push_id: PushId) -> None:
-        """Records that a push on arrival was applied."""
-        run = self._incarnation(push_id)
+        """Records that a push on arrival was applied.
+
+        Not that of a process which was replaced meanwhile: the one in its place goes on from the progress
+        that it was told, and its pushes are not forgotten for it.
+        """
+        if (run := self._run_of(push_id)) is None:
+            return
         run.applying.discard(push_id.sequence)
         run.ahead[push_id.sequence] = push_id
         while (whole := run.ahead.pop(run.next_sequence, None)) is not None:
@@ -145,10 +150,15 @@ class PushLedger:
         """Records that the step that a push was a part of was applied."""
         self._progress[push_id.worker] = progress_of(push_id)
 
+    def _run_of(self, push_id: PushId) -> _Incarnation | None:
+        """Returns the pushes of the process that pushes; None: it has begun none, or was replaced."""
+        run = self._incarnations.get(push_id.worker)
+        return run if run is not None and run.number == push_id.incarnation else None
+
     def _incarnation(self, push_id: PushId) -> _Incarnation:
         """Returns the pushes of the process that pushes; those of one before it are forgotten."""
-        run = self._incarnations.get(push_id.worker)
-        if run is None or run.number != push_id.incarnation:
+        run = self._run_of(push_id)
+        if run is None:
             run = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
         return run
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 
@@ -276,7 +277,7 @@ def test_others_go_on_without_a_lost_worker() -> None:
     """From the step on of which they do not have its part."""
     failures: list[str] = []
     workers = joined_workers(WorkerLoss.CONTINUE, failures)
-    workers.push_part(Gradients(), push_id(1), 0)
+    workers.push_part(Gradients(), replace(push_id(1), incarnation=INCARNATION), 0)
 
     lose(workers, 1)
 
@@ -322,6 +323,56 @@ def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None
     assert workers.barrier("pass", 1, step=0, number=2).result() == 0
     third = [workers.barrier("end", worker, step=0, number=3) for worker in range(2)]
     assert [each.result() for each in third] == [0, 0]
+
+
+def replaced_worker() -> tuple[Coordinator, PushId, PushId]:
+    """Returns workers of which another process has taken a place, and a push of the old and the new one."""
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
+    lose(workers, 1, num_workers=2)
+    old = replace(push_id(1), incarnation=INCARNATION)
+    new = replace(old, incarnation=INCARNATION + 1)
+    join(workers, Member(1, new.incarnation), WorkerLoss.WAIT).result()
+    return workers, old, new
+
+
+def test_late_push_of_a_replaced_process_is_refused() -> None:
+    """It was let in while the process had its place; those of the new one would be forgotten for it."""
+    workers, old, new = replaced_worker()
+    apply_on_arrival(workers, new)
+    entries = (
+        lambda: workers.begin_arrival(old),
+        lambda: workers.push_part(Gradients(), old, 1),
+        lambda: workers.has_push(old, None),
+        lambda: workers.has_push(old, 0),
+        lambda: workers.assemble(PushChunk([], [], 0, 2), old),
+    )
+
+    for enter in entries:
+        with pytest.raises(ProtocolError, match="worker 1 of this job is another process by now"):
+            enter()
+
+    assert not workers.begin_arrival(new), "it was applied"
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_push_that_ends_after_its_process_was_replaced_leaves_the_pushes_of_the_new_one(
+    is_applied: bool,
+) -> None:
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
+    old = replace(push_id(1), incarnation=INCARNATION)
+    new = replace(old, incarnation=INCARNATION + 1)
+    workers.begin_arrival(old)
+    lose(workers, 1, num_workers=2)
+    join(workers, Member(1, new.incarnation), WorkerLoss.WAIT).result()
+    apply_on_arrival(workers, new)
+
+    if is_applied:
+        workers.note_applied(old)
+        workers.end_arrival(old)
+    else:
+        workers.abandon_arrival(old)
+
+    assert not workers.begin_arrival(new), "it was applied"
 
 
 def test_process_whose_place_is_not_free_is_refused_when_the_other_is_alive() -> None:

@@ -23,6 +23,11 @@ def push_id(sequence: int, *, worker: int = 0, incarnation: int = 1, first_step:
     )
 
 
+def apply(ledger: PushLedger, push: PushId) -> None:
+    ledger.begin(push)
+    ledger.note(push)
+
+
 def steps(ledger: PushLedger) -> dict[int, int]:
     return {worker: progress.step for worker, progress in ledger.progress().items()}
 
@@ -33,7 +38,7 @@ def test_progress_is_the_last_push_before_the_first_gap(order: list[int]) -> Non
     applied: set[int] = set()
 
     for sequence in order:
-        ledger.note(push_id(sequence))
+        apply(ledger, push_id(sequence))
         applied.add(sequence)
 
         whole = next(number for number in range(7) if number not in applied)
@@ -43,7 +48,7 @@ def test_progress_is_the_last_push_before_the_first_gap(order: list[int]) -> Non
 def test_progress_is_what_the_push_id_says() -> None:
     ledger = PushLedger()
 
-    ledger.note(push_id(0, worker=3, incarnation=9, first_step=20))
+    apply(ledger, push_id(0, worker=3, incarnation=9, first_step=20))
 
     assert ledger.progress() == {
         3: WorkerProgress(incarnation=9, sequence=0, step=21, position="after 21")
@@ -52,26 +57,26 @@ def test_progress_is_what_the_push_id_says() -> None:
 
 def test_worker_that_comes_again_begins_with_push_0() -> None:
     ledger = PushLedger()
-    ledger.note(push_id(0))
-    ledger.note(push_id(2))
+    apply(ledger, push_id(0))
+    apply(ledger, push_id(2))
 
-    ledger.note(push_id(1, incarnation=2, first_step=1))
+    apply(ledger, push_id(1, incarnation=2, first_step=1))
 
     assert steps(ledger) == {0: 1}
-    ledger.note(push_id(0, incarnation=2, first_step=1))
+    apply(ledger, push_id(0, incarnation=2, first_step=1))
     assert steps(ledger) == {0: 3}
 
 
 def test_restored_progress_holds_until_the_first_push() -> None:
     before, ledger = PushLedger(), PushLedger()
-    before.note(push_id(0, worker=0))
-    before.note(push_id(0, worker=1))
+    apply(before, push_id(0, worker=0))
+    apply(before, push_id(0, worker=1))
 
     ledger.restore(before.progress())
-    ledger.note(push_id(1, worker=0, incarnation=2, first_step=1))
+    apply(ledger, push_id(1, worker=0, incarnation=2, first_step=1))
 
     assert steps(ledger) == {0: 1, 1: 1}
-    ledger.note(push_id(0, worker=0, incarnation=2, first_step=1))
+    apply(ledger, push_id(0, worker=0, incarnation=2, first_step=1))
     assert steps(ledger) == {0: 3, 1: 1}
 
 
@@ -87,7 +92,7 @@ def test_push_is_applied_once() -> None:
 
 def test_push_that_overtook_another_is_known() -> None:
     ledger = PushLedger()
-    ledger.note(push_id(2))
+    apply(ledger, push_id(2))
 
     assert ledger.state(push_id(2)) is PushState.APPLIED
     assert ledger.state(push_id(1)) is PushState.NEW
@@ -104,7 +109,7 @@ def test_push_that_failed_may_come_again() -> None:
 
 def test_push_of_another_process_is_another_push() -> None:
     ledger = PushLedger()
-    ledger.note(push_id(0))
+    apply(ledger, push_id(0))
 
     assert ledger.begin(push_id(0, incarnation=2)) is PushState.NEW
     assert steps(ledger) == {0: 1}, "what the first one did stays"
@@ -112,7 +117,7 @@ def test_push_of_another_process_is_another_push() -> None:
 
 def test_push_far_beyond_a_gap_is_refused() -> None:
     ledger = PushLedger()
-    ledger.note(push_id(0))
+    apply(ledger, push_id(0))
 
     with pytest.raises(ProtocolError, match="but push 1 did not"):
         ledger.begin(push_id(1 + MAX_AHEAD))
@@ -121,13 +126,13 @@ def test_push_far_beyond_a_gap_is_refused() -> None:
 def test_ledger_is_restored() -> None:
     before, after = PushLedger(), PushLedger()
     for sequence in (0, 1, 4):
-        before.note(push_id(sequence))
+        apply(before, push_id(sequence))
 
     after.restore(before.progress())
     after.restore_applied(before.applied())
 
     assert [after.state(push_id(i)) is PushState.APPLIED for i in range(5)] == [1, 1, 0, 0, 1]
     assert after.progress() == before.progress()
-    after.note(push_id(2))
-    after.note(push_id(3))
+    apply(after, push_id(2))
+    apply(after, push_id(3))
     assert steps(after) == {0: 5}, "push 4 was not forgotten"
