@@ -243,16 +243,18 @@ class SaveResponse(_message.Message):
     def __init__(self, share: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("url", "token", "only", "member")
+    __slots__ = ("url", "token", "only", "member", "number")
     URL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ONLY_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     url: str
     token: str
     only: _containers.RepeatedScalarFieldContainer[str]
     member: _data_plane_pb2.Member
-    def __init__(self, url: _Optional[str] = ..., token: _Optional[str] = ..., only: _Optional[_Iterable[str]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ...) -> None: ...
+    number: int
+    def __init__(self, url: _Optional[str] = ..., token: _Optional[str] = ..., only: _Optional[_Iterable[str]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class LoadResponse(_message.Message):
     __slots__ = ()

@@ -186,6 +186,7 @@ class Load:
     token: str = ""
     only: Sequence[str] = ()
     member: Member
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ from protos.wire.requests import (
 )
 from ps_server.checkpoint.files.manifest import share_to_json
 from ps_server.rpc.completed_calls import CompletedCalls
-from ps_server.rpc.journal import NO_JOURNAL, Journal, ShrinkAnswers
+from ps_server.rpc.journal import NO_JOURNAL, CompletedState, Journal
 from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ _LONG_CALLS = frozenset(
 """Calls that look at all rows, reach a file system, or apply the steps that they complete."""
 
 _REMEMBERED_SHRINKS = 4096
+_REMEMBERED_LOADS = 64
 
 _VALUES_A_KEY = 10  # a guess at the dim: a pull's keys do not say what they will read
 
@@ -126,18 +127,24 @@ class Handlers:
         """Returns a future that is done when all calls so far are durable."""
         return self._journal.durable()
 
-    def shrink_answers(self) -> ShrinkAnswers:
-        """Returns what the shrinks of this job were answered, by worker and number."""
-        jobs = self._store.jobs_before
-        return {
-            worker: self._completed.answers(("Shrink", worker, jobs))
-            for worker in range(self._store.num_workers)
-        }
+    def completed(self) -> CompletedState:
+        """Returns the calls of this job that are not carried out again."""
+        workers = range(self._store.num_workers)
+        return CompletedState(
+            shrinks={each: self._completed.answers(self._shrinks_of(each)) for each in workers},
+            loads={each: [*self._completed.answers(("Load", each))] for each in workers},
+        )
 
-    def restore_shrinks(self, answers: ShrinkAnswers) -> None:
-        """Takes over what `shrink_answers` returned."""
-        for worker, by_number in answers.items():
-            self._completed.restore(("Shrink", worker, self._store.jobs_before), by_number)
+    def restore_completed(self, completed: CompletedState) -> None:
+        """Takes over what `completed` returned."""
+        for worker, by_number in completed.shrinks.items():
+            self._completed.restore(self._shrinks_of(worker), by_number)
+        for worker, loads in completed.loads.items():
+            self._completed.restore(("Load", worker), dict.fromkeys(loads))
+
+    def _shrinks_of(self, worker: int) -> tuple[str, int, int]:
+        """By worker, not by process: one that takes another's place comes to the same shrinks again."""
+        return "Shrink", worker, self._store.jobs_before
 
     def keep_journal(self, journal: Journal) -> None:
         """Tells `journal` of every call from now on that changes the store, before it does."""
@@ -279,8 +286,18 @@ class Handlers:
         return share_to_json(share)
 
     def _load(self, request: Load) -> None:
-        self._store.load(request.url, only=request.only, token=request.token)
-        logger.info("loaded folder=%s", request.url)
+        def load() -> None:
+            self._store.load(request.url, only=request.only, token=request.token)
+            logger.info("loaded folder=%s", request.url)
+
+        # One that comes late, after its answer was lost, would undo the training since.
+        member = request.member
+        self._completed.once(
+            ("Load", member.worker),
+            (member.incarnation, request.number),
+            load,
+            remembered=_REMEMBERED_LOADS,
+        )
 
     def _resume(self, request: Resume) -> None:
         self._store.resume(request.version, request.progress)
@@ -292,10 +309,11 @@ class Handlers:
 
         if request.dry_run:
             return shrink()
-        # By worker, not by process: one that takes another's place comes to the same shrinks again.
-        caller = ("Shrink", request.member.worker, self._store.jobs_before)
         shrunk = self._completed.once(
-            caller, request.number, shrink, remembered=_REMEMBERED_SHRINKS
+            self._shrinks_of(request.member.worker),
+            request.number,
+            shrink,
+            remembered=_REMEMBERED_SHRINKS,
         )
         total = sum(shrunk.values(), Shrunk())
         logger.info("shrunk removed_rows=%d left_rows=%d", total.rows, total.left_rows)

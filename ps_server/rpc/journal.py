@@ -10,9 +10,9 @@ refused is refused again.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic import ConfigDict, TypeAdapter, with_config
@@ -61,8 +61,18 @@ LOGGED = frozenset(
 STATE, SAVED, LOST, NEW_JOB = "state", "saved", "lost", "new job"
 """Kinds of records besides the calls."""
 
-ShrinkAnswers = Mapping[int, Mapping[int, Mapping[str, Shrunk]]]
-"""By worker and number of the shrink."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletedState:
+    """Calls of this job that are not carried out again.
+
+    Attributes:
+        shrinks: What shrinks were answered, by worker and number of the shrink.
+        loads: Incarnation and number of loads, by worker.
+    """
+
+    shrinks: Mapping[int, Mapping[int, Mapping[str, Shrunk]]] = field(default_factory=dict)
+    loads: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 @with_config(ConfigDict(ser_json_inf_nan="constants"))
@@ -74,13 +84,13 @@ class ServerState:
         base: Token of the save that has its parameters; empty: it had none but those it started with.
         jobs_before: Jobs that it had served.
         job: What its coordinator knew.
-        shrinks: What the shrinks of this job were answered.
+        completed: Calls of this job that are not carried out again.
     """
 
     base: str
     jobs_before: int
     job: JobState
-    shrinks: ShrinkAnswers
+    completed: CompletedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +191,7 @@ class UpdateJournal:
         self,
         log: UpdateLog,
         store: ParameterStore,
-        shrinks: Callable[[], ShrinkAnswers],
+        completed: Callable[[], CompletedState],
         *,
         wait_limit_s: float,
     ) -> None:
@@ -190,12 +200,12 @@ class UpdateJournal:
         Args:
             log: Where to write.
             store: What the calls change.
-            shrinks: Returns what the shrinks of this job were answered.
+            completed: Returns the calls of this job that are not carried out again.
             wait_limit_s: How long a snapshot waits for calls that are being carried out.
         """
         self._log = log
         self._store = store
-        self._shrinks = shrinks
+        self._completed = completed
         self._wait_limit_s = wait_limit_s
         self._lock = PhaseLock()
         self._appending = threading.Lock()
@@ -247,7 +257,7 @@ class UpdateJournal:
 
         def on_taken() -> None:
             if not self._store.has_exchanges:  # else they are in the segments so far alone
-                head.extend(state_records(self._store, self._shrinks(), base=token))
+                head.extend(state_records(self._store, self._completed(), base=token))
 
         take(around, on_taken)
 
@@ -271,16 +281,16 @@ class UpdateJournal:
                 return
 
 
-def state_records(store: ParameterStore, shrinks: ShrinkAnswers, *, base: str) -> list[Record]:
+def state_records(store: ParameterStore, completed: CompletedState, *, base: str) -> list[Record]:
     """Returns the head of a segment: what `recover` makes an empty store the same as this with.
 
     Args:
         store: What the calls change; nothing changes it now.
-        shrinks: What the shrinks of this job were answered.
+        completed: Calls of this job that are not carried out again.
         base: Token of the save that has its parameters.
     """
     job = store.job_state()
-    state = ServerState(base=base, jobs_before=store.jobs_before, job=job, shrinks=shrinks)
+    state = ServerState(base=base, jobs_before=store.jobs_before, job=job, completed=completed)
     tables, blocks = store.declared_specs()
     epoch = store.shard_map.epoch
     return [

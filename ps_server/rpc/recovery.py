@@ -30,9 +30,9 @@ from ps_server.rpc.journal import (
     SAVED_JSON,
     STATE,
     STATE_JSON,
+    CompletedState,
     SavedAt,
     ServerState,
-    ShrinkAnswers,
 )
 from ps_server.store import ParameterStore
 
@@ -47,7 +47,7 @@ def recover(
     saved: SavedLog,
     *,
     replay: Replay,
-    restore_shrinks: Callable[[ShrinkAnswers], None],
+    restore_completed: Callable[[CompletedState], None],
 ) -> None:
     """Makes an empty store what the log says.
 
@@ -55,7 +55,7 @@ def recover(
         store: As a server starts with it.
         saved: The log, which has segments.
         replay: Carries out a call; raises what a server refuses.
-        restore_shrinks: Takes over the answers to earlier shrinks.
+        restore_completed: Takes over the calls that are not carried out again.
 
     Raises:
         LogError: If the log is damaged, or no checkpoint that it needs is there.
@@ -70,7 +70,7 @@ def recover(
     if checkpoint is not None:
         store.load(checkpoint.url, token=checkpoint.token)
     store.restore(state.jobs_before, state.job)
-    restore_shrinks(state.shrinks)
+    restore_completed(state.completed)
     loaded = time.monotonic()
     num_calls = 0
     with store.applying_inline():  # nobody waits for an answer before the next call

@@ -98,15 +98,15 @@ class Server:
                 store,
                 saved,
                 replay=handlers.replay,
-                restore_shrinks=handlers.restore_shrinks,
+                restore_completed=handlers.restore_completed,
             )
             self._log = UpdateLog.resume(saved, sync=sync)
             self._is_recovered = True
         else:
-            head = state_records(store, handlers.shrink_answers(), base="")
+            head = state_records(store, handlers.completed(), base="")
             self._log = UpdateLog.create(saved, sync=sync, head=head)
         journal = UpdateJournal(
-            self._log, store, handlers.shrink_answers, wait_limit_s=self._settings.wait_limit_s
+            self._log, store, handlers.completed, wait_limit_s=self._settings.wait_limit_s
         )
         handlers.keep_journal(journal)
         if store.failure:

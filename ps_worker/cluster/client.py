@@ -120,6 +120,7 @@ class ClusterClient:
         self._barriers: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
         self._num_shrinks = itertools.count(1)
         self._num_changes = itertools.count(1)
+        self._num_loads = itertools.count(1)
 
     def __enter__(self) -> Self:
         return self
@@ -548,6 +549,7 @@ class ClusterClient:
             token=checkpoint.token,
             only=sorted(only),
             member=self._member(),
+            number=next(self._num_loads),
         )
         results_of_all_ended(self._call_all(calls.LOAD, request))
 

@@ -1,20 +1,23 @@
 """A server that keeps an update log: its snapshots, what waits for them, and what it recovers from."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from protos.errors import CheckpointError, LogError
+from protos.futures import Future
+from protos.store import Joined, Lease, Member
 from protos.wire import calls, requests
 from ps_server.durability.saved_log import read_log
 from ps_server.durability.update_log import UpdateLog
 from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.journal import UpdateJournal, state_records
+from ps_server.rpc.journal import NO_JOURNAL, CompletedState, UpdateJournal, state_records
 from ps_server.rpc.recovery import recover
 from ps_server.settings import LogSync
 from ps_server.store import ParameterStore
-from tests.support.stores import INCARNATION, member
+from tests.support.stores import INCARNATION, in_process, member, train, trained_chain
 
 LIMIT_S = 5.0
 
@@ -24,9 +27,9 @@ def test_calls_are_carried_out_while_the_log_is_synced(
 ) -> None:
     """A log of minutes takes seconds to sync; only what comes meanwhile is synced while calls wait."""
     store = ParameterStore()
-    head = state_records(store, {}, base="")
+    head = state_records(store, CompletedState(), base="")
     log = UpdateLog.create(read_log(tmp_path), sync=LogSync.OS, head=head)
-    journal = UpdateJournal(log, store, dict, wait_limit_s=LIMIT_S)
+    journal = UpdateJournal(log, store, CompletedState, wait_limit_s=LIMIT_S)
     carried_out = threading.Event()
     found: list[bool] = []
 
@@ -55,10 +58,10 @@ def test_calls_are_carried_out_while_the_log_is_synced(
 def test_snapshot_that_is_asked_for_twice_begins_one_segment(tmp_path: Path) -> None:
     """A second one would have pushes that came since, which the checkpoint has not."""
     store = ParameterStore()
-    head = state_records(store, {}, base="")
+    head = state_records(store, CompletedState(), base="")
     log = UpdateLog.create(read_log(tmp_path), sync=LogSync.OS, head=head)
     handlers = Handlers(store)
-    handlers.keep_journal(UpdateJournal(log, store, dict, wait_limit_s=LIMIT_S))
+    handlers.keep_journal(UpdateJournal(log, store, CompletedState, wait_limit_s=LIMIT_S))
     store.join(0, INCARNATION, terms={}).result()
     snapshot = requests.Snapshot(token="token", member=member())
 
@@ -72,12 +75,12 @@ def test_snapshot_that_is_asked_for_twice_begins_one_segment(tmp_path: Path) -> 
 def test_call_that_fails_for_another_reason_ends_the_recovery(tmp_path: Path) -> None:
     """A server that went on without the checkpoint it had loaded would have fresh rows."""
     first = ParameterStore()
-    head = state_records(first, {}, base="")
+    head = state_records(first, CompletedState(), base="")
     log = UpdateLog.create(read_log(tmp_path / "log"), sync=LogSync.OS, head=head)
     handlers = Handlers(first)
-    handlers.keep_journal(UpdateJournal(log, first, dict, wait_limit_s=LIMIT_S))
+    handlers.keep_journal(UpdateJournal(log, first, CompletedState, wait_limit_s=LIMIT_S))
     handlers.start(calls.JOIN, requests.Join(member=member(), terms={})).result()
-    load = requests.Load(url=f"{tmp_path}/away", member=member())
+    load = requests.Load(url=f"{tmp_path}/away", member=member(), number=1)
     with pytest.raises(CheckpointError):
         handlers.start(calls.LOAD, load)
     log.close()
@@ -87,4 +90,59 @@ def test_call_that_fails_for_another_reason_ends_the_recovery(tmp_path: Path) ->
     with pytest.raises(
         LogError, match=r"Load of the update log cannot be carried out again: .*away"
     ):
-        recover(store, read_log(tmp_path / "log"), replay=replay, restore_shrinks=lambda _: None)
+        recover(store, read_log(tmp_path / "log"), replay=replay, restore_completed=lambda _: None)
+
+
+def begun_log(folder: Path, store: ParameterStore) -> tuple[Handlers, UpdateLog]:
+    """Returns the handlers of a store that log what they do from now on."""
+    head = state_records(store, CompletedState(), base="")
+    log = UpdateLog.create(read_log(folder), sync=LogSync.OS, head=head)
+    handlers = Handlers(store)
+    handlers.keep_journal(UpdateJournal(log, store, handlers.completed, wait_limit_s=LIMIT_S))
+    return handlers, log
+
+
+def recovered(folder: Path, store: ParameterStore) -> Handlers:
+    """Returns the handlers of an empty store that has become what the log says."""
+    handlers = Handlers(store)
+    recover(
+        store,
+        read_log(folder),
+        replay=handlers.replay,
+        restore_completed=handlers.restore_completed,
+    )
+    return handlers
+
+
+def join(handlers: Handlers, who: Member, lease: Lease | None = None) -> Future[Joined]:
+    return handlers.start(calls.JOIN, requests.Join(member=who, terms={}, lease=lease))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("in_new_segment", [False, True])
+def test_load_that_comes_late_does_not_undo_the_training_since(
+    is_restarted: bool, in_new_segment: bool, tmp_path: Path
+) -> None:
+    trained_chain(tmp_path / "model", 0)
+    store = in_process()
+    handlers, log = begun_log(tmp_path / "log", store)
+    join(handlers, member()).result()
+    load = requests.Load(url=f"{tmp_path}/model/0", member=member(), number=1)
+    handlers.start(calls.LOAD, load).result()
+    if in_new_segment:
+        log.begin_segment(state_records(store, handlers.completed(), base=""))
+    log.close()
+    if is_restarted:
+        store = in_process()
+        handlers = recovered(tmp_path / "log", store)
+    else:
+        handlers.keep_journal(NO_JOURNAL)
+    train(store, 5)
+    trained = store.digest()
+
+    handlers.start(calls.LOAD, load).result()
+
+    assert store.digest() == trained
+    again = replace(load, number=2)
+    handlers.start(calls.LOAD, again).result()
+    assert store.digest() != trained, "another load"

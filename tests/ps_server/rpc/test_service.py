@@ -276,7 +276,7 @@ def test_large_call_has_the_answer_of_a_small_one():
             "save_share",
             Share(entries=()),
         ),
-        (calls.LOAD, requests.Load(url="u", member=member()), "load", None),
+        (calls.LOAD, requests.Load(url="u", member=member(), number=1), "load", None),
         (calls.GET_DIGEST, None, "shard_digests", {}),
         (
             calls.PULL_CHANGED,
