@@ -81,7 +81,7 @@ class ServerState:
     """A server at the beginning of a segment.
 
     Attributes:
-        base: Token of the save that has its parameters; empty: it had none but those it started with.
+        base: Token of the save that has its parameters; empty: they were fresh.
         jobs_before: Jobs that it had served.
         job: What its coordinator knew.
         completed: Calls of this job that are not carried out again.
@@ -298,6 +298,23 @@ def state_records(store: ParameterStore, completed: CompletedState, *, base: str
         *(_record(calls.CREATE_TABLE, spec) for spec in tables),
         *(_record(calls.CREATE_DENSE, spec) for spec in blocks),
         *(_record_of_waiting(each, job, epoch) for each in store.waiting()),
+    ]
+
+
+def first_records(store: ParameterStore, loaded: Checkpoint | None) -> list[Record]:
+    """Returns the head of the first segment of a log.
+
+    Args:
+        store: As a server starts with it.
+        loaded: The checkpoint that it was loaded from; None: its parameters are fresh.
+    """
+    if loaded is None:
+        return state_records(store, CompletedState(), base="")
+    # The folder that was loaded may name another checkpoint as its latest when this one is loaded again.
+    saved = SavedAt(token=loaded.token, url=loaded.url)
+    return [
+        *state_records(store, CompletedState(), base=loaded.token),
+        Record(SAVED, SAVED_JSON.dump_json(saved)),
     ]
 
 

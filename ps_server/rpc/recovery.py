@@ -10,6 +10,7 @@ before had done.
 import logging
 import time
 from collections.abc import Callable
+from itertools import chain
 
 from protos.errors import (
     AbortedError,
@@ -114,7 +115,7 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
 
 
 def _save_of(token: str, saved: SavedLog, segment: int) -> SavedAt | None:
-    for record in saved.records_from(segment):
+    for record in chain(saved.head(segment), saved.records_from(segment)):
         if record.kind == SAVED:
             found = SAVED_JSON.validate_json(bytes(record.payload))
             if found.token == token:

@@ -1,6 +1,6 @@
 """One server from its start to its end: what `ps-server` runs, and a script in a server's role.
 
-    precompile -> load -> recover -> bind -> serve -> all workers left | idle | a signal
+    precompile -> recover or load -> bind -> serve -> all workers left | idle | a signal
 
 Heavy imports are made late: a health check imports this module every few seconds.
 """
@@ -74,9 +74,6 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         checkpoint_roots=settings.checkpoint_roots,
         has_update_log=settings.update_log is not None,
     )
-    if settings.load is not None:
-        store.load(settings.load)
-        logger.info("loaded folder=%s", settings.load)
 
     bind = settings.bind or default_bind(role.endpoint)
     address = f"[{bind}]:{role.port}" if ":" in bind else f"{bind}:{role.port}"

@@ -1,4 +1,4 @@
-"""The life of a server: recover, bind, serve, and end when all workers have left.
+"""The life of a server: recover or load, bind, serve, and end when all workers have left.
 
 recover --> start --bound--> wait --all workers left | idle | job failed | told to end--> stop
 """
@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos.errors import AbortedError, BindError, IdleError, LogError
 from protos.wire.channel import SERVER_OPTIONS
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
@@ -77,18 +78,21 @@ class Server:
     def recover(self) -> None:
         """Goes on where the server before this one was, by its update log; before `start`.
 
+        Without such a log it loads the checkpoint to start with, if any.
+
         Raises:
             LogError: If the log is damaged, or in use.
-            CheckpointError: If the checkpoint that it needs is damaged.
+            CheckpointError: If the checkpoint that it needs does not exist, or is damaged.
             AbortedError: If the job of the server before this one has ended by an error.
         """
         folder = self._settings.update_log
         if folder is None:
+            self._load()
             return
         # Imported late: most servers need none of it.
         from ps_server.durability.saved_log import read_log
         from ps_server.durability.update_log import UpdateLog
-        from ps_server.rpc.journal import UpdateJournal, state_records
+        from ps_server.rpc.journal import UpdateJournal, first_records
         from ps_server.rpc.recovery import recover
 
         handlers, store, sync = self._handlers, self._store, self._settings.log_sync
@@ -103,7 +107,7 @@ class Server:
             self._log = UpdateLog.resume(saved, sync=sync)
             self._is_recovered = True
         else:
-            head = state_records(store, handlers.completed(), base="")
+            head = first_records(store, self._load())
             self._log = UpdateLog.create(saved, sync=sync, head=head)
         journal = UpdateJournal(
             self._log, store, handlers.completed, wait_limit_s=self._settings.wait_limit_s
@@ -111,6 +115,15 @@ class Server:
         handlers.keep_journal(journal)
         if store.failure:
             raise AbortedError(store.failure)
+
+    def _load(self) -> Checkpoint | None:
+        """Loads the checkpoint to start with, and returns it; None: fresh parameters."""
+        if self._settings.load is None:
+            return None
+        checkpoint = Checkpoint.open(self._settings.load)
+        self._store.load(checkpoint.url, token=checkpoint.token)
+        logger.info("loaded folder=%s", self._settings.load)
+        return checkpoint
 
     async def start(self) -> int:
         """Binds and serves; returns the port.
@@ -237,6 +250,8 @@ async def serve(
         address: host:port to bind; port 0 takes a free one.
 
     Raises:
+        CheckpointError: If the one to load does not exist, or is damaged.
+        LogError: If the update log is damaged, in use, or lacks its checkpoint.
         BindError: If the address cannot be bound.
         IdleError: If no call came for longer than the idle limit.
         AbortedError: If the job has ended by an error, and the server does not stay.

@@ -19,7 +19,7 @@ from ps_server.rpc.health import SERVICE, is_serving
 from ps_server.rpc.server import ALL_LEFT, Server, serve
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
-from tests.support.stores import joined, member
+from tests.support.stores import joined, member, trained_chain
 
 FREE = "127.0.0.1:0"
 
@@ -288,3 +288,30 @@ def test_recovered_server_loses_no_worker_before_it_can_be_reached_again(monkeyp
     monkeypatch.setattr("ps_server.rpc.server.TICK_S", 0.01)
 
     assert run(life(until_joined=False)) >= 1.0
+
+
+def test_restarted_server_does_not_load_again(tmp_path):
+    """Its log has the training since; and the folder may have a newer checkpoint as its latest by then."""
+    newer = trained_chain(tmp_path / "model", 1)
+    latest = tmp_path / "model" / "LATEST"
+    latest.write_text("0")
+
+    async def life(*, trains: bool) -> str:
+        store = ParameterStore(num_workers=1, has_update_log=True)
+        load = str(tmp_path / "model")
+        server = Server(store, settings(update_log=str(tmp_path / "log"), load=load), address=FREE)
+        server.recover()
+        port = await server.start()
+        if trains:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+                await ask(channel, calls.SHRINK, requests.Shrink(member=member(), number=1))
+        digest = store.digest()
+        await server.stop()
+        return digest
+
+    trained = run(life(trains=True))
+    latest.write_text("1")
+
+    assert run(life(trains=False)) == trained
+    assert trained not in (newer.digest(), ParameterStore().digest())
