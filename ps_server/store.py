@@ -204,6 +204,14 @@ class ParameterStore:
         """Raises ProtocolError unless the process has its place in the job; it is a sign of life."""
         self._coordinator.require_joined(member)
 
+    def require_place(self, member: Member) -> None:
+        """Raises ProtocolError unless the process has its place in the job; it is no sign of life."""
+        self._coordinator.require_place(member)
+
+    def would_return(self, member: Member) -> bool:
+        """Whether a sign of life of a process that has a place changes who may have it next."""
+        return self._coordinator.would_return(member)
+
     def renew(self, worker: int) -> None:
         """See `protos.store.Store`; a call of a member is enough."""
 

@@ -173,6 +173,16 @@ class Coordinator:
         if was_silent:
             logger.info("worker is back worker=%d", member.worker)
 
+    def require_place(self, member: Member) -> None:
+        """Raises ProtocolError unless the process has its place; it is no sign of life."""
+        with self._lock:
+            self._members.require_place(member)
+
+    def would_return(self, member: Member) -> bool:
+        """Whether a sign of life of a process that has a place changes who may have it next."""
+        with self._lock:
+            return self._members.would_return(member)
+
     def take_replaced(self, worker: int) -> bool:
         """Whether another process has taken the place of this worker since the last call."""
         with self._lock:

@@ -17,13 +17,17 @@ from ps_server.coordination.push_ledger import AppliedPushes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersState:
-    """See `Membership`: incarnations and terms by worker and name, a term with who brought it."""
+    """See `Membership`: incarnations and terms by worker and name, a term with who brought it.
+
+    Candidates are processes that wait for the place of a worker, by worker.
+    """
 
     incarnations: Mapping[int, int]
     terms: Mapping[str, tuple[str, str]]
     lease: Lease | None
     left: Sequence[int]
     lost: Sequence[int]
+    candidates: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

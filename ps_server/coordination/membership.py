@@ -153,6 +153,13 @@ class Membership:
             f"Then start the job again from its checkpoint"
         )
 
+    def would_return(self, member: Member) -> bool:
+        """Whether a sign of life of a process that has a place changes who may have it next."""
+        worker = member.worker
+        if self._incarnations.get(worker) != member.incarnation or worker in self.left:
+            return False
+        return self.is_silent(worker) or worker in self._candidates
+
     def is_silent(self, worker: int) -> bool:
         """Whether nothing was heard of a worker since it was lost."""
         return worker in self.lost and not self.is_back(worker)
@@ -201,13 +208,16 @@ class Membership:
         return 0 <= worker < self.num_workers and worker not in self.left
 
     def state(self) -> MembersState:
-        """Returns who takes part, for `restore`; processes that wait for a place join again."""
+        """Returns who takes part, for `restore`; the calls of processes that wait for a place come again."""
         return MembersState(
             incarnations=dict(self._incarnations),
             terms=dict(self._terms),
             lease=self.lease,
             left=sorted(self.left),
-            lost=sorted(self.lost),
+            lost=[
+                each for each in sorted(self.lost) if not self.is_back(each) or each in self.left
+            ],
+            candidates=dict(self._candidates),
         )
 
     def restore(self, state: MembersState) -> None:
@@ -217,6 +227,7 @@ class Membership:
         self._terms = dict(state.terms)
         self.lease = state.lease
         self.left, self.lost = set(state.left), set(state.lost)
+        self._candidates = dict(state.candidates)
         self._silent_s |= dict.fromkeys(state.lost, math.inf)
 
     def require(self, worker: int) -> None:

@@ -6,8 +6,10 @@ A call without a handler here is the store's method of the same name.
 import logging
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -98,6 +100,9 @@ class Handlers:
         self._store = store
         self._on_all_left = on_all_left
         self._journal: Journal = NO_JOURNAL
+        self._places = (
+            threading.Lock()
+        )  # what decides who has a place is logged in the order it happens
         self._logged: set[str] = set()
         self._completed = CompletedCalls()
         self._handlers: dict[str, Callable[[Any], Any]] = {
@@ -112,16 +117,35 @@ class Handlers:
             argument: What it is given.
             payload: The bytes of the message that it came as; None: it did not come over the wire.
         """
+        if isinstance(argument, Join):
+            with self._places:
+                return self._carry_out(call, argument, payload)
         if (member := _member_of(argument)) is not None:
-            self._store.require_joined(member)
+            self._hear_of(member)
+        return self._carry_out(call, argument, payload)
+
+    def _hear_of(self, member: Member) -> None:
+        """A process has called: raises ProtocolError unless it has its place."""
+        with self._places:
+            is_back = self._store.would_return(member)
+            with self._journal.back(member) if is_back else nullcontext():
+                self._store.require_joined(member)
+
+    def _carry_out(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
         with self._journal.entry(call, argument, payload):
             answer = self._handlers[call.name](argument)
         return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
 
     def replay(self, name: str, request: bytes) -> None:
-        """Carries out a logged call once more; nobody waits for its answer."""
+        """Carries out a logged call once more; nobody waits for its answer.
+
+        It is no sign of life: in the log, these are records of their own.
+        """
         call = CALLS[name]
-        self.start(call, call.request.decode(call.request.message.FromString(request)))
+        argument = call.request.decode(call.request.message.FromString(request))
+        if (member := _member_of(argument)) is not None:
+            self._store.require_place(member)
+        self._carry_out(call, argument)
 
     def durable(self) -> Future[None]:
         """Returns a future that is done when all calls so far are durable."""
@@ -152,9 +176,10 @@ class Handlers:
 
     def pass_time(self, seconds: float) -> None:
         """Time passes, by which workers may be lost of which nothing is heard."""
-        if lost := self._store.pass_time(seconds):
-            with self._journal.loss(lost):
-                self._store.lose(lost)
+        with self._places:
+            if lost := self._store.pass_time(seconds):
+                with self._journal.loss(lost):
+                    self._store.lose(lost)
 
     def begin_job(self) -> None:
         """The last job has ended, and the next may begin."""

@@ -58,7 +58,7 @@ LOGGED = frozenset(
 )
 """Calls that change what a server holds or knows; not snapshots and saves, nor Abort, which ends the log."""
 
-STATE, SAVED, LOST, NEW_JOB = "state", "saved", "lost", "new job"
+STATE, SAVED, LOST, BACK, NEW_JOB = "state", "saved", "lost", "back", "new job"
 """Kinds of records besides the calls."""
 
 
@@ -112,6 +112,7 @@ class SavedAt:
 STATE_JSON = TypeAdapter(ServerState)
 SAVED_JSON = TypeAdapter(SavedAt)
 LOST_JSON = TypeAdapter(list[int])
+BACK_JSON = TypeAdapter(Member)
 
 
 TakeSnapshot = Callable[[Callable[[], AbstractContextManager[None]], Callable[[], None]], None]
@@ -137,6 +138,10 @@ class Journal(Protocol):
 
     def loss(self, workers: list[int]) -> AbstractContextManager[None]:
         """Held while workers are lost."""
+        ...
+
+    def back(self, member: Member) -> AbstractContextManager[None]:
+        """Held while a process keeps its place that would have lost it to another one."""
         ...
 
     def new_job(self) -> AbstractContextManager[None]:
@@ -166,6 +171,10 @@ class NoJournal:
         return Answered(None)
 
     def loss(self, workers: list[int]) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return nullcontext()
+
+    def back(self, member: Member) -> AbstractContextManager[None]:
         """See `Journal`."""
         return nullcontext()
 
@@ -237,6 +246,10 @@ class UpdateJournal:
     def loss(self, workers: list[int]) -> AbstractContextManager[None]:
         """See `Journal`."""
         return self._written(LOST, LOST_JSON.dump_json(workers))
+
+    def back(self, member: Member) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return self._written(BACK, BACK_JSON.dump_json(member))
 
     def new_job(self) -> AbstractContextManager[None]:
         """See `Journal`."""

@@ -26,6 +26,7 @@ from ps_server.durability.saved_log import SavedLog
 from ps_server.durability.segment_format import Record
 from ps_server.rpc import journal
 from ps_server.rpc.journal import (
+    BACK_JSON,
     LOST_JSON,
     SAVED,
     SAVED_JSON,
@@ -134,6 +135,9 @@ def _replay(record: Record, store: ParameterStore, replay: Replay) -> None:
             return
         case journal.LOST:
             store.lose(LOST_JSON.validate_json(bytes(record.payload)))
+            return
+        case journal.BACK:
+            store.require_joined(BACK_JSON.validate_json(bytes(record.payload)))
             return
         case journal.NEW_JOB:
             store.begin_job()

@@ -1,14 +1,15 @@
 """A server that keeps an update log: its snapshots, what waits for them, and what it recovers from."""
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError, LogError
+from protos.errors import CheckpointError, LogError, ProtocolError
 from protos.futures import Future
-from protos.store import Joined, Lease, Member
+from protos.store import Joined, Lease, Member, WorkerLoss
 from protos.wire import calls, requests
 from ps_server.durability.saved_log import read_log
 from ps_server.durability.update_log import UpdateLog
@@ -146,3 +147,63 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
     again = replace(load, number=2)
     handlers.start(calls.LOAD, again).result()
     assert store.digest() != trained, "another load"
+
+
+OLD, NEW = Member(0, 5), Member(0, 50)
+WAIT = Lease(seconds=3.0, on_worker_loss=WorkerLoss.WAIT)
+
+
+PLACES = {
+    "back-before-another-comes": (["silent", "calls", "join"], OLD),
+    "back-while-another-waits": (["join", "calls", "silent"], OLD),
+    "back-and-lost-again": (["silent", "calls", "join", "silent"], NEW),
+    "back-after-another-came": (["join", "silent", "calls"], NEW),
+    "waited-for-in-a-segment-before": (["join", "segment", "silent"], NEW),
+    "back-in-a-segment-before": (["silent", "calls", "segment", "join"], OLD),
+    "lost-in-a-segment-before": (["silent", "segment", "join"], NEW),
+}
+
+
+@pytest.mark.parametrize("events", PLACES)
+def test_place_has_the_same_process_after_a_restart(events: str, tmp_path: Path) -> None:
+    """Signs of life decide who gets a place, and most calls that are one are not in the log."""
+    happened, holder = PLACES[events]
+    store = in_process()
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, OLD, WAIT).result()
+    for event in happened:
+        match event:
+            case "join":
+                join(handlers, NEW, WAIT)
+            case "silent":
+                handlers.pass_time(WAIT.seconds)
+            case "segment":
+                log.begin_segment(state_records(store, handlers.completed(), base=""))
+            case "calls":
+                with suppress(ProtocolError):
+                    handlers.start(calls.RENEW, requests.Renew(member=OLD))
+    log.close()
+
+    for each in (store, recovered_store(tmp_path)):
+        each.require_place(holder)
+        with pytest.raises(ProtocolError, match="another process by now"):
+            each.require_place(OLD if holder is NEW else NEW)
+
+
+def recovered_store(folder: Path) -> ParameterStore:
+    store = in_process()
+    recovered(folder, store)
+    return store
+
+
+def test_logged_call_of_a_lost_process_is_no_sign_of_life(tmp_path: Path) -> None:
+    """It may have come before the loss and have been written after it."""
+    store = in_process()
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, OLD, WAIT).result()
+    handlers.pass_time(WAIT.seconds)
+    handlers._carry_out(calls.ADVANCE, requests.Advance(member=OLD, clock=1, at_least=0))
+    join(handlers, NEW, WAIT).result()
+    log.close()
+
+    recovered_store(tmp_path).require_place(NEW)
