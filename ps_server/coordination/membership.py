@@ -5,6 +5,8 @@
                |  `-- a sign of life, or another process in its place
        silent for a lease --> lost
 
+A worker that has left stays so; another process may take its place then, to leave the other servers.
+
 Sans-IO, as every rule in this package: events in, answers out; time is an event, too. No clock, no locks.
 """
 
@@ -87,17 +89,14 @@ class Membership:
             self._terms.setdefault(name, (value, f"worker {worker}"))
         self.lease = self.lease or lease
         self._candidates[worker] = member.incarnation
-        if worker not in self._incarnations or self.is_silent(worker):
+        # One that has left may not have left the other servers: another process leaves these for it.
+        if worker not in self._incarnations or worker in self.left or self.is_silent(worker):
             self._take_place(worker)
 
     def _require_vacant(self, worker: int) -> None:
-        """Raises ProtocolError unless the place of a worker becomes free when it is lost."""
+        """Raises ProtocolError unless the place of a worker becomes free when it is lost, or has left."""
         if self.lease is not None and self.lease.on_worker_loss is WorkerLoss.WAIT:
-            if worker not in self.left:
-                return
-            raise ProtocolError(
-                f"worker {worker} has left this job: it has done its part, and needs no other process"
-            )
+            return
         raise ProtocolError(
             f"worker {worker} of this job is another process, which joined before. If that one has died, "
             f'this one cannot take its place, since cluster.on_worker_loss is not "wait": end the job, and '

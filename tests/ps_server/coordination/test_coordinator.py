@@ -375,6 +375,23 @@ def test_push_that_ends_after_its_process_was_replaced_leaves_the_pushes_of_the_
     assert not workers.begin_arrival(new), "it was applied"
 
 
+def test_process_in_the_place_of_one_that_has_left_comes_to_the_same_end() -> None:
+    """That one was killed between the servers that it had to leave."""
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
+    for worker in range(2):
+        workers.barrier("end", worker, step=0, number=1)
+    workers.leave(1, step=0)
+
+    replacement = Member(1, INCARNATION + 1)
+    assert join(workers, replacement, WorkerLoss.WAIT).result().barriers_passed == 1
+
+    workers.require_joined(replacement)
+    assert workers.barrier("end", 1, step=0, number=1).result() == 0
+    workers.leave(1, step=0)
+    workers.leave(0, step=0)
+    assert workers.all_left()
+
+
 def test_process_whose_place_is_not_free_is_refused_when_the_other_is_alive() -> None:
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
     joins = join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT)

@@ -140,6 +140,20 @@ def test_process_takes_the_place_of_a_lost_one() -> None:
         members.require_member(Member(0, 5))
 
 
+def test_process_takes_the_place_of_one_that_has_left() -> None:
+    """It may have died before it had left all servers; the others wait for that."""
+    members = job_that_waits()
+    members.leave(0)
+
+    members.join(Member(0, 50), {}, WAIT)
+
+    assert members.has_place(Member(0, 50))
+    members.require_member(Member(0, 50))
+    members.leave(0)
+    assert members.left == {0}
+    assert members.pass_time(100.0) == [1], "it is not lost again"
+
+
 def test_process_waits_until_the_one_before_it_is_lost() -> None:
     members = job_that_waits()
     members.pass_time(1.0)
