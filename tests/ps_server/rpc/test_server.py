@@ -315,3 +315,33 @@ def test_restarted_server_does_not_load_again(tmp_path):
 
     assert run(life(trains=False)) == trained
     assert trained not in (newer.digest(), ParameterStore().digest())
+
+
+def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_that_job(tmp_path):
+    """Its supervisor starts it once more; fresh parameters would pass for those of the job."""
+    log = tmp_path / "log"
+
+    async def life(*, is_over: bool) -> None:
+        store = ParameterStore(num_workers=2, has_update_log=True)
+        server = Server(store, settings(update_log=str(log)), address=FREE)
+        server.recover()
+        port = await server.start()
+        barrier = requests.Barrier(name="b", member=member(), step=0, number=1)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            if not is_over:
+                await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+                server._is_job_over = True
+            else:
+                for call, argument in [
+                    (calls.BARRIER, barrier),
+                    (calls.LEAVE, requests.Leave(member=member(), step=0)),
+                ]:
+                    with pytest.raises(
+                        grpc.aio.AioRpcError, match="worker 0 has not joined this job"
+                    ):
+                        await ask(channel, call, argument)
+        await server.stop()
+
+    run(life(is_over=False))
+    assert not list(log.glob("segment-*"))
+    run(life(is_over=True))
