@@ -63,13 +63,19 @@ def free_port() -> Iterator[int]:
 
 
 def environment_of(ports: Sequence[int], index: int, num_workers: int = 1) -> dict[str, str]:
-    """Returns the role variables of server `index`."""
+    """Returns the role variables of server `index`, given ports of the loopback interface."""
+    return environment_at([f"127.0.0.1:{port}" for port in ports], index, num_workers)
+
+
+def environment_at(endpoints: Sequence[str], index: int, num_workers: int = 1) -> dict[str, str]:
+    """Returns the role variables of server `index`, given all servers' host:port."""
+    host, port = endpoints[index].split(":")
     return {
         "TRAINING_ROLE": "PSERVER",
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"127.0.0.1:{port}" for port in ports),
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
         "PADDLE_TRAINERS_NUM": str(num_workers),
-        "POD_IP": "127.0.0.1",
-        "PADDLE_PORT": str(ports[index]),
+        "POD_IP": host,
+        "PADDLE_PORT": port,
     }
 
 

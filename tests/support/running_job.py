@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from deploy import tether
 from tests.support.commands import COMMANDS, ROOT, clean_environment
-from tests.support.processes import environment_of, free_port
+from tests.support.network import Network
+from tests.support.processes import environment_at, free_port
 
 LIMIT_S = 120.0
 _LOOK_S = 0.05
@@ -28,7 +29,7 @@ def training(settings: Mapping[str, str]) -> list[object]:
 
 
 class RunningJob:
-    """Servers that keep update logs, and workers: processes "server.0", "worker.1" and so on.
+    """Servers, which keep update logs unless told, and workers: processes "server.0", "worker.1" and so on.
 
     Leaving the `with` block kills what still runs. Each start of a process has a log of its own.
     """
@@ -42,7 +43,9 @@ class RunningJob:
         num_workers: int = 2,
         job_size: int | None = None,
         server_options: Sequence[str] = (),
+        update_logs: bool = True,
         environment: Mapping[str, str] | None = None,
+        network: Network | None = None,
     ) -> None:
         """Starts all processes.
 
@@ -53,18 +56,25 @@ class RunningJob:
             num_workers: Workers that are started.
             job_size: Workers of the job, if the test is some of them; None: those that are started.
             server_options: Of `ps-server`, besides those of its update log.
+            update_logs: Whether servers keep them.
             environment: Of all processes, besides their roles.
+            network: With a host of its name for each process; None: they share the loopback interface.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._worker_command = worker_command
         self._server_options = server_options
+        self._update_logs = update_logs
         self._environment = environment or {}
+        self._network = network
         self._job_size = job_size or num_workers
         with ExitStack() as stack:
             self.ports = [stack.enter_context(free_port()) for _ in range(num_servers)]
-        self.endpoints = [f"127.0.0.1:{port}" for port in self.ports]
         self.servers = [f"server.{index}" for index in range(num_servers)]
+        self.endpoints = [
+            f"{network.addresses[server] if network else '127.0.0.1'}:{port}"
+            for server, port in zip(self.servers, self.ports, strict=True)
+        ]
         self.workers = [f"worker.{index}" for index in range(num_workers)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._starts: dict[str, int] = {}
@@ -92,12 +102,14 @@ class RunningJob:
         """
         kind, _, index = name.partition(".")
         is_server = kind == "server"
-        role = environment_of(self.ports, int(index) if is_server else 0, self._job_size)
+        role = environment_at(self.endpoints, int(index) if is_server else 0, self._job_size)
         if not is_server:
             role |= {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": index}
-        log = f"--update-log={self.update_log(name)}"
-        server_command = [COMMANDS / "ps-server", log, *self._server_options]
+        log = [f"--update-log={self.update_log(name)}"] if self._update_logs else []
+        server_command = [COMMANDS / "ps-server", *log, *self._server_options]
         command = server_command if is_server else self._worker_command
+        if self._network is not None:
+            command = self._network.command(name, command)
         self._starts[name] = self._starts.get(name, 0) + 1
         with (
             self._output(name, "out").open("wb") as output,
