@@ -20,7 +20,9 @@ FORGET_S = 90.0
 
 A machine that is gone is noticed sooner (protos/wire/channel.py)."""
 
-BUDGET_S = 10.0
+BUDGET_S = 30.0
+"""As long as the default lease: within it neither side gives the other up."""
+
 BUDGET_WITH_LOG_S = 120.0
 """A server that is restarted has to read its log first."""
 

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 
 from protos.errors import CtrPsError, TransportError
 from protos.store import Coordination
@@ -30,7 +31,9 @@ class LeaseRenewal:
         self._thread.start()
 
     def _renew_forever(self) -> None:
-        while not self._is_over.wait(self._pause_s):
+        pause_s = self._pause_s
+        while not self._is_over.wait(pause_s):
+            began = time.monotonic()
             try:
                 self._store.renew(self._worker)
             except TransportError as error:
@@ -40,6 +43,8 @@ class LeaseRenewal:
                 self.refusal = error
                 self._store.disconnect()
                 return
+            # One that is lost fails after a pause's time: another pause on top would let the lease run out.
+            pause_s = max(began + self._pause_s - time.monotonic(), 0.0)
 
     def close(self) -> None:
         """Ends the thread, after the call that it is in."""

@@ -156,7 +156,7 @@ def test_worker_killed_in_async_leaves_the_other_training(data: Path, tmp_path: 
 def test_server_killed_ends_the_workers_with_its_endpoint(
     mode: str, data: Path, tmp_path: Path
 ) -> None:
-    with running(data, tmp_path, mode) as (servers, workers, _):
+    with running(data, tmp_path, mode, settings=["cluster.retry_s=5"]) as (servers, workers, _):
         servers[0].process.kill()
         logs = [worker.wait() for worker in workers]
 

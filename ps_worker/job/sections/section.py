@@ -59,7 +59,7 @@ class ClusterSection(Section):
         rpc_timeout_s: For an answer to a pull or a push.
         wait_timeout_s: For other workers, at a step or a barrier.
         retry_s: For a server that went away in the middle of the job; None: 120 if the servers keep an update
-            log, with which one that is restarted goes on, else 10.
+            log, with which one that is restarted goes on, else 30.
         lease_s: A worker of which a server hears nothing for so long is lost.
         on_worker_loss: "fail": the job ends; "wait": the others wait for a process in its place; "continue":
             they go on without it.

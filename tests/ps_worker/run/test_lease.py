@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import pytest
+
 from protos.errors import CtrPsError, ProtocolError, TransportError
 from ps_worker.run.lease import LeaseRenewal
 
@@ -59,20 +61,38 @@ def test_lease_is_renewed_again_and_again() -> None:
     assert set(store.workers) == {3}
 
 
-def test_lease_is_renewed_three_times_in_its_time(monkeypatch) -> None:
-    pauses: list[float | None] = []
+@pytest.mark.parametrize(
+    ("takes_s", "pauses"),
+    [
+        (0.0, [2.0, 2.0, 2.0]),
+        (0.5, [2.0, 1.5, 1.5]),
+        (2.0, [2.0, 0.0, 0.0]),
+        (5.0, [2.0, 0.0, 0.0]),
+    ],
+)
+def test_lease_is_renewed_three_times_in_its_time_however_long_that_takes(
+    takes_s: float, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float | None] = []
+    now = [0.0]
 
     class Event(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            pauses.append(timeout)
-            return len(pauses) > 2
+            paused.append(timeout)
+            return len(paused) > 2
 
-    store = Renewed()
+    class Slow(Renewed):
+        def renew(self, worker: int) -> None:
+            now[0] += takes_s
+            super().renew(worker)
+
+    store = Slow(TransportError("ps-0:1 is away"))
     threads = SimpleNamespace(Event=Event, Thread=NowThread)
     monkeypatch.setattr("ps_worker.run.lease.threading", threads)
+    monkeypatch.setattr("ps_worker.run.lease.time", SimpleNamespace(monotonic=lambda: now[0]))
     LeaseRenewal(store, 3, 6.0)  # type: ignore[arg-type]
 
-    assert pauses == [2.0, 2.0, 2.0]
+    assert paused == pauses
     assert store.workers == [3, 3]
 
 
