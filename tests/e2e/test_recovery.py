@@ -1,6 +1,6 @@
 """Processes that are killed, paused and started again: the model is that of a run that nothing disturbed.
 
-CTR_PS_RANDOM_RUNS is the number of runs whose processes are killed at random.
+CTR_PS_RANDOM_RUNS is the number of runs of each kind whose processes are killed and paused at random.
 """
 
 import math
@@ -9,9 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,17 @@ from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
 from tests.support import pusher
 from tests.support.commands import run
-from tests.support.running_job import RunningJob, training
+from tests.support.running_job import LIMIT_S, RunningJob, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-RANDOM_RUNS = int(os.environ.get("CTR_PS_RANDOM_RUNS", "2"))
+RANDOM_RUNS = int(os.environ.get("CTR_PS_RANDOM_RUNS", "1"))
 NUM_KILLS = 4
 LONGEST_PAUSE_S = 2.5
 EPOCHS, ROWS = 2, 20_000
 LEASE_S = 1.5
 STOPPED_S = 4.0  # longer than a lease
+LONG_STOP_S = 10.0
 SOON_S = 15.0  # for a process that is told to end, on a busy machine
 SAME = ("model_digest", "auc", "log_loss", "examples")
 
@@ -81,6 +83,19 @@ def figures(job: RunningJob) -> dict[str, Any]:
     return {name: result[name] for name in SAME}
 
 
+@contextmanager
+def stopped(job: RunningJob, name: str, seconds: float) -> Iterator[None]:
+    """Pauses a process; it goes on after some time, while the block runs, unless that has ended before."""
+    timer = Timer(seconds, job.resume, [name])
+    job.pause(name)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 def segments(job: RunningJob, server: str) -> list[Path]:
     """Returns the files of a server's update log."""
     return sorted(job.update_log(server).glob("segment-*"))
@@ -99,21 +114,27 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 # Synchronous training: the same model
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(RANDOM_RUNS))
-def test_processes_killed_at_random_moments_do_not_change_the_model(
+def test_processes_killed_and_paused_at_random_moments_do_not_change_the_model(
     seed: int, data: Path, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    random, killed = Random(seed), []
-    with RunningJob(tmp_path, training(saving(data, tmp_path))) as job:
+    random = Random(seed)
+    faults, suffered = random.sample([*["kill"] * NUM_KILLS, "pause"], NUM_KILLS + 1), []
+    with RunningJob(tmp_path, training(saving(data, tmp_path))) as job, ExitStack() as pauses:
         job.wait_for_steps()
-        for _ in range(NUM_KILLS):
+        for fault in faults:
             time.sleep(random.uniform(0, LONGEST_PAUSE_S))  # the moment is what is at random
             if not job.are_all_running:
                 break
-            killed.append(random.choice([*job.servers, *job.workers]))
-            job.restart(killed[-1])
+            name = random.choice([*job.servers, *job.workers])
+            suffered.append((fault, name))
+            if fault == "kill":
+                job.restart(name)
+            else:
+                pauses.enter_context(stopped(job, name, LONG_STOP_S))
 
-        assert undisturbed == figures(job), f"seed {seed} killed {killed}"
+        assert undisturbed == figures(job), f"seed {seed}: {suffered}"
 
 
 def test_paused_processes_do_not_change_the_model(
@@ -197,6 +218,64 @@ def test_others_continue_without_a_lost_worker(mode: str, data: Path, tmp_path: 
         codes = job.wait("worker.0", *job.servers)
         assert set(codes.values()) == {0}, f"{codes}\n{job.tails}"
         assert job.result()["examples"] >= EPOCHS * ROWS // 2
+
+
+WHY = ("lost", "lease", "cluster.retry_s")
+
+
+def allowed_codes(name: str, fault: str, lost: str) -> set[int]:
+    """Returns how a process may end, in a job that continues without `lost`, unless that is worker 0."""
+    if fault == "kill":
+        return {-signal.SIGKILL} if name == lost else {0}
+    if lost == "worker.0":
+        return {12}
+    if name == lost and name.startswith("worker"):
+        return {10, 4}  # refused; or the others have finished, and the servers are gone
+    return {0}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(RANDOM_RUNS))
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+def test_random_loss_leaves_a_whole_model_or_ends_the_job(
+    fault: str, seed: int, data: Path, tmp_path: Path
+) -> None:
+    """Whatever is lost, each process ends by itself, and says why if it has failed."""
+    random = Random(seed)
+    settings = {
+        **saving(data, tmp_path),
+        "cluster.on_worker_loss": "continue",
+        "cluster.retry_s": str(3 * LONG_STOP_S),
+    }
+    with RunningJob(tmp_path, training(settings), num_workers=3) as job, ExitStack() as pauses:
+        job.wait_for_steps()
+        time.sleep(random.uniform(0, LONGEST_PAUSE_S))
+        if fault == "kill":
+            lost = random.choice(job.workers[1:])
+            job.kill(lost)
+        else:
+            lost = random.choice([*job.servers, *job.workers])
+            pauses.enter_context(stopped(job, lost, LONG_STOP_S))
+
+        codes = job.wait(limit_s=LIMIT_S + LONG_STOP_S)
+
+        what = f"seed {seed}: {fault} {lost}: {codes}\n{job.tails}"
+        for name, code in codes.items():
+            assert code in allowed_codes(name, fault, lost), what
+            assert "Traceback" not in job.log(name), what
+            assert code <= 0 or any(word in job.error(name) for word in WHY), what
+        checkpoints = run("ps-ckpt", "verify", tmp_path / "checkpoints", "--all")
+        assert checkpoints.returncode == 0, f"{checkpoints.stdout}{checkpoints.stderr}{what}"
+        if codes["worker.0"] == 0:
+            steps = [
+                job.wait_for(name, r"worker left worker=0 step=(\d+)")[1] for name in job.servers
+            ]
+            assert len(set(steps)) == 1, what
+            num_left = 2 if lost in job.workers else 3
+            result = job.result()
+            assert EPOCHS * ROWS * num_left // 3 <= result["examples"] <= EPOCHS * ROWS, what
+            assert (num_left < 3) == (result["examples"] < EPOCHS * ROWS), what
+            assert math.isfinite(result["log_loss"]), what
 
 
 @pytest.mark.parametrize(
