@@ -212,8 +212,10 @@ class ParameterStore:
         """Whether a sign of life of a process that has a place changes who may have it next."""
         return self._coordinator.would_return(member)
 
-    def renew(self, worker: int) -> None:
-        """See `protos.store.Store`; a call of a member is enough."""
+    def renew(self, worker: int, *, is_last: bool = False) -> None:
+        """See `protos.store.Store`; a call of a member is enough, unless it is the last."""
+        if is_last:
+            self._coordinator.end_lease(worker)
 
     def disconnect(self) -> None:
         """See `protos.store.Store`; no-op, since there is no connection."""

@@ -75,6 +75,7 @@ def _train(job: Job) -> Mapping[str, Any]:
     from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
     from ps_worker.run.plan import plan_of
     from ps_worker.run.precompile import precompile
+    from ps_worker.run.run import Run
     from ps_worker.run.termination import Termination
     from ps_worker.run.train_job import train_job
 
@@ -92,10 +93,13 @@ def _train(job: Job) -> Mapping[str, Any]:
         termination = None if is_in_process(role) else stack.enter_context(Termination())
         store = stack.enter_context(open_store(role, job.cluster))
 
-        def on_joined() -> None:
-            # Else the process is lost, and the job goes on without it, or with another in its place.
-            if termination is not None and job.cluster.on_worker_loss == "fail":
-                termination.abort_through(store, role.worker_index)
+        def on_joined(run: Run) -> None:
+            if termination is None:
+                return
+            if run.is_needed:
+                termination.abort_through(store, run.worker)
+            else:
+                termination.end_after_batch(run.give_up_lease)
 
         summary = train_job(
             plan,
@@ -104,6 +108,7 @@ def _train(job: Job) -> Mapping[str, Any]:
             num_workers=role.num_workers,
             is_in_process=is_in_process(role),
             on_joined=on_joined,
+            is_told_to_end=lambda: termination is not None and termination.is_told_to_end,
         )
     return summary.as_json()
 

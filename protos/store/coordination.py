@@ -134,8 +134,12 @@ class Coordination(Protocol):
         """
         ...
 
-    def renew(self, worker: int) -> None:
+    def renew(self, worker: int, *, is_last: bool = False) -> None:
         """Says that a worker is alive, as each of its other calls does, but for pulls.
+
+        Args:
+            worker: Index of the worker.
+            is_last: The process ends: its lease runs out now, and it makes no other call.
 
         Raises:
             ProtocolError: If it has no place in the job any more.

@@ -67,10 +67,12 @@ class JoinResponse(_message.Message):
     def __init__(self, jobs_before: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., has_update_log: bool = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("member",)
+    __slots__ = ("member", "is_last")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ...) -> None: ...
+    is_last: bool
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., is_last: bool = ...) -> None: ...
 
 class RenewResponse(_message.Message):
     __slots__ = ()

@@ -37,6 +37,7 @@ class Renew:
     """See `Coordination.renew`."""
 
     member: Member
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,6 +183,12 @@ class Coordinator:
         with self._lock:
             return self._members.would_return(member)
 
+    def end_lease(self, worker: int) -> None:
+        """The lease of a worker runs out by what it says itself: it is lost when time next passes."""
+        with self._lock:
+            self._members.end_lease(worker)
+        logger.info("worker ends its lease worker=%d", worker)
+
     def take_replaced(self, worker: int) -> bool:
         """Whether another process has taken the place of this worker since the last call."""
         with self._lock:

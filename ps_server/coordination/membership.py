@@ -159,6 +159,11 @@ class Membership:
             return False
         return self.is_silent(worker) or worker in self._candidates
 
+    def end_lease(self, worker: int) -> None:
+        """A process ends, so its lease does, too; without a lease a no-op."""
+        if self.lease is not None and self.is_present(worker):
+            self._silent_s[worker] = math.inf
+
     def is_silent(self, worker: int) -> bool:
         """Whether nothing was heard of a worker since it was lost."""
         return worker in self.lost and not self.is_back(worker)

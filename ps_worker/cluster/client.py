@@ -175,9 +175,9 @@ class ClusterClient:
 
         return Combined(combine)
 
-    def renew(self, worker: int) -> None:
+    def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`; a server that is away keeps no other from hearing of the worker."""
-        request = requests.Renew(member=self._member(worker))
+        request = requests.Renew(member=self._member(worker), is_last=is_last)
         lease = self._leases[worker]
         ready_s = None if lease is None else lease.seconds * _RENEWAL_SHARE
         pending = [

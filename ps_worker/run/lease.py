@@ -27,6 +27,7 @@ class LeaseRenewal:
         self._worker = worker
         self._pause_s = lease_s / RENEWALS
         self._is_over = threading.Event()
+        self._is_given_up = False
         self._thread = threading.Thread(target=self._renew_forever, name="lease", daemon=True)
         self._thread.start()
 
@@ -45,6 +46,20 @@ class LeaseRenewal:
                 return
             # One that is lost fails after a pause's time: another pause on top would let the lease run out.
             pause_s = max(began + self._pause_s - time.monotonic(), 0.0)
+        if self._is_given_up:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        try:
+            self._store.renew(self._worker, is_last=True)
+        except CtrPsError as error:
+            logger.warning("lease not given up, it runs out worker=%d: %s", self._worker, error)
+
+    def give_up(self) -> None:
+        """Ends the thread, and the lease: whoever waits for this worker to be lost need not wait longer."""
+        self._is_given_up = True
+        self._is_over.set()
+        self._thread.join()
 
     def close(self) -> None:
         """Ends the thread, after the call that it is in."""

@@ -1,6 +1,7 @@
 """One worker's part in a training run, on a store that is open.
 
     declare -> load -> start -> | train, steps, evaluate, save, barrier, all_reduce, in any order | -> leave
+                                                                                 told to end --`--> end_early
 
 A job file (train_job.py) drives it from pass to pass, a script (ps_worker/fleet) step by step. Workers wait
 for each other first when they start to train. Until then worker 0 may load a checkpoint, from which all
@@ -253,9 +254,11 @@ class Run:
         *,
         thread_num: int | None = None,
         after_step: Callable[[], None] | None = None,
+        is_told_to_end: Callable[[], bool] | None = None,
     ) -> None:
         """Trains on each batch once; `thread_num` overrides the job's. See `Trainer.train`."""
-        self._trainer(thread_num or self._job.train.thread_num).train(batches, after_step)
+        trainer = self._trainer(thread_num or self._job.train.thread_num)
+        trainer.train(batches, after_step, is_told_to_end)
 
     def steps(self, batches: Batches) -> Iterator[TrainedStep]:
         """Trains on each batch once, and yields after each; see `Trainer.steps`."""
@@ -350,6 +353,31 @@ class Run:
             logger.warning("left without an answer, the servers may have ended: %s", error)
         self._has_left = True
         self.close()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the job ends when this worker is lost, and no other process can take its place."""
+        rule = WorkerLoss(self._job.cluster.on_worker_loss)
+        return rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and self.is_first)
+
+    def end_early(self) -> None:
+        """Ends the part of a worker that is not needed before its end, when the store has all its gradients.
+
+        Where the others wait for lost workers its place is free then, else it has left.
+        """
+        if WorkerLoss(self._job.cluster.on_worker_loss) is WorkerLoss.CONTINUE:
+            self.leave()
+            return
+        self.flush()
+        self._has_left = True
+        if self._communicator is not None:
+            self._communicator.close()
+        self.give_up_lease()
+
+    def give_up_lease(self) -> None:
+        """Has the servers lose this worker now, as its process ends; no other call may follow."""
+        if self._renewal is not None:
+            self._renewal.give_up()
 
     def close(self) -> None:
         """Ends the background work; what was not sent is lost."""

@@ -1,7 +1,8 @@
-"""SIGTERM of a cluster's worker: it ends the job and itself, and never in the middle of a call.
+"""SIGTERM of a cluster's worker: it ends itself, never in the middle of a call, and the job if that needs it.
 
-    SIGTERM --handler--> a flag --thread--> abort --> the worker's calls fail --> it unwinds --> exit code 143
-                                              `--> it does not end within the grace --> exit code 143
+    SIGTERM --handler--> a flag --> the job needs the worker: abort --> its calls fail --> it unwinds --> 143
+                            |-----> else: the batch that it is in --> its place is given up ------------> 143
+                            `-----> it does not end within the grace -----------------------------------> 143
 
 An exception raised by a handler could leave a lock of gRPC's taken, and the process waiting for it.
 """
@@ -10,6 +11,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
@@ -22,13 +24,15 @@ logger = logging.getLogger(__name__)
 EXIT_CODE = 128 + signal.SIGTERM
 GRACE_S = 8.0
 """Less than the 10 s that `ps-launch` and Docker give before SIGKILL; Kubernetes gives 30."""
+GIVE_UP_S = 1.0
+"""After the grace, for servers to hear that the worker's place is free."""
 
 
 class Termination:
     """Handles SIGTERM while its `with` block lasts. For the main thread.
 
-    Before `abort_through` a signal ends the process at once: there is nothing to tell anybody. A call that
-    fails after the signal is its consequence, and becomes SystemExit(143).
+    Before `abort_through` or `end_after_batch` a signal ends the process at once: there is nothing to tell
+    anybody. A call that fails after the signal is its consequence, and becomes SystemExit(143).
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
@@ -38,11 +42,21 @@ class Termination:
         self._wake: SimpleQueue[None] = SimpleQueue()  # a handler may put while another one does
         self._is_over = threading.Event()
         self._job: tuple[Coordination, int] | None = None
+        self._give_up: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._watch, name="termination", daemon=True)
 
     def abort_through(self, store: Coordination, worker: int) -> None:
         """From now on, a signal aborts the job of `worker`."""
         self._job = store, worker
+
+    def end_after_batch(self, give_up: Callable[[], None]) -> None:
+        """From now on, a signal only makes `is_told_to_end` true; `give_up` is called after the grace."""
+        self._give_up = give_up
+
+    @property
+    def is_told_to_end(self) -> bool:
+        """Whether the worker is to end by itself, after the batch that it is in."""
+        return self._was_asked and self._give_up is not None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -71,15 +85,22 @@ class Termination:
         self._wake.get()
         if self._is_over.is_set():
             return
-        if self._job is None:
+        if self._job is not None:
+            logger.warning("SIGTERM: this worker ends, and with it the job")
+            # In a thread of its own: a server that does not answer must not use up the grace.
+            threading.Thread(target=_abort, args=self._job, daemon=True).start()
+        elif self._give_up is not None:
+            logger.warning("SIGTERM: this worker ends after its batch")
+        else:
             os._exit(EXIT_CODE)
-        store, worker = self._job
-        logger.warning("SIGTERM: this worker ends, and with it the job")
-        # In a thread of its own: a server that does not answer must not use up the grace.
-        threading.Thread(target=_abort, args=(store, worker), daemon=True).start()
-        if not self._is_over.wait(self._grace_s):
-            logger.error("not ended within %g s after SIGTERM", self._grace_s)
-            os._exit(EXIT_CODE)
+        if self._is_over.wait(self._grace_s):
+            return
+        logger.error("not ended within %g s after SIGTERM", self._grace_s)
+        if self._give_up is not None:
+            giving_up = threading.Thread(target=self._give_up, daemon=True)
+            giving_up.start()
+            giving_up.join(GIVE_UP_S)
+        os._exit(EXIT_CODE)
 
 
 def _abort(store: Coordination, worker: int) -> None:

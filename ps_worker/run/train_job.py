@@ -44,6 +44,7 @@ from ps_worker.run.passes import Pass, epochs
 from ps_worker.run.plan import Plan
 from ps_worker.run.run import Run
 from ps_worker.run.summary import Summary
+from ps_worker.run.termination import EXIT_CODE
 from ps_worker.training.evaluator import figures
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ def train_job(
     worker: int = 0,
     num_workers: int = 1,
     is_in_process: bool = True,
-    on_joined: Callable[[], None] = lambda: None,
+    on_joined: Callable[[Run], None] = lambda _: None,
+    is_told_to_end: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Trains, saves and evaluates; returns the figures.
 
@@ -67,8 +69,10 @@ def train_job(
         num_workers: Workers of the job.
         is_in_process: See `Run`.
         on_joined: Called once this process has its place among the workers.
+        is_told_to_end: Whether this worker is to end after the step that it is in, and the job goes on.
 
     Raises:
+        SystemExit: With the exit code of SIGTERM, if it was told to end.
         CtrPsError: If anything goes wrong; says what.
     """
     job = plan.job
@@ -82,12 +86,14 @@ def train_job(
         is_in_process=is_in_process,
         terms=_terms(plan),
     ) as run:
-        on_joined()
+        on_joined(run)
         data = _data_of(plan, worker, num_workers)
         files = digest_of_files(plan.train_files)
         earlier, start = _load(plan, run, files) if run.is_first else (None, None)
         run.start()
-        training = _Training(plan, run, data, files=files, earlier=earlier)
+        training = _Training(
+            plan, run, data, files=files, earlier=earlier, is_told_to_end=is_told_to_end
+        )
         seconds = training.train()
         summary = training.summary(seconds, start)
         run.leave()
@@ -152,7 +158,14 @@ class _Training:
     """Passes, checkpoints and evaluation of a run that has started."""
 
     def __init__(
-        self, plan: Plan, run: Run, data: TrainingData, *, files: str, earlier: EarlierRun | None
+        self,
+        plan: Plan,
+        run: Run,
+        data: TrainingData,
+        *,
+        files: str,
+        earlier: EarlierRun | None,
+        is_told_to_end: Callable[[], bool],
     ) -> None:
         self._plan = plan
         self._job = plan.job
@@ -160,6 +173,7 @@ class _Training:
         self._data = data
         self._files = files
         self._earlier = earlier
+        self._is_told_to_end = is_told_to_end
         has_saver = run.is_first and self._job.checkpoint.dir
         self._saver = self._new_saver() if has_saver else None
 
@@ -181,7 +195,12 @@ class _Training:
         for each in epochs(self._data, run, first=done + 1, last=last):
             start = time.monotonic()
             with closing(each.batches) as batches:
-                run.train(batches, after_step=self._after_step(each))
+                run.train(
+                    batches,
+                    after_step=self._after_step(each),
+                    is_told_to_end=self._is_told_to_end,
+                )
+            self._end_if_told()
             run.barrier(each.name)
             seconds += time.monotonic() - start
             run.progress.log()
@@ -192,6 +211,12 @@ class _Training:
         if self._saver is not None:
             self._saver.finish()
         return seconds
+
+    def _end_if_told(self) -> None:
+        if self._is_told_to_end():
+            self._run.end_early()
+            logger.info("ended by SIGTERM step=%d", self._run.progress.steps)
+            raise SystemExit(EXIT_CODE)
 
     def _epochs_done(self) -> int:
         """Returns the number of epochs that all workers have ended; worker 0 tells the others."""

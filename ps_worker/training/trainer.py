@@ -154,7 +154,12 @@ class Trainer:
         self._after_step: Callable[[], None] = _nothing
         self._threads = [_Thread(model, batch_size, counting_tables) for _ in range(thread_num)]
 
-    def train(self, batches: Batches, after_step: Callable[[], None] | None = None) -> None:
+    def train(
+        self,
+        batches: Batches,
+        after_step: Callable[[], None] | None = None,
+        is_told_to_end: Callable[[], bool] | None = None,
+    ) -> None:
         """Trains on each batch once, and returns when the store has all gradients.
 
         Positions travel with the gradients, so that a checkpoint records the position in the data.
@@ -162,21 +167,24 @@ class Trainer:
         Args:
             batches: Gone through in their order.
             after_step: Called by the thread that has taken a step, before it takes the next.
+            is_told_to_end: Whether no further step is to begin.
 
         Raises:
             CtrPsError: The first error of any thread; the others stop.
         """
         self._after_step = after_step or _nothing
+        is_told_to_end = is_told_to_end or _never
         self._communicator.begin(len(self._threads))
         with _one_blas_thread():
             if len(self._threads) == 1:
-                source = self._source(batches)
+                source = self._source(batches, is_told_to_end)
                 for _ in self._run(self._threads[0], source, self._communicator.is_overlapped):
                     pass
             elif self._communicator.is_lockstep:
-                self._train_lockstep(self._source(batches))
+                # Not asked by the source: a step has as many batches as in a run that nothing disturbs.
+                self._train_lockstep(self._source(batches), is_told_to_end)
             else:
-                self._train_free(self._source(batches))
+                self._train_free(self._source(batches, is_told_to_end))
             self._communicator.flush()
 
     def steps(self, batches: Batches) -> Iterator[TrainedStep]:
@@ -197,8 +205,10 @@ class Trainer:
                 yield TrainedStep(number, size, result.loss / size, result.probabilities)
             self._communicator.flush()
 
-    def _source(self, batches: Batches) -> "_NumberedBatches":
-        return _NumberedBatches(batches, self._communicator.push_ids)
+    def _source(
+        self, batches: Batches, is_told_to_end: Callable[[], bool] | None = None
+    ) -> "_NumberedBatches":
+        return _NumberedBatches(batches, self._communicator.push_ids, is_told_to_end or _never)
 
     def _prepare(self, batch: Batch, number: int) -> _Step:
         keys = keys_of_batch(batch, self._model.tables)
@@ -214,12 +224,16 @@ class Trainer:
             return replace(computed, gradients=Gradients(), examples=0, is_skipped=True)
         return computed
 
-    def _train_lockstep(self, source: "_NumberedBatches") -> None:
+    def _train_lockstep(
+        self, source: "_NumberedBatches", is_told_to_end: Callable[[], bool]
+    ) -> None:
         def compute(thread: _Thread, numbered: _Numbered) -> _Computed:
             return self._compute(thread, self._prepare(*numbered))
 
         with _pool(len(self._threads)) as pool:
-            while group := list(itertools.islice(source, len(self._threads))):
+            while not is_told_to_end() and (
+                group := list(itertools.islice(source, len(self._threads)))
+            ):
                 threads = self._threads[: len(group)]
                 computed = _results(
                     [pool.submit(compute, *each) for each in zip(threads, group, strict=True)]
@@ -284,6 +298,10 @@ def _nothing() -> None:
     return None
 
 
+def _never() -> bool:
+    return False
+
+
 def _one_blas_thread() -> AbstractContextManager[object]:
     """One BLAS thread a training thread: more would wait for each other."""
     limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
@@ -315,9 +333,12 @@ def _results(runs: Sequence[futures.Future[T]]) -> list[T]:
 class _NumberedBatches:
     """Batches that several threads take, numbered in their order; any thread can end them."""
 
-    def __init__(self, batches: Batches, push_ids: PushIds) -> None:
+    def __init__(
+        self, batches: Batches, push_ids: PushIds, is_told_to_end: Callable[[], bool]
+    ) -> None:
         self._batches = iter(batches)
         self._push_ids = push_ids
+        self._is_told_to_end = is_told_to_end
         self._lock = threading.Lock()
         self._is_stopped = False
 
@@ -326,7 +347,7 @@ class _NumberedBatches:
 
     def __next__(self) -> _Numbered:
         with self._lock:
-            if self._is_stopped:
+            if self._is_stopped or self._is_told_to_end():
                 raise StopIteration
             batch = next(self._batches)
             if isinstance(batch, Batch):

@@ -32,6 +32,7 @@ NUM_KILLS = 4
 LONGEST_PAUSE_S = 2.5
 EPOCHS, ROWS = 2, 20_000
 LEASE_S = 1.5
+LONG_LEASE_S = 600.0  # nobody is lost by it
 STOPPED_S = 4.0  # longer than a lease
 LONG_STOP_S = 10.0
 SOON_S = 15.0  # for a process that is told to end, on a busy machine
@@ -168,6 +169,39 @@ def test_server_that_was_told_to_end_goes_on_when_it_is_started_again(
         assert undisturbed == figures(job)
 
 
+@pytest.mark.parametrize("worker", ["worker.0", "worker.1"])
+def test_worker_that_was_told_to_end_frees_its_place(
+    worker: str, data: Path, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    settings = saving(data, tmp_path) | {"cluster.lease_s": str(LONG_LEASE_S)}
+    with RunningJob(tmp_path, training(settings)) as job:
+        job.wait_for_steps()
+
+        job.processes[worker].send_signal(signal.SIGTERM)
+        assert job.wait(worker, limit_s=SOON_S) == {worker: 143}, job.tails
+        assert "Traceback" not in job.log(worker)
+        job.start(worker)
+
+        assert undisturbed == figures(job)
+
+
+def test_all_workers_that_were_told_to_end_go_on_when_they_are_started_again(
+    data: Path, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    """As when a cluster moves all pods of a job: the servers have what was trained."""
+    settings = saving(data, tmp_path) | {"cluster.lease_s": str(LONG_LEASE_S)}
+    with RunningJob(tmp_path, training(settings)) as job:
+        job.wait_for_steps()
+
+        for worker in job.workers:
+            job.processes[worker].send_signal(signal.SIGTERM)
+        assert set(job.wait(*job.workers, limit_s=SOON_S).values()) == {143}, job.tails
+        for worker in job.workers:
+            job.start(worker)
+
+        assert undisturbed == figures(job)
+
+
 def test_second_process_of_a_living_worker_is_refused(
     data: Path, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
@@ -276,6 +310,33 @@ def test_random_loss_leaves_a_whole_model_or_ends_the_job(
             assert EPOCHS * ROWS * num_left // 3 <= result["examples"] <= EPOCHS * ROWS, what
             assert (num_left < 3) == (result["examples"] < EPOCHS * ROWS), what
             assert math.isfinite(result["log_loss"]), what
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_others_continue_without_a_worker_that_was_told_to_end(
+    mode: str, data: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(data, mode, "continue", cluster__lease_s=str(LONG_LEASE_S))
+    with RunningJob(tmp_path, training(settings)) as job:
+        job.wait_for_steps()
+
+        job.processes["worker.1"].send_signal(signal.SIGTERM)
+
+        assert job.wait() == dict.fromkeys(job.processes, 0) | {"worker.1": 143}, job.tails
+        assert job.result()["examples"] >= EPOCHS * ROWS // 2
+        assert "worker left worker=1" in job.log("server.0")
+
+
+def test_job_ends_with_the_first_worker_if_it_is_told_to_end(data: Path, tmp_path: Path) -> None:
+    settings = settings_of(data, "sync", "continue", cluster__lease_s=str(LONG_LEASE_S))
+    with RunningJob(tmp_path, training(settings)) as job:
+        job.wait_for_steps()
+
+        job.processes["worker.0"].send_signal(signal.SIGTERM)
+        codes = job.wait(*job.workers, limit_s=SOON_S)
+
+        assert codes == {"worker.0": 143, "worker.1": 12}, job.tails
+        assert "worker 0 aborted the job: it was told to stop (SIGTERM)" in job.error("worker.1")
 
 
 @pytest.mark.parametrize(

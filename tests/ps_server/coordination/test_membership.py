@@ -165,6 +165,29 @@ def test_process_waits_until_the_one_before_it_is_lost() -> None:
     assert members.has_place(Member(0, 50))
 
 
+def test_process_that_ends_its_lease_is_lost_at_once() -> None:
+    members = job_that_waits()
+    members.leave(1)
+
+    members.end_lease(0)
+    members.end_lease(1)
+
+    assert members.pass_time(0.25) == [0]
+    members.lose(0)
+    members.join(Member(0, 50), {}, WAIT)
+    assert members.has_place(Member(0, 50))
+    assert members.pass_time(0.25) == []
+
+
+def test_process_without_a_lease_has_none_to_end() -> None:
+    members = Membership(1)
+    members.join(Member(0, 5), {}, None)
+
+    members.end_lease(0)
+
+    assert members.pass_time(100.0) == []
+
+
 def test_process_whose_place_has_a_living_one_is_refused() -> None:
     members = job_that_waits()
     members.join(Member(0, 50), {}, WAIT)

@@ -21,10 +21,12 @@ class Renewed:
         self._changed = threading.Condition()
         self.workers: list[int] = []
         self.is_connected = True
+        self.has_given_up = False
 
-    def renew(self, worker: int) -> None:
+    def renew(self, worker: int, *, is_last: bool = False) -> None:
         with self._changed:
             self.workers.append(worker)
+            self.has_given_up = is_last
             self._changed.notify_all()
         if self._errors and (error := self._errors.pop(0)) is not None:
             raise error
@@ -124,6 +126,29 @@ def test_renewal_ends_when_a_server_refuses_it(caplog) -> None:
 
     assert store.workers == [3, 3]
     assert "lease refused worker=3: worker 3 is another process by now" in caplog.text
+
+
+def test_lease_is_given_up_after_its_last_renewal(caplog) -> None:
+    store = Renewed()
+
+    with renewal(store) as lease:
+        assert store.wait_for(2)
+        assert not store.has_given_up
+        lease.give_up()
+        renewals = len(store.workers)
+        assert has_ended(lease)
+
+    assert store.has_given_up
+    assert len(store.workers) == renewals
+
+
+def test_lease_that_servers_do_not_hear_of_runs_out(caplog) -> None:
+    store = Renewed(TransportError("ps-0:1 is away"))
+
+    with renewal(store, lease_s=3600.0) as lease:
+        lease.give_up()
+
+    assert "lease not given up, it runs out worker=3: ps-0:1 is away" in caplog.text
 
 
 def test_closing_ends_a_long_pause() -> None:

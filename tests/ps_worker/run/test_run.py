@@ -98,6 +98,38 @@ def test_store_has_the_steps_of_a_worker_that_settles_or_saves(
     assert store.status().version == 1
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("on_worker_loss", ["wait", "continue"])
+def test_worker_that_ends_early_leaves_its_place_and_no_gradient(
+    mode: str, on_worker_loss: str
+) -> None:
+    store = ParameterStore(num_workers=2)
+    settings = job(mode, f"cluster.on_worker_loss={on_worker_loss}")
+
+    with run_of(store, 0, settings) as first, run_of(store, 1, settings) as worker:
+        together(first.start, worker.start)
+        assert not worker.is_needed
+        assert first.is_needed == (on_worker_loss == "continue")
+        steps = worker.steps(BATCHES)
+        next(steps)
+        worker.end_early()
+
+        lost = store.pass_time(0.25)
+        status = store.status()
+        first.leave()
+
+    assert lost == ([1] if on_worker_loss == "wait" else [])
+    assert status.left == (set() if on_worker_loss == "wait" else {1})
+    if mode == "async":
+        assert status.examples[1] == BATCHES[0].size
+
+
+def test_worker_that_the_job_needs_says_so() -> None:
+    with run_of(ParameterStore(), 0) as worker:
+        assert worker.is_needed
+        worker.leave()
+
+
 def test_workers_start_with_what_the_first_has_loaded(tmp_path) -> None:
     saved = ParameterStore()
     with run_of(saved, 0) as worker:

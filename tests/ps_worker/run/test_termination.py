@@ -68,6 +68,39 @@ def test_worker_that_does_not_end_is_ended(has_begun: bool) -> None:
     assert code == 143
 
 
+def test_worker_whose_job_goes_on_ends_after_its_batch() -> None:
+    code, _ = ended_by_sigterm(
+        """
+        termination.end_after_batch(lambda: None)
+        assert not termination.is_told_to_end
+        print("ready", flush=True)
+        while not termination.is_told_to_end:
+            pass
+        raise SystemExit(7)
+        """,
+        grace_s=LIMIT_S,
+    )
+
+    assert code == 7
+
+
+@pytest.mark.parametrize("give_up", ["told.set", "threading.Event().wait"])
+def test_worker_that_waits_gives_up_its_place_after_the_grace(give_up: str) -> None:
+    code, log = ended_by_sigterm(
+        f"""
+        told = threading.Event()
+        termination.end_after_batch({give_up})
+        print("ready", flush=True)
+        told.wait()
+        threading.Event().wait()
+        """,
+        grace_s=0.1,
+    )
+
+    assert code == 143
+    assert "not ended within 0.1 s after SIGTERM" in log
+
+
 def test_error_without_a_signal_stays_what_it_is() -> None:
     from ps_worker.run.termination import Termination
 

@@ -138,6 +138,26 @@ def test_push_says_how_many_batches_the_threads_took(store):
     assert [(push_id.batches, push_id.pulled) for push_id in push_ids] == [(2, 0), (1, 1)]
 
 
+@LOCKSTEP_OR_NOT
+@pytest.mark.parametrize("thread_num", [1, 2])
+def test_worker_that_is_told_to_end_ends_after_a_whole_step(store, communicator, thread_num):
+    """Another process goes on with the next batch, and its steps are those of an undisturbed run."""
+    worker = communicator(store, member=member(), num_params=small_model().num_params)
+    taken = 0
+
+    def batches() -> Iterator[Batch]:
+        nonlocal taken
+        while taken < MOST_BATCHES:
+            taken += 1
+            yield BATCH
+
+    trainer_of(worker, thread_num).train(batches(), is_told_to_end=lambda: taken >= 3)
+
+    is_group = communicator is SyncCommunicator and thread_num == 2
+    assert taken == (4 if is_group else 3)
+    assert store.status().examples == {0: taken * BATCH.size}
+
+
 def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):
     store.pull_dense = spoiled(store.pull_dense)  # type: ignore[method-assign]
     worker = DirectCommunicator(store, member=member(), num_params=small_model().num_params)
