@@ -53,6 +53,7 @@ from protos.store import (
     Shrunk,
     StoreStatus,
     Version,
+    WorkerLoss,
     WorkerProgress,
     merge_shrunk,
     merge_status,
@@ -431,7 +432,7 @@ class ClusterClient:
         """See `protos.store.Store`."""
         request = self._barrier_request(name, worker, step)
         pending = self._call_all(calls.BARRIER, request)
-        return Combined(lambda: _same_version(name, results(pending)))
+        return Combined(lambda: self._common_version(request, results(pending)))
 
     def all_reduce(
         self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
@@ -453,14 +454,28 @@ class ClusterClient:
 
         def combine() -> Reduced:
             reduced = reduction.result()
-            _same_version(name, [reduced.version, *results(pending)])
-            return reduced
+            version = self._common_version(request, [reduced.version, *results(pending)])
+            return Reduced(reduced.values, version)
 
         return Combined(combine)
 
     def _barrier_request(self, name: str, worker: int, step: Version) -> requests.Barrier:
         number = next(self._barriers[worker])
         return requests.Barrier(name=name, member=self._member(worker), step=step, number=number)
+
+    def _common_version(self, barrier: requests.Barrier, versions: Sequence[Version]) -> Version:
+        """Returns the version that servers have after a barrier: of all the same, or the largest.
+
+        In asynchronous training a worker that was lost may have reached some servers with its last pushes.
+        """
+        lease = self._leases[barrier.member.worker]
+        is_without_loss = lease is None or lease.on_worker_loss is WorkerLoss.FAIL
+        if len(set(versions)) > 1 and (is_without_loss or barrier.step > 0):
+            raise ProtocolError(
+                f"after barrier {barrier.name!r} the servers are at different versions {versions}: was a "
+                f"push not waited for?"
+            )
+        return max(versions)
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`; the first server knows how far all are."""
@@ -604,15 +619,6 @@ def _require_rows(table: str, rows: Values, expected: tuple[int, int]) -> None:
             f"a server answered a pull from table {table!r} with shape {rows.shape}, expected "
             f"{expected}: it has a table of another dim"
         )
-
-
-def _same_version(barrier: str, versions: Sequence[Version]) -> Version:
-    if len(set(versions)) > 1:
-        raise ProtocolError(
-            f"after barrier {barrier!r} the servers are at different versions {versions}: was a push not "
-            f"waited for?"
-        )
-    return versions[0]
 
 
 def _require_length(

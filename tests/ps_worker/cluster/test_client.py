@@ -241,6 +241,22 @@ def test_numbers_meet_at_one_version_of_all_servers():
         client.all_reduce("sum", 0, np.ones(1), ReduceOp.SUM, step=0).result()
 
 
+@pytest.mark.parametrize("on_worker_loss", [WorkerLoss.WAIT, WorkerLoss.CONTINUE])
+def test_lost_worker_may_have_reached_some_servers_only(on_worker_loss):
+    """In asynchronous training, where a barrier says step 0, versions only count what came."""
+    transport = transport_to(2)
+    client = ClusterClient(transport)
+    lease = Lease(seconds=6.0, on_worker_loss=on_worker_loss)
+    client.join(0, INCARNATION, terms={}, lease=lease).result()
+    transport.stores[1].push_grad(Gradients(), PUSH_ID)
+
+    assert client.barrier("pass", 0, step=0).result() == 1
+    reduced = client.all_reduce("sum", 0, np.ones(1), ReduceOp.SUM, step=0).result()
+    assert (reduced.values.tolist(), reduced.version) == ([1.0], 1)
+    with pytest.raises(ProtocolError, match=r"different versions \[0, 1\]"):
+        client.barrier("end", 0, step=1).result()
+
+
 def test_pull_that_waits_for_a_version_asks_every_server():
     transport = transport_to(4)
     client = client_of(transport)
