@@ -38,6 +38,7 @@ from protos.wire.requests import (
     PullDense,
     PullSparse,
     PushGrad,
+    Renew,
     Resume,
     Save,
     Shrink,
@@ -100,9 +101,8 @@ class Handlers:
         self._store = store
         self._on_all_left = on_all_left
         self._journal: Journal = NO_JOURNAL
-        self._places = (
-            threading.Lock()
-        )  # what decides who has a place is logged in the order it happens
+        # What decides who has a place is logged in the order in which it happens.
+        self._places = threading.Lock()
         self._logged: set[str] = set()
         self._completed = CompletedCalls()
         self._handlers: dict[str, Callable[[Any], Any]] = {
@@ -120,7 +120,11 @@ class Handlers:
         if isinstance(argument, Join):
             with self._places:
                 return self._carry_out(call, argument, payload)
-        if (member := _member_of(argument)) is not None:
+        if isinstance(argument, Renew) and argument.is_last:
+            self._store.require_place(
+                argument.member
+            )  # no sign of life: another may wait for its place
+        elif (member := _member_of(argument)) is not None:
             self._hear_of(member)
         return self._carry_out(call, argument, payload)
 

@@ -158,6 +158,7 @@ PLACES = {
     "back-while-another-waits": (["join", "calls", "silent"], OLD),
     "back-and-lost-again": (["silent", "calls", "join", "silent"], NEW),
     "back-after-another-came": (["join", "silent", "calls"], NEW),
+    "ends-while-another-waits": (["join", "ends", "tick"], NEW),
     "waited-for-in-a-segment-before": (["join", "segment", "silent"], NEW),
     "back-in-a-segment-before": (["silent", "calls", "segment", "join"], OLD),
     "lost-in-a-segment-before": (["silent", "segment", "join"], NEW),
@@ -177,6 +178,10 @@ def test_place_has_the_same_process_after_a_restart(events: str, tmp_path: Path)
                 join(handlers, NEW, WAIT)
             case "silent":
                 handlers.pass_time(WAIT.seconds)
+            case "tick":
+                handlers.pass_time(0.25)
+            case "ends":
+                handlers.start(calls.RENEW, requests.Renew(member=OLD, is_last=True))
             case "segment":
                 log.begin_segment(state_records(store, handlers.completed(), base=""))
             case "calls":
