@@ -28,6 +28,7 @@ class DistributedOptimizer:
         seed: int = 0,
         log_every_s: float = 5.0,
         life: Mapping[str, Any] | None = None,
+        non_finite: str = "fail",
     ) -> Trainer:
         """Makes `model` what this run trains, and returns its trainer; nothing is trained yet.
 
@@ -36,13 +37,19 @@ class DistributedOptimizer:
             seed: Of the initial values of all parameters.
             log_every_s: Seconds between two log lines of training.
             life: What a job's [life] would say; `shrink_every_epochs` is up to the script.
+            non_finite: What becomes of a batch whose loss or gradient is not finite: "fail" or "skip", as a
+                job's `train.non_finite`.
 
         Raises:
             UsageError: If strategy, optimizers or numbers are wrong, or the run has begun.
         """
         job = override_job(
             {
-                "train": {"seed": seed, "log_every_s": log_every_s},
+                "train": {
+                    "seed": seed,
+                    "log_every_s": log_every_s,
+                    "non_finite": non_finite,
+                },
                 "optimizer": self._optimizer,
                 "life": life or {},
                 "strategy": self._strategy.section(),

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -296,6 +297,23 @@ def test_life_that_cannot_be_is_refused() -> None:
 
     with pytest.raises(UsageError, match=r'life\.max_unseen: in mode "geo"'):
         optimizer.minimize(small_model(), life={"max_unseen": 1})
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy says so, too
+def test_batches_that_are_not_finite_are_skipped_if_the_script_says_so() -> None:
+    bad = replace(BATCHES[0], dense=np.full_like(BATCHES[0].dense, np.inf))
+    trainer = fleet.distributed_optimizer(SGD).minimize(small_model(), non_finite="skip")
+    fleet.init_worker()
+
+    trainer.train_from_dataset([bad, *BATCHES])
+
+    assert np.isfinite(log_loss(trainer))
+    fleet.stop_worker()
+
+
+def test_unknown_choice_for_what_is_not_finite_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"train\.non_finite"):
+        fleet.distributed_optimizer(SGD).minimize(small_model(), non_finite="ignore")
 
 
 def test_same_seed_is_the_same_model() -> None:
