@@ -91,6 +91,11 @@ class TrainingData:
         """Malformed rows that a pass over the files skips."""
         return self._dataset.bad_rows
 
+    @property
+    def is_shuffled_globally(self) -> bool:
+        """Whether this worker trains on rows that others have read."""
+        return self._shuffle == "global"
+
     def prepare(self, fleet: HasPeers, epoch: int) -> None:
         """Gets rows that are to be in memory ready for an epoch, before it; all workers call it.
 

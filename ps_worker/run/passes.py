@@ -31,7 +31,16 @@ def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[P
     """Yields the epochs `first` to `last`; the first one starts where the resumed run was in it.
 
     Rows in memory are loaded and shuffled before their epoch is yielded; all workers take part in that.
+
+    Raises:
+        ProtocolError: If this process takes the place of one that had rows of other workers.
     """
+    if run.is_replacement and run.num_workers > 1 and data.is_shuffled_globally:
+        raise ProtocolError(
+            f"worker {run.worker} cannot take the place of a lost process: with data.shuffle = 'global' that "
+            f"one had rows which other workers had sent to it, and nobody has them any more; start the job "
+            f"again from its checkpoint. With data.shuffle = 'local' or 'none' a lost worker can be replaced"
+        )
     for epoch in range(first, last + 1):
         name = f"epoch-{epoch}"
         if _has_ended(epoch, run):
