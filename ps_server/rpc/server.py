@@ -114,6 +114,8 @@ class Server:
         )
         handlers.keep_journal(journal)
         if store.failure:
+            self._is_job_over = True
+            self._close_log()  # the next start is for another job
             raise AbortedError(store.failure)
 
     def _load(self) -> Checkpoint | None:

@@ -56,6 +56,25 @@ def test_servers_and_workers_see_one_folder_of_checkpoints() -> None:
         assert "output:/work/output" in service["volumes"]
 
 
+def test_each_server_keeps_its_update_log_on_a_volume_of_its_own() -> None:
+    logs = []
+    for server in with_role("PSERVER").values():
+        (log,) = (volume for volume in server["volumes"] if volume.endswith(":/work/log"))
+        logs.append(log)
+        assert "--update-log=/work/log" in server["command"]
+
+    assert len({*logs}) == len(logs)
+
+
+def test_killed_containers_are_started_again_but_not_for_ever() -> None:
+    for service in (*with_role("PSERVER").values(), *with_role("TRAINER").values()):
+        policy, _, limit = service["restart"].partition(":")
+        assert policy == "on-failure"  # a server ends with 0 when the job is over
+        assert int(limit) > 0
+    for worker in with_role("TRAINER").values():
+        assert "cluster.on_worker_loss=wait" in worker["command"]
+
+
 def test_volumes_are_mounted_where_the_user_of_the_image_can_write() -> None:
     mounts = {mount for service in SERVICES.values() for mount in service["volumes"]}
 

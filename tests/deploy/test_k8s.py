@@ -1,6 +1,7 @@
 """The Kubernetes manifests: schemas, and consistency between documents."""
 
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
+
+from deploy.plan import exit_code_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/k8s"
@@ -142,13 +145,35 @@ def test_a_worker_is_the_one_that_its_completion_index_says() -> None:
     assert role["PADDLE_TRAINER_ID"] == {"fieldRef": {"fieldPath": annotation}}
 
 
-def test_worker_that_fails_ends_the_job() -> None:
-    """After a restart it would wait in the first barrier, while the others are in another."""
+def test_killed_pods_are_replaced_and_others_fail_the_job() -> None:
     job = only("Job")["spec"]
+    drained, failed = job["podFailurePolicy"]["rules"]
+    replaced = failed["onExitCodes"]["values"]
+    kills = [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS]
 
-    assert job["backoffLimit"] == 0
-    assert "podFailurePolicy" not in job  # it could replace a pod despite the limit
-    assert job["template"]["spec"]["restartPolicy"] == "Never"
+    assert job["backoffLimit"] > 0
+    assert job["template"]["spec"]["restartPolicy"] == "Never"  # a podFailurePolicy needs it
+    assert drained == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    assert failed["action"] == "FailJob"
+    assert failed["onExitCodes"]["operator"] == "NotIn"
+    assert failed["onExitCodes"]["containerName"] == containers("Job")[-1]["name"]
+    assert replaced == sorted(replaced)  # as Kubernetes wants it
+    assert {exit_code_of(-kill) for kill in kills} <= {*replaced}
+    assert min(replaced) > 128
+    assert "--set=cluster.on_worker_loss=wait" in containers("Job")[-1]["args"]
+
+
+def test_each_server_keeps_its_update_log_on_a_volume_of_its_own() -> None:
+    (claim,) = only("StatefulSet")["spec"]["volumeClaimTemplates"]
+    (server,) = containers("StatefulSet")
+    (mount,) = (
+        each for each in server["volumeMounts"] if each["name"] == claim["metadata"]["name"]
+    )
+    (folder,) = (each for each in server["command"] if each.startswith("--update-log="))
+
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    # Below it: a volume's root may have files of its file system.
+    assert folder.startswith(f"--update-log={mount['mountPath']}/")
 
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
@@ -172,7 +197,10 @@ def test_names_that_a_pod_refers_to_exist(kind: str) -> None:
     generated = {generator["name"] for generator in KUSTOMIZATION["configMapGenerator"]}
     mounted = {mount["name"] for mounts in values_of("volumeMounts", pod) for mount in mounts}
 
-    assert {volume["name"] for volume in pod["volumes"]} == mounted
+    claims = only(kind)["spec"].get("volumeClaimTemplates", [])
+    named = [*pod["volumes"], *(claim["metadata"] for claim in claims)]
+
+    assert {each["name"] for each in named} == mounted
     for source in (*values_of("configMapRef", pod), *values_of("configMap", pod)):
         assert source["name"] in generated
     for claim in values_of("persistentVolumeClaim", pod):
@@ -182,7 +210,7 @@ def test_names_that_a_pod_refers_to_exist(kind: str) -> None:
 
 def test_enumerated_fields_have_known_values() -> None:
     choices: dict[str, list[str] | list[list[str]]] = {
-        "accessModes": [["ReadWriteMany"]],  # servers on several nodes write to one folder
+        "accessModes": [["ReadWriteMany"], ["ReadWriteOnce"]],
         "imagePullPolicy": ["Always", "IfNotPresent", "Never"],
         "fsGroupChangePolicy": ["Always", "OnRootMismatch"],
         "podManagementPolicy": ["OrderedReady", "Parallel"],

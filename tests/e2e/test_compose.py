@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 START = os.environ.get("CTR_DOCKER_START")
+STEPS_LIMIT_S = 300.0
 SERVICES = {"data", "ps0", "ps1", "trainer0", "trainer1"}
 
 pytestmark = [
@@ -66,6 +68,11 @@ class Project:
         """Returns the stdout of a Compose command."""
         return self.engine.output(*self.compose, *arguments)
 
+    def container(self, service: str) -> str:
+        """Returns the id of a service's container."""
+        (container,) = self.run("ps", "--all", "--quiet", service).split()
+        return container
+
     def exit_codes(self) -> dict[str, int]:
         """Returns the exit code of each service's container."""
         form = '{{index .Config.Labels "com.docker.compose.service"}} {{.State.ExitCode}}'
@@ -105,11 +112,37 @@ def test_up_trains_a_model_and_every_container_ends_well(project: Project) -> No
     shown = project.run("up", "--build", "--no-color")
 
     assert project.exit_codes() == dict.fromkeys(SERVICES, 0), shown[-4000:]
-    (container,) = project.run("ps", "--all", "--quiet", "trainer0").split()
-    result = json.loads(project.engine.output("docker", "logs", container).splitlines()[-1])
+    log = project.engine.output("docker", "logs", project.container("trainer0"))
+    result = json.loads(log.splitlines()[-1])
     best = json.loads(in_worker(project, "cat", "data/demo/planted.json"))["best_auc"]
     assert best - 0.02 < result["auc"] < best + 0.01
     in_worker(project, "test", "-s", f"{result['checkpoint']}/MANIFEST.json")
+
+
+def test_job_goes_on_when_killed_containers_are_started_again(project: Project) -> None:
+    """By hand: an engine restarts no container that it was told to kill."""
+    project.run("down")
+    project.run("up", "--detach", "--build")
+    killed = [project.container("ps1"), project.container("trainer1")]
+    wait_for_steps(project)
+
+    for container in killed:
+        project.engine.output("docker", "kill", container)
+        project.engine.output("docker", "start", container)
+
+    for service in SERVICES:
+        project.engine.output("docker", "wait", project.container(service))
+    logs = project.run("logs", "--no-color")
+    assert project.exit_codes() == dict.fromkeys(SERVICES, 0), logs[-4000:]
+    assert "takes the place of a lost process worker=1" in logs
+    assert "recovered checkpoint=" in logs
+
+
+def wait_for_steps(project: Project) -> None:
+    end = time.monotonic() + STEPS_LIMIT_S
+    while " step=" not in project.run("logs", "--no-color", "trainer1"):
+        assert time.monotonic() < end, project.run("logs", "--no-color")[-4000:]
+        time.sleep(0.5)
 
 
 def test_kernels_of_the_image_are_compiled(project: Project) -> None:

@@ -345,3 +345,40 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
     run(life(is_over=False))
     assert not list(log.glob("segment-*"))
     run(life(is_over=True))
+
+
+def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_path):
+    """A server that dies before it removes the log says once more why the job has failed, and removes it."""
+    lease = Lease(seconds=0.02, on_worker_loss=WorkerLoss.FAIL)
+    joins = requests.Join(member=member(0), terms={}, lease=lease)
+    monkeypatch.setattr("ps_server.rpc.server.TICK_S", 0.01)
+
+    def recovered() -> Server:
+        store = ParameterStore(num_workers=1, has_update_log=True)
+        server = Server(store, settings(update_log=str(tmp_path)), address=FREE)
+        server.recover()
+        return server
+
+    async def life_that_dies_as_its_job_fails() -> None:
+        failed = asyncio.Event()
+        with monkeypatch.context() as patched:
+            patched.setattr(Server, "_hear_of_failure", lambda *_: failed.set())
+            server = recovered()
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await ask(channel, calls.JOIN, joins)
+        await failed.wait()
+        await server.stop()
+
+    async def life_after_it() -> None:
+        with pytest.raises(AbortedError, match="nothing was heard of workers"):
+            recovered()
+
+    async def life_for_the_next_job() -> None:
+        server = recovered()
+        await server.start()
+        await server.stop()
+
+    run(life_that_dies_as_its_job_fails())
+    run(life_after_it())
+    run(life_for_the_next_job())
