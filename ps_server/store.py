@@ -365,7 +365,7 @@ class ParameterStore:
         """
         coordinator = self._coordinator
         if chunk.num_chunks > 1 and coordinator.has_push(push_id, at):
-            return coordinator.when_arrived(push_id) if at is None else coordinator.when_applied()
+            return coordinator.when_pushed(push_id, at)
         chunks = coordinator.assemble(chunk, push_id)
         if chunks is None:
             return Answered(coordinator.version)
@@ -379,12 +379,13 @@ class ParameterStore:
     def _push_on_arrival(self, gradients: Gradients, push_id: PushId) -> Future[Version]:
         coordinator = self._coordinator
         if not coordinator.begin_arrival(push_id):
-            return coordinator.when_arrived(push_id)
+            return coordinator.when_pushed(push_id, None)
         try:
             with self._snapshots.changing():
                 self._parameters.apply(gradients, push_id.worker)
                 coordinator.note_applied(push_id)
         except BaseException:
+            logger.exception("push not applied worker=%d push=%d", push_id.worker, push_id.sequence)
             coordinator.abandon_arrival(push_id)
             raise
         return Answered(coordinator.end_arrival(push_id))

@@ -23,7 +23,7 @@ Invariants:
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
@@ -366,27 +366,30 @@ class Coordinator:
 
     def refuse_push(self, push_id: PushId, error: Exception) -> None:
         """A push that was assembled was refused: its chunks are refused if they come again."""
-        with self._lock:
+        with self._change(even_if_failed=True), suppress(ProtocolError):
             self._require_place(push_id)
             self._assembler.refuse(push_id, error)
 
     def has_push(self, push_id: PushId, step: Version | None) -> bool:
-        """Whether the push came before, to be applied on arrival or as the worker's part of `step`.
+        """Whether all of the push came before, to be applied on arrival or as the worker's part of `step`.
 
         Raises:
             ProtocolError: If another process has the worker's place.
         """
         with self._lock:
             self._require_place(push_id)
-            if step is not None:
-                return self._steps.has_part(push_id.worker, step)
-            return self._ledger.state(push_id) is not PushState.NEW
+            return self._has_entered(push_id, step) or self._assembler.is_complete(push_id)
+
+    def _has_entered(self, push_id: PushId, step: Version | None) -> bool:
+        if step is not None:
+            return self._steps.has_part(push_id.worker, step)
+        return self._ledger.state(push_id) is not PushState.NEW
 
     def begin_arrival(self, push_id: PushId) -> bool:
         """A push begins to be applied on arrival; ends with `end_arrival` or `abandon_arrival`.
 
         Returns:
-            Whether it is new; else it came before, and `when_arrived` answers it.
+            Whether it is new; else it came before, and `when_pushed` answers it.
 
         Raises:
             ProtocolError: If a synchronous step waits for parts or is being applied, the worker is not of
@@ -402,25 +405,32 @@ class Coordinator:
             except ProtocolError:
                 self._ledger.abandon(push_id)
                 raise
+            self._assembler.enter(push_id)
             return True
 
-    def when_arrived(self, push_id: PushId) -> Future[Version]:
-        """Answers a push that came before, once that one is applied."""
+    def when_pushed(self, push_id: PushId, step: Version | None) -> Future[Version]:
+        """Answers a push that came before as that one is: once it is applied, or its step waits for others.
+
+        The future raises what that one raised.
+        """
+        name = f"push {push_id.sequence} of worker {push_id.worker}"
 
         def poll() -> Callable[[], Version] | None:
-            match self._ledger.state(push_id):
-                case PushState.APPLIED:
-                    return lambda: self.version
-                case PushState.APPLYING:
-                    return None
-            return partial(
-                _raise, ProtocolError(f"push {push_id.sequence} of worker {push_id.worker} failed")
+            if self._assembler.is_complete(push_id):
+                return None
+            if not self._has_entered(push_id, step):
+                refusal = self._assembler.refusal(push_id)
+                return partial(
+                    _raise, refusal or ProtocolError(f"{name} failed, see the server's log")
+                )
+            is_applying = (
+                self._steps.num_complete > self._steps.version
+                if step is not None
+                else self._ledger.state(push_id) is PushState.APPLYING
             )
+            return None if is_applying else (lambda: self.version)
 
-        return self._wait(
-            poll,
-            lambda: f"push {push_id.sequence} of worker {push_id.worker} is still being applied",
-        )
+        return self._wait(poll, lambda: f"{name} is still being applied")
 
     def note_applied(self, push_id: PushId) -> None:
         """Records a push on arrival as progress; see the invariants for the lock around it."""
@@ -455,8 +465,9 @@ class Coordinator:
             self._require_place(push_id)
             if self._steps.has_part(push_id.worker, step):
                 self._ledger.duplicates += 1
-                return
-            self._steps.add(push_id, step, gradients)
+            else:
+                self._steps.add(push_id, step, gradients)
+            self._assembler.enter(push_id)
 
     def _count(self, push_id: PushId, *, version: Version, batches: int) -> None:
         """Counts a push that is applied to `version`; needs the lock."""

@@ -1,5 +1,8 @@
 """Assembly of pushes that arrive in chunks.
 
+    incomplete --last chunk--> complete --> entered, as applied on arrival or as part of a step
+                                   `------> refused
+
 Sans-IO: chunks in, complete pushes out; no clock, no locks. Nothing is kept for ever: another process in a
 worker's place, or `WINDOW` newer pushes, drop a push that is incomplete. Chunks of it that come later are
 refused, so that no push is lost without an error; and so are those of a push that was refused.
@@ -23,18 +26,29 @@ MAX_INCOMPLETE_VALUES = MAX_CHUNKS * CHUNK_BYTES // 4
 
 @dataclass(slots=True)
 class _Inbox:
-    """The incomplete pushes of one process: chunks by sequence and number."""
+    """The pushes of one process that are not entered, by sequence.
+
+    Attributes:
+        incarnation: Of the process.
+        newest: The largest sequence that came.
+        pushes: Chunks of incomplete pushes, by number.
+        ids: Of incomplete pushes.
+        complete: Pushes that are neither entered nor refused yet.
+        refused: Why pushes were refused.
+    """
 
     incarnation: int
     newest: int = 0
     pushes: dict[int, dict[int, PushChunk]] = field(default_factory=dict)
     ids: dict[int, PushId] = field(default_factory=dict)
+    complete: set[int] = field(default_factory=set)
     refused: dict[int, Exception] = field(default_factory=dict)
 
     def forget(self, sequence: int) -> None:
         """A push is complete, refused or too old."""
         self.pushes.pop(sequence, None)
         self.ids.pop(sequence, None)
+        self.complete.discard(sequence)
 
     @property
     def num_values(self) -> int:
@@ -49,7 +63,7 @@ class PushAssembler:
         self._inboxes: dict[int, _Inbox] = {}
 
     def add(self, push_id: PushId, part: PushChunk) -> list[PushChunk] | None:
-        """Takes a chunk; returns all chunks of its push, in order, if all have come.
+        """Takes a chunk; returns all chunks of its push, in order, if all have come: then it is complete.
 
         A chunk that comes again replaces the first.
 
@@ -65,8 +79,8 @@ class PushAssembler:
         if part.num_chunks == 1:
             return [part]
         inbox = self._inbox(push_id)
-        if (refusal := inbox.refused.get(push_id.sequence)) is not None:
-            raise copy.copy(refusal)
+        if (refusal := self.refusal(push_id)) is not None:
+            raise refusal
         parts = inbox.pushes.setdefault(push_id.sequence, {})
         num_chunks = next(iter(parts.values()), part).num_chunks
         if part.num_chunks != num_chunks:
@@ -78,6 +92,7 @@ class PushAssembler:
         parts[part.chunk] = part
         if len(parts) == part.num_chunks:
             inbox.forget(push_id.sequence)
+            inbox.complete.add(push_id.sequence)
             return [parts[index] for index in range(part.num_chunks)]
         if (num_values := inbox.num_values) > MAX_INCOMPLETE_VALUES:
             error = ProtocolError(
@@ -87,6 +102,26 @@ class PushAssembler:
             self.refuse(push_id, error)
             raise error
         return None
+
+    def is_complete(self, push_id: PushId) -> bool:
+        """Whether all chunks of a push have come, and it is neither entered nor refused yet."""
+        inbox = self._inboxes.get(push_id.worker)
+        return inbox is not None and (
+            inbox.incarnation == push_id.incarnation and push_id.sequence in inbox.complete
+        )
+
+    def enter(self, push_id: PushId) -> None:
+        """A push is entered: others know from now on that it came."""
+        if self.is_complete(push_id):
+            self._inboxes[push_id.worker].complete.discard(push_id.sequence)
+
+    def refusal(self, push_id: PushId) -> Exception | None:
+        """Returns why a push was refused; None: it was not."""
+        inbox = self._inboxes.get(push_id.worker)
+        if inbox is None or inbox.incarnation != push_id.incarnation:
+            return None
+        error = inbox.refused.get(push_id.sequence)
+        return None if error is None else copy.copy(error)
 
     def refuse(self, push_id: PushId, error: Exception) -> None:
         """A push was refused: a chunk that comes again, since its answer was lost, is refused alike."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from protos.chunking import PushChunk
-from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
+from protos.errors import CtrPsError, GradientError, ProtocolError, WaitTimeoutError
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
 from protos.store import Future, Joined, Lease, Member, PushId, WorkerLoss
@@ -181,7 +181,7 @@ def test_push_that_comes_again_is_applied_once_and_answered() -> None:
 
     assert not workers.begin_arrival(push_id())
 
-    assert workers.when_arrived(push_id()).result() == 1
+    assert workers.when_pushed(push_id(), None).result() == 1
     assert workers.version == 1
     assert workers.status({}, None).examples == {0: 1}
 
@@ -191,7 +191,7 @@ def test_push_that_comes_again_while_it_is_applied_is_answered_with_it() -> None
     assert workers.begin_arrival(push_id())
 
     assert not workers.begin_arrival(push_id())
-    again = workers.when_arrived(push_id())
+    again = workers.when_pushed(push_id(), None)
     assert isinstance(again, WaitingFuture)
     assert not again.done()
     workers.note_applied(push_id())
@@ -204,13 +204,61 @@ def test_push_that_comes_again_while_it_fails_fails_too() -> None:
     """So it does not seem to be applied; its sender may send it once more."""
     workers = workers_of(1)
     workers.begin_arrival(push_id())
-    again = workers.when_arrived(push_id())
+    again = workers.when_pushed(push_id(), None)
 
     workers.abandon_arrival(push_id())
 
     with pytest.raises(ProtocolError, match="push 0 of worker 0 failed"):
         again.result()
     assert workers.begin_arrival(push_id())
+
+
+CHUNKS = [PushChunk([], [], number, 2) for number in range(2)]
+
+
+def assembled_workers() -> Coordinator:
+    """Returns a coordinator that has all chunks of a push, which is not entered yet."""
+    workers = workers_of(1)
+    assert workers.assemble(CHUNKS[0], push_id()) is None
+    assert workers.assemble(CHUNKS[1], push_id()) == CHUNKS
+    return workers
+
+
+@pytest.mark.parametrize("step", [None, 0], ids=["async", "sync"])
+def test_chunk_that_comes_again_while_its_push_is_checked_is_answered_with_it(
+    step: int | None,
+) -> None:
+    """As the first chunk of a push, it would be answered at once, even if that one is refused."""
+    workers = assembled_workers()
+
+    assert workers.has_push(push_id(), step)
+    again = workers.when_pushed(push_id(), step)
+    assert isinstance(again, WaitingFuture)
+    assert not again.done()
+    if step is None:
+        apply_on_arrival(workers, push_id())
+    else:
+        workers.push_part(Gradients(), push_id(), step)
+        complete = workers.take_complete_step()
+        assert complete is not None
+        assert not again.done()
+        workers.step_applied(complete)
+        workers.answer_ready()
+
+    assert again.result() == 1
+    assert workers.waiting() == []
+
+
+def test_chunk_that_comes_again_while_its_push_is_refused_is_refused() -> None:
+    workers = assembled_workers()
+    again = workers.when_pushed(push_id(), None)
+
+    workers.refuse_push(push_id(), GradientError("not finite"))
+
+    with pytest.raises(GradientError, match="not finite"):
+        again.result()
+    assert not workers.has_push(push_id(), None)
+    assert workers.waiting() == []
 
 
 def test_part_of_a_step_that_comes_again_counts_once() -> None:
