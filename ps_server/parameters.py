@@ -301,7 +301,7 @@ class Parameters:
         blocks = {name: np.empty(self._blocks[name].length, np.float32) for name in gradients.dense}
         for name, values in blocks.items():
             self._blocks[name].pull(values)
-        return BeforeStep(step=step, rows=rows, blocks=blocks)
+        return BeforeStep(step=step, rows=rows, blocks=blocks, num_evicted=self.num_evicted())
 
     def num_evicted(self) -> int:
         """Returns how many rows made room for others so far, in tables with an eviction."""

@@ -289,11 +289,10 @@ class ParameterStore:
         if at is None or not self._coordinator.waits_for_lost:
             return None
         before = self._before_step
-        if before is not None and before.step == at:
-            return before  # the step may be half applied, before the version says so
-        if at >= self._coordinator.version:
+        is_applying = before is not None and before.step == at  # the version may not say so yet
+        if at >= self._coordinator.version and not is_applying:
             return None
-        return require_values_at(at, before)
+        return require_values_at(at, before, num_evicted=self._parameters.num_evicted())
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
         """See `protos.store.Store`; done when returned."""
@@ -413,10 +412,7 @@ class ParameterStore:
             with self._snapshots.changing():
                 if coordinator.waits_for_lost:
                     self._before_step = self._parameters.before(gradients, step.step)
-                num_evicted = self._parameters.num_evicted()
                 self._parameters.apply(gradients, NOBODY)
-                if self._parameters.num_evicted() > num_evicted:
-                    self._before_step = None  # other rows than those of the step changed, too
                 coordinator.step_applied(step)
         except BaseException as error:
             logger.exception("step not applied step=%d", step.step)

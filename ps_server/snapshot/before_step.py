@@ -28,11 +28,13 @@ class BeforeStep:
         step: Its number, which is the version that has these values.
         rows: For each table that the step changes, the keys uint64[N] and their embeddings float32[N, D].
         blocks: For each dense block that it changes, its weights float32[p].
+        num_evicted: Rows that the tables had evicted by then.
     """
 
     step: Version
     rows: Mapping[str, tuple[Keys, Values]]
     blocks: Mapping[str, Values]
+    num_evicted: int
 
     def restore_rows(self, table: str, keys: Keys, values: Values) -> None:
         """Overwrites the embeddings `values` float32[M, D] of `keys` uint64[M] that the step changed."""
@@ -51,13 +53,18 @@ class BeforeStep:
             values[:] = self.blocks[block]
 
 
-def require_values_at(version: Version, kept: BeforeStep | None) -> BeforeStep:
+def require_values_at(version: Version, kept: BeforeStep | None, *, num_evicted: int) -> BeforeStep:
     """Returns the values before the last step, which are those at `version`.
+
+    Args:
+        version: That somebody asks for.
+        kept: The values before the last step, if any.
+        num_evicted: Rows evicted by now: a step that evicts changes others than those of its gradients.
 
     Raises:
         ProtocolError: If they were not kept.
     """
-    if kept is None or kept.step != version:
+    if kept is None or kept.step != version or kept.num_evicted != num_evicted:
         raise ProtocolError(
             f"this server has no values of version {version} any more, which a worker asked for that repeats "
             f"a step: start the job again from its checkpoint"
