@@ -529,7 +529,7 @@ class ParameterStore:
         Args:
             token: Of the save to come.
             base: Token of the save on which it is based, as a delta; empty: it is a full one.
-            around: Held around the moment of the snapshot; not if it was taken already.
+            around: Held around the moment of the snapshot; not if the token has had one already.
             on_taken: Called while nothing has changed the store since.
 
         Raises:
@@ -538,8 +538,6 @@ class ParameterStore:
             WaitTimeoutError: If another save does not end in time.
             AbortedError: If the job has ended by an error: parameters may have a part of a step.
         """
-        if self._snapshots.holds(token):
-            return  # the same once more, since its answer was lost
         self._parameters.prepare_snapshot()
         self._snapshots.take(token, base, around, on_taken)
 

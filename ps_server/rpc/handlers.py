@@ -293,8 +293,6 @@ class Handlers:
         logger.info("worker left worker=%d step=%d", worker, request.step)
 
     def _snapshot(self, request: Snapshot) -> None:
-        if request.token in self._completed.answers("Save"):
-            return  # late: what it asks for was taken and saved
         self._journal.snapshot(
             request.token,
             lambda around, on_taken: self._store.snapshot(

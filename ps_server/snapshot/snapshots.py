@@ -9,6 +9,7 @@ Pushes share a lock that a snapshot takes alone, so it has each push and each st
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from ps_server.table.sparse_table import SparseTable
 from ps_server.table.table_snapshot import CountersSnapshot, RemovedSnapshot, TableSnapshot
 
 logger = logging.getLogger(__name__)
+
+REMEMBERED_TOKENS = 64
 
 HOLD_LIMIT_S = 60.0
 """How long a snapshot waits to be written, in seconds: its saver asks for that at once, or has died."""
@@ -154,6 +157,7 @@ class Snapshots:
         self._turns = Condition()
         self._whose_turn = ""
         self._held: _Held | None = None
+        self._taken: deque[str] = deque(maxlen=REMEMBERED_TOKENS)
         self._last: SaveStatus | None = None
 
     def changing(self) -> AbstractContextManager[None]:
@@ -171,6 +175,9 @@ class Snapshots:
     ) -> None:
         """Takes a snapshot, which waits for `writing`; drops one that was not written.
 
+        A token has one snapshot: when it is asked for again, since its answer was lost, nothing happens. A
+        second one would be of another moment than those of other servers.
+
         Args:
             token: Of the save to come.
             base: Token of the save since which changes are taken; empty: all rows are.
@@ -183,20 +190,21 @@ class Snapshots:
             WaitTimeoutError: If another save does not end in time, or pushes do not.
         """
         with self._turn("a snapshot", after_held=False) as left_s:
+            if token in self._taken:
+                return
             self._drop()
             start = self._monotonic()
-            with around(), self._lock.alone(left_s):
-                snapshot = self._take_snapshot(base)
-                on_taken()
+            with ExitStack() as failed:
+                with around(), self._lock.alone(left_s):
+                    snapshot = self._take_snapshot(base)
+                    failed.callback(snapshot.end, saved=False)
+                    on_taken()
+                failed.pop_all()
             now = self._monotonic()
+            self._taken.append(token)
             self._held = _Held(token, snapshot, start, now - start)
         rows = sum(table.num_rows for table in snapshot.tables)
         logger.info("snapshot token=%s rows=%d pause_ms=%.1f", token, rows, 1e3 * (now - start))
-
-    def holds(self, token: str) -> bool:
-        """Whether the snapshot of this token was taken, and waits to be written."""
-        held = self._held
-        return held is not None and held.token == token
 
     @contextmanager
     def writing(self, token: str, *, is_base: bool = True) -> Iterator[StoreSnapshot]:

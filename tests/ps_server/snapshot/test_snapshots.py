@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError, ProtocolError, WaitTimeoutError
+from protos.errors import CheckpointError, ProtocolError, SnapshotLostError, WaitTimeoutError
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, TableSpec
 from ps_server.snapshot.phase_lock import PhaseLock
@@ -110,6 +110,43 @@ def test_snapshot_is_written_once() -> None:
         pytest.raises(ProtocolError, match="no snapshot 'a' to be saved"),
         store.snapshots.writing("a"),
     ):
+        pass
+
+
+def test_token_has_one_snapshot_whenever_it_is_asked_for_again() -> None:
+    """Another one would be of a later moment than what the other servers save."""
+    store = Store()
+    store.snapshots.take("a")
+    before = store.table.export_shard(0).weights[0, 0]
+    push(store.table)
+
+    store.snapshots.take("a")
+    with store.snapshots.writing("a") as snapshot:
+        assert weights_of(snapshot) == before
+    store.snapshots.take("a")
+
+    with (
+        pytest.raises(SnapshotLostError, match="no snapshot 'a' to be saved"),
+        store.snapshots.writing("a"),
+    ):
+        pass
+
+
+def test_snapshot_after_which_something_fails_ends() -> None:
+    """As when the update log cannot begin a segment; the token may be asked for again."""
+    store = Store()
+
+    @contextmanager
+    def failing() -> Iterator[None]:
+        yield
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        store.snapshots.take("a", around=failing)
+    assert num_changed(store.table) == KEYS.size
+
+    store.snapshots.take("a")
+    with store.snapshots.writing("a"):
         pass
 
 
