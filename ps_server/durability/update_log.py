@@ -45,6 +45,7 @@ class UpdateLog:
         }
         self._acknowledged = writer.next_record
         self._waiting: list[WaitingFuture[None]] = []
+        self._newest: Future[None] = Answered(None)
         self._num_appended = 0
         self._appended_bytes = 0
         self._fault = ""  # why nothing can be written
@@ -117,8 +118,13 @@ class UpdateLog:
                 return Answered(None)
             future: WaitingFuture[None] = WaitingFuture(SYNC_LIMIT_S, self._sync_timeout)
             self._waiting.append(future)
+            self._newest = future
             self._has_work.notify()
         return future
+
+    def durable(self) -> Future[None]:
+        """Returns the future of the newest record: a record is durable when a later one is."""
+        return self._newest
 
     def begin_segment(self, head: Iterable[Record]) -> int:
         """Begins the next segment durably and returns its number; later appends go there.

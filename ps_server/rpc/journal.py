@@ -9,7 +9,6 @@ refused is refused again.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -217,16 +216,13 @@ class UpdateJournal:
         self._completed = completed
         self._wait_limit_s = wait_limit_s
         self._lock = PhaseLock()
-        self._appending = threading.Lock()
-        self._durable: Future[None] = Answered(None)
         self._bases: dict[int, str] = {}  # the saves with which segments begin
         self._saved: dict[str, SavedAt] = {}
 
     @contextmanager
     def _written(self, kind: str, payload: bytes) -> Iterator[None]:
         with self._lock.shared():
-            with self._appending:  # so that the last future is that of the last record
-                self._durable = self._log.append(kind, payload)
+            self._log.append(kind, payload)
             yield
 
     def entry(
@@ -240,8 +236,8 @@ class UpdateJournal:
         return self._written(call.name, payload)
 
     def durable(self) -> Future[None]:
-        """See `Journal`; a record is durable when a later one is."""
-        return self._durable
+        """See `Journal`."""
+        return self._log.durable()
 
     def loss(self, workers: list[int]) -> AbstractContextManager[None]:
         """See `Journal`."""

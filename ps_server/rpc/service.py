@@ -135,7 +135,7 @@ class Service:
                         answer = await asyncio.to_thread(start)
                 answered = await _settled(answer)
                 if call.name in LOGGED:
-                    await _settled(self._handlers.durable())
+                    await _settled(self._handlers.durable(), is_shared=True)
                 self._handlers.after(call)
                 return call.answer.encode(answered)
 
@@ -152,11 +152,16 @@ def _decoded(call: Call[Q, Any], request: bytes) -> Q:
     return call.request.decode(message)
 
 
-async def _settled(future: Future[T]) -> T:
-    """Returns the answer; one that is not there yet is awaited for as long as it says."""
+async def _settled(future: Future[T], *, is_shared: bool = False) -> T:
+    """Returns the answer; one that is not there yet is awaited for as long as it says.
+
+    A call whose client is gone is cancelled, and the future with it, unless other calls wait for it, too.
+    """
     if isinstance(future, WaitingFuture) and not future.done():
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), future.limit_s)
+            waiting: asyncio.Future[T] = asyncio.wrap_future(future)
+            waiting = asyncio.shield(waiting) if is_shared else waiting
+            return await asyncio.wait_for(waiting, future.limit_s)
         except TimeoutError:
             error = future.give_up()
         raise error

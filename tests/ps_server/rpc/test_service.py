@@ -12,7 +12,7 @@ import pytest
 
 from protos.chunking import PushChunk
 from protos.errors import GradientError, WaitTimeoutError
-from protos.futures import Answered
+from protos.futures import Answered, WaitingFuture
 from protos.gradients import SparseGrad
 from protos.keys import Keys
 from protos.placement import FIRST_EPOCH
@@ -235,6 +235,23 @@ def test_caller_that_gives_up_does_not_disturb_others():
 
     run(body)
     assert service.store.status().version == 1
+
+
+def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
+    """They wait for the same sync of the update log."""
+    service = Service()
+    durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
+    service.handlers.durable = lambda: durable
+
+    async def body() -> None:
+        cancelled, waiting = (asyncio.create_task(service.push()) for _ in range(2))
+        await asyncio.sleep(0)  # both have come
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        durable.set_result(None)
+        await waiting
+
+    run(body)
 
 
 def test_push_in_chunks_counts_when_all_have_come():
