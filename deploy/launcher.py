@@ -126,7 +126,6 @@ class _Launcher:
 
     def run(self) -> int:
         """Starts all, and returns the exit code when all has ended."""
-        self._remove_update_logs()
         self._start_all()
         while True:
             due = min(self._supervisor.next_time(), self._disturber.next_time())
@@ -161,7 +160,6 @@ class _Launcher:
                     "%s: a port was taken by another program: starting again with other ports",
                     reason,
                 )
-                self._remove_update_logs()
                 return self._stop_and_start()
             case End() as end:
                 return end
@@ -193,7 +191,8 @@ class _Launcher:
         return f"restarted ({number} of {self._launch.policy.max_restarts})"
 
     def _start_all(self, options: Sequence[str] = (), note: str = "") -> None:
-        """Starts all servers, then all workers, whose commands get `options`."""
+        """Starts all servers without a past, then all workers, whose commands get `options`."""
+        self._remove_update_logs()
         launch = self._launch
         with contextlib.ExitStack() as held:
             ports = [held.enter_context(free_port()) for _ in range(launch.num_servers)]
