@@ -96,11 +96,13 @@ class Joined:
         barriers_passed: Barriers that processes before this one have passed in its place; of several servers
             the most.
         has_update_log: The servers keep an update log: when one is restarted, it goes on where it was.
+        version: Version of the parameters; of several servers the smallest.
     """
 
     jobs_before: int = 0
     barriers_passed: int = 0
     has_update_log: bool = False
+    version: Version = 0
 
 
 class Coordination(Protocol):

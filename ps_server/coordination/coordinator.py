@@ -143,6 +143,7 @@ class Coordinator:
                 jobs_before=self._jobs_before,
                 barriers_passed=self._passed.newest(worker),
                 has_update_log=self._has_update_log,
+                version=self._steps.version,
             )
 
         def poll() -> Callable[[], Joined] | None:

@@ -165,6 +165,7 @@ class ClusterClient:
                     f"servers have served different numbers of jobs before this one ({served}), so some were "
                     f"restarted and their parameters do not belong together: restart all of them"
                 )
+            self._require_one_job(worker, parts)
             # Not before: one that is refused takes nobody's place here.
             self._members[worker], self._leases[worker] = member, lease
             self._transport.servers_recover = all(part.has_update_log for part in parts)
@@ -172,9 +173,32 @@ class ClusterClient:
                 jobs_before=jobs[0],
                 barriers_passed=max(part.barriers_passed for part in parts),
                 has_update_log=self._transport.servers_recover,
+                version=min(part.version for part in parts),
             )
 
         return Combined(combine)
+
+    def _require_one_job(self, worker: int, joined: Sequence[Joined]) -> None:
+        """Raises ProtocolError if one server has recovered an earlier job, and another began anew.
+
+        A process goes from barrier to barrier when all servers say so, and nobody trains before the first.
+        """
+        passed = [each.barriers_passed for each in joined]
+        versions = [each.version for each in joined]
+        is_possible = min(passed) > 0 or max(passed) == 0 or len(set(versions)) == 1
+        if max(passed) - min(passed) <= 1 and is_possible:
+            return
+        points = "; ".join(
+            f"{endpoint} barrier {number}, version {version}"
+            for endpoint, number, version in zip(
+                self._transport.endpoints, passed, versions, strict=True
+            )
+        )
+        raise ProtocolError(
+            f"worker {worker} finds the servers at points that no job has in common ({points}): one went on "
+            f"with an update log of another job. Stop all servers, remove their update logs, and start the "
+            f"job again from its checkpoint"
+        )
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`; a server that is away keeps no other from hearing of the worker."""

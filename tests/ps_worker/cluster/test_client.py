@@ -18,7 +18,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.limits import MAX_MESSAGE_BYTES
 from protos.placement import FIRST_EPOCH, ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Lease, Message, Missing, Pulled, ReduceOp, WorkerLoss
+from protos.store import Changed, Joined, Lease, Message, Missing, Pulled, ReduceOp, WorkerLoss
 from protos.wire.requests import Advance, PushGrad
 from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
@@ -29,6 +29,39 @@ from tests.support.stores import INCARNATION, member, push_id
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
 KEYS = np.arange(1000, dtype=np.uint64)
 PUSH_ID = push_id(sequence=0)
+
+
+POINTS = {
+    "fresh": ([(0, 0), (0, 0)], True),
+    "joined-around-a-resume": ([(0, 0), (0, 70)], True),
+    "died-at-the-first-barrier": ([(1, 70), (0, 70)], True),
+    "died-at-a-barrier": ([(3, 90), (2, 88)], True),
+    "one-went-on-from-a-log": ([(1, 70), (0, 0)], False),
+    "one-went-on-from-an-old-log": ([(0, 0), (5, 70)], False),
+    "one-passed-more": ([(5, 90), (3, 90)], False),
+}
+"""What servers say of barriers passed and versions, and whether that is one job."""
+
+
+@pytest.mark.parametrize("case", POINTS)
+def test_process_joins_one_job(case):
+    told, is_one_job = POINTS[case]
+    transport = transport_to(2)
+    transport.answers["Join"] = lambda server: Joined(
+        barriers_passed=told[server][0], version=told[server][1]
+    )
+    client = ClusterClient(transport)
+
+    joined = client.join(0, INCARNATION, terms={})
+
+    if is_one_job:
+        assert joined.result().barriers_passed == max(passed for passed, _ in told)
+        assert joined.result().version == min(version for _, version in told)
+        return
+    with pytest.raises(ProtocolError, match=r"ps-0:1 barrier \d, .* update log of another job"):
+        joined.result()
+    with pytest.raises(ProtocolError, match="no worker has joined"):
+        client.shrink()
 
 
 def transport_to(num_servers: int, **settings: bool) -> LocalTransport:
