@@ -65,9 +65,8 @@ class Mailbox:
         """Has no messages; an inbox is over its limit with more than `inbox_bytes`."""
         self._members = members
         self._inbox_bytes = inbox_bytes
-        self._inboxes: dict[
-            tuple[str, int], _Inbox
-        ] = {}  # of a receiver, in the order of exchanges
+        # Of a receiver, in the order of exchanges.
+        self._inboxes: dict[tuple[str, int], _Inbox] = {}
 
     @property
     def held_bytes(self) -> int:

@@ -121,9 +121,8 @@ class Handlers:
             with self._places:
                 return self._carry_out(call, argument, payload)
         if isinstance(argument, Renew) and argument.is_last:
-            self._store.require_place(
-                argument.member
-            )  # no sign of life: another may wait for its place
+            # No sign of life: another may wait for its place.
+            self._store.require_place(argument.member)
         elif (member := _member_of(argument)) is not None:
             self._hear_of(member)
         return self._carry_out(call, argument, payload)

@@ -213,9 +213,8 @@ class ClusterClient:
         for answer in pending:
             try:
                 answer.result()
-            except (
-                TransportError
-            ) as error:  # it may come back, while the refusal of another is final
+            except TransportError as error:
+                # It may come back, while the refusal of another is final.
                 away = error
         if away is not None:
             raise away

@@ -114,9 +114,8 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
             self._learn_slowest(finished, at_least=0)
 
     def _receive(self) -> None:
-        with (
-            self._receiving
-        ):  # by the receiver thread, or by a training thread that needs newer ones
+        # By the receiver thread, or by a training thread that needs newer ones.
+        with self._receiving:
             slowest = self._slowest
             super()._receive()
             self._slowest_in_dense = slowest

@@ -357,9 +357,8 @@ class _NumberedBatches:
 
     def stop(self) -> None:
         """Lets the other threads find no more."""
-        self._is_stopped = (
-            True  # without the lock, which busy threads may keep from this one for long
-        )
+        # Without the lock, which busy threads may keep from this one for long.
+        self._is_stopped = True
 
     def wait_until_left(self, limit_s: float) -> None:
         """After `stop`: waits until no thread is in the iterator, for only then can it be closed."""

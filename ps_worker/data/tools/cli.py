@@ -228,9 +228,8 @@ def convert_command(
     Columns have the names of the schema. Numbers are not scaled, so that schemas with other scaling can read
     the files.
     """
-    from ps_worker.data.tools.convert import (
-        convert,  # imports Parquet, which only this command needs
-    )
+    # Imported late: it needs Parquet, which no other command does.
+    from ps_worker.data.tools.convert import convert
 
     converted = convert(
         matching_files(patterns),
