@@ -200,9 +200,9 @@ class ParameterStore:
         """See `protos.store.Store`; of this process alone."""
         return self._coordinator.join(Member(worker, incarnation), terms, lease)
 
-    def require_joined(self, member: Member) -> None:
-        """Raises ProtocolError unless the process has its place in the job; it is a sign of life."""
-        self._coordinator.require_joined(member)
+    def hear_of(self, member: Member) -> None:
+        """A process gives a sign of life; raises ProtocolError unless it has its place in the job."""
+        self._coordinator.hear_of(member)
 
     def require_place(self, member: Member) -> None:
         """Raises ProtocolError unless the process has its place in the job; it is no sign of life."""

@@ -166,11 +166,11 @@ class Coordinator:
             raise
         return self._wait(poll, describe)
 
-    def require_joined(self, member: Member) -> None:
-        """Raises ProtocolError unless the process has its place; it is a sign of life."""
+    def hear_of(self, member: Member) -> None:
+        """A process gives a sign of life; raises ProtocolError unless it has its place."""
         with self._lock:
             was_silent = self._members.is_silent(member.worker)
-            self._members.require_member(member)
+            self._members.hear_of(member)
         if was_silent:
             logger.info("worker is back worker=%d", member.worker)
 

@@ -125,8 +125,8 @@ class Membership:
             f"PADDLE_TRAINER_ID={member.worker}"
         )
 
-    def require_member(self, member: Member) -> None:
-        """Raises ProtocolError unless the process has a place; it is a sign of life."""
+    def hear_of(self, member: Member) -> None:
+        """A process gives a sign of life; raises ProtocolError unless it has a place."""
         self.require_place(member)
         self._silent_s[member.worker] = 0.0
         self._candidates.pop(member.worker, None)

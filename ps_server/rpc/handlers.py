@@ -132,7 +132,7 @@ class Handlers:
         with self._places:
             is_back = self._store.would_return(member)
             with self._journal.back(member) if is_back else nullcontext():
-                self._store.require_joined(member)
+                self._store.hear_of(member)
 
     def _carry_out(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
         with self._journal.entry(call, argument, payload):

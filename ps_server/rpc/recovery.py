@@ -137,7 +137,7 @@ def _replay(record: Record, store: ParameterStore, replay: Replay) -> None:
             store.lose(LOST_JSON.validate_json(bytes(record.payload)))
             return
         case journal.BACK:
-            store.require_joined(BACK_JSON.validate_json(bytes(record.payload)))
+            store.hear_of(BACK_JSON.validate_json(bytes(record.payload)))
             return
         case journal.NEW_JOB:
             store.begin_job()

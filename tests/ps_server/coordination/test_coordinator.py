@@ -301,7 +301,7 @@ def lose(workers: Coordinator, lost: int, num_workers: int = 3) -> None:
     """All workers but one give signs of life, until its lease is over."""
     assert workers.pass_time(2.9) == []
     for worker in set(range(num_workers)) - {lost}:
-        workers.require_joined(member(worker))
+        workers.hear_of(member(worker))
     assert workers.pass_time(0.1) == [lost]
     workers.lose([lost])
 
@@ -363,9 +363,9 @@ def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None
 
     assert joins.result().barriers_passed == 2
     assert not workers.has_failed
-    workers.require_joined(replacement)
+    workers.hear_of(replacement)
     with pytest.raises(ProtocolError, match="worker 1 of this job is another process by now"):
-        workers.require_joined(member(1))
+        workers.hear_of(member(1))
     # It comes to the same barriers again, where nobody waits for it, and then to those of the others.
     assert workers.barrier("start", 1, step=0, number=1).result() == 0
     assert workers.barrier("pass", 1, step=0, number=2).result() == 0
@@ -433,7 +433,7 @@ def test_process_in_the_place_of_one_that_has_left_comes_to_the_same_end() -> No
     replacement = Member(1, INCARNATION + 1)
     assert join(workers, replacement, WorkerLoss.WAIT).result().barriers_passed == 1
 
-    workers.require_joined(replacement)
+    workers.hear_of(replacement)
     assert workers.barrier("end", 1, step=0, number=1).result() == 0
     workers.leave(1, step=0)
     workers.leave(0, step=0)
@@ -444,7 +444,7 @@ def test_process_whose_place_is_not_free_is_refused_when_the_other_is_alive() ->
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
     joins = join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT)
 
-    workers.require_joined(member(1))
+    workers.hear_of(member(1))
     workers.pass_time(0.1)
 
     with pytest.raises(
@@ -458,9 +458,9 @@ def test_lost_worker_that_is_back_keeps_its_place() -> None:
     workers = joined_workers(WorkerLoss.WAIT, failures)
     lose(workers, 1)
 
-    workers.require_joined(member(1))
+    workers.hear_of(member(1))
 
     for worker in range(3):
-        workers.require_joined(member(worker))
+        workers.hear_of(member(worker))
     assert workers.pass_time(0.1) == []
     assert failures == []

@@ -43,9 +43,9 @@ def test_place_is_taken_by_one_process() -> None:
     with pytest.raises(ProtocolError, match="another process, which joined before"):
         members.join(Member(1, 6), {}, None)
 
-    members.require_member(Member(1, 5))
+    members.hear_of(Member(1, 5))
     with pytest.raises(ProtocolError, match="worker 0 has not joined this job"):
-        members.require_member(Member(0, 5))
+        members.hear_of(Member(0, 5))
 
 
 def test_place_of_a_worker_that_has_left_is_not_taken_again() -> None:
@@ -100,7 +100,7 @@ def test_silent_worker_is_lost_after_its_lease() -> None:
     members = job_that_waits()
 
     assert members.pass_time(2.0) == []
-    members.require_member(Member(1, 6))
+    members.hear_of(Member(1, 6))
     assert members.pass_time(2.0) == [0]
     members.lose(0)
     assert members.pass_time(0.5) == [], "said once"
@@ -112,7 +112,7 @@ def test_lost_worker_that_calls_is_back() -> None:
     members.lose(0)
     members.lose(1)
 
-    members.require_member(Member(0, 5))
+    members.hear_of(Member(0, 5))
 
     assert members.is_back(0)
     assert members.pass_time(1.0) == []
@@ -135,9 +135,9 @@ def test_process_takes_the_place_of_a_lost_one() -> None:
 
     assert members.has_place(Member(0, 50))
     assert 0 not in members.lost
-    members.require_member(Member(0, 50))
+    members.hear_of(Member(0, 50))
     with pytest.raises(ProtocolError, match="worker 0 of this job is another process by now"):
-        members.require_member(Member(0, 5))
+        members.hear_of(Member(0, 5))
 
 
 def test_process_takes_the_place_of_one_that_has_left() -> None:
@@ -148,7 +148,7 @@ def test_process_takes_the_place_of_one_that_has_left() -> None:
     members.join(Member(0, 50), {}, WAIT)
 
     assert members.has_place(Member(0, 50))
-    members.require_member(Member(0, 50))
+    members.hear_of(Member(0, 50))
     members.leave(0)
     assert members.left == {0}
     assert members.pass_time(100.0) == [1], "it is not lost again"
@@ -192,7 +192,7 @@ def test_process_whose_place_has_a_living_one_is_refused() -> None:
     members = job_that_waits()
     members.join(Member(0, 50), {}, WAIT)
 
-    members.require_member(Member(0, 5))
+    members.hear_of(Member(0, 5))
 
     with pytest.raises(ProtocolError, match="another process, which is alive: two processes have"):
         members.has_place(Member(0, 50))
@@ -207,7 +207,7 @@ def test_process_with_other_terms_takes_no_place() -> None:
     with pytest.raises(JobError, match="worker 0 has mode = geo"):
         members.join(Member(0, 50), {"mode": "geo"}, WAIT)
 
-    members.require_member(Member(0, 5))
+    members.hear_of(Member(0, 5))
 
 
 def test_worker_the_others_went_on_without_is_told_so() -> None:
@@ -218,7 +218,7 @@ def test_worker_the_others_went_on_without_is_told_so() -> None:
     members.leave(0)
 
     with pytest.raises(ProtocolError, match="the others have gone on without it"):
-        members.require_member(Member(0, 5))
+        members.hear_of(Member(0, 5))
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
