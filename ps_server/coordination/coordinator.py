@@ -169,9 +169,9 @@ class Coordinator:
     def hear_of(self, member: Member) -> None:
         """A process gives a sign of life; raises ProtocolError unless it has its place."""
         with self._lock:
-            was_silent = self._members.is_silent(member.worker)
+            was_lost = member.worker in self._members.lost
             self._members.hear_of(member)
-        if was_silent:
+        if was_lost:
             logger.info("worker is back worker=%d", member.worker)
 
     def require_place(self, member: Member) -> None:

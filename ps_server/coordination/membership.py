@@ -32,7 +32,7 @@ class Membership:
     Attributes:
         num_workers: Workers of the job, including those that have left.
         left: Workers that have left.
-        lost: Workers that are present, but were silent for a whole lease.
+        lost: Workers that were silent for a whole lease, until their next sign of life.
         replaced: Workers whose process was lost, and whose place another one has taken.
         lease: How the job loses a worker; None: never, or nobody has joined.
     """
@@ -90,7 +90,7 @@ class Membership:
         self.lease = self.lease or lease
         self._candidates[worker] = member.incarnation
         # One that has left may not have left the other servers: another process leaves these for it.
-        if worker not in self._incarnations or worker in self.left or self.is_silent(worker):
+        if worker not in self._incarnations or worker in self.left or worker in self.lost:
             self._take_place(worker)
 
     def _require_vacant(self, worker: int) -> None:
@@ -129,6 +129,7 @@ class Membership:
         """A process gives a sign of life; raises ProtocolError unless it has a place."""
         self.require_place(member)
         self._silent_s[member.worker] = 0.0
+        self.lost.discard(member.worker)
         self._candidates.pop(member.worker, None)
 
     def require_place(self, member: Member) -> None:
@@ -157,20 +158,12 @@ class Membership:
         worker = member.worker
         if self._incarnations.get(worker) != member.incarnation or worker in self.left:
             return False
-        return self.is_silent(worker) or worker in self._candidates
+        return worker in self.lost or worker in self._candidates
 
     def end_lease(self, worker: int) -> None:
         """A process ends, so its lease does, too; without a lease a no-op."""
         if self.lease is not None and self.is_present(worker):
             self._silent_s[worker] = math.inf
-
-    def is_silent(self, worker: int) -> bool:
-        """Whether nothing was heard of a worker since it was lost."""
-        return worker in self.lost and not self.is_back(worker)
-
-    def is_back(self, worker: int) -> bool:
-        """Whether a lost worker has given a sign of life."""
-        return worker in self.lost and self._silent_s[worker] < math.inf
 
     def pass_time(self, seconds: float) -> list[int]:
         """Time passes; returns the workers that were silent for a lease by now, for `lose`, ascending."""
@@ -179,8 +172,6 @@ class Membership:
         for worker in sorted(self._incarnations):
             if worker in self.left:
                 continue
-            if self.is_back(worker):
-                self.lost.discard(worker)
             self._silent_s[worker] += seconds
             if self._silent_s[worker] >= limit_s and worker not in self.lost:
                 silent.append(worker)
@@ -189,7 +180,6 @@ class Membership:
     def lose(self, worker: int) -> None:
         """A worker is lost; a process that waits for its place takes it."""
         self.lost.add(worker)
-        self._silent_s[worker] = math.inf  # until its next sign of life
         if worker in self._candidates:
             self._take_place(worker)
 
@@ -218,9 +208,7 @@ class Membership:
             terms=dict(self._terms),
             lease=self.lease,
             left=sorted(self.left),
-            lost=[
-                each for each in sorted(self.lost) if not self.is_back(each) or each in self.left
-            ],
+            lost=sorted(self.lost),
             candidates=dict(self._candidates),
         )
 
@@ -232,7 +220,6 @@ class Membership:
         self.lease = state.lease
         self.left, self.lost = set(state.left), set(state.lost)
         self._candidates = dict(state.candidates)
-        self._silent_s |= dict.fromkeys(state.lost, math.inf)
 
     def require(self, worker: int) -> None:
         """Raises ProtocolError unless the job has this worker, present or not."""

@@ -114,10 +114,35 @@ def test_lost_worker_that_calls_is_back() -> None:
 
     members.hear_of(Member(0, 5))
 
-    assert members.is_back(0)
-    assert members.pass_time(1.0) == []
     assert members.lost == {1}
+    assert members.pass_time(1.0) == []
     assert members.pass_time(2.0) == [0], "lost once more"
+
+
+def test_worker_that_is_back_and_ends_its_lease_gives_its_place_to_who_waits() -> None:
+    members = job_that_waits()
+    members.lose(0)
+    members.hear_of(Member(0, 5))
+    members.join(Member(0, 50), {}, WAIT)
+
+    members.end_lease(0)
+
+    assert members.pass_time(0.25) == [0]
+    members.lose(0)
+    assert members.has_place(Member(0, 50))
+
+
+def test_worker_that_is_back_and_leaves_may_call_after_a_restart() -> None:
+    """The answer to its departure was lost, so it leaves once more."""
+    members = job_that_waits()
+    members.lose(0)
+    members.hear_of(Member(0, 5))
+    members.leave(0)
+
+    after = Membership(2)
+    after.restore(members.state())
+
+    after.require_place(Member(0, 5))
 
 
 def test_worker_that_has_left_is_never_lost() -> None:
