@@ -17,6 +17,7 @@ from protos.errors import (
     CtrPsError,
     GradientError,
     LogError,
+    OverloadedError,
     ProtocolError,
     SpecError,
     UsageError,
@@ -39,6 +40,16 @@ from ps_server.rpc.journal import (
 from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
+
+_REFUSALS = (
+    ProtocolError,
+    GradientError,
+    SpecError,
+    UsageError,
+    AbortedError,
+    OverloadedError,
+)
+"""With which a server answers a call for what it asks: nothing of it was carried out at first, either."""
 
 Replay = Callable[[str, bytes], None]
 """Carries out a call, given its name and its request as it came."""
@@ -130,25 +141,24 @@ def _replay(record: Record, store: ParameterStore, replay: Replay) -> None:
     Raises:
         LogError: If a call fails that may have succeeded at first, as by storage that is away now.
     """
-    match record.kind:
-        case journal.SAVED:
-            return
-        case journal.LOST:
-            store.lose(LOST_JSON.validate_json(bytes(record.payload)))
-            return
-        case journal.BACK:
-            store.hear_of(BACK_JSON.validate_json(bytes(record.payload)))
-            return
-        case journal.NEW_JOB:
-            store.begin_job()
-            return
-    if record.kind not in CALLS:
+    if record.kind == SAVED:
+        return
+    if record.kind not in (*CALLS, journal.LOST, journal.BACK, journal.NEW_JOB):
         raise LogError(
             f"the update log has a call {record.kind!r}, which this version does not know"
         )
+    payload = bytes(record.payload)
     try:
-        replay(record.kind, bytes(record.payload))
-    except (ProtocolError, GradientError, SpecError, UsageError, AbortedError) as error:
+        match record.kind:
+            case journal.LOST:
+                store.lose(LOST_JSON.validate_json(payload))
+            case journal.BACK:
+                store.hear_of(BACK_JSON.validate_json(payload))
+            case journal.NEW_JOB:
+                store.begin_job()
+            case call:
+                replay(call, payload)
+    except _REFUSALS as error:
         logger.info("refused again call=%s: %s", record.kind, error)
     except CtrPsError as error:
         raise LogError(

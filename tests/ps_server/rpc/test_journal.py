@@ -5,20 +5,39 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from protos.errors import CheckpointError, LogError, ProtocolError
+from protos.chunking import PushChunk
+from protos.errors import CheckpointError, LogError, OverloadedError, ProtocolError
 from protos.futures import Future
+from protos.gradients import SparseGrad
 from protos.store import Joined, Lease, Member, WorkerLoss
 from protos.wire import calls, requests
 from ps_server.durability.saved_log import read_log
 from ps_server.durability.update_log import UpdateLog
 from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.journal import NO_JOURNAL, CompletedState, UpdateJournal, state_records
+from ps_server.rpc.journal import (
+    BACK,
+    BACK_JSON,
+    NO_JOURNAL,
+    CompletedState,
+    UpdateJournal,
+    state_records,
+)
 from ps_server.rpc.recovery import recover
 from ps_server.settings import LogSync
 from ps_server.store import ParameterStore
-from tests.support.stores import INCARNATION, in_process, member, train, trained_chain
+from tests.support.stores import (
+    DEEP,
+    INCARNATION,
+    KEYS,
+    in_process,
+    member,
+    push_id,
+    train,
+    trained_chain,
+)
 
 LIMIT_S = 5.0
 
@@ -199,6 +218,35 @@ def recovered_store(folder: Path) -> ParameterStore:
     store = in_process()
     recovered(folder, store)
     return store
+
+
+def test_sign_of_life_of_a_process_without_a_place_is_refused_again(tmp_path: Path) -> None:
+    handlers, log = begun_log(tmp_path, in_process())
+    join(handlers, OLD, WAIT).result()
+    log.append(BACK, BACK_JSON.dump_json(NEW))
+    log.close()
+
+    recovered_store(tmp_path).require_place(OLD)
+
+
+def test_push_that_was_refused_for_want_of_memory_is_refused_again(tmp_path: Path) -> None:
+    settings = {"memory_limit": 1}
+    handlers, log = begun_log(tmp_path, in_process(**settings))
+    join(handlers, member()).result()
+    push = requests.PushGrad(
+        chunk=PushChunk(
+            [("deep", SparseGrad(KEYS, np.ones((KEYS.size, DEEP.dim), np.float32), 1))], []
+        ),
+        push_id=push_id(),
+        shard_map_epoch=1,
+    )
+    with pytest.raises(OverloadedError):
+        handlers.start(calls.PUSH_GRAD, push)
+    log.close()
+
+    store = in_process(**settings)
+    recovered(tmp_path, store)
+    assert store.status().tables["deep"].rows == 0
 
 
 def test_logged_call_of_a_lost_process_is_no_sign_of_life(tmp_path: Path) -> None:
