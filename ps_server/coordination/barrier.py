@@ -54,7 +54,7 @@ class Barriers:
         self._forget_empty()
 
     def leave(self, worker: int) -> None:
-        """Forgets where a worker waited that has left."""
+        """Forgets where a worker waited that has left, or whose process was replaced."""
         for waiting in self._waiting.values():
             waiting.discard(worker)
         self._forget_empty()
@@ -151,6 +151,10 @@ class PassedBarriers:
     def expect(self, worker: int, number: int) -> None:
         """A worker comes to a barrier that it has not passed."""
         self._expected[worker] = number
+
+    def expect_no_more(self, worker: int) -> None:
+        """A worker does not wait at a barrier any more, and has not passed it."""
+        self._expected.pop(worker, None)
 
     def note(self, name: str, worker: int, answer: Callable[[], Any], num_values: int) -> None:
         """A worker that was expected passes a barrier; how one without a number is answered is not kept.

@@ -159,8 +159,9 @@ class Coordinator:
             )
 
         try:
-            with self._lock:
-                self._members.join(member, terms, lease)
+            with self._change():
+                if self._members.join(member, terms, lease):
+                    self._forget_arrivals(worker)
         except JobError as error:
             self._fail(str(error))
             raise
@@ -222,7 +223,8 @@ class Coordinator:
                     lease.seconds,
                     rule.value,
                 )
-                self._members.lose(worker)
+                if self._members.lose(worker):
+                    self._forget_arrivals(worker)
                 if rule is WorkerLoss.CONTINUE and worker != 0:
                     self._leave(worker, self._steps.next_step(worker))
         if rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and 0 in workers):
@@ -232,6 +234,22 @@ class Coordinator:
                 f"they are lost{why}: see their logs and machines, and start the job again from its "
                 f"checkpoint"
             )
+
+    def _forget_arrivals(self, worker: int) -> None:
+        """Another process has a worker's place, and comes by itself to where that one waits.
+
+        At the first barrier it may not have loaded yet. In the steps and clocks the worker stays absent: that
+        one had ended its steps before the barrier, so there are none for the new process to take part in.
+        """
+        self._barriers.leave(worker)
+        self._passed.expect_no_more(worker)
+        error = ProtocolError(
+            f"another process has taken the place of worker {worker} while this one waited"
+        )
+        for name in [name for name, of in self._barrier_futures if of == worker]:
+            self._reductions.take(name, [worker])
+            future = self._barrier_futures.pop((name, worker))
+            self._pending.append(_PendingCall(future, lambda: partial(_raise, error)))
 
     # State
 
@@ -243,7 +261,7 @@ class Coordinator:
                 version=self._steps.version,
                 next_step=self._steps.next_steps_without_waiting(),
                 since=self._steps.since(),
-                absent_from=self._steps.absent(self._members.left),
+                absent_from=self._steps.absent(),
                 progress=self._ledger.progress(),
                 applied=self._ledger.applied(),
                 examples=dict(self._examples),
@@ -262,7 +280,7 @@ class Coordinator:
                     WaitingArrival(
                         name=name,
                         worker=worker,
-                        step=self._steps.absent([worker])[worker],
+                        step=self._steps.absent()[worker],
                         number=self._passed.expected(worker),
                         values=None if given is None else given.values,
                         op=None if given is None else given.op,

@@ -50,7 +50,7 @@ class JobState:
         version: Steps applied.
         next_step: By worker, the first step of which its part is neither applied nor among the waiting ones.
         since: By worker, the step at which it last left a barrier.
-        absent_from: By worker that has left, the first step in which it takes no part.
+        absent_from: By worker that has left or came to a barrier, the first step in which it takes no part.
         progress: By worker.
         applied: Pushes on arrival, by worker.
         examples: Of applied pushes, by worker.

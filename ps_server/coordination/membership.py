@@ -48,13 +48,16 @@ class Membership:
         self._silent_s: dict[int, float] = {}
         self._terms = {"PADDLE_TRAINERS_NUM": (str(num_workers), "the server")}
 
-    def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> None:
+    def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> bool:
         """A process takes the place of a worker, or begins to wait for it; taking it again is a no-op.
 
         Args:
             member: The worker and the process.
             terms: Settings that all processes have in common, by name.
             lease: How the job loses a worker.
+
+        Returns:
+            Whether it has taken the place of another process now.
 
         Raises:
             ProtocolError: If the job does not have this worker, or another process has its place for good.
@@ -74,7 +77,7 @@ class Membership:
         if len(self._incarnations) == self.num_workers:
             self.require(worker)  # a stranger's terms do not end a job that runs
         if self._incarnations.get(worker) == member.incarnation:
-            return
+            return False
         if worker in self._incarnations:
             self._require_vacant(worker)
         for name, value in terms.items():
@@ -91,7 +94,8 @@ class Membership:
         self._candidates[worker] = member.incarnation
         # One that has left may not have left the other servers: another process leaves these for it.
         if worker not in self._incarnations or worker in self.left or worker in self.lost:
-            self._take_place(worker)
+            return self._take_place(worker)
+        return False
 
     def _require_vacant(self, worker: int) -> None:
         """Raises ProtocolError unless the place of a worker becomes free when it is lost, or has left."""
@@ -103,12 +107,15 @@ class Membership:
             f"start it again from its checkpoint. Else two processes have PADDLE_TRAINER_ID={worker}"
         )
 
-    def _take_place(self, worker: int) -> None:
-        if worker in self._incarnations:
+    def _take_place(self, worker: int) -> bool:
+        """The candidate takes the place of a worker; returns whether another process had it."""
+        is_replaced = worker in self._incarnations
+        if is_replaced:
             self.replaced.add(worker)
         self._incarnations[worker] = self._candidates.pop(worker)
         self._silent_s[worker] = 0.0
         self.lost.discard(worker)
+        return is_replaced
 
     def has_place(self, member: Member) -> bool:
         """Whether a process that joined has its place now.
@@ -177,11 +184,10 @@ class Membership:
                 silent.append(worker)
         return silent
 
-    def lose(self, worker: int) -> None:
-        """A worker is lost; a process that waits for its place takes it."""
+    def lose(self, worker: int) -> bool:
+        """A worker is lost; returns whether a process that waited for its place has taken it."""
         self.lost.add(worker)
-        if worker in self._candidates:
-            self._take_place(worker)
+        return worker in self._candidates and self._take_place(worker)
 
     def incarnation_of(self, worker: int) -> int | None:
         """Returns the incarnation of the process that has a worker's place; None: nobody has."""

@@ -13,7 +13,7 @@ A batch that is pushed to be applied on arrival is a step of its own. Both kinds
 never at the same time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from protos.errors import ProtocolError
@@ -108,9 +108,9 @@ class StepAggregator:
         """Returns, by worker, the step at which it last left a barrier."""
         return dict(self._since)
 
-    def absent(self, workers: Iterable[int]) -> dict[int, Version]:
-        """Returns the first step in which each of `workers` takes no part; they have left or wait."""
-        return {worker: self._absent_from[worker] for worker in workers}
+    def absent(self) -> dict[int, Version]:
+        """Returns, by worker that has left or came to a barrier, the first step in which it takes no part."""
+        return dict(self._absent_from)
 
     def waiting(self) -> list[WaitingPart]:
         """Returns the parts of steps that are not applied yet, in the order of steps."""

@@ -4,13 +4,14 @@ import gc
 import weakref
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from protos.chunking import PushChunk
 from protos.errors import CtrPsError, GradientError, ProtocolError, WaitTimeoutError
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
-from protos.store import Future, Joined, Lease, Member, PushId, WorkerLoss
+from protos.store import Future, Joined, Lease, Member, PushId, ReduceOp, WorkerLoss
 from ps_server.coordination.coordinator import Coordinator
 from tests.support.stores import INCARNATION, member
 
@@ -371,6 +372,43 @@ def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None
     assert workers.barrier("pass", 1, step=0, number=2).result() == 0
     third = [workers.barrier("end", worker, step=0, number=3) for worker in range(2)]
     assert [each.result() for each in third] == [0, 0]
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_process_in_the_place_of_one_at_a_barrier_comes_to_it_by_itself(
+    is_waited_for: bool,
+) -> None:
+    """Worker 0 loads before the first barrier, and so does a process in its place."""
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
+    before = workers.all_reduce("start", 0, np.ones(1), ReduceOp.SUM, step=0, number=1)
+    replacement = Member(0, INCARNATION + 1)
+    if is_waited_for:
+        join(workers, replacement, WorkerLoss.WAIT)
+    lose(workers, 0, num_workers=2)
+    assert join(workers, replacement, WorkerLoss.WAIT).result().barriers_passed == 0
+
+    other = workers.all_reduce("start", 1, np.ones(1), ReduceOp.SUM, step=0, number=1)
+
+    assert not other.done()
+    assert [each.worker for each in workers.waiting()] == [1]
+    with pytest.raises(ProtocolError, match="another process has taken the place of worker 0"):
+        before.result()
+    workers.all_reduce("start", 0, np.full(1, 5.0), ReduceOp.SUM, step=0, number=1)
+    assert other.result().values == 6.0
+
+
+def test_step_does_not_wait_for_a_process_in_the_place_of_one_at_a_barrier() -> None:
+    """That one had ended its steps; a server that is restarted meanwhile knows that, too."""
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
+    workers.barrier("pass", 0, step=0, number=1)
+    lose(workers, 0, num_workers=2)
+    join(workers, Member(0, INCARNATION + 1), WorkerLoss.WAIT).result()
+    restarted = workers_of(2)
+    restarted.restore(workers.state())
+
+    for each in (workers, restarted):
+        each.push_part(Gradients(), replace(push_id(1), incarnation=INCARNATION), 0)
+        assert each.take_complete_step() is not None
 
 
 def replaced_worker() -> tuple[Coordinator, PushId, PushId]:

@@ -220,6 +220,32 @@ def recovered_store(folder: Path) -> ParameterStore:
     return store
 
 
+@pytest.mark.parametrize("in_new_segment", [False, True])
+def test_arrival_of_a_replaced_process_does_not_count_after_a_restart(
+    in_new_segment: bool, tmp_path: Path
+) -> None:
+    """The process in its place may not have loaded yet."""
+    store = in_process(num_workers=2)
+    handlers, log = begun_log(tmp_path, store)
+    for each in (OLD, member(1)):
+        join(handlers, each, WAIT)
+    arrival = requests.Barrier(name="start", member=OLD, step=0, number=1)
+    handlers.start(calls.BARRIER, arrival)
+    handlers.pass_time(WAIT.seconds)
+    join(handlers, NEW, WAIT).result()
+    if in_new_segment:
+        log.begin_segment(state_records(store, handlers.completed(), base=""))
+    log.close()
+
+    store = in_process(num_workers=2)
+    handlers = recovered(tmp_path, store)
+    other = handlers.start(calls.BARRIER, replace(arrival, member=member(1)))
+
+    assert not other.done()
+    handlers.start(calls.BARRIER, replace(arrival, member=NEW)).result()
+    assert other.result() == 0
+
+
 def test_sign_of_life_of_a_process_without_a_place_is_refused_again(tmp_path: Path) -> None:
     handlers, log = begun_log(tmp_path, in_process())
     join(handlers, OLD, WAIT).result()
