@@ -450,9 +450,13 @@ class ParameterStore:
         self._apply_complete_steps(self._step_executor)
         return future
 
-    def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
-        """See `protos.store.Store`."""
-        return self._coordinator.advance(worker, clock, at_least=at_least)
+    def advance(
+        self, worker: int, clock: int, *, at_least: int, after_barrier: int | None = None
+    ) -> Future[int]:
+        """See `protos.store.Store`; a call from before a barrier that the worker has left sets no clock."""
+        return self._coordinator.advance(
+            worker, clock, at_least=at_least, after_barrier=after_barrier
+        )
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`."""

@@ -155,14 +155,16 @@ class AllReduceResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class AdvanceRequest(_message.Message):
-    __slots__ = ("member", "clock", "at_least")
+    __slots__ = ("member", "clock", "at_least", "after_barrier")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    AFTER_BARRIER_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
     clock: int
     at_least: int
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., clock: _Optional[int] = ..., at_least: _Optional[int] = ...) -> None: ...
+    after_barrier: int
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., clock: _Optional[int] = ..., at_least: _Optional[int] = ..., after_barrier: _Optional[int] = ...) -> None: ...
 
 class AdvanceResponse(_message.Message):
     __slots__ = ("slowest",)

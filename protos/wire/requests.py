@@ -134,6 +134,7 @@ class Advance:
     member: Member
     clock: int
     at_least: int
+    after_barrier: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -668,8 +668,10 @@ class Coordinator:
             f"see their logs{elsewhere}"
         )
 
-    def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
-        """See `protos.store.Store`."""
+    def advance(
+        self, worker: int, clock: int, *, at_least: int, after_barrier: int | None = None
+    ) -> Future[int]:
+        """See `protos.store.Store`; `after_barrier` is the number of the barrier that it came to last."""
 
         def poll() -> Callable[[], int] | None:
             if self._clocks.behind(at_least):
@@ -686,6 +688,8 @@ class Coordinator:
             )
 
         with self._change():
+            if after_barrier is not None and after_barrier < self._passed.newest(worker):
+                return Answered(at_least)  # it comes late, and its worker has counted from 0 since
             self._clocks.advance(worker, clock, at_least)
         return self._wait(poll, describe)
 

@@ -9,7 +9,7 @@ must not reach the others.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -118,7 +118,8 @@ class ClusterClient:
         self._blocks: dict[str, DenseSpec] = {}
         self._members: dict[int, Member] = {}  # those that this client calls for: usually one
         self._leases: dict[int, Lease | None] = {}
-        self._barriers: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        # By worker, which comes to one barrier at a time.
+        self._num_barriers: defaultdict[int, int] = defaultdict(int)
         self._num_shrinks = itertools.count(1)
         self._num_changes = itertools.count(1)
         self._num_loads = itertools.count(1)
@@ -483,8 +484,13 @@ class ClusterClient:
         return Combined(combine)
 
     def _barrier_request(self, name: str, worker: int, step: Version) -> requests.Barrier:
-        number = next(self._barriers[worker])
-        return requests.Barrier(name=name, member=self._member(worker), step=step, number=number)
+        self._num_barriers[worker] += 1
+        return requests.Barrier(
+            name=name,
+            member=self._member(worker),
+            step=step,
+            number=self._num_barriers[worker],
+        )
 
     def _common_version(self, barrier: requests.Barrier, versions: Sequence[Version]) -> Version:
         """Returns the version that servers have after a barrier: of all the same, or the largest.
@@ -503,7 +509,10 @@ class ClusterClient:
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """See `protos.store.Store`; the first server knows how far all are."""
         request = requests.Advance(
-            member=self._member(worker), clock=clock, at_least=max(0, at_least)
+            member=self._member(worker),
+            clock=clock,
+            at_least=max(0, at_least),
+            after_barrier=self._num_barriers[worker],
         )
         return self._transport.call(0, calls.ADVANCE, request)
 

@@ -281,7 +281,8 @@ def test_logged_call_of_a_lost_process_is_no_sign_of_life(tmp_path: Path) -> Non
     handlers, log = begun_log(tmp_path, store)
     join(handlers, OLD, WAIT).result()
     handlers.pass_time(WAIT.seconds)
-    handlers._carry_out(calls.ADVANCE, requests.Advance(member=OLD, clock=1, at_least=0))
+    advance = requests.Advance(member=OLD, clock=1, at_least=0, after_barrier=0)
+    handlers._carry_out(calls.ADVANCE, advance)
     join(handlers, NEW, WAIT).result()
     log.close()
 

@@ -194,7 +194,9 @@ def test_steps_are_told_while_others_wait_for_them():
     service = Service(num_workers=2)
 
     async def advance(worker: int, clock: int, at_least: int) -> int:
-        request = requests.Advance(member=member(worker), clock=clock, at_least=at_least)
+        request = requests.Advance(
+            member=member(worker), clock=clock, at_least=at_least, after_barrier=0
+        )
         return await service.call(calls.ADVANCE, request)
 
     async def body() -> None:

@@ -233,9 +233,13 @@ def test_clocks_are_kept_by_the_first_server_alone():
     transport = transport_to(3)
     client = client_of(transport)
 
+    client.barrier("start", 0, step=0).result()
+    transport.calls.clear()
+
     assert client.advance(0, 5, at_least=-3).result() == 5
 
-    assert transport.calls == [(0, "Advance", Advance(member=member(0), clock=5, at_least=0))]
+    request = Advance(member=member(0), clock=5, at_least=0, after_barrier=1)
+    assert transport.calls == [(0, "Advance", request)]
 
 
 def test_all_messages_for_a_worker_go_to_one_server():
