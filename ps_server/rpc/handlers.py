@@ -257,16 +257,23 @@ class Handlers:
         dims = [self._store.dim(table) for table in request.tables]
         row_bytes = KEY_BYTES + VALUE_BYTES * max(dims, default=0)
         _require_answer_fits(row_bytes * request.max_rows, f"{request.max_rows} changed rows")
-        worker = request.member.worker
+        worker, incarnation = request.member.worker, request.member.incarnation
+        caller = "PullChanged", worker
+
+        def take() -> Changed:
+            if any(
+                of == incarnation and request.number < number
+                for of, number in self._completed.answers(caller)
+            ):
+                raise ProtocolError(
+                    f"PullChanged {request.number} of worker {worker} came after a later one: its rows would "
+                    f"count as known, and nobody would get them"
+                )
+            changed = self._store.pull_changed(request.tables, worker, max_rows=request.max_rows)
+            return changed.result()
+
         # Rows in an answer count as known to the worker: only the same answer again makes good a lost one.
-        return self._completed.once(
-            ("PullChanged", worker),
-            (request.member.incarnation, request.number),
-            lambda: self._store.pull_changed(
-                request.tables, worker, max_rows=request.max_rows
-            ).result(),
-            remembered=1,
-        )
+        return self._completed.once(caller, (incarnation, request.number), take, remembered=1)
 
     def _pull_dense(self, request: PullDense) -> Future[PulledPieces]:
         self._require_epoch(request.shard_map_epoch)

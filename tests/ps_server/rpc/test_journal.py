@@ -11,7 +11,8 @@ import pytest
 from protos.chunking import PushChunk
 from protos.errors import CheckpointError, LogError, OverloadedError, ProtocolError
 from protos.futures import Future
-from protos.gradients import SparseGrad
+from protos.gradients import Gradients, SparseGrad
+from protos.placement import FIRST_EPOCH
 from protos.store import Joined, Lease, Member, WorkerLoss
 from protos.wire import calls, requests
 from ps_server.durability.saved_log import read_log
@@ -168,6 +169,27 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
     assert store.digest() != trained, "another load"
 
 
+def test_changed_rows_that_are_asked_for_late_are_not_taken() -> None:
+    """A delayed copy of a call: nobody reads its answer, and the rows would count as known."""
+    store = ParameterStore(num_workers=2)
+    store.create_table(replace(DEEP, records_changes=True))
+    handlers = Handlers(store)
+    join(handlers, member()).result()
+    ask = requests.PullChanged(
+        tables=["deep"], member=member(), max_rows=100, shard_map_epoch=FIRST_EPOCH, number=1
+    )
+    handlers.start(calls.PULL_CHANGED, ask).result()
+    handlers.start(calls.PULL_CHANGED, replace(ask, number=2)).result()
+    grad = SparseGrad(KEYS[:9], np.ones((9, DEEP.dim), np.float32), 1)
+    store.push_grad(Gradients({"deep": grad}), push_id(1)).result()
+
+    with pytest.raises(ProtocolError, match="PullChanged 1 of worker 0 came after a later one"):
+        handlers.start(calls.PULL_CHANGED, ask)
+
+    changed = handlers.start(calls.PULL_CHANGED, replace(ask, number=3)).result()
+    assert changed.rows["deep"][0].size == 9
+
+
 OLD, NEW = Member(0, 5), Member(0, 50)
 WAIT = Lease(seconds=3.0, on_worker_loss=WorkerLoss.WAIT)
 
@@ -264,7 +286,7 @@ def test_push_that_was_refused_for_want_of_memory_is_refused_again(tmp_path: Pat
             [("deep", SparseGrad(KEYS, np.ones((KEYS.size, DEEP.dim), np.float32), 1))], []
         ),
         push_id=push_id(),
-        shard_map_epoch=1,
+        shard_map_epoch=FIRST_EPOCH,
     )
     with pytest.raises(OverloadedError):
         handlers.start(calls.PUSH_GRAD, push)
