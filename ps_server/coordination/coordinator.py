@@ -355,7 +355,9 @@ class Coordinator:
                 self._members.require(worker)
                 require_plausible(worker, each)
             self._steps.resume(version)
-            self._ledger.restore(progress)
+            # Else it comes late: pushes that complete no batch leave the version as it is.
+            if not self._ledger.has_begun:
+                self._ledger.restore(progress)
 
     def applied(self) -> tuple[Version, Mapping[int, WorkerProgress]]:
         """Returns what is applied: the version, and the progress of each worker.

@@ -162,6 +162,11 @@ class PushLedger:
             run = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
         return run
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a push on arrival has come."""
+        return bool(self._incarnations)
+
     def restore(self, progress: Mapping[int, WorkerProgress]) -> None:
         """Starts with the progress of an earlier run, which holds until a worker's first push."""
         self._incarnations.clear()

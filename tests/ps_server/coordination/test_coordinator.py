@@ -13,6 +13,7 @@ from protos.futures import WaitingFuture
 from protos.gradients import Gradients
 from protos.store import Future, Joined, Lease, Member, PushId, ReduceOp, WorkerLoss
 from ps_server.coordination.coordinator import Coordinator
+from ps_server.coordination.push_ledger import progress_of
 from tests.support.stores import INCARNATION, member
 
 
@@ -409,6 +410,18 @@ def test_step_does_not_wait_for_a_process_in_the_place_of_one_at_a_barrier() -> 
     for each in (workers, restarted):
         each.push_part(Gradients(), replace(push_id(1), incarnation=INCARNATION), 0)
         assert each.take_complete_step() is not None
+
+
+def test_resumption_that_comes_late_forgets_no_push() -> None:
+    """A push that completes no batch leaves the version as it was resumed."""
+    workers = workers_of(1)
+    workers.resume(5, {0: progress_of(replace(push_id(), step=4))})
+    first = push_id(batches=0)
+    apply_on_arrival(workers, first)
+
+    workers.resume(5, {0: progress_of(replace(push_id(), step=4))})
+
+    assert not workers.begin_arrival(first), "it was applied"
 
 
 def replaced_worker() -> tuple[Coordinator, PushId, PushId]:
