@@ -583,9 +583,27 @@ class ParameterStore:
         version, progress = self._coordinator.applied()
         return self._parameters.take_snapshot(version, progress, base)
 
-    def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
-        """See `protos.store.Store`; reads this process's shards and pieces."""
-        with self._snapshots.between_saves("a load"):
+    def between_saves(self, what: str) -> AbstractContextManager[None]:
+        """Held while no save may run, by who calls `load` or `shrink` within; `what` is for messages.
+
+        Raises:
+            WaitTimeoutError: If a save does not end in time.
+        """
+        return self._snapshots.between_saves(what)
+
+    def load(
+        self,
+        url: str,
+        *,
+        only: Collection[str] = (),
+        token: str = "",
+        is_between_saves: bool = False,
+    ) -> None:
+        """See `protos.store.Store`; reads this process's shards and pieces.
+
+        `is_between_saves` says that the caller holds `between_saves`.
+        """
+        with nullcontext() if is_between_saves else self.between_saves("a load"):
             checkpoint = self._roots.open(url)
             checkpoint.require_token(token)
             self._parameters.load(checkpoint, only, self._snapshots.alone)
@@ -595,10 +613,14 @@ class ParameterStore:
         self._coordinator.resume(version, progress)
 
     def shrink(
-        self, *, max_norm: float | None = None, dry_run: bool = False
+        self,
+        *,
+        max_norm: float | None = None,
+        dry_run: bool = False,
+        is_between_saves: bool = False,
     ) -> Mapping[str, Shrunk]:
-        """See `protos.store.Store`; of this process's shards."""
-        with self._snapshots.between_saves("a shrink"):
+        """See `protos.store.Store`; of this process's shards. `is_between_saves` is as for `load`."""
+        with nullcontext() if is_between_saves else self.between_saves("a shrink"):
             return self._parameters.shrink(max_norm=max_norm, dry_run=dry_run)
 
     def shard_digests(self) -> dict[tuple[str, int], bytes]:

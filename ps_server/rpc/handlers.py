@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -135,9 +135,19 @@ class Handlers:
                 self._store.hear_of(member)
 
     def _carry_out(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
-        with self._journal.entry(call, argument, payload):
+        # In this order, which is that of a snapshot: it has its turn before it has the journal alone.
+        with self._turn_of(argument), self._journal.entry(call, argument, payload):
             answer = self._handlers[call.name](argument)
         return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
+
+    def _turn_of(self, argument: Any) -> AbstractContextManager[None]:
+        """Returns what is held around a call that no save may overlap."""
+        match argument:
+            case Load():
+                return self._store.between_saves("a load")
+            case Shrink():
+                return self._store.between_saves("a shrink")
+        return nullcontext()
 
     def replay(self, name: str, request: bytes) -> None:
         """Carries out a logged call once more; nobody waits for its answer.
@@ -320,7 +330,9 @@ class Handlers:
 
     def _load(self, request: Load) -> None:
         def load() -> None:
-            self._store.load(request.url, only=request.only, token=request.token)
+            self._store.load(
+                request.url, only=request.only, token=request.token, is_between_saves=True
+            )
             logger.info("loaded folder=%s", request.url)
 
         # One that comes late, after its answer was lost, would undo the training since.
@@ -338,7 +350,9 @@ class Handlers:
 
     def _shrink(self, request: Shrink) -> Mapping[str, Shrunk]:
         def shrink() -> Mapping[str, Shrunk]:
-            return self._store.shrink(max_norm=request.max_norm, dry_run=request.dry_run)
+            return self._store.shrink(
+                max_norm=request.max_norm, dry_run=request.dry_run, is_between_saves=True
+            )
 
         if request.dry_run:
             return shrink()

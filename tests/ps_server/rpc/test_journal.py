@@ -1,9 +1,10 @@
 """A server that keeps an update log: its snapshots, what waits for them, and what it recovers from."""
 
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from protos.gradients import Gradients, SparseGrad
 from protos.placement import FIRST_EPOCH
 from protos.store import Joined, Lease, Member, WorkerLoss
 from protos.wire import calls, requests
+from protos.wire.calls import Call
 from ps_server.durability.saved_log import read_log
 from ps_server.durability.update_log import UpdateLog
 from ps_server.rpc.handlers import Handlers
@@ -91,6 +93,46 @@ def test_snapshot_that_is_asked_for_twice_begins_one_segment(tmp_path: Path) -> 
 
     assert log.segment == 2
     log.close()
+
+
+@pytest.mark.parametrize("call", [calls.LOAD, calls.SHRINK], ids=["Load", "Shrink"])
+def test_snapshot_is_taken_while_a_call_waits_until_it_is_saved(
+    call: Call[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That call may not keep the journal meanwhile, which the snapshot needs alone."""
+    trained_chain(tmp_path / "model", 0)
+    requested = {
+        "Load": requests.Load(url=f"{tmp_path}/model/0", member=member(), number=1),
+        "Shrink": requests.Shrink(member=member(), number=1),
+    }
+    store = in_process(wait_limit_s=LIMIT_S)
+    handlers, log = begun_log(tmp_path / "log", store)
+    join(handlers, member()).result()
+    waits = threading.Event()
+    between_saves = store._snapshots.between_saves
+
+    def tell(what: str) -> AbstractContextManager[None]:
+        waits.set()
+        return between_saves(what)
+
+    monkeypatch.setattr(store._snapshots, "between_saves", tell)
+    thread = threading.Thread(target=lambda: handlers.start(call, requested[call.name]).result())
+    drop = store._snapshots._drop
+
+    def start_the_other() -> None:
+        """The snapshot has its turn, and not yet the journal."""
+        drop()
+        thread.start()
+        assert waits.wait(LIMIT_S)
+
+    monkeypatch.setattr(store._snapshots, "_drop", start_the_other)
+    handlers.start(calls.SNAPSHOT, requests.Snapshot(token="token", member=member())).result()
+    with store._snapshots.writing("token"):
+        assert thread.is_alive()
+    thread.join()
+    log.close()
+
+    assert handlers.completed().shrinks[0] or handlers.completed().loads[0]
 
 
 def test_call_that_fails_for_another_reason_ends_the_recovery(tmp_path: Path) -> None:
