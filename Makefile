@@ -22,7 +22,7 @@ demo: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: lint types imports generated test
 
