@@ -16,8 +16,8 @@ from tests.support.processes import environment_of, free_port, server_process
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 LIMIT_S = 90.0
-SERVER_WAIT_S = 2.0
-SERVER_IDLE_S = 15.0  # long enough for a busy machine to start all processes
+SERVER_WAIT_S = 10.0  # workers start at once, but on a busy machine seconds apart
+SERVER_IDLE_S = 30.0  # long enough for a busy machine to start all processes
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,10 @@ class Worker:
     def step(self) -> int:
         """Reads the log up to the next line of progress, and returns the step it tells."""
         assert self.process.stderr is not None
+        log = ""
         while (told := re.search(r"step=(\d+) ", line := self.process.stderr.readline())) is None:
-            assert line, "the worker ended while it should have trained"
+            log += line
+            assert line, f"the worker ended while it should have trained\n{log}"
         return int(told[1])
 
     def wait(self) -> str:
