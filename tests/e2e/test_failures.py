@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 LIMIT_S = 90.0
 SERVER_WAIT_S = 10.0  # workers start at once, but on a busy machine seconds apart
-SERVER_IDLE_S = 30.0  # long enough for a busy machine to start all processes
+SERVER_IDLE_S = 20.0  # long enough for a busy machine to start all processes
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,12 @@ def running(
 
 
 def test_worker_killed_in_sync_leaves_nobody_waiting(data: Path, tmp_path: Path) -> None:
-    with running(data, tmp_path, "sync") as (servers, workers, _):
+    # Not for so long that the lease of the killed one ends the job first.
+    with running(data, tmp_path, "sync", settings=[f"cluster.lease_s={LIMIT_S}"]) as (
+        servers,
+        workers,
+        _,
+    ):
         workers[1].process.send_signal(signal.SIGKILL)
         log = workers[0].wait()
         codes = [server.wait() for server in servers]
