@@ -230,10 +230,13 @@ class Server:
     async def _end_when_idle(self, limit_s: float) -> None:
         while (left_s := limit_s - self._activity.idle_s) > 0:
             await asyncio.sleep(left_s)
-        if not self._ended.done():
-            self._ended.set_exception(
-                IdleError(f"no worker called for {limit_s:g} s: did they fail to start, or crash?")
-            )
+        if self._ended.done():
+            return
+        self._ended.set_exception(
+            AbortedError(self._store.failure)  # which is why nobody calls any more
+            if self._store.failure
+            else IdleError(f"no worker called for {limit_s:g} s: did they fail to start, or crash?")
+        )
 
 
 async def serve(

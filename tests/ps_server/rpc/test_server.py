@@ -122,6 +122,16 @@ def test_server_without_a_call_ends():
         )
 
 
+def test_server_without_a_call_since_its_job_failed_says_why_it_failed():
+    store = joined(ParameterStore())
+
+    def fail(*_: object) -> None:
+        store.abort(0, "the disk is gone")
+
+    with pytest.raises(AbortedError, match="the disk is gone"):
+        run(serve(store, settings(idle_limit_s=0.05, linger_s=1e3), fail, address=FREE))
+
+
 def test_calls_put_the_idle_limit_off():
     """By the server's clock an hour passes with each call, and none after the last."""
     now = [0.0]
