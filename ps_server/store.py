@@ -471,7 +471,7 @@ class ParameterStore:
         coordinator = self._coordinator
         coordinator.leave(worker, step=step)
         self._apply_complete_steps(None)
-        if not coordinator.has_failed:
+        if not coordinator.failure:
             coordinator.when_applied().result()
 
     def abort(self, worker: int, reason: str) -> None:

@@ -546,11 +546,6 @@ class Coordinator:
         """Why the job has ended before its time; empty: it has not."""
         return self._failure
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a failed step or an abort has ended the job."""
-        return bool(self._failure)
-
     def _require_no_failure(self) -> None:
         if self._failure:
             raise AbortedError(self._failure)

@@ -102,11 +102,11 @@ class PushLedger:
 
     def state(self, push_id: PushId) -> PushState:
         """Returns what was done with a push."""
-        if (run := self._run_of(push_id)) is None:
+        if (pushes := self._pushes_of(push_id)) is None:
             return PushState.NEW
-        if push_id.sequence < run.next_sequence or push_id.sequence in run.ahead:
+        if push_id.sequence < pushes.next_sequence or push_id.sequence in pushes.ahead:
             return PushState.APPLIED
-        return PushState.APPLYING if push_id.sequence in run.applying else PushState.NEW
+        return PushState.APPLYING if push_id.sequence in pushes.applying else PushState.NEW
 
     def begin(self, push_id: PushId) -> PushState:
         """A push came, to be applied on arrival; one that is new is now being applied.
@@ -118,19 +118,19 @@ class PushLedger:
         if state is not PushState.NEW:
             self.duplicates += 1
             return state
-        run = self._incarnation(push_id)
-        if push_id.sequence >= run.next_sequence + MAX_AHEAD:
+        pushes = self._incarnation(push_id)
+        if push_id.sequence >= pushes.next_sequence + MAX_AHEAD:
             raise ProtocolError(
-                f"push {push_id.sequence} of worker {push_id.worker} came, but push {run.next_sequence} did "
-                f"not: a worker numbers its pushes without gaps"
+                f"push {push_id.sequence} of worker {push_id.worker} came, but push {pushes.next_sequence} "
+                f"did not: a worker numbers its pushes without gaps"
             )
-        run.applying.add(push_id.sequence)
+        pushes.applying.add(push_id.sequence)
         return state
 
     def abandon(self, push_id: PushId) -> None:
         """A push could not be applied: it is as if it had not come."""
-        if (run := self._run_of(push_id)) is not None:
-            run.applying.discard(push_id.sequence)
+        if (pushes := self._pushes_of(push_id)) is not None:
+            pushes.applying.discard(push_id.sequence)
 
     def note(self, push_id: PushId) -> None:
         """Records that a push on arrival was applied.
@@ -138,29 +138,29 @@ class PushLedger:
         Not that of a process which was replaced meanwhile: the one in its place goes on from the progress
         that it was told, and its pushes are not forgotten for it.
         """
-        if (run := self._run_of(push_id)) is None:
+        if (pushes := self._pushes_of(push_id)) is None:
             return
-        run.applying.discard(push_id.sequence)
-        run.ahead[push_id.sequence] = push_id
-        while (whole := run.ahead.pop(run.next_sequence, None)) is not None:
-            run.next_sequence += 1
+        pushes.applying.discard(push_id.sequence)
+        pushes.ahead[push_id.sequence] = push_id
+        while (whole := pushes.ahead.pop(pushes.next_sequence, None)) is not None:
+            pushes.next_sequence += 1
             self._progress[push_id.worker] = progress_of(whole)
 
     def note_part(self, push_id: PushId) -> None:
         """Records that the step that a push was a part of was applied."""
         self._progress[push_id.worker] = progress_of(push_id)
 
-    def _run_of(self, push_id: PushId) -> _Incarnation | None:
+    def _pushes_of(self, push_id: PushId) -> _Incarnation | None:
         """Returns the pushes of the process that pushes; None: it has begun none, or was replaced."""
-        run = self._incarnations.get(push_id.worker)
-        return run if run is not None and run.number == push_id.incarnation else None
+        pushes = self._incarnations.get(push_id.worker)
+        return pushes if pushes is not None and pushes.number == push_id.incarnation else None
 
     def _incarnation(self, push_id: PushId) -> _Incarnation:
         """Returns the pushes of the process that pushes; those of one before it are forgotten."""
-        run = self._run_of(push_id)
-        if run is None:
-            run = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
-        return run
+        pushes = self._pushes_of(push_id)
+        if pushes is None:
+            pushes = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
+        return pushes
 
     @property
     def has_begun(self) -> bool:
@@ -180,11 +180,11 @@ class PushLedger:
         """Returns which pushes are applied, by worker."""
         return {
             worker: AppliedPushes(
-                incarnation=run.number,
-                next_sequence=run.next_sequence,
-                ahead=tuple(run.ahead[sequence] for sequence in sorted(run.ahead)),
+                incarnation=pushes.number,
+                next_sequence=pushes.next_sequence,
+                ahead=tuple(pushes.ahead[sequence] for sequence in sorted(pushes.ahead)),
             )
-            for worker, run in sorted(self._incarnations.items())
+            for worker, pushes in sorted(self._incarnations.items())
         }
 
     def restore_applied(self, applied: Mapping[int, AppliedPushes]) -> None:

@@ -320,7 +320,7 @@ def test_lost_worker_ends_the_job_if_that_is_to_fail() -> None:
     ):
         barrier.result()
     assert len(failures) == 1
-    assert workers.has_failed
+    assert workers.failure
 
 
 def test_others_go_on_without_a_lost_worker() -> None:
@@ -331,7 +331,7 @@ def test_others_go_on_without_a_lost_worker() -> None:
 
     lose(workers, 1)
 
-    assert not workers.has_failed
+    assert not workers.failure
     assert workers.pass_time(0.0) == [], "said once"
     barriers = [workers.barrier("b", worker, step=0) for worker in (0, 2)]
     assert workers.take_complete_step() is not None, "its part of step 0 counts"
@@ -364,7 +364,7 @@ def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None
     lose(workers, 1, num_workers=2)
 
     assert joins.result().barriers_passed == 2
-    assert not workers.has_failed
+    assert not workers.failure
     workers.hear_of(replacement)
     with pytest.raises(ProtocolError, match="worker 1 of this job is another process by now"):
         workers.hear_of(member(1))
