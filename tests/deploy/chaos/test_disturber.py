@@ -43,11 +43,14 @@ if index == 1:
         os.mkdir("first")
     except FileExistsError:
         open("restarted", "w").close()
+    else:
+        open("alive", "w").close()
 open(f"done.{index}").read()
 """
     watcher = """
 import sys
 assert len(sys.argv[1].split(",")) == 2
+open("alive").read()
 print("[0, 199]\\n[200, 201]", flush=True)
 open("restarted").read()
 print("[200, null]\\n[201, 150]\\n[204, 152]", flush=True)
