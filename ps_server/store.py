@@ -55,7 +55,7 @@ from ps_server.checkpoint.writer import (
     write_share,
 )
 from ps_server.coordination.coordinator import Coordinator
-from ps_server.coordination.job_state import JobState, Waiting
+from ps_server.coordination.job_state import JobState, Waiting, WaitingMessage
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.coordination.steps import CompleteStep
 from ps_server.parameters import Parameters
@@ -151,17 +151,12 @@ class ParameterStore:
     # Recovery
 
     def job_state(self) -> JobState:
-        """Returns what `restore` needs, besides the calls of `waiting`, while nothing else is called."""
+        """Returns what `restore` needs, besides what `waiting` returns, while nothing else is called."""
         return self._coordinator.state()
 
     def waiting(self) -> list[Waiting]:
-        """Returns the calls that are part of what this knows, and wait for others."""
+        """Returns what is part of what this knows, and waits for others or is to be taken by them."""
         return self._coordinator.waiting()
-
-    @property
-    def has_exchanges(self) -> bool:
-        """Whether messages between workers are on their way, which are not part of the state."""
-        return self._coordinator.has_exchanges
 
     def declared_specs(self) -> tuple[list[TableSpec], list[DenseSpec]]:
         """Returns the specs of all tables and dense blocks that were declared."""
@@ -172,6 +167,10 @@ class ParameterStore:
         self.jobs_before = jobs_before - 1
         self.begin_job()
         self._coordinator.restore(state)
+
+    def hold(self, waiting: WaitingMessage) -> None:
+        """Takes over a message that waited for its receiver, after `restore`."""
+        self._coordinator.hold(waiting)
 
     @property
     def failure(self) -> str:

@@ -55,7 +55,12 @@ from protos.store import (
 from ps_server.coordination.all_reduce import Contribution, Given, Reductions, reduce_numbers
 from ps_server.coordination.barrier import Barriers, PassedBarriers
 from ps_server.coordination.clocks import Clocks
-from ps_server.coordination.job_state import JobState, Waiting, WaitingArrival
+from ps_server.coordination.job_state import (
+    JobState,
+    Waiting,
+    WaitingArrival,
+    WaitingMessage,
+)
 from ps_server.coordination.mailbox import Mailbox
 from ps_server.coordination.membership import Membership
 from ps_server.coordination.push_assembly import PushAssembler
@@ -254,7 +259,7 @@ class Coordinator:
     # State
 
     def state(self) -> JobState:
-        """Returns what `restore` needs, besides the calls of `waiting`."""
+        """Returns what `restore` needs, besides what `waiting` returns."""
         with self._lock:
             return JobState(
                 members=self._members.state(),
@@ -268,10 +273,11 @@ class Coordinator:
                 staleness=self._staleness,
                 passed=self._passed.state(),
                 clocks=self._clocks.state(),
+                inboxes=self._mailbox.state(),
             )
 
     def waiting(self) -> list[Waiting]:
-        """Returns the calls that are part of what this knows, and wait for others."""
+        """Returns what is part of what this knows, and waits for others or is to be taken by them."""
         with self._lock:
             arrivals = []
             for name, worker in self._barrier_futures:
@@ -286,12 +292,12 @@ class Coordinator:
                         op=None if given is None else given.op,
                     )
                 )
-            return [*self._steps.waiting(), *self._assembler.waiting(), *arrivals]
-
-    @property
-    def has_exchanges(self) -> bool:
-        """Whether messages between workers are on their way, which are not part of the state."""
-        return self._mailbox.held_bytes > 0
+            return [
+                *self._steps.waiting(),
+                *self._assembler.waiting(),
+                *arrivals,
+                *self._mailbox.waiting(),
+            ]
 
     def restore(self, state: JobState) -> None:
         """Takes over what `state` returned, before anything was called."""
@@ -304,8 +310,14 @@ class Coordinator:
             self._staleness = state.staleness
             self._passed.restore(state.passed)
             self._clocks.restore(state.clocks)
+            self._mailbox.restore(state.inboxes)
             for worker in state.members.left:
                 self._barriers.leave(worker)
+
+    def hold(self, waiting: WaitingMessage) -> None:
+        """Takes over a message of `waiting`, after `restore`."""
+        with self._lock:
+            self._mailbox.hold(waiting)
 
     def require_push(self, push_id: PushId) -> None:
         """Raises ProtocolError unless the job has the worker, and the push id's numbers are plausible."""

@@ -2,8 +2,8 @@
 
     coordinator --state, waiting--> update log --restore, the waiting calls once more--> coordinator
 
-Calls that wait are not in the state but beside it, as calls: parts of steps, chunks of pushes, arrivals at
-barriers.
+What others wait for, or are to take, is not in the state but beside it: parts of steps, chunks of pushes,
+arrivals at barriers, messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 from protos.chunking import PushChunk
 from protos.gradients import Gradients
-from protos.store import Lease, Numbers, PushId, ReduceOp, Staleness, Version, WorkerProgress
+from protos.store import (
+    Lease,
+    Message,
+    Numbers,
+    PushId,
+    ReduceOp,
+    Staleness,
+    Version,
+    WorkerProgress,
+)
 from ps_server.coordination.push_ledger import AppliedPushes
 
 
@@ -42,6 +51,27 @@ class PassedBarrier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PostedBy:
+    """What a worker has posted to an inbox: its next number, and where its last message begins and ends."""
+
+    sequence: int
+    start: int
+    end: int
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxState:
+    """A receiver's messages of an exchange, besides those that are held; see `Mailbox`."""
+
+    exchange: str
+    receiver: int
+    senders: Mapping[int, PostedBy]
+    received: int
+    taken: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """A job, as one store sees it.
 
@@ -57,6 +87,7 @@ class JobState:
         staleness: Of applied pushes.
         passed: Barriers, the oldest first.
         clocks: By worker that trains.
+        inboxes: Those of one receiver in the order of its exchanges.
     """
 
     members: MembersState
@@ -70,6 +101,7 @@ class JobState:
     staleness: Staleness
     passed: Sequence[PassedBarrier]
     clocks: Mapping[int, int]
+    inboxes: Sequence[InboxState]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,4 +133,12 @@ class WaitingArrival:
     op: ReduceOp | None
 
 
-Waiting = WaitingPart | WaitingChunk | WaitingArrival
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingMessage:
+    """A message that its receiver has not taken, or not acknowledged."""
+
+    exchange: str
+    message: Message
+
+
+Waiting = WaitingPart | WaitingChunk | WaitingArrival | WaitingMessage

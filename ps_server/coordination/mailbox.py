@@ -13,11 +13,13 @@ lost answer is sent again.
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos.errors import ProtocolError
 from protos.limits import MAX_EXCHANGES, MAX_MESSAGES
 from protos.store import Message
+from ps_server.coordination.job_state import InboxState, PostedBy, WaitingMessage
 from ps_server.coordination.membership import Membership
 from ps_server.coordination.names import require_name
 
@@ -68,10 +70,55 @@ class Mailbox:
         # Of a receiver, in the order of exchanges.
         self._inboxes: dict[tuple[str, int], _Inbox] = {}
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all messages that are held."""
-        return sum(inbox.posted - inbox.taken for inbox in self._inboxes.values())
+    def state(self) -> list[InboxState]:
+        """Returns what `restore` needs, besides the messages of `waiting`."""
+        return [
+            InboxState(
+                exchange=exchange,
+                receiver=receiver,
+                senders={
+                    worker: PostedBy(
+                        sequence=sender.sequence,
+                        start=sender.start,
+                        end=sender.end,
+                        has_ended=sender.has_ended,
+                    )
+                    for worker, sender in inbox.senders.items()
+                },
+                received=inbox.received,
+                taken=inbox.taken,
+            )
+            for (exchange, receiver), inbox in self._inboxes.items()
+        ]
+
+    def waiting(self) -> list[WaitingMessage]:
+        """Returns the messages that are held, those of an inbox in its order."""
+        return [
+            WaitingMessage(exchange=exchange, message=message)
+            for (exchange, _), inbox in self._inboxes.items()
+            for message in inbox.messages
+        ]
+
+    def restore(self, inboxes: Sequence[InboxState]) -> None:
+        """Takes over what `state` returned; `hold` takes over the messages."""
+        self._inboxes = {
+            (inbox.exchange, inbox.receiver): _Inbox(
+                senders={
+                    worker: _Sender(sender.sequence, sender.start, sender.end, sender.has_ended)
+                    for worker, sender in inbox.senders.items()
+                },
+                received=inbox.received,
+                posted=inbox.taken,
+                taken=inbox.taken,
+            )
+            for inbox in inboxes
+        }
+
+    def hold(self, waiting: WaitingMessage) -> None:
+        """Holds a message that was held when the state was taken."""
+        inbox = self._inboxes[waiting.exchange, waiting.message.receiver]
+        inbox.messages.append(waiting.message)
+        inbox.posted += len(waiting.message.content or b"")
 
     def post(self, exchange: str, message: Message) -> None:
         """Keeps a message, unless it was posted before.

@@ -28,6 +28,7 @@ from ps_server.coordination.job_state import (
     Waiting,
     WaitingArrival,
     WaitingChunk,
+    WaitingMessage,
     WaitingPart,
 )
 from ps_server.durability.segment_format import Record
@@ -58,6 +59,7 @@ LOGGED = frozenset(
 """Calls that change what a server holds or knows; not snapshots and saves, nor Abort, which ends the log."""
 
 STATE, SAVED, LOST, BACK, NEW_JOB = "state", "saved", "lost", "back", "new job"
+MESSAGE = "message"
 """Kinds of records besides the calls."""
 
 
@@ -261,12 +263,11 @@ class UpdateJournal:
         def around() -> Iterator[None]:
             with self._lock.alone(self._wait_limit_s):
                 yield
-                if head:
+                if head:  # none if the snapshot was taken already
                     self._bases[self._log.begin_segment(head)] = token
 
         def on_taken() -> None:
-            if not self._store.has_exchanges:  # else they are in the segments so far alone
-                head.extend(state_records(self._store, self._completed(), base=token))
+            head.extend(state_records(self._store, self._completed(), base=token))
 
         take(around, on_taken)
 
@@ -335,6 +336,9 @@ def _record_of_waiting(waiting: Waiting, job: JobState, epoch: int) -> Record:
             return _push(waiting.chunk, waiting.push_id, None, epoch)
         case WaitingArrival():
             return _arrival(waiting, job.members.incarnations[waiting.worker])
+        case WaitingMessage():
+            post = _post(waiting, job.members.incarnations.get(waiting.message.sender, 0))
+            return Record(MESSAGE, _record(calls.POST, post).payload)
 
 
 def _record(call: Call[Any, Any], argument: Any) -> Record:
@@ -351,6 +355,13 @@ def _whole(part: WaitingPart) -> PushChunk:
 def _push(chunk: PushChunk, push_id: PushId, at: int | None, epoch: int) -> Record:
     request = requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch)
     return _record(calls.PUSH_GRAD, request)
+
+
+def _post(waiting: WaitingMessage, incarnation: int) -> requests.Post:
+    message = waiting.message
+    return requests.Post(
+        exchange=waiting.exchange, message=message, member=Member(message.sender, incarnation)
+    )
 
 
 def _arrival(waiting: WaitingArrival, incarnation: int) -> Record:

@@ -22,7 +22,8 @@ from protos.errors import (
     SpecError,
     UsageError,
 )
-from protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE
+from protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
+from ps_server.coordination.job_state import WaitingMessage
 from ps_server.durability.saved_log import SavedLog
 from ps_server.durability.segment_format import Record
 from ps_server.rpc import journal
@@ -50,6 +51,8 @@ _REFUSALS = (
     OverloadedError,
 )
 """With which a server answers a call for what it asks: nothing of it was carried out at first, either."""
+
+_OTHER_KINDS = (journal.LOST, journal.BACK, journal.NEW_JOB, journal.MESSAGE)
 
 Replay = Callable[[str, bytes], None]
 """Carries out a call, given its name and its request as it came."""
@@ -143,7 +146,7 @@ def _replay(record: Record, store: ParameterStore, replay: Replay) -> None:
     """
     if record.kind == SAVED:
         return
-    if record.kind not in (*CALLS, journal.LOST, journal.BACK, journal.NEW_JOB):
+    if record.kind not in (*CALLS, *_OTHER_KINDS):
         raise LogError(
             f"the update log has a call {record.kind!r}, which this version does not know"
         )
@@ -156,6 +159,9 @@ def _replay(record: Record, store: ParameterStore, replay: Replay) -> None:
                 store.hear_of(BACK_JSON.validate_json(payload))
             case journal.NEW_JOB:
                 store.begin_job()
+            case journal.MESSAGE:
+                post = POST.request.decode(POST.request.message.FromString(payload))
+                store.hold(WaitingMessage(exchange=post.exchange, message=post.message))
             case call:
                 replay(call, payload)
     except _REFUSALS as error:

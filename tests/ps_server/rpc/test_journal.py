@@ -14,7 +14,7 @@ from protos.errors import CheckpointError, LogError, OverloadedError, ProtocolEr
 from protos.futures import Future
 from protos.gradients import Gradients, SparseGrad
 from protos.placement import FIRST_EPOCH
-from protos.store import Joined, Lease, Member, WorkerLoss
+from protos.store import Joined, Lease, Member, Message, WorkerLoss
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from ps_server.durability.saved_log import read_log
@@ -209,6 +209,44 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
     again = replace(load, number=2)
     handlers.start(calls.LOAD, again).result()
     assert store.digest() != trained, "another load"
+
+
+@pytest.mark.parametrize("in_new_segment", [False, True])
+@pytest.mark.parametrize("received", [0, 1])
+def test_messages_between_workers_are_on_their_way_after_a_restart(
+    received: int, in_new_segment: bool, tmp_path: Path
+) -> None:
+    """A worker that was sent some, another that has ended and left, and messages that come after."""
+    store = in_process(num_workers=2)
+    handlers, log = begun_log(tmp_path, store)
+    for worker in range(2):
+        join(handlers, member(worker)).result()
+
+    def post(sender: int, sequence: int, content: bytes | None) -> None:
+        message = Message(sender=sender, receiver=1, sequence=sequence, content=content)
+        request = requests.Post(exchange="rows", message=message, member=member(sender))
+        handlers.start(calls.POST, request).result()
+
+    def take(received: int) -> list[bytes | None]:
+        request = requests.Take(exchange="rows", member=member(1), received=received)
+        return [each.content for each in handlers.start(calls.TAKE, request).result()]
+
+    for sequence, content in enumerate([b"a", b"b", None]):
+        post(0, sequence, content)
+    post(1, 0, b"own")
+    assert take(received) == [b"a", b"b", b"own"][received:]
+    handlers.start(calls.LEAVE, requests.Leave(member=member(0), step=0)).result()
+    if in_new_segment:
+        log.begin_segment(state_records(store, handlers.completed(), base=""))
+    log.close()
+
+    handlers = recovered(tmp_path, in_process(num_workers=2))
+    post(1, 0, b"own")  # its answer was lost
+    post(1, 1, b"last")
+
+    assert take(received) == [b"a", b"b", b"own", b"last"][received:]
+    post(1, 2, None)
+    assert take(4) == []
 
 
 def test_changed_rows_that_are_asked_for_late_are_not_taken() -> None:
