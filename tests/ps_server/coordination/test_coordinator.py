@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from protos.chunking import PushChunk
 from protos.errors import CtrPsError, GradientError, ProtocolError, WaitTimeoutError
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
-from protos.store import Future, Joined, Lease, Member, PushId, ReduceOp, WorkerLoss
+from protos.store import Future, Joined, Lease, Member, Message, PushId, ReduceOp, WorkerLoss
 from ps_server.coordination.coordinator import Coordinator
 from ps_server.coordination.push_ledger import progress_of
 from tests.support.stores import INCARNATION, member
@@ -515,3 +515,29 @@ def test_lost_worker_that_is_back_keeps_its_place() -> None:
         workers.hear_of(member(worker))
     assert workers.pass_time(0.1) == []
     assert failures == []
+
+
+def test_restored_workers_are_where_they_were() -> None:
+    """After steps, pushes on arrival, barriers and messages; with a worker that is lost and one that left."""
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=4)
+    for worker in range(4):
+        apply_on_arrival(workers, replace(push_id(worker, pulled=0), incarnation=INCARNATION))
+    for worker in range(4):
+        workers.barrier("pass", worker, step=4, number=1)
+    workers.begin_arrival(ahead := replace(push_id(), incarnation=INCARNATION, sequence=2))
+    workers.note_applied(ahead)
+    workers.end_arrival(ahead)
+    workers.advance(0, 7, at_least=0)
+    workers.post("rows", Message(sender=0, receiver=1, sequence=0, content=b"a"))
+    workers.take("rows", 1, received=1)
+    workers.leave(3, step=5)
+    lose(workers, 2, num_workers=4)
+    join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT)
+    state = workers.state()
+    fresh = workers_of(4).state()
+    assert all(getattr(state, each.name) != getattr(fresh, each.name) for each in fields(state))
+
+    restored = workers_of(4)
+    restored.restore(state)
+
+    assert restored.state() == state
