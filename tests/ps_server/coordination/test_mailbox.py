@@ -109,6 +109,26 @@ def test_message_is_accepted_once_it_fits() -> None:
     assert mailbox.is_accepted("exchange", message(0, sender=1))
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_room_is_what_the_receiver_has_taken_before_a_restart_too(is_restored: bool) -> None:
+    mailbox = Mailbox(Membership(2), inbox_bytes=10)
+    for sequence in range(2):
+        mailbox.post("exchange", message(sequence, b"8 bytes."))
+        mailbox.acknowledge("exchange", 1, sequence)
+    if is_restored:
+        state, waiting = mailbox.state(), mailbox.waiting()
+        mailbox = Mailbox(Membership(2), inbox_bytes=10)
+        mailbox.restore(state)
+        for each in waiting:
+            mailbox.hold(each)
+
+    mailbox.post("exchange", message(0, b"8 more..", sender=1))
+
+    assert not mailbox.is_accepted("exchange", message(0, sender=1))
+    mailbox.acknowledge("exchange", 1, 2)
+    assert mailbox.is_accepted("exchange", message(0, sender=1))
+
+
 def test_message_over_the_limit_is_accepted_when_nothing_is_before_it() -> None:
     mailbox = Mailbox(Membership(2), inbox_bytes=10)
     mailbox.post("exchange", message(0, b"x" * 11))
