@@ -14,9 +14,16 @@ from protos.errors import CheckpointError, LogError, OverloadedError, ProtocolEr
 from protos.futures import Future
 from protos.gradients import Gradients, SparseGrad
 from protos.placement import FIRST_EPOCH
-from protos.store import Joined, Lease, Member, Message, WorkerLoss
+from protos.store import (
+    Joined,
+    Lease,
+    Member,
+    Message,
+    WorkerLoss,
+)
 from protos.wire import calls, requests
 from protos.wire.calls import Call
+from ps_server.coordination.push_ledger import progress_of
 from ps_server.durability.saved_log import read_log
 from ps_server.durability.update_log import UpdateLog
 from ps_server.rpc.handlers import Handlers
@@ -165,6 +172,11 @@ def begun_log(folder: Path, store: ParameterStore) -> tuple[Handlers, UpdateLog]
     return handlers, log
 
 
+def begin_segment(handlers: Handlers, log: UpdateLog, store: ParameterStore) -> None:
+    """Begins a segment, as a snapshot does, of a store whose parameters are fresh."""
+    log.begin_segment(state_records(store, handlers.completed(), base=""))
+
+
 def recovered(folder: Path, store: ParameterStore) -> Handlers:
     """Returns the handlers of an empty store that has become what the log says."""
     handlers = Handlers(store)
@@ -193,7 +205,7 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
     load = requests.Load(url=f"{tmp_path}/model/0", member=member(), number=1)
     handlers.start(calls.LOAD, load).result()
     if in_new_segment:
-        log.begin_segment(state_records(store, handlers.completed(), base=""))
+        begin_segment(handlers, log, store)
     log.close()
     if is_restarted:
         store = in_process()
@@ -237,7 +249,7 @@ def test_messages_between_workers_are_on_their_way_after_a_restart(
     assert take(received) == [b"a", b"b", b"own"][received:]
     handlers.start(calls.LEAVE, requests.Leave(member=member(0), step=0)).result()
     if in_new_segment:
-        log.begin_segment(state_records(store, handlers.completed(), base=""))
+        begin_segment(handlers, log, store)
     log.close()
 
     handlers = recovered(tmp_path, in_process(num_workers=2))
@@ -304,7 +316,7 @@ def test_place_has_the_same_process_after_a_restart(events: str, tmp_path: Path)
             case "ends":
                 handlers.start(calls.RENEW, requests.Renew(member=OLD, is_last=True))
             case "segment":
-                log.begin_segment(state_records(store, handlers.completed(), base=""))
+                begin_segment(handlers, log, store)
             case "calls":
                 with suppress(ProtocolError):
                     handlers.start(calls.RENEW, requests.Renew(member=OLD))
@@ -336,7 +348,7 @@ def test_arrival_of_a_replaced_process_does_not_count_after_a_restart(
     handlers.pass_time(WAIT.seconds)
     join(handlers, NEW, WAIT).result()
     if in_new_segment:
-        log.begin_segment(state_records(store, handlers.completed(), base=""))
+        begin_segment(handlers, log, store)
     log.close()
 
     store = in_process(num_workers=2)
@@ -389,3 +401,87 @@ def test_logged_call_of_a_lost_process_is_no_sign_of_life(tmp_path: Path) -> Non
     log.close()
 
     recovered_store(tmp_path).require_place(NEW)
+
+
+@pytest.mark.parametrize("in_new_segment", [False, True])
+def test_push_whose_chunks_come_before_and_after_a_restart_is_applied(
+    in_new_segment: bool, tmp_path: Path
+) -> None:
+    store = in_process()
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, member()).result()
+    grad = SparseGrad(KEYS[:1], np.ones((1, DEEP.dim), np.float32), 1)
+    first, last = (
+        requests.PushGrad(
+            chunk=PushChunk([("deep", grad)] * is_first, [], 1 - is_first, 2),
+            push_id=push_id(sequence=0),
+            shard_map_epoch=FIRST_EPOCH,
+        )
+        for is_first in (1, 0)
+    )
+    handlers.start(calls.PUSH_GRAD, first)
+    if in_new_segment:
+        begin_segment(handlers, log, store)
+    log.close()
+
+    store = in_process()
+    answer = recovered(tmp_path, store).start(calls.PUSH_GRAD, last)
+
+    assert answer.result() == 1
+    assert store.status().tables["deep"].rows == 1
+
+
+def test_run_that_was_resumed_goes_on_at_its_version_after_a_restart(tmp_path: Path) -> None:
+    handlers, log = begun_log(tmp_path, in_process())
+    join(handlers, member()).result()
+    progress = {0: progress_of(push_id(sequence=6))}
+    resume = requests.Resume(version=70, progress=progress, member=member())
+    handlers.start(calls.RESUME, resume).result()
+    log.close()
+
+    status = recovered_store(tmp_path).status()
+
+    assert (status.version, status.progress) == (70, progress)
+
+
+def test_nobody_waits_again_for_a_worker_that_was_far_enough_before_a_restart(
+    tmp_path: Path,
+) -> None:
+    handlers, log = begun_log(tmp_path, in_process(num_workers=2))
+    for worker in range(2):
+        join(handlers, member(worker)).result()
+    advance = requests.Advance(member=member(0), clock=7, at_least=0, after_barrier=0)
+    handlers.start(calls.ADVANCE, advance).result()
+    log.close()
+
+    store = in_process(num_workers=2, wait_limit_s=0.0)
+    handlers = recovered(tmp_path, store)
+    other = replace(advance, member=member(1), clock=9, at_least=7)
+
+    assert handlers.start(calls.ADVANCE, other).result() == 7
+
+
+def test_jobs_of_a_server_that_stays_are_counted_through_a_restart(tmp_path: Path) -> None:
+    """Its clients compare the numbers of all servers."""
+    handlers, log = begun_log(tmp_path, in_process())
+    join(handlers, member()).result()
+    handlers.start(calls.LEAVE, requests.Leave(member=member(), step=0)).result()
+    handlers.begin_job()
+    log.close()
+
+    store = recovered_store(tmp_path)
+
+    assert store.join(0, INCARNATION, terms={}).result().jobs_before == 1
+
+
+def test_worker_is_not_lost_where_the_log_cannot_say_so(tmp_path: Path) -> None:
+    """Else a restarted server would still have it in its place."""
+    store = in_process()
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, OLD, WAIT).result()
+    log.close()
+
+    with pytest.raises(LogError):
+        handlers.pass_time(WAIT.seconds)
+
+    assert not store.would_return(OLD)
