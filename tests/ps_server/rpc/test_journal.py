@@ -431,6 +431,54 @@ def test_push_whose_chunks_come_before_and_after_a_restart_is_applied(
     assert store.status().tables["deep"].rows == 1
 
 
+@pytest.mark.parametrize("in_new_segment", [False, True])
+def test_shrink_that_comes_again_after_a_restart_is_answered_as_before(
+    in_new_segment: bool, tmp_path: Path
+) -> None:
+    store = in_process()
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, member()).result()
+    shrink = requests.Shrink(member=member(), number=1, max_norm=1e9)
+    handlers.start(calls.PUSH_GRAD, push_of_all(0)).result()
+    shrunk = handlers.start(calls.SHRINK, shrink).result()
+    if in_new_segment:
+        begin_segment(handlers, log, store)
+    handlers.start(calls.PUSH_GRAD, push_of_all(1)).result()
+    log.close()
+
+    store = in_process()
+    handlers = recovered(tmp_path, store)
+
+    assert handlers.start(calls.SHRINK, shrink).result() == shrunk
+    assert store.status().tables["deep"].rows == KEYS.size
+
+
+def push_of_all(sequence: int) -> requests.PushGrad:
+    """Returns a push that gives every key its row."""
+    grad = SparseGrad(KEYS, np.ones((KEYS.size, DEEP.dim), np.float32), 1)
+    return requests.PushGrad(
+        chunk=PushChunk([("deep", grad)], []),
+        push_id=push_id(sequence=sequence),
+        shard_map_epoch=FIRST_EPOCH,
+    )
+
+
+def test_shrink_of_the_next_job_is_another_one() -> None:
+    """Workers of a server that stays number their shrinks from 1 in each job."""
+    store = in_process()
+    handlers = Handlers(store)
+    for job in range(2):
+        join(handlers, member()).result()
+        handlers.start(calls.PUSH_GRAD, push_of_all(job)).result()
+        shrink = requests.Shrink(member=member(), number=1, max_norm=1e9)
+
+        handlers.start(calls.SHRINK, shrink).result()
+
+        assert store.status().tables["deep"].rows == 0
+        handlers.start(calls.LEAVE, requests.Leave(member=member(), step=0)).result()
+        handlers.begin_job()
+
+
 def test_run_that_was_resumed_goes_on_at_its_version_after_a_restart(tmp_path: Path) -> None:
     handlers, log = begun_log(tmp_path, in_process())
     join(handlers, member()).result()
@@ -485,3 +533,20 @@ def test_worker_is_not_lost_where_the_log_cannot_say_so(tmp_path: Path) -> None:
         handlers.pass_time(WAIT.seconds)
 
     assert not store.would_return(OLD)
+
+
+def test_process_in_the_place_of_a_lost_one_asks_for_changed_rows_from_the_first_on() -> None:
+    store = ParameterStore(num_workers=1)
+    store.create_table(replace(DEEP, records_changes=True))
+    handlers = Handlers(store)
+    join(handlers, OLD, WAIT).result()
+    ask = requests.PullChanged(
+        tables=["deep"], member=OLD, max_rows=100, shard_map_epoch=FIRST_EPOCH, number=5
+    )
+    handlers.start(calls.PULL_CHANGED, ask).result()
+    handlers.pass_time(WAIT.seconds)
+    join(handlers, NEW, WAIT).result()
+
+    first = replace(ask, member=NEW, number=1)
+
+    assert handlers.start(calls.PULL_CHANGED, first).result().rows["deep"][0].size == 0
