@@ -1,7 +1,7 @@
 """A server that keeps an update log: its snapshots, what waits for them, and what it recovers from."""
 
 import threading
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from protos.futures import Future
 from protos.gradients import Gradients, SparseGrad
 from protos.placement import FIRST_EPOCH
 from protos.store import (
+    InferenceSettings,
     Joined,
     Lease,
     Member,
     Message,
+    SaveRequest,
     WorkerLoss,
 )
 from protos.wire import calls, requests
@@ -38,10 +40,14 @@ from ps_server.rpc.journal import (
 from ps_server.rpc.recovery import recover
 from ps_server.settings import LogSync
 from ps_server.store import ParameterStore
+from ps_worker.cluster.client import ClusterClient
+from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import (
     DEEP,
     INCARNATION,
     KEYS,
+    assert_same_parameters,
+    declare,
     in_process,
     member,
     push_id,
@@ -533,6 +539,47 @@ def test_worker_is_not_lost_where_the_log_cannot_say_so(tmp_path: Path) -> None:
         handlers.pass_time(WAIT.seconds)
 
     assert not store.would_return(OLD)
+
+
+def saving_client(folder: Path) -> tuple[ClusterClient, LocalTransport, UpdateLog]:
+    """Returns a client of one server that keeps a log."""
+    store = in_process()
+    transport = LocalTransport([store])
+    client = joined_client(transport)
+    (handlers,) = transport._handlers
+    head = state_records(store, handlers.completed(), base="")
+    log = UpdateLog.create(read_log(folder), sync=LogSync.OS, head=head)
+    handlers.keep_journal(UpdateJournal(log, store, handlers.completed, wait_limit_s=LIMIT_S))
+    declare(client)
+    return client, transport, log
+
+
+@pytest.mark.parametrize(("is_published", "segments"), [(True, (2, 3)), (False, (1, 2, 3))])
+def test_segments_before_a_checkpoint_are_removed_once_it_is_published(
+    is_published: bool, segments: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A save may fail after this server has written its share: then nothing else has its parameters."""
+    client, _, log = saving_client(tmp_path / "log")
+    train(client, 0)
+    client.save(SaveRequest(url=f"{tmp_path}/model/0"))
+    if not is_published:
+        (tmp_path / "model/0/MANIFEST.json").unlink()
+
+    client.save(SaveRequest(url=f"{tmp_path}/model/1"))
+    log.close()
+
+    with closing(read_log(tmp_path / "log")) as saved:
+        assert saved.segments == segments
+
+
+def test_checkpoint_for_inference_is_none_to_recover_from(tmp_path: Path) -> None:
+    client, transport, log = saving_client(tmp_path / "log")
+    train(client, 0)
+    for name in ("first", "second"):
+        client.save(SaveRequest(url=f"{tmp_path}/{name}", inference=InferenceSettings()))
+    log.close()
+
+    assert_same_parameters(transport.stores[0], recovered_store(tmp_path / "log"))
 
 
 def test_process_in_the_place_of_a_lost_one_asks_for_changed_rows_from_the_first_on() -> None:
