@@ -274,3 +274,16 @@ def test_first_segments_that_were_removed_are_not_missed(tmp_path: Path, sync: L
 
     assert read_records(folder) == LATE
     assert read_head(folder, 2) == HEAD
+
+
+@pytest.mark.parametrize("sync", LogSync, ids=lambda sync: sync.value)
+def test_record_of_an_earlier_run_counts_as_acknowledged(folder: Path, sync: LogSync) -> None:
+    """What was there when a log was resumed is relied on, as it was recovered."""
+    with resumed_log(folder, sync=sync) as log:
+        log.append("push", b"after the restart").result()
+    segment = last_segment(folder)
+
+    flip(segment, ends(segment)[-2] - 1)
+
+    with pytest.raises(LogError, match="is incomplete or altered, and record"):
+        read_records(folder, 2)

@@ -429,10 +429,8 @@ def test_segment_that_may_not_be_published_ends_the_log(
     assert read_records(folder) == [PUSH]
 
 
-def test_new_segment_is_on_disk_before_it_has_its_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And so is all that was appended to the one before."""
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns a list to which every sync and every new name of a file is added from now on."""
     events: list[str] = []
 
     def spy(name: str, what: Callable[[object], str]) -> None:
@@ -448,11 +446,19 @@ def test_new_segment_is_on_disk_before_it_has_its_name(
     def file_of(descriptor: object) -> str:
         return Path(f"/proc/self/fd/{descriptor}").readlink().name
 
+    spy("fsync", file_of)
+    spy("fdatasync", file_of)
+    spy("rename", lambda path: Path(str(path)).name)
+    return events
+
+
+def test_new_segment_is_on_disk_before_it_has_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so is all that was appended to the one before."""
     with new_log(folder) as log:
         append_all(log, [PUSH])
-        spy("fsync", file_of)
-        spy("fdatasync", file_of)
-        spy("rename", lambda path: Path(str(path)).name)
+        events = spied(monkeypatch)
         log.begin_segment([PUSH])
 
     assert events == [
@@ -462,3 +468,15 @@ def test_new_segment_is_on_disk_before_it_has_its_name(
         "rename segment-00000002.next",
         "fsync log",
     ]
+
+
+def test_resumed_log_is_on_disk_before_it_takes_a_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the process before left to the system is relied on once it is recovered."""
+    with new_log(folder) as log:
+        append_all(log, [PUSH])
+    events = spied(monkeypatch)
+
+    with resumed_log(folder):
+        assert events == ["fsync segment-00000001.log"]
