@@ -5,6 +5,7 @@ import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -392,3 +393,40 @@ def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_pa
     run(life_that_dies_as_its_job_fails())
     run(life_after_it())
     run(life_for_the_next_job())
+
+
+def test_workers_of_an_aborted_job_leave_a_server_whose_log_is_removed(tmp_path: Path) -> None:
+    async def body() -> None:
+        store = ParameterStore(num_workers=1, has_update_log=True)
+        server = Server(store, settings(update_log=str(tmp_path), stay=True), address=FREE)
+        server.recover()
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+            await ask(channel, calls.ABORT, requests.Abort(member=member(), reason="it is enough"))
+            assert not list(tmp_path.glob("segment-*"))
+
+            await leave(channel, 0)
+        await server.stop()
+
+    run(body())
+
+
+def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ps_server.rpc.server.TICK_S", 0.01)
+    lease = Lease(seconds=1.0, on_worker_loss=WorkerLoss.CONTINUE)
+
+    async def body() -> None:
+        server = Server(ParameterStore(num_workers=2), settings(), address=FREE)
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for worker in range(2):
+                joins = requests.Join(member=member(worker), terms={}, lease=lease)
+                await ask(channel, calls.JOIN, joins)
+            await leave(channel, 0)
+            assert await server.wait() == ALL_LEFT
+        await server.stop()
+
+    run(body())
