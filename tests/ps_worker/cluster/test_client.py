@@ -1,6 +1,7 @@
 """How the client cuts, routes and puts together; that it is a store is tests/contract's business."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport, joined_client
-from tests.support.stores import INCARNATION, member, push_id
+from tests.support.stores import INCARNATION, declare, member, push_id, trained_chain
 
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})
 KEYS = np.arange(1000, dtype=np.uint64)
@@ -126,13 +127,14 @@ def test_refused_renewal_is_told_though_another_server_is_away(refusing):
         client.renew(0)
 
 
-@pytest.mark.parametrize("has_update_log", [True, False])
-def test_servers_that_keep_a_log_come_back(has_update_log):
-    transport = transport_to(2, has_update_log=has_update_log)
+@pytest.mark.parametrize("have_logs", [(True, True), (True, False), (False, False)])
+def test_servers_come_back_if_all_keep_a_log(have_logs: tuple[bool, bool]) -> None:
+    transport = transport_to(2)
+    transport.answers["Join"] = lambda server: Joined(has_update_log=have_logs[server])
 
-    ClusterClient(transport).join(0, INCARNATION, terms={}).result()
+    joined = ClusterClient(transport).join(0, INCARNATION, terms={}).result()
 
-    assert transport.servers_recover == has_update_log
+    assert transport.servers_recover == joined.has_update_log == all(have_logs)
 
 
 def test_pull_is_one_call_to_each_server_that_has_a_key():
@@ -493,3 +495,45 @@ def test_servers_of_different_pasts_do_not_serve_one_job() -> None:
 
     with pytest.raises(ProtocolError, match=r"jobs before this one \(ps-0:1 1, ps-1:1 0\)"):
         ClusterClient(transport).join(0, INCARNATION, terms={}).result()
+
+
+def test_abort_is_heard_by_all_servers_before_it_fails() -> None:
+    """Whoever aborts ends then, and takes back what is still on its way."""
+    transport = transport_to(3)
+    client = joined_client(transport)
+    heard: list[int] = []
+
+    def answer(server: int) -> None:
+        heard.append(server)
+        if server == 0:
+            raise TransportError("away")
+
+    transport.answers["Abort"] = answer
+    with pytest.raises(TransportError, match="away"):
+        client.abort(0, "the disk is gone")
+
+    assert heard == [0, 1, 2]
+
+
+def test_second_load_of_a_process_is_another_one(tmp_path: Path) -> None:
+    trained_chain(tmp_path, 1)
+    client = joined_client(transport_to(2))
+    declare(client)
+    digests: list[str] = []
+
+    for name in ("0", "1", "0"):
+        client.load(f"{tmp_path}/{name}")
+        digests.append(client.digest())
+
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_dry_run_takes_no_number_of_a_shrink() -> None:
+    """A process in another's place may look at other times, and comes to the same shrinks."""
+    transport = transport_to(1)
+    client = joined_client(transport)
+
+    for dry_run in (True, False, True, False):
+        client.shrink(dry_run=dry_run)
+
+    assert [shrink.number for _, _, shrink in transport.calls] == [0, 1, 0, 2]
