@@ -7,7 +7,8 @@ import pytest
 from protos.errors import ProtocolError, TransportError
 from protos.store import ServerStatus, Staleness, StoreStatus
 from protos.wire.calls import GET_STATUS, Call
-from ps_worker.cluster.connect import FIRST_LOOK_S, LOOK_S, wait_for_servers
+from ps_worker.cluster.connect import FIRST_LOOK_S, LOOK_S, connect, wait_for_servers
+from tests.support.cluster import cluster
 from tests.support.local_transport import Answer
 
 STATUS = StoreStatus(
@@ -108,3 +109,11 @@ def test_server_that_is_not_the_one_of_the_list_is_refused(identity):
         ProtocolError, match=rf"ps-0:1 is server {identity[0]} of {identity[1]}, but"
     ):
         servers.wait(60.0)
+
+
+def test_client_sends_calls_again_for_as_long_as_it_was_told() -> None:
+    with cluster() as servers, connect(servers.endpoints, retry_s=0.1) as client:
+        servers.stop_server(0)
+
+        with pytest.raises(TransportError, match=r"tried \d+ times in 0\.1 s"):
+            client.status()

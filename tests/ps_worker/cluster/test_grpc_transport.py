@@ -21,6 +21,7 @@ from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Message, Missing, Pulled
 from protos.wire import calls, requests
 from protos.wire.calls import Call
+from ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ps_server.rpc.health import is_serving
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
@@ -344,3 +345,35 @@ def test_servers_that_come_back_are_waited_for_longer(retry_s, servers_recover, 
 
     assert transport._budget_s == expected
     transport.close()
+
+
+def test_call_with_a_time_of_its_own_is_not_sent_again() -> None:
+    """Whoever looks for a server, or renews a lease, does so again by itself."""
+    with (
+        failing_server(1) as (service, endpoint),
+        transport_to(endpoint) as transport,
+        pytest.raises(TransportError, match="going down"),
+    ):
+        transport.call(0, calls.PULL_SPARSE, pull_of(), ready_s=5.0).result()
+
+    assert service.calls == {"PullSparse": 1}
+
+
+def test_call_to_an_overloaded_server_is_sent_again_when_it_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    with cluster(num_servers=0) as servers:
+        backlog = Backlog(max_calls=0)
+        endpoint = servers.start_server(joined(ParameterStore()), backlog)
+        with transport_to(endpoint) as transport:
+
+            def pause(seconds: float) -> bool:
+                pauses.append(seconds)
+                backlog._max_calls = 1
+                return False
+
+            monkeypatch.setattr(transport._closed, "wait", pause)
+            assert transport.call(0, calls.PULL_SPARSE, pull_of()).result() == Pulled({}, 0)
+
+    assert pauses == [RETRY_AFTER_S]

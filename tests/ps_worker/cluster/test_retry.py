@@ -2,7 +2,7 @@
 
 import pytest
 
-from ps_worker.cluster.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retry
+from ps_worker.cluster.retry import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, Retry
 
 
 def pauses(retry: Retry, number: int) -> list[float]:
@@ -48,3 +48,14 @@ def test_pause_is_not_shorter_than_usual_when_less_is_asked() -> None:
 
     assert pause is not None
     assert pause >= FIRST_PAUSE_S / 2
+
+
+def test_failure_after_a_long_wait_begins_another_budget() -> None:
+    """A call may wait at a server for other workers, in whose time that one is restarted twice."""
+    retry = Retry(budget_s=10.0)
+    assert retry.pause_after(0.0) is not None
+    assert retry.pause_after(9.0) is not None
+
+    assert retry.pause_after(9.0 + FORGET_S) is not None
+    assert retry.pause_after(18.0 + FORGET_S) is not None
+    assert retry.pause_after(19.0 + FORGET_S) is None
