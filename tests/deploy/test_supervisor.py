@@ -72,6 +72,15 @@ def test_workers_that_outlive_servers_are_named_once() -> None:
     assert rules.next_time() == math.inf
 
 
+def test_no_worker_is_said_to_run_when_all_have_exited() -> None:
+    rules = supervisor(notice_seconds=10.0, server_exit_seconds=30.0)
+    exits(rules, "pserver.1", now=5.0)
+
+    exits(rules, *WORKERS, now=6.0)
+
+    assert rules.next_time() == 36.0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_launcher_ends_the_run(number: signal.Signals) -> None:
     assert supervisor().handle(Signalled(number), 0.0) == End(128 + number, f"got {number.name}")
@@ -92,6 +101,14 @@ def test_a_lost_port_is_replaced_once() -> None:
 
     assert exits(rules, "pserver.1", code=3) == OtherPorts("pserver.1 exited with code 3")
     rules.started()
+    assert exits(rules, "pserver.1", code=3) == End(3, "pserver.1 exited with code 3", "pserver.1")
+
+
+def test_a_port_lost_by_a_server_that_is_started_again_is_a_failure() -> None:
+    """All others know it by its port, and have trained with it."""
+    rules = supervisor(max_restarts=2, durability="log")
+    exits(rules, "pserver.1", code=KILLED)
+
     assert exits(rules, "pserver.1", code=3) == End(3, "pserver.1 exited with code 3", "pserver.1")
 
 
