@@ -152,10 +152,6 @@ class PassedBarriers:
         """A worker comes to a barrier that it has not passed."""
         self._expected[worker] = number
 
-    def expect_no_more(self, worker: int) -> None:
-        """A worker does not wait at a barrier any more, and has not passed it."""
-        self._expected.pop(worker, None)
-
     def note(self, name: str, worker: int, answer: Callable[[], Any], num_values: int) -> None:
         """A worker that was expected passes a barrier; how one without a number is answered is not kept.
 

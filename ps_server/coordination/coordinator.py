@@ -247,7 +247,6 @@ class Coordinator:
         one had ended its steps before the barrier, so there are none for the new process to take part in.
         """
         self._barriers.leave(worker)
-        self._passed.expect_no_more(worker)
         error = ProtocolError(
             f"another process has taken the place of worker {worker} while this one waited"
         )
@@ -311,8 +310,6 @@ class Coordinator:
             self._passed.restore(state.passed)
             self._clocks.restore(state.clocks)
             self._mailbox.restore(state.inboxes)
-            for worker in state.members.left:
-                self._barriers.leave(worker)
 
     def hold(self, waiting: WaitingMessage) -> None:
         """Takes over a message of `waiting`, after `restore`."""
