@@ -66,7 +66,9 @@ class Server:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._handlers = Handlers(store, self._on_all_left)
-        self._service = Service(self._handlers, self._activity, backlog=backlog)
+        self._service = Service(
+            self._handlers, self._activity, backlog=backlog, on_log_error=self._end_by
+        )
         self._loop = asyncio.get_running_loop()
         self._log: UpdateLog | None = None
         self._is_job_over = False
@@ -154,6 +156,7 @@ class Server:
         Raises:
             IdleError: If no call came for longer than the idle limit.
             AbortedError: If the job has ended by an error, and the server does not stay.
+            LogError: If the update log cannot be written.
         """
         limit_s = self._settings.ends_idle_after_s
         if limit_s is None:
@@ -168,6 +171,11 @@ class Server:
         """Makes `wait` return `reason`."""
         if not self._ended.done():
             self._ended.set_result(reason)
+
+    def _end_by(self, error: Exception) -> None:
+        """Makes `wait` raise an error."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
     async def stop(self) -> None:
         """Refuses new calls, lets those in flight end within the grace, and frees the port."""
@@ -208,11 +216,7 @@ class Server:
             logger.error("the job has ended: %s; restart this server before the next", reason)
             return
 
-        def end() -> None:
-            if not self._ended.done():
-                self._ended.set_exception(AbortedError(reason))
-
-        self._loop.call_later(self._settings.linger_s, end)
+        self._loop.call_later(self._settings.linger_s, self._end_by, AbortedError(reason))
 
     async def _watch_leases(self) -> None:
         """Lets time pass in steps: after a server was stopped for long, one step has passed."""
@@ -224,15 +228,12 @@ class Server:
                 self._handlers.pass_time(TICK_S)
                 self._handlers.end_if_all_left()
         except Exception as error:  # as when the update log cannot be written
-            if not self._ended.done():
-                self._ended.set_exception(error)
+            self._end_by(error)
 
     async def _end_when_idle(self, limit_s: float) -> None:
         while (left_s := limit_s - self._activity.idle_s) > 0:
             await asyncio.sleep(left_s)
-        if self._ended.done():
-            return
-        self._ended.set_exception(
+        self._end_by(
             AbortedError(self._store.failure)  # which is why nobody calls any more
             if self._store.failure
             else IdleError(f"no worker called for {limit_s:g} s: did they fail to start, or crash?")
@@ -256,7 +257,7 @@ async def serve(
 
     Raises:
         CheckpointError: If the one to load does not exist, or is damaged.
-        LogError: If the update log is damaged, in use, or lacks its checkpoint.
+        LogError: If the update log is damaged, in use, or lacks its checkpoint, or cannot be written.
         BindError: If the address cannot be bound.
         IdleError: If no call came for longer than the idle limit.
         AbortedError: If the job has ended by an error, and the server does not stay.

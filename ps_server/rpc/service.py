@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from protos.errors import CtrPsError, ProtocolError
+from protos.errors import CtrPsError, LogError, ProtocolError
 from protos.futures import Future, WaitingFuture
 from protos.wire.calls import CALLS, SERVICE, Call
 from protos.wire.grpc_status import details_of, metadata_of, status_of
@@ -60,10 +60,17 @@ async def abort_with(context: grpc.aio.ServicerContext, call: str, error: Except
 class _Answering:
     """One call: a sign of life while it lasts; an error that ends it becomes a status."""
 
-    def __init__(self, activity: Activity, context: grpc.aio.ServicerContext, call: str) -> None:
+    def __init__(
+        self,
+        activity: Activity,
+        context: grpc.aio.ServicerContext,
+        call: str,
+        on_log_error: Callable[[LogError], None],
+    ) -> None:
         self._activity = activity
         self._context = context
         self._call = call
+        self._on_log_error = on_log_error
 
     async def __aenter__(self) -> None:
         self._activity.begin()
@@ -75,6 +82,10 @@ class _Answering:
         trace: TracebackType | None,
     ) -> None:
         self._activity.end()
+        if isinstance(error, LogError):
+            self._on_log_error(error)
+            # To the caller this server is away: one that is started again carries the call out.
+            await self._context.abort(grpc.StatusCode.UNAVAILABLE, f"the server ends: {error}")
         if isinstance(error, Exception):
             await abort_with(self._context, self._call, error)
 
@@ -89,6 +100,7 @@ class Service:
         *,
         inline_values: int = INLINE_VALUES,
         backlog: Backlog | None = None,
+        on_log_error: Callable[[LogError], None] = lambda _: None,
     ) -> None:
         """Answers calls by `handlers`; tells `activity` of every call.
 
@@ -97,7 +109,9 @@ class Service:
             activity: Told of every call.
             inline_values: Calls that touch more numbers run in a thread.
             backlog: Counts the calls in threads, and refuses more; None: one with the usual limits.
+            on_log_error: Called when the update log cannot be written, so that the server ends.
         """
+        self._on_log_error = on_log_error
         self._handlers = handlers
         self._activity = activity
         self._inline_values = inline_values
@@ -124,7 +138,7 @@ class Service:
         """Returns the method of a call: the bytes of a message in, a message out."""
 
         async def method(request: bytes, context: grpc.aio.ServicerContext) -> Any:
-            async with _Answering(self._activity, context, call.name):
+            async with _Answering(self._activity, context, call.name, self._on_log_error):
                 self._backlog.require_room(call.name)
                 argument = _decoded(call, request)
                 start = partial(self._handlers.start, call, argument, request)

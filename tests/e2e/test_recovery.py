@@ -23,6 +23,7 @@ from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
 from tests.support import pusher
 from tests.support.commands import run
+from tests.support.disks import mounting_at
 from tests.support.running_job import LIMIT_S, RunningJob, training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -167,6 +168,22 @@ def test_server_that_was_told_to_end_goes_on_when_it_is_started_again(
         job.start("server.0")
 
         assert undisturbed == figures(job)
+
+
+def test_server_whose_disk_is_full_goes_on_when_there_is_room(
+    data: Path, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    disk = tmp_path / "server.1.updates"
+    disk.mkdir()
+    with mounting_at(disk) as mount:
+        mount("size=1m")
+        with RunningJob(tmp_path, training(saving(data, tmp_path))) as job:
+            assert job.wait("server.1", limit_s=SOON_S) == {"server.1": 13}
+            assert "No space left on device" in job.error("server.1")
+            mount("size=200m")
+            job.start("server.1")
+
+            assert undisturbed == figures(job)
 
 
 @pytest.mark.parametrize("worker", ["worker.0", "worker.1"])

@@ -1,7 +1,6 @@
 """Storage that is full or cannot be written: said by name, and training goes on as it was."""
 
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.retention import keep_last
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
+from tests.support.disks import Mount, mounting_at
 from tests.support.stores import KEYS, declare, in_process, push_id, random_gradients
-
-Mount = Callable[[str], None]
 
 
 @pytest.fixture
@@ -29,21 +27,8 @@ def disk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mount(disk: Path) -> Iterator[Mount]:
-    """Mounts a file system in memory at `disk`, or changes it, with the options that it is given."""
-    mounted = False
-
-    def call(options: str) -> None:
-        nonlocal mounted
-        options = f"remount,{options}" if mounted else options
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-        mounted = True
-
-    yield call
-    if mounted:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with mounting_at(disk) as call:
+        yield call
 
 
 def trained(num_pushes: int) -> ParameterStore:
