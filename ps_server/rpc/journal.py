@@ -76,18 +76,42 @@ class CompletedState:
     loads: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The server that writes a log: which one of how many, for how many workers."""
+
+    server_index: int
+    num_servers: int
+    num_workers: int
+
+    @classmethod
+    def of(cls, store: ParameterStore) -> "Owner":
+        """Returns the server of a store."""
+        return cls(
+            server_index=store.server_index,
+            num_servers=store.shard_map.num_servers,
+            num_workers=store.num_workers,
+        )
+
+    def __str__(self) -> str:
+        """Returns the server for a message."""
+        return f"server {self.server_index} of {self.num_servers}, for {self.num_workers} workers"
+
+
 @with_config(ConfigDict(ser_json_inf_nan="constants"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
     """A server at the beginning of a segment.
 
     Attributes:
+        owner: The server.
         base: Token of the save that has its parameters; empty: they were fresh.
         jobs_before: Jobs that it had served.
         job: What its coordinator knew.
         completed: Calls of this job that are not carried out again.
     """
 
+    owner: Owner
     base: str
     jobs_before: int
     job: JobState
@@ -300,7 +324,13 @@ def state_records(store: ParameterStore, completed: CompletedState, *, base: str
         base: Token of the save that has its parameters.
     """
     job = store.job_state()
-    state = ServerState(base=base, jobs_before=store.jobs_before, job=job, completed=completed)
+    state = ServerState(
+        owner=Owner.of(store),
+        base=base,
+        jobs_before=store.jobs_before,
+        job=job,
+        completed=completed,
+    )
     tables, blocks = store.declared_specs()
     epoch = store.shard_map.epoch
     return [

@@ -35,6 +35,7 @@ from ps_server.rpc.journal import (
     STATE,
     STATE_JSON,
     CompletedState,
+    Owner,
     SavedAt,
     ServerState,
 )
@@ -74,10 +75,11 @@ def recover(
         restore_completed: Takes over the calls that are not carried out again.
 
     Raises:
-        LogError: If the log is damaged, or no checkpoint that it needs is there.
+        LogError: If the log is damaged or of another server, or no checkpoint that it needs is there.
         CheckpointError: If the checkpoint is damaged.
     """
     segment, state, checkpoint = _begin_of(saved)
+    _require_owner(state.owner, Owner.of(store), saved)
     head = saved.head(segment)[1:]
     for record in head:
         if record.kind in (CREATE_TABLE.name, CREATE_DENSE.name):
@@ -127,6 +129,16 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
         f"the update log {saved.folder.path} begins with checkpoints that are not there any more: "
         f"{', '.join(unpublished)}; restore one, or remove the folder and start the job again"
     )
+
+
+def _require_owner(owner: Owner, server: Owner, saved: SavedLog) -> None:
+    """Raises LogError unless a log is of the server that recovers from it."""
+    if owner != server:
+        raise LogError(
+            f"the update log {saved.folder.path} is of {owner}, but this process is {server}: start it with "
+            f"its own log, list of servers and PADDLE_TRAINERS_NUM, or remove the folder if the job that "
+            f"wrote it is of no use any more"
+        )
 
 
 def _save_of(token: str, saved: SavedLog, segment: int) -> SavedAt | None:

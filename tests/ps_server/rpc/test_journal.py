@@ -229,6 +229,28 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
     assert store.digest() != trained, "another load"
 
 
+@pytest.mark.parametrize(
+    ("server", "named"),
+    [
+        ({"server_index": 1, "num_servers": 2}, "server 1 of 2, for 2 workers"),
+        ({"num_servers": 3}, "server 0 of 3, for 2 workers"),
+        ({"num_servers": 2, "num_workers": 3}, "server 0 of 2, for 3 workers"),
+    ],
+)
+def test_log_of_another_server_is_refused(
+    server: dict[str, int], named: str, tmp_path: Path
+) -> None:
+    """Nearly all its calls would be refused again, and an empty server would serve."""
+    _, log = begun_log(tmp_path, ParameterStore(num_workers=2, num_servers=2))
+    log.close()
+    other = ParameterStore(**{"num_workers": 2, **server})
+
+    with pytest.raises(
+        LogError, match=f"is of server 0 of 2, for 2 workers, but this process is {named}: "
+    ):
+        recovered(tmp_path, other)
+
+
 @pytest.mark.parametrize("in_new_segment", [False, True])
 @pytest.mark.parametrize("received", [0, 1])
 def test_messages_between_workers_are_on_their_way_after_a_restart(
