@@ -18,6 +18,7 @@
     ├── OverloadedError            a server that has no room for more
     ├── ProtocolError              a request that breaks the contract
     │   ├── SnapshotLostError
+    │   ├── LostPushesError
     │   ├── WrongServerError
     │   └── UnknownTableError
     └── SpecError                  a table or dense block that cannot be
@@ -106,6 +107,10 @@ class ProtocolError(CtrPsError):
 
 class SnapshotLostError(ProtocolError):
     """The snapshot that was to be saved is gone, with the server that held it: save again."""
+
+
+class LostPushesError(ProtocolError):
+    """A server lacks pushes that it had acknowledged: the job cannot go on."""
 
 
 class WrongServerError(ProtocolError):

@@ -22,6 +22,7 @@ from protos.keys import Keys
 from protos.placement import ShardMap
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
+    Acknowledged,
     Changed,
     Future,
     InferenceSettings,
@@ -218,6 +219,10 @@ class ParameterStore:
 
     def disconnect(self) -> None:
         """See `protos.store.Store`; no-op, since there is no connection."""
+
+    def require_acknowledged(self, member: Member, acknowledged: Acknowledged) -> None:
+        """Raises LostPushesError if pushes of a process are missing that were acknowledged."""
+        self._coordinator.require_acknowledged(member, acknowledged)
 
     def pass_time(self, seconds: float) -> list[int]:
         """Time passes; returns the workers of which nothing was heard for so long that they are lost."""

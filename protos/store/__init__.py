@@ -24,6 +24,7 @@ from protos.store.coordination import (
 )
 from protos.store.exchange import Exchange, Message
 from protos.store.parameters import (
+    Acknowledged,
     Missing,
     ParameterReader,
     Parameters,
@@ -48,6 +49,7 @@ from protos.store.store import Store
 
 __all__ = [
     "MAX_NUMBERS",
+    "Acknowledged",
     "Admin",
     "Changed",
     "Changes",

@@ -77,6 +77,19 @@ class PushId:
     position: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged:
+    """The pushes of a process that all servers have acknowledged.
+
+    Attributes:
+        pushes: Of those applied on arrival, how many from the first on, without a gap.
+        steps: Of the parts of synchronous steps, one more than the largest step; 0: none.
+    """
+
+    pushes: int = 0
+    steps: Version = 0
+
+
 class ParameterReader(Protocol):
     """The read-only part of a store."""
 

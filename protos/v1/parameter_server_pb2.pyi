@@ -69,12 +69,22 @@ class JoinResponse(_message.Message):
     def __init__(self, jobs_before: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., has_update_log: bool = ..., version: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("member", "is_last")
+    __slots__ = ("member", "is_last", "acknowledged")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
     is_last: bool
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., is_last: bool = ...) -> None: ...
+    acknowledged: Acknowledged
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., is_last: bool = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
+
+class Acknowledged(_message.Message):
+    __slots__ = ("pushes", "steps")
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    pushes: int
+    steps: int
+    def __init__(self, pushes: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class RenewResponse(_message.Message):
     __slots__ = ()
@@ -113,16 +123,18 @@ class WaitVersionResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("name", "member", "step", "number")
+    __slots__ = ("name", "member", "step", "number", "acknowledged")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     name: str
     member: _data_plane_pb2.Member
     step: int
     number: int
-    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    acknowledged: Acknowledged
+    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
 
 class BarrierResponse(_message.Message):
     __slots__ = ("version",)
@@ -131,20 +143,22 @@ class BarrierResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class AllReduceRequest(_message.Message):
-    __slots__ = ("name", "member", "step", "number", "values", "op")
+    __slots__ = ("name", "member", "step", "number", "values", "op", "acknowledged")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     OP_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     name: str
     member: _data_plane_pb2.Member
     step: int
     number: int
     values: bytes
     op: ReduceOp
-    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ...) -> None: ...
+    acknowledged: Acknowledged
+    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
 
 class AllReduceResponse(_message.Message):
     __slots__ = ("version", "values")

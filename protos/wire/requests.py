@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from protos.chunking import PushChunk
 from protos.keys import Keys
 from protos.store import (
+    Acknowledged,
     InferenceSettings,
     Lease,
     Member,
@@ -38,6 +39,7 @@ class Renew:
 
     member: Member
     is_last: bool = False
+    acknowledged: Acknowledged | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ class Barrier:
     member: Member
     step: Version
     number: int
+    acknowledged: Acknowledged | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,7 @@ class AllReduce:
     op: ReduceOp
     step: Version
     number: int
+    acknowledged: Acknowledged | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,11 +29,18 @@ from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
 from protos.chunking import PushChunk
-from protos.errors import AbortedError, JobError, ProtocolError, WaitTimeoutError
+from protos.errors import (
+    AbortedError,
+    JobError,
+    LostPushesError,
+    ProtocolError,
+    WaitTimeoutError,
+)
 from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients
 from protos.limits import CHUNK_BYTES
 from protos.store import (
+    Acknowledged,
     Future,
     Joined,
     Lease,
@@ -179,6 +186,26 @@ class Coordinator:
             self._members.hear_of(member)
         if was_lost:
             logger.info("worker is back worker=%d", member.worker)
+
+    def require_acknowledged(self, member: Member, acknowledged: Acknowledged) -> None:
+        """Raises LostPushesError if pushes of a process are missing that were acknowledged."""
+        with self._lock:
+            pushes = self._ledger.num_applied(member)
+            steps = self._steps.next_step(member.worker)
+        if pushes < acknowledged.pushes:
+            lost = f"{acknowledged.pushes} pushes were acknowledged to it, and {pushes} are there"
+        elif steps < acknowledged.steps:
+            lost = (
+                f"its part of step {acknowledged.steps - 1} was acknowledged, and that of step {steps} is "
+                f"not there"
+            )
+        else:
+            return
+        raise LostPushesError(
+            f"pushes of worker {member.worker} are lost: {lost}. The end of this server's update log is "
+            f"gone, as may happen with --log-sync os when a machine goes down: start the job again from its "
+            f"checkpoint"
+        )
 
     def require_place(self, member: Member) -> None:
         """Raises ProtocolError unless the process has its place; it is no sign of life."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protos.errors import ProtocolError
-from protos.store import PushId, WorkerProgress
+from protos.store import Member, PushId, WorkerProgress
 
 MAX_VERSION = 2**53
 """A run does not resume at a later one."""
@@ -145,6 +145,11 @@ class PushLedger:
         while (whole := pushes.ahead.pop(pushes.next_sequence, None)) is not None:
             pushes.next_sequence += 1
             self._progress[push_id.worker] = progress_of(whole)
+
+    def num_applied(self, member: Member) -> int:
+        """Returns how many pushes of a process are applied, from the first on, without a gap."""
+        pushes = self._incarnations.get(member.worker)
+        return pushes.next_sequence if pushes and pushes.number == member.incarnation else 0
 
     def note_part(self, push_id: PushId) -> None:
         """Records that the step that a push was a part of was applied."""

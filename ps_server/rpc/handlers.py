@@ -125,6 +125,8 @@ class Handlers:
             self._store.require_place(argument.member)
         elif (member := _member_of(argument)) is not None:
             self._hear_of(member)
+            if (acknowledged := getattr(argument, "acknowledged", None)) is not None:
+                self._store.require_acknowledged(member, acknowledged)
         return self._carry_out(call, argument, payload)
 
     def _hear_of(self, member: Member) -> None:
@@ -234,6 +236,7 @@ class Handlers:
             values = {field.name: getattr(argument, field.name) for field in fields(argument)}
             if (member := values.pop("member", None)) is not None:
                 values["worker"] = member.worker
+            values.pop("acknowledged", None)
             return getattr(self._store, method)(**values)
 
         return call_store

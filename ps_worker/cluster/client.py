@@ -66,6 +66,7 @@ from ps_server.checkpoint.files.manifest import Share, share_from_json
 from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import open_base, save_checkpoint
+from ps_worker.cluster.acknowledgements import Acknowledgements
 from ps_worker.cluster.transport import Transport
 
 _RENEWAL_SHARE = 1 / 3
@@ -120,6 +121,7 @@ class ClusterClient:
         self._leases: dict[int, Lease | None] = {}
         # By worker, which comes to one barrier at a time.
         self._num_barriers: defaultdict[int, int] = defaultdict(int)
+        self._acknowledgements: defaultdict[int, Acknowledgements] = defaultdict(Acknowledgements)
         self._num_shrinks = itertools.count(1)
         self._num_changes = itertools.count(1)
         self._num_loads = itertools.count(1)
@@ -203,7 +205,11 @@ class ClusterClient:
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`; a server that is away keeps no other from hearing of the worker."""
-        request = requests.Renew(member=self._member(worker), is_last=is_last)
+        request = requests.Renew(
+            member=self._member(worker),
+            is_last=is_last,
+            acknowledged=self._acknowledgements[worker].told(),
+        )
         lease = self._leases[worker]
         ready_s = None if lease is None else lease.seconds * _RENEWAL_SHARE
         pending = [
@@ -384,7 +390,13 @@ class ClusterClient:
                 self._part_of_server(gradients, routes, server), self._chunk_bytes
             )
         ]
-        return Combined(lambda: min(results(pending)))
+
+        def acknowledged() -> Version:
+            version = min(results(pending))
+            self._acknowledgements[push_id.worker].note(push_id, at)
+            return version
+
+        return Combined(acknowledged)
 
     def _route(self, table: str, keys: Keys) -> list[Positions]:
         return self._shard_map.route(keys, self._tables[table].num_shards)
@@ -472,6 +484,7 @@ class ClusterClient:
             op=op,
             step=step,
             number=request.number,
+            acknowledged=request.acknowledged,
         )
         reduction = self._transport.call(first, calls.ALL_REDUCE, numbers)
         pending = [self._transport.call(server, calls.BARRIER, request) for server in others]
@@ -490,6 +503,7 @@ class ClusterClient:
             member=self._member(worker),
             step=step,
             number=self._num_barriers[worker],
+            acknowledged=self._acknowledgements[worker].told(),
         )
 
     def _common_version(self, barrier: requests.Barrier, versions: Sequence[Version]) -> Version:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 
-from protos.errors import CtrPsError, TransportError
+from protos.errors import CtrPsError, LostPushesError, TransportError
 from protos.store import Coordination
 
 logger = logging.getLogger(__name__)
@@ -42,12 +42,21 @@ class LeaseRenewal:
             except CtrPsError as error:
                 logger.warning("lease refused worker=%d: %s", self._worker, error)
                 self.refusal = error
+                if isinstance(error, LostPushesError):
+                    self._tell(error)
                 self._store.disconnect()
                 return
             # One that is lost fails after a pause's time: another pause on top would let the lease run out.
             pause_s = max(began + self._pause_s - time.monotonic(), 0.0)
         if self._is_given_up:
             self._give_up()
+
+    def _tell(self, error: LostPushesError) -> None:
+        """Ends the job for the others, too, who may wait for what is lost."""
+        try:
+            self._store.abort(self._worker, str(error))
+        except CtrPsError as failure:
+            logger.warning("not all others could be told of the error: %s", failure)
 
     def _give_up(self) -> None:
         try:

@@ -186,6 +186,22 @@ def test_server_whose_disk_is_full_goes_on_when_there_is_room(
             assert undisturbed == figures(job)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_log_without_its_end_ends_the_job(mode: str, data: Path, tmp_path: Path) -> None:
+    """As after a machine that goes down with `--log-sync os`: workers know what was acknowledged."""
+    with RunningJob(tmp_path, training(settings_of(data, mode, train__epochs="20"))) as job:
+        job.wait_for_steps()
+        job.kill("server.1")
+        last = segments(job, "server.1")[-1]
+        os.truncate(last, last.stat().st_size // 2)
+
+        job.start("server.1")
+        codes = job.wait(*job.workers, limit_s=SOON_S)
+
+        assert set(codes.values()) <= {10, 12}, f"{codes}\n{job.tails}"
+        assert ["are lost: " in job.error(worker) for worker in job.workers] == [True, True]
+
+
 @pytest.mark.parametrize("worker", ["worker.0", "worker.1"])
 def test_worker_that_was_told_to_end_frees_its_place(
     worker: str, data: Path, tmp_path: Path, undisturbed: dict[str, Any]

@@ -30,12 +30,13 @@ def test_every_rpc_of_the_service_has_a_row_with_its_messages() -> None:
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_every_call_without_a_handler_is_a_method_of_the_store(call: Call[Any, Any]) -> None:
-    """Its parameters are the fields of the argument."""
+    """Its parameters are the fields of the argument; what is acknowledged is asked for apart."""
     method = method_name(call.name)
     if hasattr(Handlers, f"_{method}"):
         return
 
     names = [field.name for field in fields(vars(requests)[call.name])]
+    names = [name for name in names if name != "acknowledged"]
     names = ["worker" if name == "member" else name for name in names]
     signature(getattr(ParameterStore, method)).bind(None, **dict.fromkeys(names))
 

@@ -8,10 +8,26 @@ import numpy as np
 import pytest
 
 from protos.chunking import PushChunk
-from protos.errors import CtrPsError, GradientError, ProtocolError, WaitTimeoutError
+from protos.errors import (
+    CtrPsError,
+    GradientError,
+    LostPushesError,
+    ProtocolError,
+    WaitTimeoutError,
+)
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
-from protos.store import Future, Joined, Lease, Member, Message, PushId, ReduceOp, WorkerLoss
+from protos.store import (
+    Acknowledged,
+    Future,
+    Joined,
+    Lease,
+    Member,
+    Message,
+    PushId,
+    ReduceOp,
+    WorkerLoss,
+)
 from ps_server.coordination.coordinator import Coordinator
 from ps_server.coordination.push_ledger import progress_of
 from tests.support.stores import INCARNATION, member
@@ -90,6 +106,30 @@ def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
     version, progress = workers.applied()
     assert version == 1
     assert progress.keys() == {0, 1}
+
+
+def test_pushes_that_were_acknowledged_and_are_missing_are_an_error() -> None:
+    workers = workers_of(2)
+    apply_on_arrival(workers, push_id())
+    process = Member(0, push_id().incarnation)
+
+    workers.require_acknowledged(process, Acknowledged(pushes=1))
+
+    with pytest.raises(LostPushesError, match=r"2 pushes were acknowledged to it, and 1 are there"):
+        workers.require_acknowledged(process, Acknowledged(pushes=2))
+    with pytest.raises(LostPushesError, match=r"1 pushes were acknowledged to it, and 0 are there"):
+        workers.require_acknowledged(Member(1, 5), Acknowledged(pushes=1))
+
+
+def test_parts_of_steps_that_were_acknowledged_and_are_missing_are_an_error() -> None:
+    workers = workers_of(2)
+    workers.push_part(Gradients(), push_id(), 0)
+    process = Member(0, push_id().incarnation)
+
+    workers.require_acknowledged(process, Acknowledged(steps=1))
+
+    with pytest.raises(LostPushesError, match="part of step 1 was acknowledged"):
+        workers.require_acknowledged(process, Acknowledged(steps=2))
 
 
 def test_push_is_progress_when_it_is_applied() -> None:
