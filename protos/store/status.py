@@ -87,6 +87,7 @@ class StoreStatus:
         progress: How much of each worker's training is in the parameters; a worker without has no entry.
         last_save: Of the last save; None: there was none.
         duplicates: Pushes that came again, because their answer was lost, and were not applied again.
+        lost: Workers whose leases ran out, and whose places no other processes have taken.
     """
 
     version: Version
@@ -97,6 +98,7 @@ class StoreStatus:
     progress: Mapping[int, WorkerProgress]
     last_save: SaveStatus | None = None
     duplicates: int = 0
+    lost: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
         progress=merge_progress([part.progress for part in parts]),
         last_save=merge_saves([part.last_save for part in parts]),
         duplicates=sum(part.duplicates for part in parts),
+        lost=frozenset.union(*(part.lost for part in parts)),
     )
 
 

@@ -411,7 +411,7 @@ class SaveStatus(_message.Message):
     def __init__(self, pause_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., is_over: bool = ...) -> None: ...
 
 class StoreStatus(_message.Message):
-    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save", "duplicates")
+    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save", "duplicates", "lost")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -441,6 +441,7 @@ class StoreStatus(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     LAST_SAVE_FIELD_NUMBER: _ClassVar[int]
     DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     version: int
     tables: _containers.MessageMap[str, TableStatus]
     examples: _containers.ScalarMap[int, int]
@@ -449,7 +450,8 @@ class StoreStatus(_message.Message):
     progress: _containers.MessageMap[int, WorkerProgress]
     last_save: SaveStatus
     duplicates: int
-    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ...) -> None: ...
+    lost: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("store", "server_index", "num_servers")

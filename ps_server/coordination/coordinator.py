@@ -370,6 +370,7 @@ class Coordinator:
                 tables=tables,
                 examples=dict(self._examples),
                 left=frozenset(self._members.left),
+                lost=frozenset(self._members.lost),
                 staleness=self._staleness,
                 progress=self._ledger.progress(),
                 last_save=last_save,

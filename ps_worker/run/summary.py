@@ -1,7 +1,7 @@
 """Summary of a run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 
@@ -23,6 +23,8 @@ class Summary:
         skipped_by_name: The same by table or dense block whose gradient that was, and "loss".
         staleness: Steps of other workers between the pull and the push of a batch, over all workers.
         duplicates: Pushes that came to a server again, since their answer was lost; they count once.
+        lost_workers: Workers that were lost, so that the others went on without them: what was left of their
+            data was not trained on.
         tables: By table: rows, bytes, and the rows that expired or were evicted.
         model_digest: SHA-256 of the trained model.
         checkpoint: Folder of the last checkpoint.
@@ -42,6 +44,7 @@ class Summary:
     skipped_by_name: Mapping[str, int] = field(default_factory=dict)
     staleness: Mapping[str, object] | None = None
     duplicates: int | None = None
+    lost_workers: Sequence[int] = ()
     tables: Mapping[str, Mapping[str, int]] | None = None
     model_digest: str | None = None
     checkpoint: str | None = None

@@ -280,6 +280,11 @@ class _Training:
         if not self._run.is_first:
             return replace(own, examples=progress.examples)
         status = store.status()
+        if status.lost:
+            logger.warning(
+                "workers %s were lost: what was left of their data was not trained on",
+                sorted(status.lost),
+            )
         examples = sum(status.examples.values())
         return replace(
             own,
@@ -288,6 +293,7 @@ class _Training:
             examples_per_s=examples / seconds if seconds else 0.0,
             staleness=status.staleness.as_dict(),
             duplicates=status.duplicates,
+            lost_workers=sorted(status.lost),
             tables={name: asdict(table) for name, table in status.tables.items()},
             model_digest=store.digest(),
             checkpoint=None if self._saver is None else self._saver.latest,

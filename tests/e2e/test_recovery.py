@@ -285,6 +285,8 @@ def test_others_continue_without_a_lost_worker(mode: str, data: Path, tmp_path: 
         codes = job.wait("worker.0", *job.servers)
         assert set(codes.values()) == {0}, f"{codes}\n{job.tails}"
         assert job.result()["examples"] >= EPOCHS * ROWS // 2
+        assert job.result()["lost_workers"] == [1]
+        assert "workers [1] were lost" in job.log("worker.0")
 
 
 WHY = ("lost", "lease", "cluster.retry_s")

@@ -59,6 +59,7 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         staleness=Staleness().add(0, 6).add(3),
         progress={0: progress(7), 1: progress(4)},
         last_save=SaveStatus(pause_s=0.5, duration_s=1.0, is_over=True),
+        lost=frozenset({2}),
     )
     second = StoreStatus(
         version=3,
@@ -83,4 +84,5 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         staleness=Staleness().add(0, 10).add(3).add(5, 3),
         progress={0: progress(6)},
         last_save=SaveStatus(pause_s=0.5, duration_s=2.0, is_over=False),
+        lost=frozenset({2}),
     )
