@@ -1,6 +1,7 @@
 """Processes of a cluster on this machine, none of which outlives the launcher.
 
-    launcher returns, fails or gets a signal    `stop`: SIGTERM, then SIGKILL after a grace period
+    launcher returns, fails or gets a signal    `stop`: SIGTERM to workers, to servers when workers have ended
+                                                or half of a grace period is over, SIGKILL at its end
     launcher is killed (SIGKILL, OOM)           the kernel kills them, see `deploy.tether`
 
 Each process leads its own process group, so Ctrl-C in the terminal reaches only the launcher, which then
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -69,12 +70,13 @@ class LocalCluster:
         Args:
             log_dir: Folder of the log files.
             events: Queue that also receives the signals of this process.
-            grace_seconds: Time between SIGTERM and SIGKILL.
+            grace_seconds: Time between the first SIGTERM and SIGKILL.
         """
         self._log_dir = log_dir
         self._events = events
         self._grace_seconds = grace_seconds
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._servers: set[str] = set()
         self._copies: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
@@ -130,12 +132,22 @@ class LocalCluster:
                 return Exited(event.name, event.process.returncode)
 
     def stop(self) -> Signalled | None:
-        """Stops all running processes; a signal during the grace period ends it, and is returned."""
-        self._send_all(signal.SIGTERM)
-        self._send_all(signal.SIGCONT)  # a process that is paused would not notice
-        signalled = self._collect_exits()
-        self._send_all(signal.SIGKILL)
-        signalled = self._collect_exits() or signalled
+        """Stops all running processes; a signal during the grace period ends it, and is returned.
+
+        Servers are stopped last: without them a worker can neither end its batch nor leave.
+        """
+        end = time.monotonic() + self._grace_seconds
+        servers = self._servers & self._running.keys()
+        others = self._running.keys() - servers
+        self._send_all(others, signal.SIGTERM)
+        self._send_all(self._running, signal.SIGCONT)  # a process that is paused would not notice
+        signalled = self._collect_exits(others, end - self._grace_seconds / 2)
+        if signalled is None:
+            self._send_all(servers, signal.SIGTERM)
+            signalled = self._collect_exits(self._running, end)
+        self._send_all(self._running, signal.SIGKILL)
+        killed = self._collect_exits(self._running, time.monotonic() + self._grace_seconds)
+        signalled = killed or signalled
         for copy in self._copies:
             copy.join(self._grace_seconds)
         self._copies.clear()
@@ -160,16 +172,18 @@ class LocalCluster:
             **streams,
         )
         self._running[spec.name] = process
+        if spec.is_server:
+            self._servers.add(spec.name)
         threading.Thread(target=self._report_exit, args=(spec.name, process), daemon=True).start()
         return process
 
-    def _send_all(self, number: signal.Signals) -> None:
-        for name in list(self._running):
+    def _send_all(self, names: Collection[str], number: signal.Signals) -> None:
+        for name in list(names):
             self.send(name, number)
 
-    def _collect_exits(self) -> Signalled | None:
-        deadline = time.monotonic() + self._grace_seconds
-        while self._running:
+    def _collect_exits(self, names: Collection[str], deadline: float) -> Signalled | None:
+        """Waits until none of `names` runs; returns the signal that ended that before `deadline` did."""
+        while any(name in self._running for name in names):
             match self.next_event(deadline):
                 case Signalled() as signalled:
                     return signalled

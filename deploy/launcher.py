@@ -57,7 +57,7 @@ class Launch:
         chaos: What is done to processes and calls.
         watch_command: See `Disturber`.
         as_json: Whether the last line of trainer 0 is an object, which gets the fields of the report.
-        grace_seconds: Time between SIGTERM and SIGKILL.
+        grace_seconds: Time between the first SIGTERM and SIGKILL.
     """
 
     commands: Commands

@@ -35,6 +35,11 @@ class ProcessSpec:
     role: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def is_server(self) -> bool:
+        """Whether it has the role of a server."""
+        return self.role.get("TRAINING_ROLE") == "PSERVER"
+
 
 def server_specs(
     command: Sequence[str], endpoints: Sequence[str], num_workers: int

@@ -198,6 +198,60 @@ signal.pause()
         os.kill(int(Path("pid").read_text()), 0)
 
 
+def test_servers_are_there_until_workers_have_ended() -> None:
+    os.mkfifo("asked")
+    os.mkfifo("answer")
+    server = """
+open("asked").read()
+open("answer", "w").write("still here")
+"""
+    worker = """
+import os, signal, sys
+def leave(*_):
+    open("asked", "w").close()
+    open("answered", "w").write(open("answer").read())
+    os._exit(143)
+if os.environ["PADDLE_TRAINER_ID"] == "0":
+    signal.signal(signal.SIGTERM, leave)
+    open("alive", "w").close()
+    while True:
+        signal.pause()
+open("alive").read()
+sys.exit(6)
+"""
+
+    code, _ = launched_here(server, worker, num_workers=2, grace_seconds=LIMIT_S)
+
+    assert code == 6
+    assert Path("answered").read_text() == "still here"
+
+
+def test_servers_end_in_order_where_a_worker_does_not() -> None:
+    server = """
+import os, signal
+def end(*_):
+    open("ended", "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open("alive").read()
+while True:
+    signal.pause()
+"""
+    worker = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.environ["PADDLE_TRAINER_ID"] == "0":
+    signal.pause()
+open("alive", "w").close()
+sys.exit(6)
+"""
+
+    code, _ = launched_here(server, worker, num_workers=2, grace_seconds=2.0)
+
+    assert code == 6
+    assert Path("ended").exists()
+
+
 def test_a_second_signal_does_not_wait_for_the_grace(start: Start) -> None:
     stubborn = """
 import os, signal, sys

@@ -44,7 +44,7 @@ def test_demo_ends_with_the_result_of_trainer_0(demo: Path) -> None:
     assert logs == ["pserver.0.log", "pserver.1.log", "trainer.0.log", "trainer.1.log"]
 
 
-def test_ctrl_c_in_training_lets_servers_end_cleanly(demo: Path) -> None:
+def test_ctrl_c_in_training_lets_all_end_in_order(demo: Path) -> None:
     with launched("--set", "train.epochs=1000", "--set", "train.log_every_s=0.1") as process:
         assert process.stderr is not None
         while "examples/s=" not in (line := process.stderr.readline()):
@@ -54,8 +54,12 @@ def test_ctrl_c_in_training_lets_servers_end_cleanly(demo: Path) -> None:
         process.communicate(timeout=LIMIT_S)
 
     assert process.returncode == 128 + signal.SIGINT
-    for server in range(2):
-        assert "ended reason='SIGTERM'" in (demo / f"log/pserver.{server}.log").read_text()
+    for index in range(2):
+        assert "ended reason='SIGTERM'" in (demo / f"log/pserver.{index}.log").read_text()
+        worker = (demo / f"log/trainer.{index}.log").read_text()
+        assert "SIGTERM: this worker ends" in worker
+        assert "sends again" not in worker
+        assert "not ended within" not in worker
 
 
 def test_a_mistake_in_the_job_is_the_launchers_exit_code(demo: Path) -> None:
