@@ -9,6 +9,7 @@ Examples:
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from deploy.cluster import Terminal, to_descriptor
 from deploy.job_settings import JobSettings
 from deploy.launcher import HOST, Launch, run
 from deploy.programs import commands_of_job, commands_of_script, is_script
-from deploy.supervisor import Durability, Policy
+from deploy.supervisor import LEASE_SECONDS, Durability, Policy
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 WORKER_COMMAND = "ps-worker train"
@@ -106,7 +107,7 @@ def command(
         }
         commands = commands_of_script(program, arguments or (), of_jobs)
         checkpoints, is_resumed = "", False
-        why_no_resume = "a script loads its checkpoints itself"
+        policy = Policy(why_no_resume="a script loads its checkpoints itself")
     else:
         commands = commands_of_job(
             program,
@@ -119,7 +120,7 @@ def command(
         job = JobSettings(program, commands.worker)
         checkpoints = str(job.get("checkpoint", "dir") or "")
         is_resumed = job.get("checkpoint", "resume") is True
-        why_no_resume = "" if checkpoints else f"{program} has no checkpoint.dir"
+        policy = _policy_of_job(program, job)
         if durability == "log" and job.get("cluster", "on_worker_loss") is None:
             commands = commands.with_setting("cluster.on_worker_loss=wait")
     launch = Launch(
@@ -127,9 +128,7 @@ def command(
         num_servers=server_num,
         num_workers=worker_num,
         log_dir=log_dir,
-        policy=Policy(
-            max_restarts=max_restarts, durability=durability, why_no_resume=why_no_resume
-        ),
+        policy=replace(policy, max_restarts=max_restarts, durability=durability),
         checkpoints=checkpoints,
         is_resumed=is_resumed,
         chaos=_chaos_of(chaos, chaos_seed, num_servers=server_num, num_workers=worker_num),
@@ -137,6 +136,16 @@ def command(
     )
     terminal = Terminal(to_descriptor(sys.stdout.fileno()), to_descriptor(sys.stderr.fileno()))
     raise typer.Exit(run(launch, terminal))
+
+
+def _policy_of_job(path: Path, job: JobSettings) -> Policy:
+    """Returns what a job says of losses; a lease that is none is left to the workers' error."""
+    lease = job.get("cluster", "lease_s")
+    return Policy(
+        why_no_resume="" if job.get("checkpoint", "dir") else f"{path} has no checkpoint.dir",
+        continues=job.get("cluster", "on_worker_loss") == "continue",
+        lease_seconds=lease if isinstance(lease, int | float) else LEASE_SECONDS,
+    )
 
 
 def _chaos_of(text: str, seed: int, *, num_servers: int, num_workers: int) -> Chaos:

@@ -225,6 +225,8 @@ class _Launcher:
 
     def _end(self, end: End) -> int:
         if end.code == 0:
+            if end.reason:
+                log.warning("%s", end.reason)
             self._cluster.stop()
             self._remove_update_logs()
             return 0

@@ -17,8 +17,10 @@ Durability = Literal["checkpoint", "log"]
 
 LOST_SERVER = 4  # exit code of a worker whose server is gone
 CANNOT_BIND = 3  # exit code of a server whose port is taken
+REFUSED = 10  # exit code of a worker that was silent for longer than its lease
 ABORTED = 12  # exit code of a worker that another one has ended by its error
 LAST_SIGNAL = 64
+LEASE_SECONDS = 30.0  # cluster.lease_s of a job that does not say it
 MAX_FUTILE_RESTARTS = 3
 FUTILE_SECONDS = 10.0
 _JOB = "the job"
@@ -84,7 +86,7 @@ class End:
 
     Attributes:
         code: Exit code.
-        reason: Why; empty at a clean end.
+        reason: Why; at a clean end what the user should know of it, if anything.
         failed: Process whose log explains it; empty: none.
     """
 
@@ -105,6 +107,8 @@ class Policy:
         durability: "log": servers replay a log, so a killed process is started again alone. "checkpoint": the
             whole job is.
         why_no_resume: Why the job cannot be started again from a checkpoint; empty: it can.
+        continues: Whether workers but the first may be lost: cluster.on_worker_loss is "continue".
+        lease_seconds: Time after the death of a worker until servers know that it is lost.
         server_exit_seconds: Time that servers have to end when all workers have.
         notice_seconds: Time after the exit of servers until a warning that workers still run.
         cause_seconds: Time to wait for the failure behind that of a process that others ended.
@@ -113,6 +117,8 @@ class Policy:
     max_restarts: int = 0
     durability: Durability = "checkpoint"
     why_no_resume: str = ""
+    continues: bool = False
+    lease_seconds: float = LEASE_SECONDS
     server_exit_seconds: float = 30.0
     notice_seconds: float = 10.0
     cause_seconds: float = 5.0
@@ -183,6 +189,8 @@ class Supervisor:
         """All processes run, from their start."""
         self._running = {*self._servers, *self._workers}
         self._early: list[str] = []
+        self._has_losses = False
+        self._refused: _Failure | None = None
         self._suspect: _Failure | None = None
         self._timers = _Timers()
 
@@ -199,7 +207,7 @@ class Supervisor:
         """Returns what follows from an event, or from the time that it is; None: nothing."""
         match event:
             case Exited(name, 0):
-                return self._exited_well(name, now)
+                return self._exited(name, now)
             case Exited(name, returncode):
                 return self._failed(name, returncode, now)
             case Signalled(number):
@@ -210,27 +218,39 @@ class Supervisor:
             case None:
                 return self._time_passed(now)
 
-    def _exited_well(self, name: str, now: float) -> Decision | None:
+    def _exited(self, name: str, now: float) -> Decision | None:
+        """A process ended in order, or is one that the others can do without."""
         self._running.discard(name)
         if self._suspect is not None:
             return None if self._running else self._follow(self._suspect, now)
         if self._still_running(self._workers):
             if name in self._servers:
                 self._early.append(name)
+            if name in self._servers or self._is_over():
                 self._timers.notice = now + self._policy.notice_seconds
             return None
         if not self._still_running(self._servers):
             return End(0)
         if name in self._workers:
             self._timers.notice = math.inf
-            self._timers.servers = now + self._policy.server_exit_seconds
+            self._timers.servers = now + self._server_exit_seconds()
         return None
+
+    def _is_over(self) -> bool:
+        """Whether only workers still run that are lost, or have nothing left to do."""
+        return self._policy.continues and self._running <= {*self._workers[1:]}
+
+    def _server_exit_seconds(self) -> float:
+        lease = self._policy.lease_seconds if self._has_losses else 0.0
+        return self._policy.server_exit_seconds + lease
 
     def _failed(self, name: str, returncode: int, now: float) -> Decision | None:
         """A worker that another one or the loss of a server ended may exit before what ended it."""
         self._running.discard(name)
         before = f", after {', '.join(self._early)} had exited with code 0" if self._early else ""
         failure = _Failure(name, returncode, f"{name} {describe_end(returncode)}{before}")
+        if self._is_loss(failure):
+            return self._lost(failure, now)
         if returncode not in self._consequences():
             return self._follow(failure, now)
         self._suspect = self._suspect or failure
@@ -239,12 +259,38 @@ class Supervisor:
         self._timers = _Timers(cause=now + self._policy.cause_seconds)
         return None
 
+    def _is_loss(self, failure: _Failure) -> bool:
+        """Whether the others can go on: by any other error a worker ends the job itself."""
+        if not self._policy.continues or failure.name not in self._workers[1:]:
+            return False
+        # Servers that have ended well needed it no more.
+        return failure.is_kill() or failure.returncode == REFUSED or bool(self._early)
+
+    def _lost(self, failure: _Failure, now: float) -> Decision | None:
+        self._has_losses = True
+        if failure.returncode == REFUSED:
+            self._refused = self._refused or failure
+        others = "go on" if self._running else "have ended"
+        text = (
+            f"{failure.name} {describe_end(failure.returncode)}: the others {others} without it, as "
+            f'cluster.on_worker_loss is "continue"'
+        )
+        match self._exited(failure.name, now):
+            case None:
+                return Warn(text) if self._suspect is None else None
+            case End(0):
+                return End(0, text)
+            case decision:
+                return decision
+
     def _consequences(self) -> tuple[int, ...]:
         # Only a launcher that restarts needs to know of a server's death before its workers' error.
         return (ABORTED, LOST_SERVER) if self._policy.max_restarts else (ABORTED,)
 
     def _follow(self, failure: _Failure, now: float) -> Decision:
         """Returns what follows from the failure that ended the job, or that a restart repairs."""
+        if failure.returncode == ABORTED and self._refused is not None:
+            failure = self._refused  # no loss: it was refused for an error that ended the job
         if failure.returncode == CANNOT_BIND and not (self._has_other_ports or self.restarts):
             self._has_other_ports = True
             return OtherPorts(failure.text)
@@ -258,13 +304,15 @@ class Supervisor:
             return RestartAll(number, failure.text)
         self._running.add(failure.name)
         if self._timers.servers < math.inf:
-            self._timers.servers = now + self._policy.server_exit_seconds
+            self._timers.servers = now + self._server_exit_seconds()
         return Restart(failure.name, number, failure.text)
 
     def _obstacle(self, what: str, now: float) -> str:
         """Returns why `what` cannot be started again, as the end of a sentence; empty: it can."""
         if self.restarts >= self._policy.max_restarts:
             return f", and the run has had its {self.restarts} restarts (--max-restarts)"
+        if what in self._workers and self._policy.continues:
+            return ', and none can take its place, as cluster.on_worker_loss is "continue"'
         if what == _JOB and self._policy.why_no_resume:
             return f", and nothing can be resumed: {self._policy.why_no_resume}"
         if what != _JOB and self._suspect is not None:
@@ -281,11 +329,18 @@ class Supervisor:
             return self._follow(self._suspect, now)
         if now >= self._timers.servers:
             names = ", ".join(self._still_running(self._servers))
-            return End(1, f"{names} did not exit within {self._policy.server_exit_seconds:g} s")
+            return End(1, f"{names} did not exit within {self._server_exit_seconds():g} s")
         if now >= self._timers.notice:
             self._timers.notice = math.inf
-            return Warn(self._notice())
+            return End(0, self._straggler()) if self._is_over() else Warn(self._notice())
         return None
+
+    def _straggler(self) -> str:
+        return (
+            f"{', '.join(self._still_running(self._workers))} did not exit within "
+            f"{self._policy.notice_seconds:g} s of the others: stopping it, as "
+            f'cluster.on_worker_loss is "continue"'
+        )
 
     def _notice(self) -> str:
         waiting = self._still_running(self._workers)

@@ -20,6 +20,8 @@ import pytest
 
 from deploy.launcher import TAIL_LINES, Launch, free_port, run, tail
 from deploy.programs import Commands
+from deploy.supervisor import Policy
+from ps_worker.job import load_job
 from tests.support.launches import launched_here, python, terminal_at
 from tests.support.processes import LIMIT_S, started
 
@@ -386,6 +388,50 @@ def test_workers_that_long_outlive_their_servers_are_named(
     assert "pserver.0 exited 0.01 s ago with code 0, but trainer.0 still runs" in caplog.text
     assert "fleet.run_server()" in caplog.text
     assert "trainer.0 exited with code 4, after pserver.0 had exited with code 0" in caplog.text
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "log"])
+@pytest.mark.parametrize("is_set", [True, False], ids=["by-set", "in-the-job"])
+def test_job_that_continues_ends_well_without_a_killed_worker(
+    start: Start, durability: str, is_set: bool
+) -> None:
+    option = ["--set", "cluster.on_worker_loss=continue"] if is_set else []
+    Path("job.toml").write_text("" if is_set else "[cluster]\non_worker_loss = 'continue'")
+    worker = """
+import os, signal
+if os.environ["PADDLE_TRAINER_ID"] == "1":
+    print("starts", flush=True)
+    open("alive").read()
+    os.kill(os.getpid(), signal.SIGKILL)
+open("alive", "w").close()
+print("trained")
+"""
+    restarts = ["--max-restarts", "3", "--durability", durability]
+
+    code, out, err = finish(start("", worker, *option, *restarts))
+
+    assert code == 0, err
+    assert out == "trained\n"
+    assert err.count("trainer.1 was ended by SIGKILL: the others") == 1
+    assert "starting" not in err
+    assert Path("log/trainer.1.log").read_text() == "starts\n"
+
+
+def test_worker_that_sleeps_on_when_all_others_have_ended_is_stopped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sleeps = "import os, signal; os.environ['PADDLE_TRAINER_ID'] == '0' or signal.pause()"
+
+    code, _ = launched_here("", sleeps, num_workers=2, continues=True, notice_seconds=0.01)
+
+    assert code == 0
+    assert "trainer.1 did not exit within 0.01 s of the others: stopping it" in caplog.text
+
+
+def test_lease_that_servers_wait_is_that_of_a_job() -> None:
+    Path("job.toml").write_text("[data]\ntrain = 'x'\n[model]\nname = 'lr'")
+
+    assert load_job(Path("job.toml"), []).cluster.lease_s == Policy().lease_seconds
 
 
 def test_tail_of_a_long_log_is_its_last_lines() -> None:

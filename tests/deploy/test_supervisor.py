@@ -277,3 +277,112 @@ def test_a_server_that_is_started_again_at_the_end_has_its_time_to_exit() -> Non
     exits(rules, "pserver.0", code=KILLED, now=20.0)
 
     assert rules.next_time() == 50.0
+
+
+@pytest.mark.parametrize("code", [KILLED, CRASHED, TERMINATED, 137, 10])
+@pytest.mark.parametrize("durability", ["log", "checkpoint"])
+def test_where_the_job_continues_a_lost_worker_is_left_dead(durability: str, code: int) -> None:
+    rules = supervisor(continues=True, max_restarts=9, durability=durability)
+
+    warning = exits(rules, "trainer.1", code=code)
+
+    assert isinstance(warning, Warn)
+    assert warning.text.startswith("trainer.1 ")
+    assert warning.text.endswith(
+        ': the others go on without it, as cluster.on_worker_loss is "continue"'
+    )
+    assert rules.next_time() == math.inf
+    assert exits(rules, "trainer.0", *SERVERS) == End(0)
+    assert rules.restarts == 0
+
+
+@pytest.mark.parametrize("code", [1, 2, 4, 6])
+def test_worker_that_ends_by_an_error_of_its_own_is_no_loss(code: int) -> None:
+    rules = supervisor(continues=True)
+
+    assert exits(rules, "trainer.1", code=code) == End(
+        code, f"trainer.1 exited with code {code}", "trainer.1"
+    )
+
+
+def test_worker_0_cannot_be_lost_nor_replaced_where_the_job_continues() -> None:
+    rules = supervisor(continues=True, max_restarts=9, durability="log")
+
+    end = exits(rules, "trainer.0", code=KILLED)
+
+    assert isinstance(end, End)
+    assert (end.code, end.failed) == (137, "trainer.0")
+    assert "none can take its place" in end.reason
+
+
+def test_killed_server_is_no_lost_worker() -> None:
+    rules = supervisor(continues=True)
+
+    assert exits(rules, "pserver.1", code=KILLED) == End(
+        137, "pserver.1 was ended by SIGKILL", "pserver.1"
+    )
+
+
+@pytest.mark.parametrize("code", [1, 4, 10])
+def test_worker_that_wakes_up_after_the_others_have_ended_does_not_fail_the_run(code: int) -> None:
+    rules = supervisor(continues=True)
+    exits(rules, "trainer.0", *SERVERS)
+
+    assert exits(rules, "trainer.1", code=code) == End(
+        0,
+        f"trainer.1 exited with code {code}: "
+        'the others have ended without it, as cluster.on_worker_loss is "continue"',
+    )
+
+
+@pytest.mark.parametrize("last", ["pserver.1", "trainer.0"])
+def test_worker_that_does_not_wake_up_is_stopped_soon_after_the_others(last: str) -> None:
+    rules = supervisor(continues=True, notice_seconds=10.0)
+    others = [name for name in ("trainer.0", *SERVERS) if name != last]
+    exits(rules, *others, now=0.0)
+    exits(rules, last, now=8.0)
+
+    assert rules.next_time() == 18.0
+    end = rules.handle(None, 18.0)
+
+    assert isinstance(end, End)
+    assert end.code == 0
+    assert end.reason.startswith("trainer.1 did not exit within 10 s of the others")
+
+
+def test_servers_have_the_time_of_a_lease_more_to_notice_a_loss() -> None:
+    rules = supervisor(continues=True, lease_seconds=60.0, server_exit_seconds=30.0)
+    exits(rules, "trainer.0", now=0.0)
+
+    exits(rules, "trainer.1", code=KILLED, now=100.0)
+
+    assert rules.next_time() == 190.0
+    assert rules.handle(None, 190.0) == End(1, "pserver.0, pserver.1 did not exit within 90 s")
+
+
+def test_refused_worker_that_ended_the_others_is_the_failure() -> None:
+    rules = supervisor(continues=True)
+    assert isinstance(exits(rules, "trainer.1", code=10), Warn)
+    exits(rules, "trainer.0", code=12, now=1.0)
+
+    assert exits(rules, *SERVERS, code=12, now=2.0) == End(
+        10, "trainer.1 exited with code 10", "trainer.1"
+    )
+
+
+def test_worker_that_dies_while_a_failure_ends_the_job_is_not_told_as_lost() -> None:
+    rules = supervisor(continues=True)
+    exits(rules, "trainer.0", code=12)
+
+    assert exits(rules, "trainer.1", code=TERMINATED) is None
+    assert exits(rules, *SERVERS, code=12) == End(12, "trainer.0 exited with code 12", "trainer.0")
+
+
+def test_job_that_is_started_again_has_all_its_workers() -> None:
+    rules = supervisor(continues=True, max_restarts=1)
+    exits(rules, "trainer.1", code=KILLED)
+
+    assert isinstance(exits(rules, "pserver.0", code=KILLED), RestartAll)
+    rules.started()
+
+    assert exits(rules, "trainer.0", "trainer.1", *SERVERS) == End(0)

@@ -63,3 +63,16 @@ def test_killed_server_and_a_paused_worker_leave_the_model_as_it_is(job: Path) -
     assert (kill["process"], pause["process"]) == ("pserver.1", "trainer.0")
     assert kill["recovered_s"] is not None
     assert disturbed["chaos"]["calls"]["delayed"]["PushGrad"] > 100
+
+
+def test_job_that_continues_ends_without_a_killed_worker(job: Path) -> None:
+    settings = ["cluster.on_worker_loss=continue", "cluster.lease_s=2"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    restarts = ["--max-restarts", "1", "--durability", "log"]
+
+    result = result_of(job, *options, *restarts, "--chaos", "kill worker 1 at step 25")
+
+    (kill,) = result["chaos"]["processes"]
+    assert kill["is_done"]
+    assert kill["recovered_s"] is not None
+    assert result["restarts"] == 0
