@@ -107,7 +107,7 @@ def command(
         }
         commands = commands_of_script(program, arguments or (), of_jobs)
         checkpoints, is_resumed = "", False
-        policy = Policy(why_no_resume="a script loads its checkpoints itself")
+        policy = Policy(is_script=True, why_no_resume="a script loads its checkpoints itself")
     else:
         commands = commands_of_job(
             program,

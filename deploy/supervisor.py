@@ -107,6 +107,7 @@ class Policy:
         durability: "log": servers replay a log, so a killed process is started again alone. "checkpoint": the
             whole job is.
         why_no_resume: Why the job cannot be started again from a checkpoint; empty: it can.
+        is_script: Whether processes run a script, whose servers may end without having served.
         continues: Whether workers but the first may be lost: cluster.on_worker_loss is "continue".
         lease_seconds: Time after the death of a worker until servers know that it is lost.
         server_exit_seconds: Time that servers have to end when all workers have.
@@ -117,6 +118,7 @@ class Policy:
     max_restarts: int = 0
     durability: Durability = "checkpoint"
     why_no_resume: str = ""
+    is_script: bool = False
     continues: bool = False
     lease_seconds: float = LEASE_SECONDS
     server_exit_seconds: float = 30.0
@@ -344,12 +346,16 @@ class Supervisor:
 
     def _notice(self) -> str:
         waiting = self._still_running(self._workers)
-        return (
+        text = (
             f"{', '.join(self._early)} exited {self._policy.notice_seconds:g} s ago with code 0, but "
-            f"{', '.join(waiting)} still {'runs' if len(waiting) == 1 else 'run'}. Servers exit when all "
-            f"workers have left: did they serve at all? A script calls fleet.run_server() if "
-            f"fleet.is_server()"
+            f"{', '.join(waiting)} still {'runs' if len(waiting) == 1 else 'run'}"
         )
+        # Servers that served end when all workers have left, so with some worker's exit.
+        if self._policy.is_script and len(waiting) == len(self._workers):
+            text += (
+                ": did they serve at all? A script calls fleet.run_server() if fleet.is_server()"
+            )
+        return text
 
     def _still_running(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name in self._running]

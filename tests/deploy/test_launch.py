@@ -381,7 +381,7 @@ def test_workers_that_long_outlive_their_servers_are_named(
     logging.getLogger("ps-launch").addHandler(handler)
     fails_after_the_warning = "open('said').read(); raise SystemExit(4)"
 
-    code, _ = launched_here("", fails_after_the_warning, notice_seconds=0.01)
+    code, _ = launched_here("", fails_after_the_warning, notice_seconds=0.01, is_script=True)
 
     logging.getLogger("ps-launch").removeHandler(handler)
     assert code == 4

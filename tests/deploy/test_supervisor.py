@@ -65,9 +65,8 @@ def test_workers_that_outlive_servers_are_named_once() -> None:
     assert rules.next_time() == 15.0
     notice = rules.handle(None, 15.0)
 
-    assert isinstance(notice, Warn)
-    assert notice.text.startswith(
-        "pserver.1 exited 10 s ago with code 0, but trainer.0, trainer.1 still run."
+    assert notice == Warn(
+        "pserver.1 exited 10 s ago with code 0, but trainer.0, trainer.1 still run"
     )
     assert rules.next_time() == math.inf
 
@@ -79,6 +78,21 @@ def test_no_worker_is_said_to_run_when_all_have_exited() -> None:
     exits(rules, *WORKERS, now=6.0)
 
     assert rules.next_time() == 36.0
+
+
+@pytest.mark.parametrize("has_one_exited", [False, True])
+def test_script_whose_workers_all_outlive_servers_is_asked_whether_these_served(
+    has_one_exited: bool,
+) -> None:
+    rules = supervisor(is_script=True, notice_seconds=10.0)
+    if has_one_exited:
+        exits(rules, "trainer.1")
+    exits(rules, *SERVERS)
+
+    notice = rules.handle(None, 10.0)
+
+    assert isinstance(notice, Warn)
+    assert ("did they serve at all?" in notice.text) == (not has_one_exited)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
