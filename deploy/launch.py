@@ -88,12 +88,12 @@ def command(
         ),
     ] = "checkpoint",
     chaos: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Faults to put into the run, as 'kill server 1 at step 200; drop 5% pushes': "
-            f"{'; '.join(FORMS)}."
+            f"{'; '.join(FORMS.values())}."
         ),
-    ] = "",
+    ] = None,
     chaos_seed: Annotated[int, typer.Option(help="Choice of the calls that chaos disturbs.")] = 0,
 ) -> None:
     """Train a job or run a script on this machine, with servers and workers as processes."""
@@ -148,8 +148,8 @@ def _policy_of_job(path: Path, job: JobSettings) -> Policy:
     )
 
 
-def _chaos_of(text: str, seed: int, *, num_servers: int, num_workers: int) -> Chaos:
-    if not text:
+def _chaos_of(text: str | None, seed: int, *, num_servers: int, num_workers: int) -> Chaos:
+    if text is None:
         return Chaos()
     try:
         return parse(text, num_servers=num_servers, num_workers=num_workers, seed=seed)

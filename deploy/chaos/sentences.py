@@ -10,21 +10,22 @@ from typing import Any, Literal
 
 Role = Literal["server", "worker"]
 
-FORMS = (
-    "kill server|worker N at step N|TIME",
-    "pause server|worker N for TIME at step N|TIME",
-    "drop PERCENT pushes|pulls|calls",
-    "duplicate PERCENT pushes|pulls|calls",
-    "delay TIME [pushes|pulls|calls]",
-)
-"""N is a number, TIME as 20ms or 1.5s, PERCENT as 5% or 0.5%; `at TIME` counts from the start."""
+FORMS = {
+    "kill": "kill server|worker N at step N|TIME",
+    "pause": "pause server|worker N for TIME at step N|TIME",
+    "drop": "drop PERCENT pushes|pulls|calls",
+    "duplicate": "duplicate PERCENT pushes|pulls|calls",
+    "delay": "delay TIME [pushes|pulls|calls]",
+}
+"""The sentences of each verb. N is a number, TIME as 20ms or 1.5s, PERCENT as 5% or 0.5%; `at TIME` counts
+from the start."""
 
 _NAMES = {"server": "pserver", "worker": "trainer"}
 _CALLS = ("pushes", "pulls", "calls")
 
 
 class SentenceError(ValueError):
-    """A sentence is not one of `FORMS`; the message says what was not understood."""
+    """A sentence is not one of `FORMS`; the message says which word, and what was expected there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def parse(text: str, *, num_servers: int, num_workers: int, seed: int = 0) -> Ch
     """
     parsed = [_parsed(sentence) for sentence in text.split(";") if sentence.strip()]
     if not parsed:
-        raise SentenceError(f"{text!r} says nothing; {_forms()}")
+        raise SentenceError(f"{text!r} says nothing: expected {_either(list(_VERBS))}")
     disturbances = tuple(each for each in parsed if isinstance(each, Disturbance))
     for each in disturbances:
         number = num_servers if each.role == "server" else num_workers
@@ -127,7 +128,7 @@ def _moment(words: "_Words") -> dict[str, Any]:
     words.one_of("at")
     if words.skip("step"):
         return {"step": words.number()}
-    return {"at_s": words.seconds()}
+    return {"at_s": words.seconds("step or ")}
 
 
 def _share(words: "_Words", kind: str) -> CallFault:
@@ -153,8 +154,7 @@ class _Words:
     """Words of a sentence, taken one by one; what does not fit is a SentenceError."""
 
     def __init__(self, sentence: str) -> None:
-        self._sentence = sentence.strip()
-        self._words: Sequence[str] = self._sentence.split()
+        self._words: Sequence[str] = sentence.split()
         self._next = 0
 
     @property
@@ -164,7 +164,7 @@ class _Words:
     def one_of(self, *words: str) -> str:
         """Takes one of these words."""
         if self.are_over or self._words[self._next] not in words:
-            raise self._not_understood()
+            raise self._refusal(_either(words))
         return self._take()
 
     def skip(self, word: str) -> bool:
@@ -175,30 +175,29 @@ class _Words:
 
     def number(self) -> int:
         """Takes a number from 0 on."""
-        return int(self._match(r"(\d+)")[0])
+        return int(self._match(r"(\d+)", "a number")[0])
 
-    def seconds(self) -> float:
-        """Takes a time above 0, and returns it in seconds."""
-        number, unit = self._match(r"(\d+\.?\d*)(ms|s)", is_positive=True)
+    def seconds(self, otherwise: str = "") -> float:
+        """Takes a time above 0, and returns it in seconds; `otherwise` could have stood there, too."""
+        expected = f"{otherwise}a time above 0, as 20ms or 1.5s"
+        number, unit = self._match(r"(?=.*[1-9])(\d+\.?\d*)(ms|s)", expected)
         return float(number) / (1000 if unit == "ms" else 1)
 
     def share(self) -> float:
         """Takes a percentage above 0, and returns it as a share."""
-        (number,) = self._match(r"(\d+\.?\d*)%", is_positive=True)
-        if float(number) > 100:
-            self._next -= 1
-            raise self._not_understood()
+        pattern = r"(?=.*[1-9])(100(?:\.0*)?|\d{1,2}(?:\.\d*)?)%"
+        (number,) = self._match(pattern, "a percentage above 0 and up to 100, as 5%")
         return float(number) / 100
 
     def end(self) -> None:
         """Requires that no word is left."""
         if not self.are_over:
-            raise self._not_understood()
+            raise self._refusal("the end")
 
-    def _match(self, pattern: str, *, is_positive: bool = False) -> tuple[str, ...]:
+    def _match(self, pattern: str, expected: str) -> tuple[str, ...]:
         match = None if self.are_over else re.fullmatch(pattern, self._words[self._next])
-        if match is None or (is_positive and float(match[1]) == 0):
-            raise self._not_understood()
+        if match is None:
+            raise self._refusal(expected)
         self._take()
         return match.groups()
 
@@ -206,13 +205,17 @@ class _Words:
         self._next += 1
         return self._words[self._next - 1]
 
-    def _not_understood(self) -> SentenceError:
+    def _refusal(self, expected: str) -> SentenceError:
+        """Returns an error that begins with the word that does not fit, and ends with the form."""
+        sentence = " ".join(self._words)
+        form = f"; form: {FORMS[self._words[0]]}" if self._next else ""
         if self.are_over:
-            return SentenceError(f"{self._sentence!r} ends too early; {_forms()}")
-        rest = " ".join(self._words[self._next :])
-        where = f" in {self._sentence!r}" if self._next else ""
-        return SentenceError(f"{rest!r}{where} is not understood; {_forms()}")
+            return SentenceError(f"{sentence!r} ends too early: expected {expected}{form}")
+        word = self._words[self._next]
+        return SentenceError(f"{word!r} in {sentence!r}: expected {expected}{form}")
 
 
-def _forms() -> str:
-    return f"forms are: {'; '.join(FORMS)}, with TIME as 20ms or 5s, PERCENT as 5%"
+def _either(words: Sequence[str]) -> str:
+    """Returns words as "a, b or c", and a single one in quotes."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else repr(last)

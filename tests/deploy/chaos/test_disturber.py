@@ -207,14 +207,17 @@ def test_end_of_the_watcher_is_told_and_is_no_failure(caplog: pytest.LogCaptureF
     assert "steps are no longer seen, as versions exited: see log/versions.log" in caplog.text
 
 
-def test_wrong_sentence_is_a_usage_error_before_anything_starts() -> None:
+@pytest.mark.parametrize(
+    ("sentence", "said"), [("kill server 3 at 1s", "no server 3"), ("", "''"), (" ", "' '")]
+)
+def test_wrong_sentence_is_a_usage_error_before_anything_starts(sentence: str, said: str) -> None:
     Path("script.py").write_text("")
-    command = [sys.executable, "-m", "deploy.launch", "--chaos", "kill server 3 at 1s", "script.py"]
+    command = [sys.executable, "-m", "deploy.launch", "--chaos", sentence, "script.py"]
     with started(command) as process:
         _, err = process.communicate(timeout=LIMIT_S)
 
     assert process.returncode == 2
-    assert "no server 3" in err
+    assert said in err
     assert not Path("log").exists()
 
 

@@ -43,6 +43,13 @@ def test_process_is_killed_once_when_all_servers_that_answer_have_the_step() -> 
     assert (record.action, record.at_s, record.step) == ("kill", 3.0, 201)
 
 
+def test_step_0_is_when_a_server_answers() -> None:
+    schedule = schedule_of("kill server 0 at step 0")
+
+    assert schedule.versions_seen([None, None], START + 1.0) == []
+    assert sent(schedule.versions_seen([None, 0], START + 2.0)) == [("pserver.0", signal.SIGKILL)]
+
+
 def test_process_that_is_paused_goes_on_after_its_time() -> None:
     schedule = schedule_of("pause worker 0 for 5s at step 10")
 
