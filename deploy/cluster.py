@@ -27,6 +27,8 @@ from deploy import tether
 from deploy.plan import ProcessSpec, environment_of
 from deploy.supervisor import Exited, Signalled
 
+LAST_WORDS_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
@@ -77,7 +79,7 @@ class LocalCluster:
         self._grace_seconds = grace_seconds
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._servers: set[str] = set()
-        self._copies: list[threading.Thread] = []
+        self._copies: dict[str, list[threading.Thread]] = {}  # of output, by process
 
     def __enter__(self) -> Self:
         return self
@@ -93,12 +95,16 @@ class LocalCluster:
             terminal: Where its output is shown.
             note: Line with which the log goes on, of an earlier process; empty: the log is a new one.
         """
+        # What an earlier process of this name has written comes first; a child of it may hold the pipe.
+        self._end_copies(spec.name, LAST_WORDS_S)
         with self._open_log(spec.name, note) as log:
             output = subprocess.PIPE if terminal else log
             process = self._start(spec, stdout=output, stderr=output)
             if terminal and process.stdout and process.stderr:
-                self._copy(process.stdout, log, terminal.stdout)
-                self._copy(process.stderr, log, terminal.stderr)
+                self._copies[spec.name] = [
+                    _start_copy(process.stdout, log, terminal.stdout),
+                    _start_copy(process.stderr, log, terminal.stderr),
+                ]
 
     def start_told(self, spec: ProcessSpec) -> None:
         """Starts a process whose lines of stdout become events; the rest of its output is in its log."""
@@ -148,9 +154,8 @@ class LocalCluster:
         self._send_all(self._running, signal.SIGKILL)
         killed = self._collect_exits(self._running, time.monotonic() + self._grace_seconds)
         signalled = killed or signalled
-        for copy in self._copies:
-            copy.join(self._grace_seconds)
-        self._copies.clear()
+        for name in list(self._copies):
+            self._end_copies(name, self._grace_seconds)
         return signalled
 
     def log_path(self, name: str) -> Path:
@@ -191,11 +196,9 @@ class LocalCluster:
                     return None
         return None
 
-    def _copy(self, source: IO[bytes], log: IO[bytes], shown: Sink) -> None:
-        own = os.fdopen(os.dup(log.fileno()), "wb", buffering=0)  # the caller closes its log
-        copy = threading.Thread(target=_copy, args=(source, own, shown), daemon=True)
-        copy.start()
-        self._copies.append(copy)
+    def _end_copies(self, name: str, limit_s: float) -> None:
+        for copy in self._copies.pop(name, ()):
+            copy.join(limit_s)
 
     def _tell(self, name: str, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -232,6 +235,13 @@ def to_descriptor(descriptor: int) -> Sink:
             data = data[os.write(descriptor, data) :]
 
     return write
+
+
+def _start_copy(source: IO[bytes], log: IO[bytes], shown: Sink) -> threading.Thread:
+    own = os.fdopen(os.dup(log.fileno()), "wb", buffering=0)  # the caller closes its log
+    copy = threading.Thread(target=_copy, args=(source, own, shown), daemon=True)
+    copy.start()
+    return copy
 
 
 def _copy(source: IO[bytes], log: IO[bytes], shown: Sink) -> None:
