@@ -17,6 +17,7 @@
     ├── LogError                   the update log cannot be written, or is damaged
     ├── OverloadedError            a server that has no room for more
     ├── ProtocolError              a request that breaks the contract
+    │   ├── NotJoinedError
     │   ├── SnapshotLostError
     │   ├── LostPushesError
     │   ├── WrongServerError
@@ -103,6 +104,10 @@ class ProtocolError(CtrPsError):
     """A request breaks the contract: lengths, order, push ids."""
 
     exit_code = 10
+
+
+class NotJoinedError(ProtocolError):
+    """A server does not know the process that calls: it has not joined, or the server was restarted since."""
 
 
 class SnapshotLostError(ProtocolError):

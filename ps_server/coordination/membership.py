@@ -13,7 +13,7 @@ Sans-IO, as every rule in this package: events in, answers out; time is an event
 import math
 from collections.abc import Mapping
 
-from protos.errors import JobError, ProtocolError
+from protos.errors import JobError, NotJoinedError, ProtocolError
 from protos.store import Lease, Member, WorkerLoss
 from ps_server.coordination.job_state import MembersState
 
@@ -155,7 +155,7 @@ class Membership:
                 f"worker {worker} of this job is another process by now: this one was silent for longer than "
                 f"its lease, or two have PADDLE_TRAINER_ID={worker}"
             )
-        raise ProtocolError(
+        raise NotJoinedError(
             f"worker {worker} has not joined this job: was this server restarted in the middle of it? "
             f"Then start the job again from its checkpoint"
         )

@@ -3,8 +3,9 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 
-from protos.errors import CtrPsError, LostPushesError, TransportError
+from protos.errors import CtrPsError, TransportError
 from protos.store import Coordination
 
 logger = logging.getLogger(__name__)
@@ -20,9 +21,24 @@ class LeaseRenewal:
         refusal: Why the servers refused it: this process has no place in the job, and its calls fail.
     """
 
-    def __init__(self, store: Coordination, worker: int, lease_s: float) -> None:
-        """Starts the thread; it renews a lease of `lease_s` seconds."""
+    def __init__(
+        self,
+        store: Coordination,
+        worker: int,
+        lease_s: float,
+        *,
+        on_refusal: Callable[[CtrPsError], None] = lambda _: None,
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            store: Where the lease is.
+            worker: Whose it is.
+            lease_s: Seconds that it lasts.
+            on_refusal: Called by the thread with the refusal, while the store can still be called.
+        """
         self.refusal: CtrPsError | None = None
+        self._on_refusal = on_refusal
         self._store = store
         self._worker = worker
         self._pause_s = lease_s / RENEWALS
@@ -42,21 +58,13 @@ class LeaseRenewal:
             except CtrPsError as error:
                 logger.warning("lease refused worker=%d: %s", self._worker, error)
                 self.refusal = error
-                if isinstance(error, LostPushesError):
-                    self._tell(error)
+                self._on_refusal(error)
                 self._store.disconnect()
                 return
             # One that is lost fails after a pause's time: another pause on top would let the lease run out.
             pause_s = max(began + self._pause_s - time.monotonic(), 0.0)
         if self._is_given_up:
             self._give_up()
-
-    def _tell(self, error: LostPushesError) -> None:
-        """Ends the job for the others, too, who may wait for what is lost."""
-        try:
-            self._store.abort(self._worker, str(error))
-        except CtrPsError as failure:
-            logger.warning("not all others could be told of the error: %s", failure)
 
     def _give_up(self) -> None:
         try:

@@ -22,7 +22,7 @@ from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import Model
-from protos.errors import CtrPsError, TransportError, UsageError
+from protos.errors import CtrPsError, LostPushesError, NotJoinedError, TransportError, UsageError
 from protos.store import (
     Joined,
     Lease,
@@ -131,7 +131,9 @@ class Run:
             lease=lease,
         ).result()
         if not self._is_in_process:
-            self._renewal = LeaseRenewal(self.store, self.worker, lease.seconds)
+            self._renewal = LeaseRenewal(
+                self.store, self.worker, lease.seconds, on_refusal=self._abort_if_forgotten
+            )
         if joined.barriers_passed:
             logger.info("takes the place of a lost process worker=%d", self.worker)
         return joined
@@ -158,6 +160,14 @@ class Run:
                 self._abort(error)
         finally:
             self.close()
+
+    def _abort_if_forgotten(self, refusal: CtrPsError) -> None:
+        """Ends the job if a server has forgotten it, or some of it: the others would wait for what is gone.
+
+        Any other refusal concerns this process alone: the job has lost it, and may go on.
+        """
+        if isinstance(refusal, NotJoinedError | LostPushesError):
+            self._abort(refusal)
 
     def _abort(self, error: BaseException) -> None:
         """Tells the other workers of an error, where that can be done."""
