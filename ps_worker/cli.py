@@ -73,6 +73,7 @@ def infer(
 
 def _train(job: Job) -> Mapping[str, Any]:
     from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+    from ps_worker.run.abort import job_ends_by_errors
     from ps_worker.run.plan import plan_of
     from ps_worker.run.precompile import precompile
     from ps_worker.run.run import Run
@@ -87,8 +88,9 @@ def _train(job: Job) -> Mapping[str, Any]:
             "data.train", "data.train is empty: name files, as by --set data.train='train/part-*'"
         )
     keep_freed_memory()
-    plan = plan_of(job)
-    precompile(plan)
+    with job_ends_by_errors(role):
+        plan = plan_of(job)
+        precompile(plan)
     with ExitStack() as stack:
         termination = None if is_in_process(role) else stack.enter_context(Termination())
         store = stack.enter_context(open_store(role, job.cluster))

@@ -43,6 +43,7 @@ from ps_worker.data.blocks.position import Batches
 from ps_worker.data.memory.peers import Peers
 from ps_worker.job import Job
 from ps_worker.job.specs import counting_tables, declare
+from ps_worker.run.abort import abort_by
 from ps_worker.run.lease import LeaseRenewal
 from ps_worker.training.evaluator import OnPredictions, evaluate
 from ps_worker.training.meter import Progress
@@ -50,8 +51,6 @@ from ps_worker.training.non_finite import NonFiniteBatches
 from ps_worker.training.trainer import TrainedStep, Trainer
 
 logger = logging.getLogger(__name__)
-
-_MAX_REASON = 1000  # characters of an error that others are told
 
 
 class Run:
@@ -117,7 +116,7 @@ class Run:
         try:
             declare(store, model, job)
         except BaseException as error:
-            self._abort(error)
+            abort_by(error, store, worker)
             self.close()
             raise
 
@@ -157,7 +156,7 @@ class Run:
             if refusal is not None and not self._has_left:
                 raise refusal from error
             if error is not None and not self._has_left:
-                self._abort(error)
+                abort_by(error, self.store, self.worker)
         finally:
             self.close()
 
@@ -167,16 +166,7 @@ class Run:
         Any other refusal concerns this process alone: the job has lost it, and may go on.
         """
         if isinstance(refusal, NotJoinedError | LostPushesError):
-            self._abort(refusal)
-
-    def _abort(self, error: BaseException) -> None:
-        """Tells the other workers of an error, where that can be done."""
-        reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
-        try:
-            # A file's name may have characters that UTF-8 does not.
-            self.store.abort(self.worker, reason.encode(errors="backslashreplace").decode())
-        except CtrPsError as failure:
-            logger.warning("not all others could be told of the error: %s", failure)
+            abort_by(refusal, self.store, self.worker)
 
     @property
     def is_first(self) -> bool:

@@ -218,3 +218,22 @@ def test_wrong_number_of_workers_in_one_of_them_ends_all(
     assert [worker.process.returncode for worker in workers] == [12, 2], logs
     for log in logs:
         assert f"PADDLE_TRAINERS_NUM = {wrong}, the server 2" in log.splitlines()[-1]
+
+
+def test_worker_whose_files_are_missing_ends_the_job_before_it_joins(
+    data: Path, tmp_path: Path
+) -> None:
+    with serving(tmp_path, wait_s=LIMIT_S) as (_, ports), ExitStack() as stack:
+        missing = [f"data.train={tmp_path}/none/*"]
+        workers = [
+            Worker(data, ports, 0, "sync"),
+            Worker(data, ports, 1, "sync", settings=missing),
+        ]
+        for worker in workers:
+            stack.callback(worker.close)
+        logs = [worker.wait() for worker in workers]
+
+    assert [worker.process.returncode for worker in workers] == [12, 6], logs
+    assert "worker 1 aborted the job: DataError: " in logs[0].splitlines()[-1]
+    assert "no file matches" in logs[0].splitlines()[-1]
+    assert logs[1].splitlines()[-1].startswith("error: ")

@@ -1,0 +1,77 @@
+"""Errors of a worker before it has joined."""
+
+import socket
+
+import pytest
+
+from protos.errors import AbortedError, CheckpointError, DataError, JobError
+from protos.role import WorkerRole
+from ps_worker.cluster.open_store import LOCAL
+from ps_worker.run import abort
+from ps_worker.run.abort import job_ends_by_errors
+from tests.support.cluster import cluster
+
+
+def role_of(endpoints: list[str], worker: int = 1) -> WorkerRole:
+    return WorkerRole(endpoints=tuple(endpoints), worker_index=worker, num_workers=2)
+
+
+def fail(role: WorkerRole, error: Exception) -> None:
+    with job_ends_by_errors(role):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error", [DataError("no files"), CheckpointError("no files"), OSError("no files")]
+)
+def test_error_before_joining_ends_the_job_on_all_servers(error: Exception) -> None:
+    with cluster(num_servers=2, num_workers=2) as servers:
+        waiting = [store.barrier("start", 0, step=0) for store in servers.stores]
+
+        with pytest.raises(type(error), match="no files"):
+            fail(role_of(servers.endpoints), error)
+
+        told = f"worker 1 aborted the job: {type(error).__name__}: no files"
+        for each in waiting:
+            with pytest.raises(AbortedError, match=told):
+                each.result()
+
+
+def test_wrong_job_is_wrong_for_all_and_told_to_no_server() -> None:
+    with cluster(num_workers=2) as servers:
+        with pytest.raises(JobError):
+            fail(role_of(servers.endpoints), JobError("unknown key"))
+
+        assert servers.stores[0].wait_version(0).result() == 0
+
+
+def test_error_of_a_process_that_has_no_place_ends_no_job() -> None:
+    with cluster(num_workers=2) as servers:
+        servers.client()  # has joined as both workers
+
+        with pytest.raises(DataError):
+            fail(role_of(servers.endpoints), DataError("no files"))
+
+        assert servers.stores[0].wait_version(0).result() == 0
+
+
+def test_servers_that_do_not_come_are_waited_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(abort, "CONNECT_S", 0.2)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        endpoint = f"127.0.0.1:{held.getsockname()[1]}"
+
+        with pytest.raises(DataError, match="no files"):
+            fail(role_of([endpoint]), DataError("no files"))
+
+    assert "worker 1 ends, and with it the job: no files" in caplog.messages
+    assert f"no answer within 0.2 s from servers {endpoint}" in caplog.messages[-1]
+
+
+def test_error_without_a_cluster_is_told_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DataError):
+        fail(LOCAL, DataError("no files"))
+
+    assert caplog.messages == []
