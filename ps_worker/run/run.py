@@ -100,7 +100,9 @@ class Run:
             every_s=job.train.log_every_s,
             has_log_loss=isinstance(model, ClickModel) and model.has_log_loss,
         )
-        self.non_finite = NonFiniteBatches(job.train.non_finite)
+        self.non_finite = NonFiniteBatches(
+            job.train.non_finite, worker=worker if num_workers > 1 else None
+        )
         self._model = model
         self._job = job
         self._is_in_process = is_in_process

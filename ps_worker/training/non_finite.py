@@ -28,9 +28,15 @@ LOSS = "loss"
 class NonFiniteBatches:
     """The batches of one worker that were skipped. Thread-safe."""
 
-    def __init__(self, policy: Policy = "fail") -> None:
-        """Has seen no batches yet; `policy` says what becomes of one that is not finite."""
+    def __init__(self, policy: Policy = "fail", *, worker: int | None = None) -> None:
+        """Has seen no batches yet.
+
+        Args:
+            policy: What becomes of one that is not finite.
+            worker: Whose batches they are, for messages; None: of the only one.
+        """
         self._policy = policy
+        self._whose = "" if worker is None else f"worker {worker}: "
         self._lock = threading.Lock()
         self._recent: deque[bool] = deque(maxlen=WINDOW)  # whether each was skipped
         self._skipped = 0
@@ -63,8 +69,8 @@ class NonFiniteBatches:
             faults[LOSS] = f"loss is {loss!r}"
         if faults and self._policy == "fail":
             raise GradientError(
-                f"batch {number}: {next(iter(faults.values()))}; nothing of it was applied. Lower the "
-                f"learning rate, check the scaling of the input, or set train.non_finite = 'skip'"
+                f"{self._whose}batch {number}: {next(iter(faults.values()))}; nothing of it was applied. "
+                f"Lower the learning rate, check the scaling of the input, or set train.non_finite = 'skip'"
             )
         with self._lock:
             self._recent.append(bool(faults))
@@ -86,7 +92,7 @@ class NonFiniteBatches:
         recent = sum(self._recent)
         if recent > WINDOW // 2:
             raise GradientError(
-                f"{recent} of the last {len(self._recent)} batches were skipped, the last one, {number}, "
-                f"since its {next(iter(faults.values()))}: the model has diverged. Start again from a "
-                f"checkpoint with a smaller learning rate, and check the scaling of the input"
+                f"{self._whose}{recent} of the last {len(self._recent)} batches were skipped, the last one, "
+                f"{number}, since its {next(iter(faults.values()))}: the model has diverged. Start again "
+                f"from a checkpoint with a smaller learning rate, and check the scaling of the input"
             )

@@ -106,7 +106,8 @@ class _Thread:
         lookups = step.keys.lookups(pulled.rows)
         if step.batch.size > self._workspace.max_batch_size:
             self._workspace = self._model.workspace(step.batch.size)
-        with communicator.params() as params:
+        # What is not finite is told by non_finite.py, with the batch and the table: not by numpy before that.
+        with communicator.params() as params, np.errstate(all="ignore"):
             result = self._model.gradient(
                 params, step.batch, lookups, self._workspace, self._dense_grad, grads
             )

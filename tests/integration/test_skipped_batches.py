@@ -1,6 +1,7 @@
 """Batches that are not finite, in every mode: skipped, they leave no trace in the model."""
 
 import functools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from ctr_model.batch import Batch
 from protos.errors import GradientError
+from protos.gradients import Gradients
 from protos.store import Store
 from ps_server.store import ParameterStore
 from ps_worker.job import Job
@@ -20,8 +22,6 @@ SKIP = 'train.non_finite="skip"'
 GOOD = random_batches(20, SIZE, seed=3)
 BAD = replace(GOOD[0], dense=np.full_like(GOOD[0].dense, np.inf))
 MIXED = [BAD, *GOOD[:7], BAD, BAD, *GOOD[7:], BAD]
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy says so, too
 
 
 def train(store: Store, batches: list[Batch], settings: Job, **where: object) -> Run:
@@ -81,6 +81,13 @@ def test_without_the_policy_the_run_ends_with_the_number_of_the_batch(mode: str)
         client = servers.client(joins=False)
         with pytest.raises(GradientError, match=r"^batch 3: .* set train.non_finite = 'skip'"):
             train(client, [*GOOD[:2], BAD, *GOOD[2:]], job(mode), is_in_process=False)
+
+
+def test_error_of_a_run_with_several_workers_names_the_worker() -> None:
+    run = Run(ParameterStore(num_workers=2), small_model(), job("async"), worker=1, num_workers=2)
+
+    with pytest.raises(GradientError, match=r"^worker 1: batch 1: "):
+        run.non_finite.is_skipped(Gradients(), math.nan, 1)
 
 
 def test_run_whose_batches_are_mostly_skipped_ends() -> None:

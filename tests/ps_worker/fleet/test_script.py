@@ -299,7 +299,6 @@ def test_life_that_cannot_be_is_refused() -> None:
         optimizer.minimize(small_model(), life={"max_unseen": 1})
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy says so, too
 def test_batches_that_are_not_finite_are_skipped_if_the_script_says_so() -> None:
     bad = replace(BATCHES[0], dense=np.full_like(BATCHES[0].dense, np.inf))
     trainer = fleet.distributed_optimizer(SGD).minimize(small_model(), non_finite="skip")

@@ -7,7 +7,7 @@ import pytest
 
 from protos.errors import GradientError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from ps_worker.training.non_finite import NonFiniteBatches
+from ps_worker.training.non_finite import NonFiniteBatches, Policy
 
 
 def gradients(deep: float = 1.0, dense: float = 1.0) -> Gradients:
@@ -49,6 +49,18 @@ def test_batch_that_is_not_finite_is_an_error_with_its_number(fault: str) -> Non
         batches.is_skipped(given, loss, 12)
 
     assert (batches.skipped, batches.by_name) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"), [("fail", "batch 51: "), ("skip", "51 of the last 51 batches were skipped")]
+)
+def test_errors_name_the_worker(policy: Policy, text: str) -> None:
+    batches = NonFiniteBatches(policy, worker=1)
+    for number in range(1, 51 if policy == "skip" else 1):
+        batches.is_skipped(gradients(np.inf), 1.0, number)
+
+    with pytest.raises(GradientError, match=f"^worker 1: {text}"):
+        batches.is_skipped(gradients(np.inf), 1.0, 51)
 
 
 def test_log_has_the_first_skipped_batch_and_then_every_power_of_two(caplog) -> None:
