@@ -20,6 +20,10 @@ from ps_server.coordination.job_state import MembersState
 MAX_TERMS = 256
 MAX_TERM = 2**16
 """Characters of the name of a term, or of its value."""
+MAX_TOLD = 5
+"""Settings that an error lists."""
+MAX_SHOWN = 100
+"""Characters of a value in an error."""
 MAX_LEASE_S = 86_400.0
 
 
@@ -61,7 +65,7 @@ class Membership:
 
         Raises:
             ProtocolError: If the job does not have this worker, or another process has its place for good.
-            JobError: If another process has a term that differs.
+            JobError: If another process has terms that differ; says which.
         """
         worker = member.worker
         if len(terms) > MAX_TERMS or any(
@@ -80,13 +84,7 @@ class Membership:
             return False
         if worker in self._incarnations:
             self._require_vacant(worker)
-        for name, value in terms.items():
-            expected, holder = self._terms.get(name, (value, ""))
-            if value != expected:
-                raise JobError(
-                    f"worker {worker} has {name} = {value or 'nothing'}, {holder} {expected or 'nothing'}: "
-                    f"give all processes of a job the same job, --set and environment"
-                )
+        self._require_agreement(worker, terms)
         self.require(worker)
         for name, value in terms.items():
             self._terms.setdefault(name, (value, f"worker {worker}"))
@@ -96,6 +94,24 @@ class Membership:
         if worker not in self._incarnations or worker in self.left or worker in self.lost:
             return self._take_place(worker)
         return False
+
+    def _require_agreement(self, worker: int, terms: Mapping[str, str]) -> None:
+        """Raises JobError if others have other terms: a wrong job file differs in more than one setting."""
+        differences = [
+            f"{_setting(name, value)} ({holder} has {_setting(name, expected)})"
+            for name, value in terms.items()
+            for expected, holder in [self._terms.get(name, (value, ""))]
+            if value != expected
+        ]
+        if not differences:
+            return
+        told = "; ".join(differences[:MAX_TOLD])
+        more = len(differences) - MAX_TOLD
+        raise JobError(
+            f"worker {worker} has other settings than the rest of the job: {told}"
+            f"{f'; and {more} more' if more > 0 else ''}. Give all processes of a job the same job, --set "
+            f"and environment"
+        )
 
     def _require_vacant(self, worker: int) -> None:
         """Raises ProtocolError unless the place of a worker becomes free when it is lost, or has left."""
@@ -243,3 +259,9 @@ class Membership:
         """
         self.require(worker)
         self.left.add(worker)
+
+
+def _setting(name: str, value: str) -> str:
+    """Returns a setting as a job file has it, cut to what a message can hold."""
+    shown = value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}..."
+    return f"{name} = {shown or 'nothing'}"

@@ -217,7 +217,10 @@ def test_wrong_number_of_workers_in_one_of_them_ends_all(
 
     assert [worker.process.returncode for worker in workers] == [12, 2], logs
     for log in logs:
-        assert f"PADDLE_TRAINERS_NUM = {wrong}, the server 2" in log.splitlines()[-1]
+        assert (
+            f"PADDLE_TRAINERS_NUM = {wrong} (the server has PADDLE_TRAINERS_NUM = 2)"
+            in log.splitlines()[-1]
+        )
 
 
 def test_worker_whose_files_are_missing_ends_the_job_before_it_joins(

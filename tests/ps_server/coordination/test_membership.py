@@ -62,18 +62,48 @@ def test_processes_agree_on_their_terms() -> None:
     members.join(Member(0, 5), {"mode": "sync"}, None)
     members.join(Member(1, 6), {"mode": "sync", "epochs": "2"}, None)
 
-    with pytest.raises(JobError, match="worker 2 has epochs = 3, worker 1 2: give all"):
+    with pytest.raises(JobError, match=r"epochs = 3 \(worker 1 has epochs = 2\). Give all"):
         members.join(Member(2, 7), {"mode": "sync", "epochs": "3"}, None)
-    with pytest.raises(JobError, match="worker 2 has mode = nothing, worker 0 sync"):
+    with pytest.raises(JobError, match=r"mode = nothing \(worker 0 has mode = sync\)"):
         members.join(Member(2, 7), {"mode": ""}, None)
 
     members.join(Member(2, 7), {"epochs": "2"}, None)
 
 
+def test_all_that_processes_disagree_on_is_told() -> None:
+    members = Membership(2)
+    members.join(Member(0, 5), {"train.seed": "0", "epochs": "2", "shuffle": "none"}, None)
+
+    with pytest.raises(JobError) as refused:
+        members.join(Member(1, 6), {"train.seed": "3", "epochs": "2", "shuffle": "local"}, None)
+
+    assert str(refused.value) == (
+        "worker 1 has other settings than the rest of the job: train.seed = 3 (worker 0 has train.seed = 0); "
+        "shuffle = local (worker 0 has shuffle = none). Give all processes of a job the same job, --set and "
+        "environment"
+    )
+
+
+def test_of_many_disagreements_the_first_are_told() -> None:
+    members = Membership(2)
+    terms = {f"term-{number}": "a" * 1000 for number in range(100)}
+    members.join(Member(0, 5), terms, None)
+
+    with pytest.raises(
+        JobError, match=r"term-4 = b+\.\.\. \(worker 0 has .*; and 95 more\. Give all"
+    ) as refused:
+        members.join(Member(1, 6), dict.fromkeys(terms, "b" * 1000), None)
+
+    assert len(str(refused.value)) < 2000
+
+
 def test_processes_agree_with_the_server_on_how_many_they_are() -> None:
     members = Membership(2)
 
-    with pytest.raises(JobError, match="worker 2 has PADDLE_TRAINERS_NUM = 3, the server 2"):
+    with pytest.raises(
+        JobError,
+        match=r"worker 2 has .* PADDLE_TRAINERS_NUM = 3 \(the server has PADDLE_TRAINERS_NUM = 2\)",
+    ):
         members.join(Member(2, 7), {"PADDLE_TRAINERS_NUM": "3"}, None)
 
 
@@ -229,7 +259,7 @@ def test_process_with_other_terms_takes_no_place() -> None:
     members.join(Member(0, 5), {"mode": "sync"}, WAIT)
     members.lose(0)
 
-    with pytest.raises(JobError, match="worker 0 has mode = geo"):
+    with pytest.raises(JobError, match=r"worker 0 has .* mode = geo"):
         members.join(Member(0, 50), {"mode": "geo"}, WAIT)
 
     members.hear_of(Member(0, 5))

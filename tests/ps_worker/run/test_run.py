@@ -290,18 +290,20 @@ def test_workers_that_do_not_agree_do_not_start() -> None:
     store = ParameterStore(num_workers=2)
     first = run_of(store, 0, job("async"))
 
-    with pytest.raises(
-        JobError, match=r'worker 1 has strategy\.mode = "geo", worker 0 "async": give'
-    ):
+    told = r'strategy\.mode = "geo" \(worker 0 has strategy\.mode = "async"\)'
+    with pytest.raises(JobError, match=f"worker 1 has other settings .*{told}"):
         run_of(store, 1, job("geo"))
-    with first, pytest.raises(AbortedError, match=r"worker 1 has strategy\.mode"):
+    with first, pytest.raises(AbortedError, match=told):
         first.start()
 
 
 def test_workers_agree_on_how_many_they_are() -> None:
     store = ParameterStore(num_workers=2)
 
-    with pytest.raises(JobError, match="worker 2 has PADDLE_TRAINERS_NUM = 3, the server 2"):
+    with pytest.raises(
+        JobError,
+        match=r"worker 2 has .* PADDLE_TRAINERS_NUM = 3 \(the server has PADDLE_TRAINERS_NUM = 2\)",
+    ):
         Run(store, small_model(), JOB, worker=2, num_workers=3)
 
 
