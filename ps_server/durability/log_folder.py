@@ -28,8 +28,8 @@ class LogFolder:
             LogError: If another process has it, or it cannot be made.
         """
         self.path = Path(path).absolute()
+        _make_folder(self.path)
         with disk_errors(f"cannot open the update log {self.path}"):
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,6 +111,24 @@ class LogFolder:
 
 
 USE_ANOTHER = "start the server from a checkpoint with another, empty folder as its update log"
+
+
+def _make_folder(path: Path) -> None:
+    """Makes the folder and those above it, as far as they do not exist; raises LogError."""
+    found = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    if not found.is_dir():
+        kind = "a file" if found.is_file() else "not a folder"
+        raise LogError(
+            f"cannot open the update log {path}: {found} is {kind}, expected a folder, or a path at "
+            f"which one can be made"
+        )
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LogError(
+            f"cannot make the folder of the update log {path} in {found}: {error.strerror}; expected a "
+            f"folder that this user may write to"
+        ) from error
 
 
 @contextmanager

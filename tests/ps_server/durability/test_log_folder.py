@@ -77,11 +77,35 @@ def test_folder_is_free_when_it_could_not_be_read(folder: Path) -> None:
             read_log(folder)
 
 
-def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["", "log", "logs/0"])
+def test_file_where_the_folder_should_be_is_named(below: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    path = tmp_path / "file" / below
 
-    with pytest.raises(LogError, match=rf"cannot open the update log {tmp_path}/file/log: "):
-        read_log(tmp_path / "file" / "log")
+    with pytest.raises(LogError) as refused:
+        read_log(path)
+
+    assert str(refused.value) == (
+        f"cannot open the update log {path}: {tmp_path}/file is a file, expected a folder, or a path at "
+        "which one can be made"
+    )
+
+
+def test_link_that_leads_nowhere_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(LogError, match=rf"{tmp_path}/link is not a folder, expected a folder"):
+        read_log(tmp_path / "link")
+
+
+def test_folder_that_cannot_be_made_is_named_with_the_one_it_would_be_in() -> None:
+    with pytest.raises(LogError) as refused:
+        read_log(Path("/proc/none/log"))
+
+    assert str(refused.value) == (
+        "cannot make the folder of the update log /proc/none/log in /proc: No such file or directory; "
+        "expected a folder that this user may write to"
+    )
 
 
 def test_missing_segment_is_named(folder: Path) -> None:
