@@ -4,7 +4,6 @@ Every call has a deadline. One whose server is unavailable is sent again (retry.
 for the answer.
 """
 
-import logging
 import os
 import threading
 import time
@@ -19,10 +18,10 @@ from protos.futures import Future
 from protos.wire.calls import CALLS, SERVICE, Call, Deadline
 from protos.wire.channel import CHANNEL_OPTIONS
 from protos.wire.grpc_status import error_of
+from ps_worker.cluster import call_log
+from ps_worker.cluster.call_log import Awaited, CallLog, awaited
 from ps_worker.cluster.chaos import disturbed
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
-
-logger = logging.getLogger(__name__)
 
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """A server that is told to end cancels the calls that come meanwhile, or outlast its grace."""
@@ -73,7 +72,7 @@ class _Answer(Generic[A]):
         sent = self._sent
         while True:
             try:
-                message = sent.rpc.result()
+                message = self._transport.wait_for(sent)
             except grpc.RpcError as failure:
                 self._transport.try_again(self._server, self._call, sent, failure)
             else:
@@ -91,6 +90,7 @@ class _Sent:
     timeout_s: float
     rpc: Any
     retry: Retry
+    awaited: Awaited | None
 
 
 class GrpcTransport:
@@ -122,6 +122,7 @@ class GrpcTransport:
         self._retry_s = retry_s
         self.retries = 0
         self._clock = clock
+        self._log = CallLog(clock)
         self._closed = threading.Event()
         self.endpoints: Sequence[str] = tuple(endpoints)
         self._deadlines = deadlines or Deadlines()
@@ -149,7 +150,7 @@ class GrpcTransport:
         timeout_s = self._deadlines.of(call, argument) if ready_s is None else ready_s
         rpc = self._send(server, call, request, timeout_s, wait_for_ready=ready_s is not None)
         retry = Retry(self._budget_s if call.retry and ready_s is None else 0.0)
-        return _Answer(self, server, call, _Sent(request, timeout_s, rpc, retry))
+        return _Answer(self, server, call, _Sent(request, timeout_s, rpc, retry, awaited(argument)))
 
     @property
     def _budget_s(self) -> float:
@@ -168,6 +169,24 @@ class GrpcTransport:
     ) -> Any:
         method = self._methods[server][call.name]
         return method.future(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+
+    def wait_for(self, sent: _Sent) -> Any:
+        """Returns the message that answers a call; logs now and then that it waits for other workers.
+
+        Raises:
+            grpc.RpcError: If the call failed.
+        """
+        if sent.awaited is None:
+            return sent.rpc.result()
+        began = self._clock()
+        while True:
+            try:
+                return sent.rpc.result(timeout=call_log.FIRST_WAIT_S)
+            except (
+                grpc.FutureTimeoutError,
+                TimeoutError,
+            ):  # the second of a call that chaos disturbs
+                self._log.waits(sent.awaited, self._clock() - began)
 
     def try_again(
         self, server: int, call: Call[Any, Any], sent: _Sent, failure: grpc.RpcError
@@ -190,7 +209,7 @@ class GrpcTransport:
                 f"{error} (tried {sent.retry.tries} times in {sent.retry.budget_s:g} s, cluster.retry_s)"
             ) from failure
         if sent.retry.tries == 2:
-            logger.warning("sends again call=%s server=%s", call.name, self.endpoints[server])
+            self._log.sends_again(self.endpoints[server], call.name, failure.code().name)
         if self._closed.wait(pause_s):
             raise error from failure
         self.retries += 1

@@ -1,0 +1,105 @@
+"""Lines of the log about calls that take long: sent again, or waiting for other workers.
+
+However many calls there are, a server has one line a minute, and what is waited for one every half minute.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from protos.wire.requests import (
+    Advance,
+    AllReduce,
+    Barrier,
+    Join,
+    Post,
+    PullDense,
+    PullSparse,
+    Take,
+    WaitVersion,
+)
+
+logger = logging.getLogger(__name__)
+
+FIRST_WAIT_S = 5.0
+"""Of a wait before it is told, and between looks at whether it is to be told again."""
+NEXT_WAIT_S = 30.0
+SENT_AGAIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a call waits for at its server until other workers come.
+
+    Attributes:
+        kind: Told once in a while, however many calls wait for it.
+        place: In lines of the log.
+        workers: Who is to come, where the call says it: servers know all, and name them when they give up.
+    """
+
+    kind: str
+    place: str
+    workers: str = ""
+
+
+def awaited(argument: Any) -> Awaited | None:
+    """Returns what a call with this argument may wait for; None: for no other worker."""
+    match argument:
+        case Join():
+            return Awaited("join", "join")
+        case Barrier(name=name) | AllReduce(name=name):
+            return Awaited(f"barrier {name}", f"barrier {name}")
+        case (
+            PullSparse(at=int(at))
+            | PullDense(at=int(at))
+            | WaitVersion(at=at)
+            | Advance(at_least=at)
+        ):
+            return Awaited("step", f"step {at}")
+        case Post(exchange=exchange, message=message):
+            return Awaited(f"exchange {exchange}", f"exchange {exchange}", f"[{message.receiver}] ")
+        case Take(exchange=exchange):
+            return Awaited(f"exchange {exchange}", f"exchange {exchange}")
+    return None
+
+
+class CallLog:
+    """Logs calls that take long, few lines for many calls. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Has told nothing yet; `clock` is in seconds."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told_at: dict[str, float] = {}
+        self._sent_again: dict[str, int] = {}  # calls by server, since its last line
+
+    def sends_again(self, server: str, call: str, cause: str) -> None:
+        """A call to a server is sent again for the first time; `cause` is a gRPC status."""
+        with self._lock:
+            calls = self._sent_again.get(server, 0) + 1
+            is_told = self._is_due(server, SENT_AGAIN_S)
+            self._sent_again[server] = 0 if is_told else calls
+        if is_told:
+            logger.warning(
+                "sends again server=%s call=%s cause=%s calls=%d", server, call, cause, calls
+            )
+
+    def waits(self, wait: Awaited, waited_s: float) -> None:
+        """A call has waited for `waited_s` seconds, and goes on waiting."""
+        with self._lock:
+            is_told = self._is_due(wait.kind, NEXT_WAIT_S)
+        if is_told:
+            logger.info(
+                "waiting for workers %sat=%s waited_s=%d", wait.workers, wait.place, waited_s
+            )
+
+    def _is_due(self, what: str, pause_s: float) -> bool:
+        """Whether nothing was told of this for `pause_s` seconds; then it is told now. Needs the lock."""
+        now = self._clock()
+        if what in self._told_at and now - self._told_at[what] < pause_s:
+            return False
+        self._told_at[what] = now
+        return True
