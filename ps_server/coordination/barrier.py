@@ -67,6 +67,10 @@ class Barriers:
         waiting = self._waiting.get(name, set())
         return [worker for worker in self._members.present if worker not in waiting]
 
+    def all_missing(self) -> dict[str, list[int]]:
+        """Returns `missing` of each barrier at which a worker waits for others."""
+        return {name: missing for name in self._waiting if (missing := self.missing(name))}
+
     def place_of(self, worker: int) -> str | None:
         """Returns the barrier at which a worker waits; None if it waits nowhere."""
         return next((name for name, waiting in self._waiting.items() if worker in waiting), None)

@@ -70,6 +70,7 @@ from ps_server.coordination.job_state import (
 )
 from ps_server.coordination.mailbox import Mailbox
 from ps_server.coordination.membership import Membership
+from ps_server.coordination.missing_workers import MissingWorkers
 from ps_server.coordination.push_assembly import PushAssembler
 from ps_server.coordination.push_ledger import (
     MAX_VERSION,
@@ -132,6 +133,7 @@ class Coordinator:
         self._reductions = Reductions()
         self._clocks = Clocks(self._members)
         self._mailbox = Mailbox(self._members, inbox_bytes=inbox_bytes)
+        self._missing_workers = MissingWorkers()
         self._pending: list[_PendingCall] = []
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
@@ -239,7 +241,20 @@ class Coordinator:
     def pass_time(self, seconds: float) -> list[int]:
         """Time passes without a sign of life of some workers; returns those to `lose`."""
         with self._change(even_if_failed=True):  # one that waits for a place may be refused now
-            return [] if self._failure else self._members.pass_time(seconds)
+            if self._failure:
+                return []
+            lines = self._missing_workers.pass_time(seconds, self._missing())
+            silent = self._members.pass_time(seconds)
+        for line in lines:
+            logger.info(line)
+        return silent
+
+    def _missing(self) -> dict[str, list[int]]:
+        """Returns the workers that others wait for, by the place where they do; needs the lock."""
+        places = {f"barrier {name}": of for name, of in self._barriers.all_missing().items()}
+        if behind := self._steps.missing():
+            places[f"step {self._steps.num_complete}"] = behind
+        return places
 
     def lose(self, workers: Sequence[int]) -> None:
         """Workers are lost: by the rule of the job it ends, or they leave, or others take their places."""

@@ -208,6 +208,10 @@ class StepAggregator:
             and not self._absent_from.get(worker, step + 1) <= step
         ]
 
+    def missing(self) -> list[int]:
+        """Returns the workers that others wait for, ascending: they have pushed to the step already."""
+        return self.behind(self.num_complete) if self.num_complete in self._parts else []
+
     def _count_complete(self) -> None:
         while self.num_complete in self._parts and not self.behind(self.num_complete):
             self.num_complete += 1

@@ -581,3 +581,22 @@ def test_restored_workers_are_where_they_were() -> None:
     restored.restore(state)
 
     assert restored.state() == state
+
+
+def test_workers_that_others_wait_for_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    coordinator = workers_of(3)
+    coordinator.barrier("start", 0, step=0)
+    coordinator.barrier("start", 2, step=0)
+
+    coordinator.pass_time(6.0)
+    coordinator.barrier("start", 1, step=0)
+    coordinator.push_part(Gradients(), push_id(worker=1), 0)
+    coordinator.pass_time(40.0)
+    coordinator.pass_time(40.0)
+
+    assert caplog.messages == [
+        "waiting for workers [1] at=barrier start waited_s=6",
+        "waiting for workers [0, 2] at=step 0 waited_s=40",
+        "waiting for workers [0, 2] at=step 0 waited_s=80",
+    ]
