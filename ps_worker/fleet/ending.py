@@ -131,10 +131,10 @@ def _watch_worker(fleet: Fleet) -> None:
 
     def leave_at_end() -> None:
         threading.main_thread().join()
-        if not fleet.is_running:
-            return
         if (error := _uncaught_error() or exits.error) is not None:
             fleet.abandon(error)
+            return
+        if not fleet.is_running:
             return
         logger.warning(
             "the script has ended without fleet.stop_worker(): this worker leaves now, call it at the end"

@@ -25,6 +25,7 @@ from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.task import Task
+from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.run import Run
 
 
@@ -44,6 +45,7 @@ class Fleet:
         self._server_load: str | None = None
         self._run: Run | None = None
         self._resources = ExitStack()  # the run, and the store that it is on
+        self._has_called = False  # the servers, as a worker
         self._is_over = False
 
     @property
@@ -254,6 +256,7 @@ class Fleet:
         if self._run is not None or self._is_over:
             raise UsageError("fleet.init_worker() was called before; once a run is enough")
         self._task.precompile()
+        self._has_called = True
         with ExitStack() as opened:
             store = opened.enter_context(open_store(role, self._task.job.cluster))
             run = Run(
@@ -406,10 +409,15 @@ class Fleet:
             run.store.abort(run.worker, reason)
 
     def abandon(self, error: BaseException | None = None) -> None:
-        """Ends this worker's part without leaving the run; by an error, for all workers."""
+        """Ends this worker's part without leaving the run; by an error, for all workers.
+
+        They wait for this one also where its error came before `init_worker`.
+        """
         if self._run is not None:
             self._run, self._is_over = None, True
             self._resources.__exit__(type(error) if error else None, error, None)
+        elif error is not None and isinstance(self._role, WorkerRole) and not self._has_called:
+            abort_before_joining(self._role, error)
 
     def _known_role(self, call: str) -> ServerRole | WorkerRole:
         if self._role is None:

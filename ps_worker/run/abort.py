@@ -34,21 +34,21 @@ def abort_by(error: BaseException, store: Coordination, worker: int) -> None:
 
 @contextmanager
 def job_ends_by_errors(role: WorkerRole) -> Iterator[None]:
-    """Ends the job for all by an error of the block, which comes before this worker joins.
+    """Ends the job by an error of the block, as `abort_before_joining` does."""
+    try:
+        yield
+    except Exception as error:
+        abort_before_joining(role, error)
+        raise
+
+
+def abort_before_joining(role: WorkerRole, error: BaseException) -> None:
+    """Ends the job for all by an error of a worker that has not joined, if the servers answer soon.
 
     A UsageError is left to this process: a wrong job file is so for all, and servers that stay are not lost.
     """
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        if not is_in_process(role):
-            _abort_unjoined(role, error)
-        raise
-
-
-def _abort_unjoined(role: WorkerRole, error: Exception) -> None:
+    if is_in_process(role) or isinstance(error, UsageError):
+        return
     # Imported late: a run in one process needs no gRPC.
     from ps_worker.cluster.connect import connect
     from ps_worker.cluster.grpc_transport import Deadlines

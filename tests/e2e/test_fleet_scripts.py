@@ -194,6 +194,25 @@ fleet.barrier_worker()
     assert f": worker 0 aborted the job: {reason}" in other_log
 
 
+@pytest.mark.parametrize(
+    ("ending", "exit_code", "reason"),
+    [
+        ("fleet.split_files(['/none'])", 6, "DataError: "),
+        ("sys.exit('no rows for today')", 1, "SystemExit: no rows for today"),
+    ],
+    ids=["error", "message"],
+)
+def test_worker_that_ends_before_it_joins_ends_the_other_with_its_reason(
+    ending: str, exit_code: int, reason: str, tmp_path: Path
+) -> None:
+    ends = f"if fleet.is_first_worker():\n    {ending}\n"
+
+    (code, _), (other_code, other_log) = endings_of_workers(tmp_path, SCRIPT + ends + TRAIN)
+
+    assert (code, other_code) == (exit_code, 12), other_log
+    assert f"worker 0 aborted the job: {reason}" in other_log
+
+
 def test_sigterm_ends_a_script_at_once_that_is_in_no_run(tmp_path: Path) -> None:
     alone = """
 import os, signal, threading
