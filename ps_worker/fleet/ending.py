@@ -88,11 +88,10 @@ class _Sigterm:
         logger.warning("SIGTERM: this worker ends, and with it the job")
         # In a thread of its own: a server that does not answer must not use up the grace.
         threading.Thread(target=self._abort, daemon=True).start()
-        script = threading.main_thread()
-        script.join(GRACE_S)
-        if script.is_alive():
-            logger.error("not ended within %g s after SIGTERM", GRACE_S)
-            os._exit(EXIT_CODE)
+        # Not for the script alone: leaving at its end calls servers, too. The end of the process ends this.
+        threading.Event().wait(GRACE_S)
+        logger.error("not ended within %g s after SIGTERM", GRACE_S)
+        os._exit(EXIT_CODE)
 
     def _abort(self) -> None:
         try:
@@ -141,9 +140,10 @@ def _watch_worker(fleet: Fleet) -> None:
         )
         try:
             fleet.stop_worker()
-        except Exception:
+        except Exception as error:
             logger.exception("this worker could not leave")
-            os._exit(1)  # an exception in a thread would not change the exit code
+            code = _exit_code(error, was_told=sigterm.was_received)
+            os._exit(code or 1)  # an exception in a thread would not change the exit code
 
     def end_with_code() -> None:
         code = _exit_code(_uncaught_error(), was_told=sigterm.was_received)

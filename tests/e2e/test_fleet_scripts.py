@@ -170,12 +170,16 @@ def endings_of_workers(folder: Path, script: str) -> list[tuple[int, str]]:
     return [(worker.returncode, log) for worker, log in zip(workers, logs, strict=True)]
 
 
+SIGTERM = "os.kill(os.getpid(), signal.SIGTERM)"
+TRAIN_ON = "[trainer.train_from_dataset(loader) for _ in range(1000)]"  # until the job has ended
+
+
 @pytest.mark.parametrize(
     ("ending", "exit_code", "reason"),
     [
         ("sys.exit('no rows for today')", 1, "SystemExit: no rows for today"),
         ("sys.exit(3)", 3, "SystemExit: 3"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "it was told to stop (SIGTERM)"),
+        (f"{SIGTERM}; {TRAIN_ON}", 143, "it was told to stop (SIGTERM)"),
     ],
     ids=["message", "number", "sigterm"],
 )
@@ -211,6 +215,20 @@ def test_worker_that_ends_before_it_joins_ends_the_other_with_its_reason(
 
     assert (code, other_code) == (exit_code, 12), other_log
     assert f"worker 0 aborted the job: {reason}" in other_log
+
+
+def test_sigterm_at_the_end_of_a_script_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The abort and the worker's leaving meet; either may come first."""
+    ends = f"""
+import os, signal
+fleet.barrier_worker()
+if fleet.is_first_worker():
+    {SIGTERM}
+"""
+    (code, log), (other_code, other_log) = endings_of_workers(tmp_path, SCRIPT + TRAIN + ends)
+
+    assert code in (0, 143), log
+    assert other_code in (0, 12), other_log
 
 
 def test_sigterm_ends_a_script_at_once_that_is_in_no_run(tmp_path: Path) -> None:
