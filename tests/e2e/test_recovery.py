@@ -333,8 +333,9 @@ def test_random_loss_leaves_a_whole_model_or_ends_the_job(
             assert code in allowed_codes(name, fault, lost), what
             assert "Traceback" not in job.log(name), what
             assert code <= 0 or any(word in job.error(name) for word in WHY), what
-        checkpoints = run("ps-ckpt", "verify", tmp_path / "checkpoints", "--all")
-        assert checkpoints.returncode == 0, f"{checkpoints.stdout}{checkpoints.stderr}{what}"
+        if (tmp_path / "checkpoints/LATEST").exists():  # else the job ended before the first
+            checkpoints = run("ps-ckpt", "verify", tmp_path / "checkpoints", "--all")
+            assert checkpoints.returncode == 0, f"{checkpoints.stdout}{checkpoints.stderr}{what}"
         if codes["worker.0"] == 0:
             steps = [
                 job.wait_for(name, r"worker left worker=0 step=(\d+)")[1] for name in job.servers
