@@ -54,10 +54,10 @@ class PassedBarrier:
 class PostedBy:
     """What a worker has posted to an inbox: its next number, and where its last message begins and ends."""
 
-    sequence: int
-    start: int
-    end: int
-    has_ended: bool
+    sequence: int = 0
+    start: int = 0
+    end: int = 0
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,20 +28,10 @@ INBOX_BYTES = 64 * 2**20
 
 
 @dataclass(slots=True)
-class _Sender:
-    """One sender's posts to an inbox: its next number, and where its last message begins and ends."""
-
-    sequence: int = 0
-    start: int = 0
-    end: int = 0
-    has_ended: bool = False
-
-
-@dataclass(slots=True)
 class _Inbox:
     """One receiver's messages of one exchange; `posted` and `taken` count bytes from the beginning."""
 
-    senders: dict[int, _Sender] = field(default_factory=dict)
+    senders: dict[int, PostedBy] = field(default_factory=dict)
     messages: deque[Message] = field(default_factory=deque)
     received: int = 0
     posted: int = 0
@@ -51,7 +41,7 @@ class _Inbox:
     def num_posted(self) -> int:
         return self.received + len(self.messages)
 
-    def has_room_for(self, sender: _Sender, limit: int) -> bool:
+    def has_room_for(self, sender: PostedBy, limit: int) -> bool:
         """Whether the inbox is within the limit up to the sender's last message, or has nothing before it.
 
         The end of a sender's messages takes no room.
@@ -76,15 +66,7 @@ class Mailbox:
             InboxState(
                 exchange=exchange,
                 receiver=receiver,
-                senders={
-                    worker: PostedBy(
-                        sequence=sender.sequence,
-                        start=sender.start,
-                        end=sender.end,
-                        has_ended=sender.has_ended,
-                    )
-                    for worker, sender in inbox.senders.items()
-                },
+                senders=dict(inbox.senders),
                 received=inbox.received,
                 taken=inbox.taken,
             )
@@ -103,10 +85,7 @@ class Mailbox:
         """Takes over what `state` returned; `hold` takes over the messages."""
         self._inboxes = {
             (inbox.exchange, inbox.receiver): _Inbox(
-                senders={
-                    worker: _Sender(sender.sequence, sender.start, sender.end, sender.has_ended)
-                    for worker, sender in inbox.senders.items()
-                },
+                senders=dict(inbox.senders),
                 received=inbox.received,
                 posted=inbox.taken,
                 taken=inbox.taken,
@@ -131,19 +110,20 @@ class Mailbox:
         self._require_present(exchange, message.receiver)
         self._require_few(exchange, message.receiver)
         inbox = self._inbox(exchange, message.receiver)
-        sender = inbox.senders.get(message.sender, _Sender())
+        sender = inbox.senders.get(message.sender, PostedBy())
         if message.sequence < sender.sequence:
             return
         self._require_next(exchange, message, inbox, sender)
         size = len(message.content or b"")
-        sender.sequence += 1
-        sender.start, sender.end = inbox.posted, inbox.posted + size
+        inbox.senders[message.sender] = PostedBy(
+            sequence=sender.sequence + 1,
+            start=inbox.posted,
+            end=inbox.posted + size,
+            has_ended=message.content is None,
+        )
         inbox.posted += size
-        if message.content is None:
-            sender.has_ended = True
-        else:
+        if message.content is not None:
             inbox.messages.append(message)
-        inbox.senders[message.sender] = sender
         self._inboxes[exchange, message.receiver] = inbox
 
     def is_accepted(self, exchange: str, message: Message) -> bool:
@@ -251,7 +231,7 @@ class Mailbox:
             )
 
     def _require_next(
-        self, exchange: str, message: Message, inbox: _Inbox, sender: _Sender
+        self, exchange: str, message: Message, inbox: _Inbox, sender: PostedBy
     ) -> None:
         what = (
             f"message {message.sequence} from worker {message.sender} to {message.receiver} of exchange "
