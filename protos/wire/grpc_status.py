@@ -31,7 +31,6 @@ _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
     errors.SpecError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SpecConflictError: grpc.StatusCode.ALREADY_EXISTS,
     errors.AbortedError: grpc.StatusCode.ABORTED,
-    errors.LogError: grpc.StatusCode.DATA_LOSS,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
