@@ -148,17 +148,16 @@ class PushLedger:
 
     def num_applied(self, member: Member) -> int:
         """Returns how many pushes of a process are applied, from the first on, without a gap."""
-        pushes = self._incarnations.get(member.worker)
-        return pushes.next_sequence if pushes and pushes.number == member.incarnation else 0
+        return 0 if (pushes := self._pushes_of(member)) is None else pushes.next_sequence
 
     def note_part(self, push_id: PushId) -> None:
         """Records that the step that a push was a part of was applied."""
         self._progress[push_id.worker] = progress_of(push_id)
 
-    def _pushes_of(self, push_id: PushId) -> _Incarnation | None:
-        """Returns the pushes of the process that pushes; None: it has begun none, or was replaced."""
-        pushes = self._incarnations.get(push_id.worker)
-        return pushes if pushes is not None and pushes.number == push_id.incarnation else None
+    def _pushes_of(self, process: PushId | Member) -> _Incarnation | None:
+        """Returns the pushes of a process; None: it has begun none, or was replaced."""
+        pushes = self._incarnations.get(process.worker)
+        return pushes if pushes is not None and pushes.number == process.incarnation else None
 
     def _incarnation(self, push_id: PushId) -> _Incarnation:
         """Returns the pushes of the process that pushes; those of one before it are forgotten."""
