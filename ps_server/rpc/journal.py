@@ -58,8 +58,8 @@ LOGGED = frozenset(
 )
 """Calls that change what a server holds or knows; not snapshots and saves, nor Abort, which ends the log."""
 
-STATE, SAVED, LOST, BACK, NEW_JOB = "state", "saved", "lost", "back", "new job"
-MESSAGE = "message"
+STATE, SAVED, LOST, BACK = "state", "saved", "lost", "back"
+NEW_JOB, MESSAGE = "new job", "message"
 """Kinds of records besides the calls."""
 
 

@@ -54,6 +54,7 @@ _REFUSALS = (
 """With which a server answers a call for what it asks: nothing of it was carried out at first, either."""
 
 _OTHER_KINDS = (journal.LOST, journal.BACK, journal.NEW_JOB, journal.MESSAGE)
+"""Of records that are carried out, besides calls."""
 
 Replay = Callable[[str, bytes], None]
 """Carries out a call, given its name and its request as it came."""
