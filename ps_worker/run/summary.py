@@ -44,7 +44,7 @@ class Summary:
     skipped_by_name: Mapping[str, int] = field(default_factory=dict)
     staleness: Mapping[str, object] | None = None
     duplicates: int | None = None
-    lost_workers: Sequence[int] = ()
+    lost_workers: Sequence[int] | None = None
     tables: Mapping[str, Mapping[str, int]] | None = None
     model_digest: str | None = None
     checkpoint: str | None = None
