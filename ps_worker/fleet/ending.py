@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -89,7 +90,7 @@ class _Sigterm:
         # In a thread of its own: a server that does not answer must not use up the grace.
         threading.Thread(target=self._abort, daemon=True).start()
         # Not for the script alone: leaving at its end calls servers, too. The end of the process ends this.
-        threading.Event().wait(GRACE_S)
+        time.sleep(GRACE_S)
         logger.error("not ended within %g s after SIGTERM", GRACE_S)
         os._exit(EXIT_CODE)
 
