@@ -28,6 +28,7 @@ from deploy.plan import ProcessSpec, environment_of
 from deploy.supervisor import Exited, Signalled
 
 LAST_WORDS_S = 1.0
+"""For the output of a process that has ended to be shown, before another one is started in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,9 @@ class LocalCluster:
             terminal: Where its output is shown.
             note: Line with which the log goes on, of an earlier process; empty: the log is a new one.
         """
-        # What an earlier process of this name has written comes first; a child of it may hold the pipe.
-        self._end_copies(spec.name, LAST_WORDS_S)
+        self._end_copies(
+            spec.name, LAST_WORDS_S
+        )  # no longer: a child of that one may hold the pipe
         with self._open_log(spec.name, note) as log:
             output = subprocess.PIPE if terminal else log
             process = self._start(spec, stdout=output, stderr=output)

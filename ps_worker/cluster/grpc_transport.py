@@ -182,10 +182,7 @@ class GrpcTransport:
         while True:
             try:
                 return sent.rpc.result(timeout=call_log.FIRST_WAIT_S)
-            except (
-                grpc.FutureTimeoutError,
-                TimeoutError,
-            ):  # the second of a call that chaos disturbs
+            except (grpc.FutureTimeoutError, TimeoutError):  # the second if chaos disturbs the call
                 self._log.waits(sent.awaited, self._clock() - began)
 
     def try_again(
