@@ -32,7 +32,6 @@ from protos.chunking import PushChunk
 from protos.errors import (
     AbortedError,
     JobError,
-    LostPushesError,
     ProtocolError,
     WaitTimeoutError,
 )
@@ -76,6 +75,7 @@ from ps_server.coordination.push_ledger import (
     MAX_VERSION,
     PushLedger,
     PushState,
+    lost_pushes,
     require_plausible,
 )
 from ps_server.coordination.steps import CompleteStep, StepAggregator
@@ -203,11 +203,7 @@ class Coordinator:
             )
         else:
             return
-        raise LostPushesError(
-            f"pushes of worker {member.worker} are lost: {lost}. The end of this server's update log is "
-            f"gone, as may happen with --log-sync os when a machine goes down: start the job again from its "
-            f"checkpoint"
-        )
+        raise lost_pushes(member.worker, lost)
 
     def require_place(self, member: Member) -> None:
         """Raises ProtocolError unless the process has its place; it is no sign of life."""

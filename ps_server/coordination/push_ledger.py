@@ -18,7 +18,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protos.errors import ProtocolError
+from protos.errors import LostPushesError, ProtocolError
 from protos.store import Member, PushId, WorkerProgress
 
 MAX_VERSION = 2**53
@@ -53,6 +53,14 @@ def require_plausible(worker: int, numbers: PushId | WorkerProgress) -> None:
             f"worker {worker} is said to have a position of {len(numbers.position)} characters, expected up "
             f"to {MAX_POSITION}"
         )
+
+
+def lost_pushes(worker: int, lost: str) -> LostPushesError:
+    """Returns the error of a server that has less of a worker than it had acknowledged."""
+    return LostPushesError(
+        f"pushes of worker {worker} are lost: {lost}. The end of this server's update log is gone, as may "
+        f"happen with --log-sync os when a machine goes down: start the job again from its checkpoint"
+    )
 
 
 class PushState(enum.Enum):

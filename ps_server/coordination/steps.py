@@ -21,6 +21,7 @@ from protos.gradients import Gradients, sum_gradients
 from protos.store import PushId, Version
 from ps_server.coordination.job_state import WaitingPart
 from ps_server.coordination.membership import Membership
+from ps_server.coordination.push_ledger import lost_pushes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,11 @@ class StepAggregator:
         return self._next_step[worker]
 
     def check(self, worker: int, step: Version) -> None:
-        """Raises ProtocolError unless `step` is the worker's next one."""
+        """Raises ProtocolError unless `step` is the worker's next one.
+
+        A worker pushes a step after the one before it was acknowledged, so a server that has not that one has
+        lost it: LostPushesError.
+        """
         self._members.require(worker)
         if step >= self._absent_from.get(worker, step + 1):
             raise ProtocolError(f"worker {worker} pushed step {step} after it had left the steps")
@@ -151,6 +156,10 @@ class StepAggregator:
                 f"must train in the same mode"
             )
         expected = self._next_step[worker]
+        if step > expected:
+            raise lost_pushes(
+                worker, f"it pushed step {step}, expected {expected}, at version {self.version}"
+            )
         # A worker that is one step ahead has pulled from other servers what this one is about to apply.
         if step != expected or step > self.num_complete + 1:
             raise ProtocolError(

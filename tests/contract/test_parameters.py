@@ -245,7 +245,7 @@ def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_
 def test_push_out_of_step_is_refused(open_job):
     first, _ = open_job(num_workers=2)
 
-    with pytest.raises(ProtocolError, match="worker 0 pushed step 1, expected 0"):
+    with pytest.raises(ProtocolError, match="are lost: it pushed step 1, expected 0"):
         first.push_grad(random_gradients(0), push_id(0), at=1).result()
 
 

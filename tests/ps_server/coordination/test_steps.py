@@ -120,8 +120,8 @@ def test_worker_that_rejoins_goes_on_at_the_version() -> None:
     [
         (0, 0, "worker 0 pushed step 0, expected 2, at version 1"),
         (0, 1, "worker 0 pushed step 1, expected 2, at version 1"),
-        (0, 3, "worker 0 pushed step 3, expected 2, at version 1"),
-        (1, 2, "worker 1 pushed step 2, expected 1, at version 1"),
+        (0, 3, "pushes of worker 0 are lost: it pushed step 3, expected 2, at version 1"),
+        (1, 2, "pushes of worker 1 are lost: it pushed step 2, expected 1, at version 1"),
         (2, 1, "worker 2 pushed step 1 after it had left the steps"),
         (3, 1, "worker 3 called, but this job has 3 workers"),
         (-1, 1, "worker -1 called, but this job has 3 workers"),
