@@ -305,7 +305,7 @@ def declared(batch_size: int, mode: str) -> tuple[ParameterStore, TableSpec]:
     store = ParameterStore()
     job = job_of(batch_size, settings_of(mode, batch_size))
     declare(store, build_model("ctr_dnn", criteo_schema(), {}), job)
-    (spec, *_), _ = store.declared_specs()
+    (spec, *_), _ = store.declared()
     return store, spec
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos.errors import ProtocolError, SpecError
-from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
+from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad, Values
 from protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
 from protos.spec import DenseSpec
 
@@ -51,6 +51,24 @@ def require_piece_fits(spec: DenseSpec, num_servers: int) -> None:
             f"dense block {spec.name!r} has {spec.length} elements, so {num_servers} servers would hold "
             f"{piece_bytes} bytes each, more than the {MAX_MESSAGE_BYTES} of a message: use more servers, or "
             f"several blocks"
+        )
+
+
+def require_values(spec: DenseSpec, values: Values | None, length: int) -> None:
+    """Raises SpecError unless `length` initial values come with a dense block, or none, as its spec says."""
+    if (values is not None) != (spec.values_digest != 0) and length:
+        raise SpecError(
+            f"dense block {spec.name!r} has {'a' if spec.values_digest else 'no'} digest of initial values, "
+            f"and comes {'without' if values is None else 'with'} them"
+        )
+    if values is not None and values.shape != (length,):
+        raise SpecError(
+            f"dense block {spec.name!r} comes with initial values of shape {values.shape}, expected "
+            f"({length},)"
+        )
+    if values is not None and not np.isfinite(values).all():
+        raise SpecError(
+            f"dense block {spec.name!r} comes with initial values that are infinite or not a number"
         )
 
 

@@ -149,12 +149,15 @@ class DenseSpec:
         segments: Parts of the vector, in order.
         optimizer: Element-wise, so the result does not depend on the split over servers.
         seed: Of the initial values.
+        values_digest: Of the initial values where workers give them, who must agree on them; 0: they follow
+            from the initializers.
     """
 
     name: str
     segments: tuple[DenseSegment, ...]
     optimizer: OptimizerSpec
     seed: int = 0
+    values_digest: int = 0
 
     @property
     def length(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from protos.chunking import require_values
 from protos.errors import (
     OverloadedError,
     ProtocolError,
@@ -101,17 +102,19 @@ class Parameters:
             else:
                 require_equal_spec(table.spec, spec)
 
-    def create_dense(self, spec: DenseSpec) -> None:
-        """See `protos.store.Store`."""
+    def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
+        """See `protos.store.Store`; `values` are this process's piece."""
+        piece = self._shard_map.piece_of(self._server_index, spec.length)
+        require_values(spec, values, piece.stop - piece.start)
         with self._lock:
             block = self._blocks.get(spec.name)
             if block is None:
                 self._refuse_taken_name(spec.name)
                 _require_few("dense blocks", spec.name, len(self._blocks) + 1, MAX_TABLES)
-                self._blocks[spec.name] = self._new_block(spec)
+                self._blocks[spec.name] = self._new_block(spec, values)
             elif spec.name in self._undeclared:
                 require_claimable(block.spec, spec, self._loaded_url)
-                block.declare(spec)
+                block.declare(spec, values)
                 self._undeclared.discard(spec.name)
             else:
                 require_equal_spec(block.spec, spec)
@@ -125,8 +128,8 @@ class Parameters:
             clock=self._clock,
         )
 
-    def _new_block(self, spec: DenseSpec) -> DenseTable:
-        return DenseTable(spec, server_index=self._server_index, shard_map=self._shard_map)
+    def _new_block(self, spec: DenseSpec, given: Values | None) -> DenseTable:
+        return DenseTable(spec, given, server_index=self._server_index, shard_map=self._shard_map)
 
     def _declared_spec(self, admission: AdmissionSpec | None) -> TableSpec | None:
         """Returns the spec of the table by whose score another one admits keys, if it was declared."""
@@ -169,14 +172,16 @@ class Parameters:
             if table.spec.records_changes:
                 table.record_changes(self._num_workers)
 
-    def declared_specs(self) -> tuple[list[TableSpec], list[DenseSpec]]:
-        """Returns the specs of the tables and dense blocks that were declared."""
+    def declared(self) -> tuple[list[TableSpec], list[tuple[DenseSpec, Values | None]]]:
+        """Returns the tables and dense blocks that were declared, these with the values that were given."""
         with self._lock:
             tables = [
                 table.spec for name, table in self._tables.items() if name not in self._undeclared
             ]
             blocks = [
-                block.spec for name, block in self._blocks.items() if name not in self._undeclared
+                (block.spec, block.given)
+                for name, block in self._blocks.items()
+                if name not in self._undeclared
             ]
         return tables, blocks
 
@@ -391,7 +396,7 @@ class Parameters:
         for name in self._tables.keys() & fresh:
             tables[name] = self._new_table(self._tables[name].spec)
         for name in self._blocks.keys() & fresh:
-            blocks[name] = self._new_block(self._blocks[name].spec)
+            blocks[name] = self._new_block(self._blocks[name].spec, self._blocks[name].given)
         with alone(), self._lock:
             self._forget_undeclared()
             self._undeclared |= (tables.keys() - self._tables.keys()) | (
@@ -433,7 +438,7 @@ class Parameters:
         is_declared = name in self._blocks and name not in self._undeclared
         spec = self._blocks[name].spec if is_declared else saved
         require_loadable(saved, spec, checkpoint.url)
-        block = self._new_block(spec)
+        block = self._new_block(spec, self._blocks[name].given if is_declared else None)
         block.restore(checkpoint.read_dense(name, block.piece))
         return block
 

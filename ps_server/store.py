@@ -159,9 +159,9 @@ class ParameterStore:
         """Returns what is part of what this knows, and waits for others or is to be taken by them."""
         return self._coordinator.waiting()
 
-    def declared_specs(self) -> tuple[list[TableSpec], list[DenseSpec]]:
-        """Returns the specs of all tables and dense blocks that were declared."""
-        return self._parameters.declared_specs()
+    def declared(self) -> tuple[list[TableSpec], list[tuple[DenseSpec, Values | None]]]:
+        """Returns all tables and dense blocks that were declared, these with the values that were given."""
+        return self._parameters.declared()
 
     def restore(self, jobs_before: int, state: JobState) -> None:
         """Takes over the state of a server before this one, whose parameters it has."""
@@ -237,9 +237,9 @@ class ParameterStore:
         """See `protos.store.Store`."""
         self._parameters.create_table(spec)
 
-    def create_dense(self, spec: DenseSpec) -> None:
-        """See `protos.store.Store`."""
-        self._parameters.create_dense(spec)
+    def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
+        """See `protos.store.Store`; `values` are this store's piece."""
+        self._parameters.create_dense(spec, values)
 
     # Moving data
 

@@ -134,12 +134,17 @@ class Parameters(ParameterReader, Protocol):
         """
         ...
 
-    def create_dense(self, spec: DenseSpec) -> None:
+    def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
         """Declares a dense block; repeating it with an equal spec is no error.
+
+        Args:
+            spec: The block.
+            values: Its initial values, float32[length], if the spec has a digest of them; they do not replace
+                those of a block that exists.
 
         Raises:
             SpecConflictError: If it exists with another spec.
-            SpecError: If the spec is impossible.
+            SpecError: If the spec is impossible, or says that there are values and there are none.
         """
         ...
 

@@ -101,10 +101,12 @@ class CreateTableResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CreateDenseRequest(_message.Message):
-    __slots__ = ("spec",)
+    __slots__ = ("spec", "values")
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     spec: _spec_pb2.DenseSpec
-    def __init__(self, spec: _Optional[_Union[_spec_pb2.DenseSpec, _Mapping]] = ...) -> None: ...
+    values: bytes
+    def __init__(self, spec: _Optional[_Union[_spec_pb2.DenseSpec, _Mapping]] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class CreateDenseResponse(_message.Message):
     __slots__ = ()

@@ -106,13 +106,15 @@ class DenseSegment(_message.Message):
     def __init__(self, length: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ...) -> None: ...
 
 class DenseSpec(_message.Message):
-    __slots__ = ("name", "segments", "optimizer", "seed")
+    __slots__ = ("name", "segments", "optimizer", "seed", "values_digest")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    VALUES_DIGEST_FIELD_NUMBER: _ClassVar[int]
     name: str
     segments: _containers.RepeatedCompositeFieldContainer[DenseSegment]
     optimizer: OptimizerSpec
     seed: int
-    def __init__(self, name: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[DenseSegment, _Mapping]]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+    values_digest: int
+    def __init__(self, name: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[DenseSegment, _Mapping]]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., seed: _Optional[int] = ..., values_digest: _Optional[int] = ...) -> None: ...

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from protos.spec import DenseSpec, TableSpec
+from protos.spec import TableSpec
 from protos.store import (
     Changed,
     Joined,
@@ -39,6 +39,7 @@ from protos.wire.requests import (
     AllReduce,
     Barrier,
     CheckFolder,
+    CreateDense,
     Join,
     Leave,
     Load,
@@ -139,7 +140,11 @@ JOIN: Call[Join, Joined] = _call("Join", _record(Join), _record(Joined), deadlin
 # The next one comes soon.
 RENEW: Call[Renew, None] = _call("Renew", _record(Renew), _nothing, retry=False)
 CREATE_TABLE: Call[TableSpec, None] = _call("CreateTable", _value("spec", TableSpec), _nothing)
-CREATE_DENSE: Call[DenseSpec, None] = _call("CreateDense", _value("spec", DenseSpec), _nothing)
+CREATE_DENSE: Call[CreateDense, None] = _call(
+    "CreateDense",
+    _record(CreateDense, values=columns.VALUES),
+    _nothing,
+)
 PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     "PullSparse",
     _record(PullSparse, keys=columns.KEYS),

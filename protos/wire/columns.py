@@ -123,6 +123,9 @@ def _decode_digests(shards: Any) -> Digests:
     return {(shard.table, shard.shard): shard.digest for shard in shards}
 
 
+VALUES = FieldCodec(encode_values, decode_values)
+"""A server's piece of a dense block."""
+
 KEYS = FieldCodec(_encode_keys_of, _decode_keys_of)
 """Keys by table."""
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protos.chunking import PushChunk
+from protos.gradients import Values
 from protos.keys import Keys
+from protos.spec import DenseSpec
 from protos.store import (
     Acknowledged,
     InferenceSettings,
@@ -40,6 +42,14 @@ class Renew:
     member: Member
     is_last: bool = False
     acknowledged: Acknowledged | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateDense:
+    """See `Parameters.create_dense`; of the server's piece."""
+
+    spec: DenseSpec
+    values: Values | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

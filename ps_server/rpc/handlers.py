@@ -17,7 +17,7 @@ from protos.chunking import KEY_BYTES, VALUE_BYTES, require_piece_fits
 from protos.errors import ProtocolError
 from protos.futures import Answered, Future, WaitingFuture
 from protos.limits import MAX_NUMBERS_BYTES
-from protos.spec import DenseSpec, TableSpec
+from protos.spec import TableSpec
 from protos.store import (
     Changed,
     Joined,
@@ -30,6 +30,7 @@ from protos.store import (
 )
 from protos.wire.calls import CALLS, Call
 from protos.wire.requests import (
+    CreateDense,
     Join,
     Leave,
     Load,
@@ -253,9 +254,10 @@ class Handlers:
         self._store.create_table(spec)
         self._log_once(f"table created table={spec.name} dim={spec.dim}")
 
-    def _create_dense(self, spec: DenseSpec) -> None:
+    def _create_dense(self, request: CreateDense) -> None:
+        spec = request.spec
         require_piece_fits(spec, self._store.shard_map.num_servers)
-        self._store.create_dense(spec)
+        self._store.create_dense(spec, request.values)
         self._log_once(f"dense block created block={spec.name} length={spec.length}")
 
     def _pull_sparse(self, request: PullSparse) -> Future[Pulled]:

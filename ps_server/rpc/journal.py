@@ -19,6 +19,8 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from protos.chunking import PushChunk
 from protos.errors import CheckpointError
 from protos.futures import Answered, Future
+from protos.gradients import Values
+from protos.spec import DenseSpec
 from protos.store import Member, PushId, Shrunk
 from protos.wire import calls, requests
 from protos.wire.calls import Call
@@ -331,12 +333,12 @@ def state_records(store: ParameterStore, completed: CompletedState, *, base: str
         job=job,
         completed=completed,
     )
-    tables, blocks = store.declared_specs()
+    tables, blocks = store.declared()
     epoch = store.shard_map.epoch
     return [
         Record(STATE, STATE_JSON.dump_json(state)),
         *(_record(calls.CREATE_TABLE, spec) for spec in tables),
-        *(_record(calls.CREATE_DENSE, spec) for spec in blocks),
+        *(_create_dense(spec, given) for spec, given in blocks),
         *(_record_of_waiting(each, job, epoch) for each in store.waiting()),
     ]
 
@@ -369,6 +371,10 @@ def _record_of_waiting(waiting: Waiting, job: JobState, epoch: int) -> Record:
         case WaitingMessage():
             post = _post(waiting, job.members.incarnations.get(waiting.message.sender, 0))
             return Record(MESSAGE, _record(calls.POST, post).payload)
+
+
+def _create_dense(spec: DenseSpec, given: Values | None) -> Record:
+    return _record(calls.CREATE_DENSE, requests.CreateDense(spec=spec, values=given))
 
 
 def _record(call: Call[Any, Any], argument: Any) -> Record:

@@ -28,24 +28,36 @@ class DenseTable:
     """One server's piece of a dense block. Thread-safe."""
 
     def __init__(
-        self, spec: DenseSpec, *, server_index: int = 0, shard_map: ShardMap = ONE_SERVER
+        self,
+        spec: DenseSpec,
+        given: Values | None = None,
+        *,
+        server_index: int = 0,
+        shard_map: ShardMap = ONE_SERVER,
     ) -> None:
         """Makes the piece with its initial values.
+
+        Args:
+            spec: The block.
+            given: float32[p], initial values of a spec that has a digest of them; None: zeros, for a block
+                that gets others before it is read.
+            server_index: Whose piece.
+            shard_map: Says which piece that is.
 
         Raises:
             SpecError: If the spec is invalid.
         """
         self._lock = threading.Lock()
-        self.declare(spec)
+        self.declare(spec, given)
         self.piece = shard_map.piece_of(server_index, spec.length)
         self._weights = np.zeros(self.piece.stop - self.piece.start, np.float32)
         self._state = initial_state(spec.optimizer, self._weights.size)
-        position = 0
-        for segment in spec.segments:
-            self._initialize(position, position + segment.length, segment.initializer)
-            position += segment.length
+        if given is not None:
+            self._weights[:] = given
+        elif not spec.values_digest:
+            self._initialize_all()
 
-    def declare(self, spec: DenseSpec) -> None:
+    def declare(self, spec: DenseSpec, given: Values | None = None) -> None:
         """Changes the spec but keeps the values, as when a job declares a loaded block.
 
         Raises:
@@ -61,6 +73,7 @@ class DenseTable:
             build_initializer(segment.initializer, spec.seed, spec.name)
         self._hyper = hyper_of(spec.optimizer)
         self.spec = spec
+        self.given = None if given is None else read_only(given.copy())
 
     @property
     def length(self) -> int:
@@ -122,6 +135,12 @@ class DenseTable:
         with self._lock:
             self._weights[:] = piece.weights
             self._state[:] = np.concatenate([piece.element_state.reshape(-1), piece.scalars])
+
+    def _initialize_all(self) -> None:
+        position = 0
+        for segment in self.spec.segments:
+            self._initialize(position, position + segment.length, segment.initializer)
+            position += segment.length
 
     def _initialize(self, start: int, stop: int, initializer_spec: InitializerSpec) -> None:
         first, last = max(start, self.piece.start), min(stop, self.piece.stop)

@@ -21,6 +21,7 @@ from protos.chunking import (
     KEY_BYTES,
     VALUE_BYTES,
     require_piece_fits,
+    require_values,
     split_columns,
     split_push,
 )
@@ -243,10 +244,18 @@ class ClusterClient:
         results(self._call_all(calls.CREATE_TABLE, spec))
         self._tables[spec.name] = spec
 
-    def create_dense(self, spec: DenseSpec) -> None:
+    def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
         """See `protos.store.Store`; a server's piece must fit a message."""
         require_piece_fits(spec, self._shard_map.num_servers)
-        results(self._call_all(calls.CREATE_DENSE, spec))
+        require_values(spec, values, spec.length)
+        started = []
+        for server in self._servers:
+            piece = self._shard_map.piece_of(server, spec.length)
+            request = requests.CreateDense(
+                spec=spec, values=None if values is None else values[piece]
+            )
+            started.append(self._transport.call(server, calls.CREATE_DENSE, request))
+        results(started)
         self._blocks[spec.name] = spec
 
     def _table(self, name: str) -> TableSpec:

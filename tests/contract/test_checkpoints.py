@@ -11,7 +11,7 @@ from protos.errors import (
     ProtocolError,
     UnknownChangesError,
 )
-from protos.gradients import Gradients
+from protos.gradients import DenseGrad, Gradients
 from protos.store import InferenceSettings, Missing, SaveRequest, WorkerProgress
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
@@ -232,6 +232,21 @@ def test_part_of_a_model_is_loaded_and_the_rest_begins_afresh(store, tmp_path: P
     assert (tables["deep"].rows, tables["wide"].rows) == (0, 60)
     with pytest.raises(UnknownChangesError):
         store.save(SaveRequest(url=str(tmp_path / "delta"), base=str(tmp_path / "model")))
+
+
+def test_dense_block_begins_afresh_with_the_values_that_were_given(store, tmp_path: Path) -> None:
+    spec = replace(TOWER, name="given", values_digest=5)
+    values = np.arange(spec.length, dtype=np.float32)
+    in_process().save(SaveRequest(url=str(tmp_path / "model")))
+    store.create_dense(spec, values)
+    grad = DenseGrad(np.ones(spec.length, np.float32), 1)
+    store.push_grad(Gradients(dense={"given": grad}), push_id()).result()
+
+    store.load(str(tmp_path / "model"), only=["wide"])
+
+    out = np.empty(spec.length, np.float32)
+    store.pull_dense({"given": out}).result()
+    np.testing.assert_array_equal(out, values)
 
 
 def test_tables_that_the_job_does_not_declare_are_not_saved_again(store, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from protos.errors import (
     WrongServerError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.spec import DenseSpec, OptimizerSpec, TableSpec
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Pulled
 from tests.support.cluster import cluster
 from tests.support.stores import (
@@ -28,6 +28,8 @@ from tests.support.stores import (
     push_id,
     random_gradients,
 )
+
+SEVEN = DenseSegment(length=7, initializer=InitializerSpec())
 
 
 def test_initial_values_are_those_of_the_seed_anywhere(store):
@@ -159,6 +161,38 @@ def test_dense_block_of_another_length_is_refused(store):
         store.create_dense(
             DenseSpec(name="tower", segments=TOWER.segments[:1], optimizer=TOWER.optimizer)
         )
+
+
+def test_dense_block_begins_with_the_values_that_are_given(store):
+    values = np.arange(7, dtype=np.float32)
+    spec = replace(TOWER, name="given", segments=(SEVEN,), values_digest=5)
+
+    store.create_dense(spec, values)
+    store.create_dense(spec, values + 1)  # by another worker, or again: no error, no change
+
+    out = np.empty(7, np.float32)
+    store.pull_dense({"given": out}).result()
+    np.testing.assert_array_equal(out, values)
+    with pytest.raises(SpecConflictError, match="values_digest is 5, not 6"):
+        store.create_dense(replace(spec, values_digest=6), values)
+
+
+@pytest.mark.parametrize(
+    ("digest", "values", "message"),
+    [
+        (5, None, "has a digest of initial values, and comes without them"),
+        (0, np.ones(7, np.float32), "has no digest of initial values, and comes with them"),
+        (5, np.ones(8, np.float32), r"of shape \(8,\), expected \(7,\)"),
+        (5, np.full(7, np.nan, np.float32), "infinite or not a number"),
+    ],
+)
+def test_dense_block_with_other_values_than_it_says_is_refused(store, digest, values, message):
+    spec = replace(TOWER, name="given", segments=(SEVEN,), values_digest=digest)
+
+    with pytest.raises(SpecError, match=message):
+        store.create_dense(spec, values)
+
+    assert "given" not in str(store.status())
 
 
 def bad_gradients() -> dict[str, Gradients]:

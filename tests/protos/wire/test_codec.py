@@ -41,7 +41,7 @@ from protos.wire.calls import (
     SHRINK,
 )
 from protos.wire.codec import record_codec, value_codec
-from protos.wire.requests import AllReduce, Resume
+from protos.wire.requests import AllReduce, CreateDense, Resume
 from tests.support.local_transport import through
 from tests.support.stores import member
 
@@ -203,6 +203,7 @@ DENSE_SPECS = st.builds(
     ).map(tuple),
     optimizer=OPTIMIZERS,
     seed=UINT64,
+    values_digest=UINT64,
 )
 
 
@@ -213,7 +214,16 @@ def test_table_spec_survives_the_wire(spec: TableSpec) -> None:
 
 @given(spec=DENSE_SPECS)
 def test_dense_spec_survives_the_wire(spec: DenseSpec) -> None:
-    assert through(CREATE_DENSE.request, spec) == spec
+    assert through(CREATE_DENSE.request, CreateDense(spec=spec)) == CreateDense(spec=spec)
+
+
+def test_given_values_of_a_dense_block_survive_the_wire() -> None:
+    spec = DenseSpec(name="d", segments=(), optimizer=OptimizerSpec(name="sgd"), values_digest=7)
+    values = np.float32([0.5, -1e-30])
+
+    found = through(CREATE_DENSE.request, CreateDense(spec=spec, values=values))
+
+    np.testing.assert_array_equal(found.values, values)
 
 
 @dataclass

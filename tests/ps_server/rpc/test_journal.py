@@ -46,6 +46,7 @@ from tests.support.stores import (
     DEEP,
     INCARNATION,
     KEYS,
+    TOWER,
     assert_same_parameters,
     declare,
     in_process,
@@ -249,6 +250,29 @@ def test_log_of_another_server_is_refused(
         LogError, match=f"is of server 0 of 2, for 2 workers, but this process is {named}: "
     ):
         recovered(tmp_path, other)
+
+
+@pytest.mark.parametrize("in_new_segment", [False, True])
+def test_values_that_were_given_are_there_after_a_restart(
+    in_new_segment: bool, tmp_path: Path
+) -> None:
+    store = in_process()
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, member()).result()
+    spec = replace(TOWER, name="given", values_digest=5)
+    values = np.arange(spec.length, dtype=np.float32)
+    declaration = requests.CreateDense(spec=spec, values=values)
+    handlers.start(calls.CREATE_DENSE, declaration).result()
+    if in_new_segment:
+        log.begin_segment(state_records(store, handlers.completed(), base=""))
+    log.close()
+
+    store = in_process()
+    recovered(tmp_path, store)
+
+    out = np.empty(spec.length, np.float32)
+    store.pull_dense({"given": out}).result()
+    np.testing.assert_array_equal(out, values)
 
 
 @pytest.mark.parametrize("in_new_segment", [False, True])
