@@ -35,13 +35,14 @@ MODELS: dict[str, ModelClass] = {
 _MEMBERS = ("tables", "segments", "num_params", "workspace", "predict", "gradient")
 
 
-def build_model(name: str, schema: Schema, options: Mapping[str, Any]) -> Model:
+def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: int = 0) -> Model:
     """Returns a model for the columns of a schema.
 
     Args:
-        name: A key of `MODELS`, or "path/of/file.py:ClassName".
+        name: A key of `MODELS`, or "path/of/file.py:ClassName": a `Model`, or a module of PyTorch.
         schema: The columns of a batch.
         options: Keyword arguments of the class, as in a job file.
+        seed: Of the initial values of a module of PyTorch; other models leave theirs to the servers.
 
     Raises:
         ValueError: If the model or an option is unknown (names the nearest one), the file cannot be imported,
@@ -53,10 +54,22 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any]) -> Model:
             f'{_unknown("model", name, list(MODELS))}; a custom model is "my_model.py:MyModel"'
         )
     _refuse_without(name, sorted(getattr(model_class, "__abstractmethods__", ())), ClickModel)
-    model = model_class(schema, **_checked_options(name, model_class, options))
+    checked = _checked_options(name, model_class, options)
+    if _is_module(model_class):
+        from ctr_model.torch import TorchModel  # late: an extra
+
+        model: Model = TorchModel(schema, cast("type", model_class), checked, seed=seed)
+    else:
+        model = model_class(schema, **checked)
     _refuse_without(name, [part for part in _MEMBERS if not hasattr(model, part)], Model)
     _require_tables(name, model, schema)
     return model
+
+
+def _is_module(model_class: ModelClass) -> bool:
+    """Whether this is the class of a module of PyTorch; then its file has imported that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(cast("type", model_class), torch.nn.Module)
 
 
 def _refuse_without(name: str, missing: list[str], contract: type) -> None:
@@ -90,7 +103,10 @@ def _require_tables(name: str, model: Model, schema: Schema) -> None:
 
 
 def name_of(model: Model) -> str | None:
-    """Returns the key of a model's class in `MODELS`; None for a custom model."""
+    """Returns the name by which `build_model` knows a model; None for one that it cannot build again."""
+    module_class = getattr(model, "module_class", None)
+    if module_class is not None and module_class.__module__ != "__main__":
+        return f"{inspect.getfile(module_class)}:{module_class.__qualname__}"
     return next((name for name, known in MODELS.items() if type(model) is known), None)
 
 
@@ -113,6 +129,12 @@ def _load_class(name: str) -> ModelClass:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise ValueError(f"model {name!r}: importing {path!r} failed: {error}") from error
+        raise ValueError(
+            f"model {name!r}: {path!r} imports PyTorch, which is not installed: pip install 'ctr-ps[torch]'"
+        ) from error
     except Exception as error:  # user code may raise anything
         raise ValueError(
             f"model {name!r}: importing {path!r} failed: {type(error).__name__}: {error}"

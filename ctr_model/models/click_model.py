@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ctr_model.batch import Batch
+from ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
 from ctr_model.lookup import Lookup
-from ctr_model.losses import SIGMOID, SOFTMAX, Loss
 from ctr_model.models.checks import labels_of, require_batch, require_grads
 from ctr_model.models.model import EmbeddingTable, StepResult, Workspace
 from ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from ctr_model.batch import Batch
 from ctr_model.layers.embedding import pool_slots, scatter_slots
+from ctr_model.layers.losses import SOFTMAX
 from ctr_model.layers.mlp import Mlp, MlpBuffers
 from ctr_model.lookup import Lookup
-from ctr_model.losses import SOFTMAX
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import EmbeddingTable

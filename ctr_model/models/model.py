@@ -13,7 +13,14 @@ from ctr_model.batch import Batch
 from ctr_model.lookup import Lookup
 from ctr_model.parameters import Floats, Segment
 
-__all__ = ["EmbeddingTable", "Lookup", "Model", "StepResult", "Workspace"]
+__all__ = [
+    "EmbeddingTable",
+    "Lookup",
+    "Model",
+    "StepResult",
+    "Workspace",
+    "initial_values_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,11 @@ class Workspace(Protocol):
     def max_batch_size(self) -> int:
         """The largest supported batch size."""
         ...
+
+
+def initial_values_of(model: "Model") -> Floats | None:
+    """Returns the `initial_values` float32[P] that a model has; None: its segments say how they are drawn."""
+    return getattr(model, "initial_values", None)
 
 
 class Model(Protocol):

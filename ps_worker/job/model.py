@@ -19,7 +19,7 @@ def model_of(job: Job, schema: Schema) -> Model:
         JobError: If there is no such model, or an option is wrong.
     """
     try:
-        return build_model(job.model.name, schema, job.model.options)
+        return build_model(job.model.name, schema, job.model.options, seed=job.train.seed)
     except ValueError as error:
         option = first_named(job.model.options, error) or "name"
         raise job.error(f"model.{option}", str(error)) from error

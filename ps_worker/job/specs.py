@@ -7,7 +7,9 @@ those of the replicas.
 import math
 from dataclasses import replace
 
-from ctr_model.models.model import EmbeddingTable, Model
+import xxhash
+
+from ctr_model.models.model import EmbeddingTable, Model, initial_values_of
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Parameters
 from ps_worker.job.job import Job
@@ -58,6 +60,7 @@ def asked_optimizer(table: EmbeddingTable) -> OptimizerSpec | None:
 
 def dense_spec(model: Model, job: Job) -> DenseSpec:
     """Returns the model's dense parameters as one block, with the optimizer that trains them."""
+    values = initial_values_of(model)
     return DenseSpec(
         name=DENSE_BLOCK,
         segments=tuple(
@@ -69,6 +72,7 @@ def dense_spec(model: Model, job: Job) -> DenseSpec:
         ),
         optimizer=job.optimizer.dense.spec(),
         seed=job.train.seed,
+        values_digest=0 if values is None else xxhash.xxh3_64_intdigest(values.tobytes()) or 1,
     )
 
 
@@ -80,4 +84,4 @@ def declare(store: Parameters, model: Model, job: Job) -> None:
         dense = replace(dense, optimizer=DELTA_OPTIMIZER)
     for spec in tables:
         store.create_table(spec)
-    store.create_dense(dense)
+    store.create_dense(dense, initial_values_of(model))

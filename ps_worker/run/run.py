@@ -20,7 +20,6 @@ import numpy as np
 
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
-from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import Model
 from protos.errors import CtrPsError, LostPushesError, NotJoinedError, TransportError, UsageError
 from protos.store import (
@@ -98,7 +97,7 @@ class Run:
         self.num_workers = num_workers
         self.progress = Progress(
             every_s=job.train.log_every_s,
-            has_log_loss=isinstance(model, ClickModel) and model.has_log_loss,
+            has_log_loss=getattr(model, "has_log_loss", False),
         )
         self.non_finite = NonFiniteBatches(
             job.train.non_finite, worker=worker if num_workers > 1 else None

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +96,7 @@ def test_faults_of_ones_own_model_are_named(
 # z = the sum of an example's numbers times one weight.
 PLAIN_MODEL = """
 import numpy as np
-from ctr_model.losses import binary_cross_entropy, sigmoid_probabilities
+from ctr_model.layers.losses import binary_cross_entropy, sigmoid_probabilities
 from ctr_model.models.model import EmbeddingTable, StepResult
 from ctr_model.parameters import Segment
 
@@ -219,3 +221,38 @@ def test_embeddings_start_in_the_range_that_is_asked_for(name: str) -> None:
     model = build_model(name, Schema.numbered(1, 3), {"init_range": 0.25})
 
     assert 0.25 in {table.init_range for table in model.tables}
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # as where it is not installed
+from ctr_model.registry import build_model
+from ctr_model.schema import criteo_schema
+build_model("ctr_dnn", criteo_schema(), {})
+try:
+    build_model("examples/torch_wide_deep.py:WideDeep", criteo_schema(), {})
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_model_that_needs_pytorch_says_which_extra_to_install() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False
+    )
+
+    assert "imports PyTorch, which is not installed: pip install 'ctr-ps[torch]'" in done.stdout
+
+
+ALL_MODULES = """
+import importlib, sys
+from tests.import_map import modules
+for module in modules():
+    if not module.startswith("ctr_model.torch"):
+        importlib.import_module(module)
+assert "torch" not in sys.modules
+"""
+
+
+def test_nothing_imports_pytorch_without_need() -> None:
+    subprocess.run([sys.executable, "-c", ALL_MODULES], check=True)

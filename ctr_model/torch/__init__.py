@@ -1,0 +1,20 @@
+"""Models in PyTorch: a module whose embeddings are rows of tables on servers.
+
+    class Net(nn.Module):
+        def __init__(self, schema: Schema, *, dim: int = 10) -> None:
+            super().__init__()
+            self.embedding = Embedding(dim=dim, init_range=0.01)
+            width = schema.num_dense + len(schema.slots) * dim
+            self.mlp = nn.Sequential(nn.Linear(width, 400), nn.ReLU(), nn.Linear(400, 1))
+
+        def forward(self, batch: Batch) -> Tensor:
+            return self.mlp(torch.cat([batch.dense, self.embedding(batch).flatten(1)], dim=1))
+
+Needs the extra `torch`: pip install 'ctr-ps[torch]'.
+"""
+
+from ctr_model.torch.batch import Batch
+from ctr_model.torch.embedding import Embedding
+from ctr_model.torch.model import TorchModel
+
+__all__ = ["Batch", "Embedding", "TorchModel"]

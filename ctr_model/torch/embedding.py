@@ -1,0 +1,164 @@
+"""Embeddings of slots, with rows in a table of the servers.
+
+    X[b, s] = pooled rows[inverse[i]] over i from offsets[b * S + s] to offsets[b * S + s + 1], exclusive
+
+Sums run through the kernels of the built-in models (ctr_model/layers/embedding.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ctr_model.layers.embedding import pool_slots, scatter_slots
+from ctr_model.lookup import Lookup
+from ctr_model.schema import Schema
+from ctr_model.torch.batch import Batch, Rows, tensor_of
+
+Pooling = Literal["sum", "mean", "max", "none"]
+
+
+class Embedding(nn.Module):
+    """Looks up the keys of slots in a table, and pools those of each slot.
+
+    It has no parameters: the rows are on the servers, which apply the optimizer to those that a batch uses.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[str] | None = None,
+        *,
+        dim: int,
+        pooling: Pooling = "sum",
+        init_range: float = 0.0,
+        crosses: Sequence[tuple[str, str]] = (),
+        table: str | None = None,
+        optimizer: Mapping[str, str | float] | None = None,
+    ) -> None:
+        """Declares a table, or a part in one that several embeddings share.
+
+        Args:
+            slots: Slots to look up, by name; None: all of the schema.
+            dim: D, width of the rows.
+            pooling: "sum", "mean" or "max" of a slot's rows, zeros without any; "none" leaves them apart.
+            init_range: New rows are uniform in [-init_range, init_range).
+            crosses: Pairs of slots; their pairs of keys are features of one more slot, behind these.
+            table: Name of the table; None: the attribute that holds this module. Embeddings that name the
+                same table share its rows, dim, range and optimizer.
+            optimizer: Default optimizer of the table, as in a job; None: that of all tables.
+
+        Raises:
+            ValueError: If the width is less than 1, the range negative, or the pooling unknown.
+        """
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim is {dim}, expected at least 1")
+        if not init_range >= 0:
+            raise ValueError(f"init_range is {init_range}, expected a number >= 0")
+        if pooling not in ("sum", "mean", "max", "none"):
+            raise ValueError(f"pooling is {pooling!r}, expected sum, mean, max or none")
+        self.slots = None if slots is None else tuple(slots)
+        self.crosses = tuple((first, second) for first, second in crosses)
+        self.dim = dim
+        self.pooling = pooling
+        self.init_range = init_range
+        self.optimizer = optimizer
+        self.table = table
+        self._columns: Tensor | None = None  # of its slots among those of the table; None: all
+
+    def sources(self, schema: Schema) -> list[tuple[int, int]]:
+        """Returns the slots by number, each with -1, then the pairs of slots.
+
+        Raises:
+            ValueError: If the schema has no such slot.
+        """
+        names = schema.slots if self.slots is None else self.slots
+        plain = [(schema.slot_index(name), -1) for name in names]
+        return plain + [(schema.slot_index(a), schema.slot_index(b)) for a, b in self.crosses]
+
+    def take_part(self, table: str, columns: Sequence[int] | None) -> None:
+        """Becomes the embedding of some of a table's slots, by position; None: of all."""
+        self.table = table
+        self._columns = None if columns is None else torch.tensor(columns)
+
+    def forward(self, batch: Batch) -> Any:
+        """Returns the embeddings of the slots.
+
+        Returns:
+            float32[B, S, D]; with pooling "none" float32[B, S, T, D], where T is the largest number of keys
+            of a slot, and bool[B, S, T], which of them are there: the others are zeros.
+        """
+        rows = batch.rows[self.table or ""]
+        if self.pooling in ("max", "none"):
+            padded, is_there = _padded(rows, batch.size)
+            if self._columns is not None:
+                padded, is_there = padded[:, self._columns], is_there[:, self._columns]
+            return (padded, is_there) if self.pooling == "none" else _largest(padded, is_there)
+        pooled: Tensor = _Sum.apply(rows.weights, rows.lookup, batch.size)
+        if self.pooling == "mean":
+            counts = _counts(rows.lookup, batch.size)
+            pooled = pooled / counts.clamp(min=1).unsqueeze(-1)
+        return pooled if self._columns is None else pooled[:, self._columns]
+
+    def extra_repr(self) -> str:
+        """Returns what distinguishes this module, for `print`."""
+        slots = "all slots" if self.slots is None else f"{len(self.slots)} slots"
+        return f"{slots}, dim={self.dim}, pooling={self.pooling!r}, table={self.table!r}"
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of each slot's rows, float32[B, S, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, lookup: Lookup, size: int) -> Tensor:
+        ctx.lookup = lookup
+        pooled = np.empty((size, lookup.num_slots * weights.shape[1]), np.float32)
+        pool_slots(_no_numbers(size), lookup, pooled)
+        return torch.from_numpy(pooled).view(size, lookup.num_slots, weights.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        grad = grads[0].reshape(len(grads[0]), -1).contiguous().numpy()
+        out = np.empty_like(ctx.lookup.rows)
+        scatter_slots(grad, ctx.lookup, out)
+        return torch.from_numpy(out), None, None
+
+
+def _no_numbers(size: int) -> Any:
+    return np.empty((size, 0), np.float32)
+
+
+def _counts(lookup: Lookup, size: int) -> Tensor:
+    """Returns the number of keys of each slot, int32[B, S]."""
+    return torch.from_numpy(np.diff(lookup.offsets).reshape(size, lookup.num_slots))
+
+
+def _padded(rows: Rows, size: int) -> tuple[Tensor, Tensor]:
+    """Returns each slot's rows side by side: float32[B, S, T, D] with zeros behind, and bool[B, S, T]."""
+    lookup = rows.lookup
+    counts = np.diff(lookup.offsets)
+    longest = int(counts.max(initial=0))
+    places = np.arange(longest)
+    is_there = places < counts[:, None]
+    occurrences = np.where(is_there, lookup.offsets[:-1, None] + places, 0)
+    inverse = lookup.inverse if lookup.inverse.size else np.zeros(1, np.int32)
+    keys = np.where(is_there, inverse[occurrences], 0)
+    there = torch.from_numpy(is_there)
+    dim = rows.weights.shape[1]
+    if len(rows.weights):
+        found = rows.weights.index_select(0, tensor_of(keys.reshape(-1)))
+        padded = found.view(*keys.shape, dim) * there.unsqueeze(-1)
+    else:
+        padded = rows.weights.new_zeros((*keys.shape, dim))
+    shape = (size, lookup.num_slots, longest)
+    return padded.view(*shape, dim), there.view(shape)
+
+
+def _largest(padded: Tensor, is_there: Tensor) -> Tensor:
+    """Returns the maximum over a slot's keys, float32[B, S, D]; zeros for a slot without keys."""
+    if not padded.shape[2]:
+        return padded.sum(2)
+    largest = padded.masked_fill(~is_there.unsqueeze(-1), -torch.inf).amax(2)
+    return largest.masked_fill(~is_there.any(2).unsqueeze(-1), 0.0)

@@ -1,0 +1,285 @@
+"""A module of PyTorch as a `Model`: autograd gives the gradients.
+
+    params float32[P] --views--> parameters of the module --.
+    rows float32[N, D] of the batch's keys, as leaves ------+--> forward --> loss, summed --> backward
+
+The module that a user writes:
+
+    forward(batch)                  logits, float32[B] or float32[B, 1]; anything else needs the next two
+    loss(batch, output)             optional: float32[B], or their mean as a scalar; else the log loss
+    probabilities(batch, output)    optional: float32[B] of a click; else the sigmoid of the logits
+
+Dense parameters are in the flat vector in the order of `named_parameters`, row-major, each shared one once.
+Every thread has a module of its own, whose parameters are views of the vector that it is lent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ctr_model.batch import Batch
+from ctr_model.layers.losses import SIGMOID
+from ctr_model.lookup import Lookup
+from ctr_model.models.checks import labels_of, require_batch, require_grads
+from ctr_model.models.model import StepResult, Workspace
+from ctr_model.models.origin import Origin
+from ctr_model.parameters import Floats, ModelInputError, Segment
+from ctr_model.schema import Schema
+from ctr_model.torch import batch as tensors
+from ctr_model.torch.tables import name_tables, tables_of
+
+
+class TorchModel:
+    """A `Model` whose formulas are those of an nn.Module."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        module_class: type[nn.Module],
+        options: Mapping[str, Any] | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        """Builds the module once, for its tables and initial values.
+
+        Args:
+            schema: The columns of a batch, first argument of the class.
+            module_class: Of the module.
+            options: Keyword arguments of the class.
+            seed: Of the initial values of its dense parameters.
+
+        Raises:
+            ValueError: If the module has no parameters of float32, buffers that training would change, or
+                embeddings that do not fit the schema.
+        """
+        self._schema = schema
+        self.module_class = module_class
+        self._options = dict(options or {})
+        self._origin = Origin(schema, self._options)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            module = self._new_module()
+            parameters = _parameters_of(module)
+            self.initial_values: Floats = np.concatenate(
+                [
+                    np.empty(0, np.float32),
+                    *(each.numpy().reshape(-1) for each in parameters.values()),
+                ]
+            )
+        self.segments = tuple(
+            Segment(name=name, shape=tuple(each.shape), init_std=0.0)
+            for name, each in parameters.items()
+        )
+        self.tables = tables_of(module, schema)
+        self.num_params = self.initial_values.size
+        self.has_log_loss = not hasattr(module, "loss")
+
+    def workspace(self, max_batch_size: int) -> "_Workspace":
+        """Returns a module for one thread; see `Model`."""
+        with torch.random.fork_rng(devices=[]):  # its values are replaced
+            module = self._new_module()
+        tables_of(module, self._schema)
+        return _Workspace(self, module, max_batch_size)
+
+    def predict(
+        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
+    ) -> Floats:
+        """Returns click probabilities float32[B]; see `Model`."""
+        own = self._own(workspace)
+        require_batch(self._schema, self.tables, batch, lookups, own)
+        own.take(params)
+        own.module.eval()
+        with torch.no_grad():
+            seen = tensors.batch_of(batch, lookups, needs_grad=False)
+            return own.probabilities_of(seen, own.module(seen))
+
+    def gradient(
+        self,
+        params: Floats,
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        workspace: Workspace,
+        dense_grad: Floats,
+        sparse_grads: Mapping[str, Floats],
+    ) -> StepResult:
+        """Computes the gradients of the loss summed over the examples; see `Model`."""
+        own = self._own(workspace)
+        labels_of(batch)
+        require_batch(self._schema, self.tables, batch, lookups, own)
+        require_grads(lookups, sparse_grads)
+        own.take(params)
+        own.module.train()
+        seen = tensors.batch_of(batch, lookups, needs_grad=True)
+        with torch.enable_grad():
+            found = own.loss_of(seen, own.module(seen))
+        leaves = [rows.weights for rows in seen.rows.values()]
+        grads = _grads_of(found, [*own.parameters, *leaves])
+        own.write(grads[: len(own.parameters)], dense_grad)
+        for name, grad in zip(seen.rows, grads[len(own.parameters) :], strict=True):
+            sparse_grads[name][:] = 0.0 if grad is None else grad.numpy()
+        return StepResult(found.loss, found.probabilities)
+
+    def _new_module(self) -> nn.Module:
+        module = self.module_class(self._schema, **self._options)
+        name_tables(module)
+        return module
+
+    def _own(self, workspace: Workspace) -> "_Workspace":
+        if not isinstance(workspace, _Workspace) or workspace.model is not self:
+            raise ModelInputError(
+                "the workspace belongs to another model: use this model's workspace()"
+            )
+        return workspace
+
+
+class _Workspace:
+    """One thread's module."""
+
+    def __init__(self, model: TorchModel, module: nn.Module, max_batch_size: int) -> None:
+        self.model = model
+        self.module = module
+        self.max_batch_size = max_batch_size
+        self.parameters = list(_parameters_of(module).values())
+        sizes = [each.numel() for each in self.parameters]
+        self._places = [slice(*each) for each in pairwise(accumulate(sizes, initial=0))]
+
+    def take(self, params: Floats) -> None:
+        """Makes the module's parameters views of `params` float32[P], for a step in this thread."""
+        if torch.get_num_threads() > 1:
+            # Of PyTorch's own, one a training thread: more would wait for each other, and change sums.
+            torch.set_num_threads(1)
+        if params.shape != (self.model.num_params,):
+            raise ModelInputError(
+                f"the model has {self.model.num_params} dense parameters, the vector has shape {params.shape}"
+            )
+        vector = tensors.tensor_of(params)
+        for parameter, place in zip(self.parameters, self._places, strict=True):
+            parameter.data = vector[place].view(parameter.shape)
+
+    def write(self, grads: Sequence[Tensor | None], out: Floats) -> None:
+        """Overwrites `out` float32[P] with the gradients of the parameters; None is zeros."""
+        vector = torch.from_numpy(out)
+        for grad, place in zip(grads, self._places, strict=True):
+            if grad is None:
+                vector[place].zero_()
+            else:
+                vector[place].view(grad.shape).copy_(grad)
+
+    def loss_of(self, batch: tensors.Batch, output: Any) -> "_Loss":
+        """Returns the loss summed over the examples, and where its gradient begins."""
+        own_loss = getattr(self.module, "loss", None)
+        if own_loss is None:
+            return _log_loss(self._logits(output, batch.size), batch.labels)
+        loss = own_loss(batch, output)
+        if isinstance(loss, Tensor) and loss.shape == (batch.size,):
+            total = loss.float().sum()
+        elif isinstance(loss, Tensor) and not loss.shape:
+            total = loss.float() * batch.size
+        else:
+            raise ModelInputError(
+                f"{self._name}.loss returned {_described(loss)}, expected float32[{batch.size}], one of each "
+                f"example, or their mean as a scalar"
+            )
+        with torch.no_grad():
+            return _Loss(total, None, total.item(), self.probabilities_of(batch, output))
+
+    def probabilities_of(self, batch: tensors.Batch, output: Any) -> Floats:
+        """Returns click probabilities float32[B]."""
+        own_probabilities = getattr(self.module, "probabilities", None)
+        if own_probabilities is None:
+            logits = self._logits(output, batch.size).numpy()
+            probabilities: Floats = np.empty_like(logits)
+            SIGMOID.probabilities(logits, probabilities)
+            return probabilities
+        found = own_probabilities(batch, output)
+        if not isinstance(found, Tensor) or found.shape != (batch.size,):
+            raise ModelInputError(
+                f"{self._name}.probabilities returned {_described(found)}, expected float32[{batch.size}]"
+            )
+        return found.float().numpy()
+
+    def _logits(self, output: Any, size: int) -> Tensor:
+        if isinstance(output, Tensor) and output.shape in ((size,), (size, 1)):
+            return output.float().reshape(size).contiguous()
+        raise ModelInputError(
+            f"{self._name}.forward returned {_described(output)}, expected logits float32[{size}] or "
+            f"float32[{size}, 1]; a module with another output defines loss(batch, output) and "
+            f"probabilities(batch, output)"
+        )
+
+    @property
+    def _name(self) -> str:
+        return type(self.module).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A step before its backward pass.
+
+    Attributes:
+        root: Where the backward pass begins.
+        root_grad: The gradient there; None for a scalar that is the loss.
+        loss: Summed over the examples.
+        probabilities: float32[B], of a click.
+    """
+
+    root: Tensor
+    root_grad: Tensor | None
+    loss: float
+    probabilities: Floats
+
+
+def _grads_of(found: _Loss, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Returns the gradient of each input; None of one that is frozen, or that the loss does not need."""
+    wanted = [each for each in inputs if each.requires_grad]
+    grads = iter(torch.autograd.grad(found.root, wanted, found.root_grad, allow_unused=True))
+    return [next(grads) if each.requires_grad else None for each in inputs]
+
+
+def _log_loss(logits: Tensor, labels: Tensor) -> _Loss:
+    """Returns the log loss of logits float32[B], by the kernel of the built-in models.
+
+    PyTorch's own loses digits of the gradient where a click is nearly certain.
+    """
+    values = logits.detach().numpy()
+    probabilities, grad = np.empty_like(values), np.empty_like(values)
+    loss = SIGMOID.with_gradient(values, labels.numpy(), probabilities, grad)
+    return _Loss(logits, torch.from_numpy(grad), loss, probabilities)
+
+
+def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the dense parameters by name, in the order of the flat vector.
+
+    Raises:
+        ValueError: If one cannot be kept on servers, or the module has state besides.
+    """
+    name = type(module).__name__
+    parameters = dict(module.named_parameters())
+    for each, parameter in parameters.items():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ValueError(
+                f"{name}: {each} has no shape yet: servers must know it before the first batch, so give the "
+                f"layer its number of inputs (schema.num_dense + len(schema.slots) * dim)"
+            )
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"{name}: {each} is {parameter.dtype}, expected float32")
+    named = {each for each, _ in module.named_parameters(remove_duplicate=False)}
+    buffers = [each for each in module.state_dict() if each not in named]
+    if buffers:
+        raise ValueError(
+            f"{name} has the buffers {buffers}: workers would each change their own, and servers have none. "
+            f"Use LayerNorm, or BatchNorm1d(..., track_running_stats=False); a constant is "
+            f"register_buffer(..., persistent=False)"
+        )
+    return parameters
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,65 @@
+"""The tables of a module: its embeddings, those that share a table put together."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from ctr_model.models.model import EmbeddingTable
+from ctr_model.schema import Schema
+from ctr_model.torch.embedding import Embedding
+
+_NO_SLOT = -1
+
+
+def name_tables(module: nn.Module) -> None:
+    """Gives each embedding without a table one of its own, named by where it is in the module."""
+    for name, embedding in _embeddings(module):
+        embedding.table = embedding.table or name
+
+
+def tables_of(module: nn.Module, schema: Schema) -> tuple[EmbeddingTable, ...]:
+    """Returns the tables of a module, and tells its embeddings which part of them is theirs.
+
+    Raises:
+        ValueError: If the schema has no such slot, or embeddings that share a table do not agree.
+    """
+    shared: dict[str, list[Embedding]] = {}
+    for _, embedding in _embeddings(module):
+        shared.setdefault(embedding.table or "", []).append(embedding)
+    return tuple(_table(name, each, schema) for name, each in shared.items())
+
+
+def _embeddings(module: nn.Module) -> list[tuple[str, Embedding]]:
+    """Returns the embeddings of a module by name; the module itself may be one."""
+    return [
+        (name or "embedding", each)
+        for name, each in module.named_modules()
+        if isinstance(each, Embedding)
+    ]
+
+
+def _table(name: str, embeddings: Sequence[Embedding], schema: Schema) -> EmbeddingTable:
+    first = embeddings[0]
+    for other in embeddings[1:]:
+        for what in ("dim", "init_range", "optimizer"):
+            ours, theirs = getattr(first, what), getattr(other, what)
+            if ours != theirs:
+                raise ValueError(
+                    f"embeddings of table {name!r} have {what} {ours!r} and {theirs!r}, expected the same"
+                )
+    sources = [embedding.sources(schema) for embedding in embeddings]
+    union = sorted(
+        dict.fromkeys(source for each in sources for source in each),
+        key=lambda source: source[1] != _NO_SLOT,  # crosses come behind the slots
+    )
+    for embedding, own in zip(embeddings, sources, strict=True):
+        embedding.take_part(name, None if own == union else [union.index(each) for each in own])
+    plain = tuple(slot for slot, second in union if second == _NO_SLOT)
+    return EmbeddingTable(
+        name=name,
+        dim=first.dim,
+        init_range=first.init_range,
+        slots=None if plain == tuple(range(len(schema.slots))) else plain,
+        crosses=tuple(source for source in union if source[1] != _NO_SLOT),
+        optimizer=first.optimizer,
+    )

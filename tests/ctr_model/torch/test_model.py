@@ -1,0 +1,317 @@
+"""A module of PyTorch as a model: the same gradients as the built-in ones, and what it may not have."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+from torch import nn  # noqa: E402
+
+from ctr_model.models.model import EmbeddingTable  # noqa: E402
+from ctr_model.parameters import ModelInputError  # noqa: E402
+from ctr_model.registry import build_model, name_of  # noqa: E402
+from ctr_model.torch import Batch, Embedding, TorchModel  # noqa: E402
+from tests.support.model_cases import SCHEMA, SMALL, ModelCase, small_model  # noqa: E402
+from tests.support.torch_models import TWINS, params_of_twin  # noqa: E402
+
+
+def twin_case(name: str, seed: int, batch_size: int = 5) -> tuple[ModelCase, ModelCase]:
+    """Returns a case of a built-in model, and the same of its twin."""
+    original = ModelCase(small_model(name), SCHEMA, seed, batch_size)
+    options = {**SMALL[name].options}
+    twin = ModelCase(TorchModel(SCHEMA, TWINS[name], options), SCHEMA, seed, batch_size)
+    twin.batch, twin.lookups = original.batch, original.lookups
+    twin.params = params_of_twin(twin.model, original.model, original.params)
+    return original, twin
+
+
+def relative(found: Any, expected: Any) -> float:
+    return float(np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-12))
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_gradients_are_those_of_the_built_in_model(name: str) -> None:
+    for seed in range(50):
+        original, twin = twin_case(name, seed, batch_size=2 + seed % 9)
+
+        expected, found = original.gradient(), twin.gradient()
+
+        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+        dense = params_of_twin(twin.model, original.model, expected.dense)
+        assert relative(found.dense, dense) < 1e-5
+        assert found.sparse.keys() == expected.sparse.keys()
+        for table, grad in expected.sparse.items():
+            assert relative(found.sparse[table], grad) < 1e-5, (seed, table)
+        np.testing.assert_allclose(twin.predict(), original.predict(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_tables_are_those_of_the_built_in_model(name: str) -> None:
+    original, twin = twin_case(name, 0)
+
+    found = {table.name: table for table in twin.model.tables}
+    for table in original.model.tables:
+        assert found[table.name] == EmbeddingTable(
+            name=table.name,
+            dim=table.dim,
+            init_range=table.init_range,
+            slots=table.slots,
+            crosses=table.crosses,
+            optimizer=table.optimizer,
+        )
+
+
+class Net(nn.Module):
+    """Whatever a test needs: a module, and a layer of it."""
+
+    def __init__(self, schema: Any, *, layer: Any = None, pooling: Any = "sum") -> None:
+        super().__init__()
+        self.embedding = Embedding(dim=2, init_range=0.1, pooling=pooling)
+        self.layer = layer or nn.Linear(2, 1)
+
+    def forward(self, batch: Batch) -> Any:
+        return self.layer(self.embedding(batch).sum(1))
+
+
+def test_initial_values_are_those_of_the_module_and_the_seed() -> None:
+    class OfOnes(nn.Module):
+        def __init__(self, schema: Any) -> None:
+            super().__init__()
+            self.embedding = Embedding(dim=1)
+            self.norm = nn.LayerNorm(3)
+            self.scale = nn.Parameter(torch.full((2,), 7.0))
+
+        def forward(self, batch: Batch) -> Any:
+            return self.embedding(batch).sum((1, 2))
+
+    ones = TorchModel(SCHEMA, OfOnes)
+    assert [segment.name for segment in ones.segments] == ["scale", "norm.weight", "norm.bias"]
+    assert ones.initial_values.tolist() == [7, 7, 1, 1, 1, 0, 0, 0]
+    first, again, other = (TorchModel(SCHEMA, Net, seed=seed) for seed in (1, 1, 2))
+    assert (first.initial_values == again.initial_values).all()
+    assert (first.initial_values != other.initial_values).any()
+
+
+def test_building_a_model_leaves_the_random_numbers_of_the_script_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+
+    TorchModel(SCHEMA, Net, seed=1).workspace(4)
+
+    assert (torch.rand(3) == expected).all()
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+def test_pooling_is_that_of_embedding_bag(pooling: str) -> None:
+    case = ModelCase(TorchModel(SCHEMA, Net, {"pooling": pooling}), SCHEMA, seed=3)
+    lookup = case.lookups["embedding"]
+    seen: list[Any] = []
+
+    class Watching(Net):
+        def forward(self, batch: Batch) -> Any:
+            seen.append(self.embedding(batch))
+            return super().forward(batch)
+
+    case.model = TorchModel(SCHEMA, Watching, {"pooling": pooling})
+    found = case.gradient()
+
+    rows = torch.from_numpy(lookup.rows.copy()).requires_grad_()
+    bags = nn.functional.embedding_bag(
+        torch.from_numpy(lookup.inverse).long(),
+        rows,
+        torch.from_numpy(lookup.offsets[:-1]).long(),
+        mode=pooling,
+    )
+    expected = bags.view(case.batch.size, 4, 2)
+    torch.testing.assert_close(seen[0], expected)
+    layer = torch.from_numpy(case.params[:2])
+    logits = expected.sum(1) @ layer + float(case.params[2])
+    labels = torch.from_numpy(case.batch.labels)
+    nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum").backward()
+    torch.testing.assert_close(torch.from_numpy(found.sparse["embedding"]), rows.grad)
+
+
+def test_rows_of_a_slot_may_be_left_apart() -> None:
+    class Apart(nn.Module):
+        def __init__(self, schema: Any) -> None:
+            super().__init__()
+            self.history = Embedding(["C2"], dim=2, pooling="none", table="items")
+            self.item = Embedding(["C4"], dim=2, table="items")
+
+        def forward(self, batch: Batch) -> Any:
+            found.append((self.history(batch), self.item(batch)))
+            return self.item(batch).sum((1, 2))
+
+    found: list[Any] = []
+    model = TorchModel(SCHEMA, Apart)
+    case = ModelCase(model, SCHEMA, seed=1)
+    case.predict()
+
+    ((rows, is_there), item), lookup = found[0], case.lookups["items"]
+    assert model.tables == (EmbeddingTable(name="items", dim=2, slots=(1, 3)),)
+    for b in range(case.batch.size):
+        first, second, end = lookup.offsets[2 * b : 2 * b + 3]
+        own = lookup.rows[lookup.inverse[first:second]]
+        assert is_there[b, 0].sum() == second - first
+        np.testing.assert_array_equal(rows[b, 0, : second - first], own)
+        assert not rows[b, 0, second - first :].any()
+        pooled = lookup.rows[lookup.inverse[second:end]].sum(0)
+        np.testing.assert_allclose(item[b, 0], pooled, rtol=1e-6)
+
+
+def test_batch_without_any_key_has_zeros() -> None:
+    for pooling in ("sum", "mean", "max"):
+        case = ModelCase(TorchModel(SCHEMA, Net, {"pooling": pooling}), SCHEMA, seed=0)
+        offsets = np.zeros_like(case.lookups["embedding"].offsets)
+        case.change_lookup(
+            "embedding",
+            rows=np.empty((0, 2), np.float32),
+            inverse=np.empty(0, np.int32),
+            offsets=offsets,
+        )
+
+        found = case.gradient()
+
+        assert found.sparse["embedding"].shape == (0, 2)
+        assert np.isfinite(found.dense).all()
+
+
+def test_loss_of_the_module_is_its_mean_or_one_of_each_example() -> None:
+    class Mean(Net):
+        def loss(self, batch: Batch, output: Any) -> Any:
+            return (output.reshape(-1) - batch.labels).square().mean()
+
+    class Each(Net):
+        def loss(self, batch: Batch, output: Any) -> Any:
+            return (output.reshape(-1) - batch.labels).square()
+
+    cases = [ModelCase(TorchModel(SCHEMA, each), SCHEMA, seed=2) for each in (Mean, Each)]
+    first, second = (case.gradient() for case in cases)
+
+    assert first.loss == pytest.approx(second.loss, rel=1e-6)
+    np.testing.assert_allclose(first.dense, second.dense, rtol=1e-5)
+    assert not cases[0].model.has_log_loss  # type: ignore[attr-defined]
+
+
+def test_parameters_that_a_loss_does_not_need_have_no_gradient() -> None:
+    class Unused(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.unused = nn.Linear(2, 2)
+            self.other = Embedding(dim=3)
+
+    found = ModelCase(TorchModel(SCHEMA, Unused), SCHEMA, seed=2).gradient()
+
+    assert found.dense[:3].any()
+    assert not found.dense[3:].any()
+    assert not found.sparse["other"].any()
+
+
+def test_frozen_parameters_stay_as_they_are() -> None:
+    class Frozen(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.layer.weight.requires_grad_(False)
+
+    found = ModelCase(TorchModel(SCHEMA, Frozen), SCHEMA, seed=2).gradient()
+
+    assert found.dense[:2].tolist() == [0, 0]
+    assert found.dense[2] != 0
+    assert found.sparse["embedding"].any()
+
+
+def test_dropout_is_for_training_alone() -> None:
+    case = ModelCase(TorchModel(SCHEMA, Net, {"layer": None}), SCHEMA, seed=2)
+
+    class Dropped(Net):
+        def forward(self, batch: Batch) -> Any:
+            return nn.functional.dropout(super().forward(batch), 1.0, training=self.training)
+
+    dropped = ModelCase(TorchModel(SCHEMA, Dropped), SCHEMA, seed=2)
+
+    assert not dropped.gradient().dense.any()
+    np.testing.assert_array_equal(dropped.predict(), case.predict())
+
+
+def with_layer(layer: Any) -> Any:
+    class Own(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema, layer=layer())
+
+    return Own
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lambda: nn.BatchNorm1d(2), r"Own has the buffers \['layer.running_mean', .*LayerNorm"),
+        (lambda: nn.LazyLinear(1), r"layer.weight has no shape yet"),
+        (lambda: nn.Linear(2, 1, dtype=torch.float64), r"layer.weight is torch.float64"),
+    ],
+)
+def test_what_servers_cannot_keep_is_refused(layer: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TorchModel(SCHEMA, with_layer(layer))
+
+
+def test_constants_are_buffers_that_are_not_persistent() -> None:
+    class Constant(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.register_buffer("constant", torch.tensor(0.5), persistent=False)
+
+    assert TorchModel(SCHEMA, Constant).num_params == 3
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda batch: None, r"Wrong.forward returned a NoneType, expected logits float32\[5\]"),
+        (lambda batch: torch.ones(5, 2), r"returned float32\[5, 2\]"),
+    ],
+)
+def test_other_output_without_a_loss_is_refused(returned: Any, message: str) -> None:
+    class Wrong(Net):
+        def forward(self, batch: Batch) -> Any:
+            return returned(batch)
+
+    with pytest.raises(ModelInputError, match=message):
+        ModelCase(TorchModel(SCHEMA, Wrong), SCHEMA, seed=2).gradient()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dim": 0}, "dim is 0"),
+        ({"dim": 1, "init_range": -1.0}, "init_range is -1"),
+        ({"dim": 1, "pooling": "sums"}, "pooling is 'sums'"),
+    ],
+)
+def test_wrong_embedding_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Embedding(**changes)
+
+
+def test_embeddings_of_one_table_must_agree() -> None:
+    class Both(nn.Module):
+        def __init__(self, schema: Any) -> None:
+            super().__init__()
+            self.one = Embedding(dim=2, table="items")
+            self.other = Embedding(dim=3, table="items")
+
+    with pytest.raises(ValueError, match="table 'items' have dim 2 and 3"):
+        TorchModel(SCHEMA, Both)
+
+
+def test_module_in_a_file_is_a_model() -> None:
+    name = "tests/support/torch_models.py:CtrDnn"
+
+    model = build_model(name, SCHEMA, {"dim": 2, "hidden": [3]}, seed=4)
+
+    assert isinstance(model, TorchModel)
+    assert name_of(model) is not None
+    with pytest.raises(ValueError, match="did you mean 'hidden'"):
+        build_model(name, SCHEMA, {"dim": 2, "hidden": [3], "hiden": 1})

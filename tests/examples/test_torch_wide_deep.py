@@ -1,0 +1,93 @@
+"""The example of a module of PyTorch, through the commands that a user runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+from tests.support.commands import ROOT, result_of, run
+
+pytestmark = pytest.mark.timeout(200)
+
+JOB = ROOT / "examples/torch_wide_deep.toml"
+SAME = ("auc", "log_loss", "model_digest")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clicks of a known model with AUC 0.82."""
+    folder = tmp_path_factory.mktemp("data")
+    done = run("ps-data", "generate", folder, "--rows", 8000, "--test-rows", 1000, "--files", 2)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def settings(data: Path, folder: Path, **others: str) -> list[object]:
+    own = {
+        "data.train": f"{data}/train/part-*",
+        "data.test": f"{data}/test/part-*",
+        "model.hidden": "[16]",
+        "checkpoint.dir": str(folder),
+        "strategy.mode": "sync",
+        **{name.replace("__", "."): value for name, value in others.items()},
+    }
+    return [f"--set={name}={value}" for name, value in own.items()]
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A model of two epochs, and what training said of it."""
+    folder = tmp_path_factory.mktemp("model")
+    return folder, result_of("ps-worker", "train", JOB, *settings(data, folder, train__epochs="2"))
+
+
+def figures(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: result[name] for name in SAME}
+
+
+def test_it_learns(trained: tuple[Path, dict[str, Any]]) -> None:
+    assert trained[1]["auc"] > 0.7
+
+
+def test_inference_agrees_with_the_evaluation_that_ended_training(
+    trained: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
+) -> None:
+    folder, result = trained
+
+    inferred = result_of(
+        "ps-worker", "infer", "--model", folder, "--data", f"{data}/test/part-*",
+        "--output", tmp_path / "predictions.txt",
+    )  # fmt: skip
+
+    assert figures(inferred) == figures(result)
+    assert np.loadtxt(tmp_path / "predictions.txt").shape == (1000,)
+
+
+def test_cluster_trains_the_same_model(
+    trained: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
+) -> None:
+    """One worker, so that both see the same batches."""
+    launched = result_of(
+        "ps-launch", "--server-num", "2", "--worker-num", "1", JOB,
+        *settings(data, tmp_path, train__epochs="2"),
+    )  # fmt: skip
+
+    assert figures(launched) == figures(trained[1])
+
+
+def test_run_that_is_resumed_ends_as_one_that_was_not(
+    trained: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
+) -> None:
+    result_of("ps-worker", "train", JOB, *settings(data, tmp_path))
+
+    resumed = result_of(
+        "ps-worker",
+        "train",
+        JOB,
+        *settings(data, tmp_path, train__epochs="2", checkpoint__resume="true"),
+    )
+
+    assert figures(resumed) == figures(trained[1])

@@ -1,0 +1,168 @@
+"""Modules of PyTorch are trained as the built-in models are: in every mode, on any number of servers."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+from ctr_model.batch import Batch  # noqa: E402
+from ctr_model.models.model import Model  # noqa: E402
+from ctr_model.schema import Schema  # noqa: E402
+from ctr_model.torch import TorchModel  # noqa: E402
+from protos.errors import SpecConflictError  # noqa: E402
+from protos.store import Missing, SaveRequest, Store  # noqa: E402
+from ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
+from ps_server.store import ParameterStore  # noqa: E402
+from ps_worker.job import Job  # noqa: E402
+from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
+from ps_worker.run.run import Run  # noqa: E402
+from tests.support.cluster import cluster  # noqa: E402
+from tests.support.torch_models import CtrDnn, params_of_twin  # noqa: E402
+from tests.support.training import (  # noqa: E402
+    NUM_DENSE,
+    NUM_SLOTS,
+    job,
+    joined,
+    random_batches,
+    small_model,
+    together,
+)
+
+OPTIONS = {"dim": 4, "hidden": [16, 8]}
+MODES = ("sync", "half_async", "async", "bounded_staleness", "geo")
+SETTINGS = ("optimizer.sparse=adagrad", "optimizer.dense=adam", "strategy.k_steps=4")
+
+
+def torch_model(seed: int = 0) -> TorchModel:
+    return TorchModel(Schema.numbered(NUM_DENSE, NUM_SLOTS), CtrDnn, OPTIONS, seed=seed)
+
+
+def settings_of(mode: str, *overrides: str) -> Job:
+    settings = [each for each in SETTINGS if mode == "geo" or "k_steps" not in each]
+    return job(mode, *settings, *overrides)
+
+
+def train(
+    stores: Sequence[Store],
+    model: Model,
+    settings: Job,
+    data: Sequence[Sequence[Batch]],
+    *,
+    is_in_process: bool,
+) -> None:
+    """Trains a worker for each element of `data`."""
+
+    def worker(index: int) -> None:
+        with Run(
+            stores[index],
+            model,
+            settings,
+            worker=index,
+            num_workers=len(data),
+            is_in_process=is_in_process,
+        ) as run:
+            run.train(data[index])
+            run.barrier("end")
+
+    works: list[Callable[[], object]] = [partial(worker, index) for index in range(len(data))]
+    together(*works)
+
+
+def data_of(num_workers: int) -> list[list[Batch]]:
+    return [random_batches(12, 16, seed=worker) for worker in range(num_workers)]
+
+
+def digest_on(num_servers: int, settings: Job) -> str:
+    data = data_of(2)
+    with cluster(num_servers=num_servers, num_workers=2) as servers:
+        clients = [servers.client(joins=False) for _ in data]
+        train(clients, torch_model(), settings, data, is_in_process=False)
+        return clients[0].digest()
+
+
+def test_sync_model_depends_on_no_number_of_servers() -> None:
+    settings = settings_of("sync", "train.thread_num=2")
+
+    digests = {digest_on(num_servers, settings) for num_servers in (1, 2, 3)}
+
+    store = ParameterStore(num_workers=2, wait_limit_s=30)
+    train([store] * 2, torch_model(), settings, data_of(2), is_in_process=True)
+    assert digests == {store.digest()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_learns_what_the_built_in_model_learns(mode: str) -> None:
+    """One worker on one thread, so that all modes are deterministic; from the same initial values."""
+    original, twin = small_model(), torch_model()
+    settings, data = settings_of(mode), [random_batches(40, 32, seed=1)]
+    stores = [ParameterStore(), ParameterStore()]
+    Run(stores[0], original, settings, worker=0, num_workers=1, is_in_process=True).close()
+    initial = dense_of(stores[0], original)
+    twin.initial_values = params_of_twin(twin, original, initial)
+    stores[0] = ParameterStore()
+    replace_range(original, 0.01)
+
+    for store, model in zip(stores, (original, twin), strict=True):
+        train([store], model, settings, data, is_in_process=True)
+
+    losses = [loss_of(store, model) for store, model in zip(stores, (original, twin), strict=True)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.002)
+    assert losses[1] < loss_of(untrained(twin), twin) - 0.02
+
+
+def replace_range(model: Model, init_range: float) -> None:
+    """Gives the built-in model's embeddings the initial range of its twin's."""
+    (table,) = model.tables
+    object.__setattr__(table, "init_range", init_range)
+
+
+def untrained(model: Model) -> ParameterStore:
+    store = ParameterStore()
+    Run(store, model, settings_of("sync"), worker=0, num_workers=1, is_in_process=True).close()
+    return store
+
+
+def dense_of(store: Store, model: Model) -> Any:
+    out = np.empty(model.num_params, np.float32)
+    store.pull_dense({DENSE_BLOCK: out}).result()
+    return out
+
+
+def loss_of(store: Store, model: Model) -> float:
+    """Returns the log loss on examples that were not trained on."""
+    from ps_worker.lookups import keys_of_batch
+
+    batch = joined(random_batches(20, 32, seed=99))
+    keys = keys_of_batch(batch, model.tables)
+    rows = store.pull_sparse(keys.unique, missing=Missing.INITIAL).result().rows
+    found = model.predict(
+        dense_of(store, model), batch, keys.lookups(rows), model.workspace(batch.size)
+    )
+    clicks = np.where(batch.labels == 1, found, 1 - found)
+    return float(-np.log(clicks).mean())
+
+
+def test_workers_with_other_initial_values_are_refused() -> None:
+    store = ParameterStore(num_workers=2)
+    for worker, seed in enumerate((1,)):
+        Run(store, torch_model(seed), job("sync"), worker=worker, num_workers=2).close()
+
+    with pytest.raises(SpecConflictError, match="values_digest"):
+        Run(store, torch_model(2), job("sync"), worker=1, num_workers=2)
+
+
+def test_saved_model_predicts_as_the_trained_one(tmp_path: Any) -> None:
+    model, store = torch_model(), ParameterStore()
+    train([store], model, settings_of("sync"), data_of(1), is_in_process=True)
+
+    store.save(SaveRequest(url=str(tmp_path / "model")))
+
+    loaded = ParameterStore()
+    loaded.load(str(tmp_path / "model"))
+    assert loss_of(loaded, model) == loss_of(store, model)
+    saved = SavedModel.open(tmp_path / "model").dense[DENSE_BLOCK]
+    np.testing.assert_array_equal(saved, dense_of(store, model))
