@@ -105,7 +105,9 @@ def _require_tables(name: str, model: Model, schema: Schema) -> None:
 def name_of(model: Model) -> str | None:
     """Returns the name by which `build_model` knows a model; None for one that it cannot build again."""
     module_class = getattr(model, "module_class", None)
-    if module_class is not None and module_class.__module__ != "__main__":
+    if module_class is not None:
+        if module_class.__module__ == "__main__" or "." in module_class.__qualname__:
+            return None
         return f"{inspect.getfile(module_class)}:{module_class.__qualname__}"
     return next((name for name, known in MODELS.items() if type(model) is known), None)
 

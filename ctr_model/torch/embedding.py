@@ -11,11 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ctr_model.layers.embedding import pool_slots, scatter_slots
 from ctr_model.lookup import Lookup
+from ctr_model.parameters import ModelInputError
 from ctr_model.schema import Schema
-from ctr_model.torch.batch import Batch, Rows, tensor_of
+from ctr_model.torch.batch import Batch, Rows
 
 Pooling = Literal["sum", "mean", "max", "none"]
 
@@ -66,7 +68,7 @@ class Embedding(nn.Module):
         self.init_range = init_range
         self.optimizer = optimizer
         self.table = table
-        self._columns: Tensor | None = None  # of its slots among those of the table; None: all
+        self._columns: list[int] | None = None  # of its slots among those of the table; None: all
 
     def sources(self, schema: Schema) -> list[tuple[int, int]]:
         """Returns the slots by number, each with -1, then the pairs of slots.
@@ -81,7 +83,7 @@ class Embedding(nn.Module):
     def take_part(self, table: str, columns: Sequence[int] | None) -> None:
         """Becomes the embedding of some of a table's slots, by position; None: of all."""
         self.table = table
-        self._columns = None if columns is None else torch.tensor(columns)
+        self._columns = None if columns is None else list(columns)
 
     def forward(self, batch: Batch) -> Any:
         """Returns the embeddings of the slots.
@@ -90,11 +92,14 @@ class Embedding(nn.Module):
             float32[B, S, D]; with pooling "none" float32[B, S, T, D], where T is the largest number of keys
             of a slot, and bool[B, S, T], which of them are there: the others are zeros.
         """
-        rows = batch.rows[self.table or ""]
+        if self.table not in batch.rows:
+            raise ModelInputError(
+                f"{self!r} is not part of the module: assign it to an attribute, or put it into an "
+                f"nn.ModuleList or nn.ModuleDict"
+            )
+        rows = batch.rows[self.table]
         if self.pooling in ("max", "none"):
-            padded, is_there = _padded(rows, batch.size)
-            if self._columns is not None:
-                padded, is_there = padded[:, self._columns], is_there[:, self._columns]
+            padded, is_there = _padded(rows, batch.size, self._columns)
             return (padded, is_there) if self.pooling == "none" else _largest(padded, is_there)
         pooled: Tensor = _Sum.apply(rows.weights, rows.lookup, batch.size)
         if self.pooling == "mean":
@@ -119,6 +124,7 @@ class _Sum(torch.autograd.Function):
         return torch.from_numpy(pooled).view(size, lookup.num_slots, weights.shape[1])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         grad = grads[0].reshape(len(grads[0]), -1).contiguous().numpy()
         out = np.empty_like(ctx.lookup.rows)
@@ -135,25 +141,29 @@ def _counts(lookup: Lookup, size: int) -> Tensor:
     return torch.from_numpy(np.diff(lookup.offsets).reshape(size, lookup.num_slots))
 
 
-def _padded(rows: Rows, size: int) -> tuple[Tensor, Tensor]:
-    """Returns each slot's rows side by side: float32[B, S, T, D] with zeros behind, and bool[B, S, T]."""
+def _padded(rows: Rows, size: int, columns: list[int] | None) -> tuple[Tensor, Tensor]:
+    """Returns the rows of each slot side by side: float32[B, S, T, D] with zeros behind, and bool[B, S, T].
+
+    Args:
+        rows: Of the table.
+        size: B.
+        columns: The S slots among those of the table; None: all.
+    """
     lookup = rows.lookup
-    counts = np.diff(lookup.offsets)
-    longest = int(counts.max(initial=0))
-    places = np.arange(longest)
-    is_there = places < counts[:, None]
-    occurrences = np.where(is_there, lookup.offsets[:-1, None] + places, 0)
-    inverse = lookup.inverse if lookup.inverse.size else np.zeros(1, np.int32)
-    keys = np.where(is_there, inverse[occurrences], 0)
+    shape = (size, lookup.num_slots)
+    firsts, counts = lookup.offsets[:-1].reshape(shape), np.diff(lookup.offsets).reshape(shape)
+    if columns is not None:
+        firsts, counts = firsts[:, columns], counts[:, columns]
+    places = np.arange(counts.max(initial=0))
+    is_there = places < counts[..., None]
     there = torch.from_numpy(is_there)
-    dim = rows.weights.shape[1]
-    if len(rows.weights):
-        found = rows.weights.index_select(0, tensor_of(keys.reshape(-1)))
-        padded = found.view(*keys.shape, dim) * there.unsqueeze(-1)
-    else:
-        padded = rows.weights.new_zeros((*keys.shape, dim))
-    shape = (size, lookup.num_slots, longest)
-    return padded.view(*shape, dim), there.view(shape)
+    if not lookup.inverse.size:
+        return rows.weights.new_zeros((*is_there.shape, rows.weights.shape[1])), there
+    keys = lookup.inverse[np.where(is_there, firsts[..., None] + places, 0)]
+    found = rows.weights.index_select(0, torch.from_numpy(keys.reshape(-1)))
+    padded = found.view(*is_there.shape, rows.weights.shape[1])
+    # Not by a product: the row that stands behind may be infinite, and so may its gradient there.
+    return padded.masked_fill(~there.unsqueeze(-1), 0.0), there
 
 
 def _largest(padded: Tensor, is_there: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ Dense parameters are in the flat vector in the order of `named_parameters`, row-
 Every thread has a module of its own, whose parameters are views of the vector that it is lent.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctr_model.batch import Batch
 from ctr_model.layers.losses import SIGMOID
@@ -54,8 +56,8 @@ class TorchModel:
             seed: Of the initial values of its dense parameters.
 
         Raises:
-            ValueError: If the module has no parameters of float32, buffers that training would change, or
-                embeddings that do not fit the schema.
+            ValueError: If the module cannot be built, or has parameters, buffers or embeddings that servers
+                cannot keep.
         """
         self._schema = schema
         self.module_class = module_class
@@ -80,11 +82,11 @@ class TorchModel:
         self.has_log_loss = not hasattr(module, "loss")
 
     def workspace(self, max_batch_size: int) -> "_Workspace":
-        """Returns a module for one thread; see `Model`."""
+        """Returns a module for one thread, for batches of any size; see `Model`."""
         with torch.random.fork_rng(devices=[]):  # its values are replaced
             module = self._new_module()
         tables_of(module, self._schema)
-        return _Workspace(self, module, max_batch_size)
+        return _Workspace(self, module)
 
     def predict(
         self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
@@ -121,11 +123,16 @@ class TorchModel:
         grads = _grads_of(found, [*own.parameters, *leaves])
         own.write(grads[: len(own.parameters)], dense_grad)
         for name, grad in zip(seen.rows, grads[len(own.parameters) :], strict=True):
-            sparse_grads[name][:] = 0.0 if grad is None else grad.numpy()
+            sparse_grads[name][:] = 0.0 if grad is None else _dense(grad).numpy()
         return StepResult(found.loss, found.probabilities)
 
     def _new_module(self) -> nn.Module:
-        module = self.module_class(self._schema, **self._options)
+        try:
+            module = self.module_class(self._schema, **self._options)
+        except Exception as error:  # user code may raise anything
+            raise ValueError(
+                f"{self.module_class.__name__}(schema, ...) failed: {type(error).__name__}: {error}"
+            ) from error
         name_tables(module)
         return module
 
@@ -140,10 +147,11 @@ class TorchModel:
 class _Workspace:
     """One thread's module."""
 
-    def __init__(self, model: TorchModel, module: nn.Module, max_batch_size: int) -> None:
+    max_batch_size = sys.maxsize  # nothing here depends on it
+
+    def __init__(self, model: TorchModel, module: nn.Module) -> None:
         self.model = model
         self.module = module
-        self.max_batch_size = max_batch_size
         self.parameters = list(_parameters_of(module).values())
         sizes = [each.numel() for each in self.parameters]
         self._places = [slice(*each) for each in pairwise(accumulate(sizes, initial=0))]
@@ -168,7 +176,7 @@ class _Workspace:
             if grad is None:
                 vector[place].zero_()
             else:
-                vector[place].view(grad.shape).copy_(grad)
+                vector[place].view(grad.shape).copy_(_dense(grad))
 
     def loss_of(self, batch: tensors.Batch, output: Any) -> "_Loss":
         """Returns the loss summed over the examples, and where its gradient begins."""
@@ -201,7 +209,13 @@ class _Workspace:
             raise ModelInputError(
                 f"{self._name}.probabilities returned {_described(found)}, expected float32[{batch.size}]"
             )
-        return found.float().numpy()
+        probabilities = found.float().contiguous()
+        if ((probabilities < 0) | (probabilities > 1)).any():
+            raise ModelInputError(
+                f"{self._name}.probabilities returned {probabilities.min():g} to {probabilities.max():g}, "
+                f"expected 0 to 1"
+            )
+        return probabilities.numpy()
 
     def _logits(self, output: Any, size: int) -> Tensor:
         if isinstance(output, Tensor) and output.shape in ((size,), (size, 1)):
@@ -237,8 +251,14 @@ class _Loss:
 def _grads_of(found: _Loss, inputs: Sequence[Tensor]) -> list[Tensor | None]:
     """Returns the gradient of each input; None of one that is frozen, or that the loss does not need."""
     wanted = [each for each in inputs if each.requires_grad]
+    if not wanted or not found.root.requires_grad:  # as for a batch without any key
+        return [None] * len(inputs)
     grads = iter(torch.autograd.grad(found.root, wanted, found.root_grad, allow_unused=True))
     return [next(grads) if each.requires_grad else None for each in inputs]
+
+
+def _dense(grad: Tensor) -> Tensor:
+    return grad.to_dense() if grad.is_sparse else grad
 
 
 def _log_loss(logits: Tensor, labels: Tensor) -> _Loss:
@@ -259,6 +279,21 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
         ValueError: If one cannot be kept on servers, or the module has state besides.
     """
     name = type(module).__name__
+    for method in ("loss", "probabilities"):
+        if isinstance(getattr(module, method, None), nn.Module):
+            raise ValueError(
+                f"{name}: {method} is a layer, but stands for {method}(batch, output): rename the attribute"
+            )
+    for each, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            raise ValueError(
+                f"{name}: {each} normalizes by the batch, so that a prediction would depend on the rows "
+                f"beside it, and workers would differ: use LayerNorm"
+            )
+        if getattr(layer, "max_norm", None) is not None:
+            raise ValueError(
+                f"{name}: {each} has max_norm, which changes parameters in the forward pass"
+            )
     parameters = dict(module.named_parameters())
     for each, parameter in parameters.items():
         if isinstance(parameter, nn.UninitializedParameter):
@@ -266,15 +301,16 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
                 f"{name}: {each} has no shape yet: servers must know it before the first batch, so give the "
                 f"layer its number of inputs (schema.num_dense + len(schema.slots) * dim)"
             )
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"{name}: {each} is {parameter.dtype}, expected float32")
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise ValueError(
+                f"{name}: {each} is {parameter.dtype} on {parameter.device}, expected float32 on the CPU"
+            )
     named = {each for each, _ in module.named_parameters(remove_duplicate=False)}
     buffers = [each for each in module.state_dict() if each not in named]
     if buffers:
         raise ValueError(
             f"{name} has the buffers {buffers}: workers would each change their own, and servers have none. "
-            f"Use LayerNorm, or BatchNorm1d(..., track_running_stats=False); a constant is "
-            f"register_buffer(..., persistent=False)"
+            f"LayerNorm takes the place of batch norm; a constant is register_buffer(..., persistent=False)"
         )
     return parameters
 

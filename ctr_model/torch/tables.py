@@ -9,12 +9,17 @@ from ctr_model.schema import Schema
 from ctr_model.torch.embedding import Embedding
 
 _NO_SLOT = -1
+DENSE = "dense"
 
 
 def name_tables(module: nn.Module) -> None:
     """Gives each embedding without a table one of its own, named by where it is in the module."""
     for name, embedding in _embeddings(module):
-        embedding.table = embedding.table or name
+        embedding.table = embedding.table or name.replace(".", "_")
+        if embedding.table == DENSE:
+            raise ValueError(
+                f"a table cannot be called {DENSE!r}, as the dense parameters are: give it a name by table="
+            )
 
 
 def tables_of(module: nn.Module, schema: Schema) -> tuple[EmbeddingTable, ...]:

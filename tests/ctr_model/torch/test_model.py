@@ -162,9 +162,25 @@ def test_rows_of_a_slot_may_be_left_apart() -> None:
         np.testing.assert_allclose(item[b, 0], pooled, rtol=1e-6)
 
 
-def test_batch_without_any_key_has_zeros() -> None:
-    for pooling in ("sum", "mean", "max"):
-        case = ModelCase(TorchModel(SCHEMA, Net, {"pooling": pooling}), SCHEMA, seed=0)
+class Rows(nn.Module):
+    """Without dense parameters."""
+
+    def __init__(self, schema: Any, *, pooling: Any) -> None:
+        super().__init__()
+        self.embedding = Embedding(dim=2, pooling=pooling)
+
+    def forward(self, batch: Batch) -> Any:
+        found = self.embedding(batch)
+        found = found[0].sum(2) if self.embedding.pooling == "none" else found
+        return found.sum((1, 2))
+
+
+@pytest.mark.parametrize("module", [Net, Rows])
+def test_batch_without_any_key_has_zeros(module: Any) -> None:
+    for pooling in ("sum", "mean", "max", "none"):
+        if pooling == "none" and module is Net:
+            continue
+        case = ModelCase(TorchModel(SCHEMA, module, {"pooling": pooling}), SCHEMA, seed=0)
         offsets = np.zeros_like(case.lookups["embedding"].offsets)
         case.change_lookup(
             "embedding",
@@ -177,6 +193,41 @@ def test_batch_without_any_key_has_zeros() -> None:
 
         assert found.sparse["embedding"].shape == (0, 2)
         assert np.isfinite(found.dense).all()
+
+
+def test_what_is_behind_the_rows_of_a_slot_does_not_matter() -> None:
+    """Not even if it is infinite, or its gradient not a number."""
+
+    class Norms(nn.Module):
+        def __init__(self, schema: Any) -> None:
+            super().__init__()
+            self.history = Embedding(["C2"], dim=2, pooling="none", table="items")
+            self.others = Embedding(dim=2, table="items")
+
+        def forward(self, batch: Batch) -> Any:
+            rows, is_there = self.history(batch)
+            longest.append(rows.shape[2])
+            return rows.square().sum(-1).sqrt().masked_fill(~is_there, 0).sum((1, 2))
+
+    longest: list[int] = []
+    case = ModelCase(TorchModel(SCHEMA, Norms), SCHEMA, seed=1)
+    lookup = case.lookups["items"]
+    expected = case.predict()
+    assert longest == [np.diff(lookup.offsets).reshape(-1, 4)[:, 0].max()], (
+        "of its own slot, which is first"
+    )
+
+    assert np.isfinite(case.gradient().sparse["items"]).all()
+    own = np.concatenate([keys_of(lookup, b, 0) for b in range(case.batch.size)])
+    rows = lookup.rows.copy()
+    rows[np.setdiff1d(np.arange(len(rows)), own)] = np.inf
+    case.change_lookup("items", rows=rows)
+    np.testing.assert_array_equal(case.predict(), expected)
+
+
+def keys_of(lookup: Any, b: int, slot: int) -> Any:
+    first, end = lookup.offsets[4 * b + slot : 4 * b + slot + 2]
+    return lookup.inverse[first:end]
 
 
 def test_loss_of_the_module_is_its_mean_or_one_of_each_example() -> None:
@@ -236,6 +287,12 @@ def test_dropout_is_for_training_alone() -> None:
     np.testing.assert_array_equal(dropped.predict(), case.predict())
 
 
+def counting() -> nn.Module:
+    layer = nn.Linear(2, 1)
+    layer.register_buffer("count", torch.zeros(1))
+    return layer
+
+
 def with_layer(layer: Any) -> Any:
     class Own(Net):
         def __init__(self, schema: Any) -> None:
@@ -247,7 +304,12 @@ def with_layer(layer: Any) -> Any:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (lambda: nn.BatchNorm1d(2), r"Own has the buffers \['layer.running_mean', .*LayerNorm"),
+        (lambda: nn.BatchNorm1d(2), r"Own: layer normalizes by the batch, .*LayerNorm"),
+        (lambda: nn.BatchNorm1d(2, track_running_stats=False), r"layer normalizes by the batch"),
+        (lambda: nn.Embedding(3, 2, max_norm=1.0), r"layer has max_norm"),
+        (counting, r"Own has the buffers \['layer.count'\]: workers would"),
+        (lambda: nn.Linear(2, 1, device="meta"), r"layer.weight is torch.float32 on meta"),
+        (lambda: 1 / 0, r"Own\(schema, ...\) failed: ZeroDivisionError: division by zero"),
         (lambda: nn.LazyLinear(1), r"layer.weight has no shape yet"),
         (lambda: nn.Linear(2, 1, dtype=torch.float64), r"layer.weight is torch.float64"),
     ],
@@ -306,12 +368,106 @@ def test_embeddings_of_one_table_must_agree() -> None:
         TorchModel(SCHEMA, Both)
 
 
+def test_embedding_outside_the_module_is_said_to_be() -> None:
+    class InAList(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.embeddings = [Embedding(dim=2)]
+
+        def forward(self, batch: Batch) -> Any:
+            return self.embeddings[0](batch)
+
+    with pytest.raises(ModelInputError, match=r"is not part of the module: .*nn.ModuleList"):
+        ModelCase(TorchModel(SCHEMA, InAList), SCHEMA, seed=2).predict()
+
+
+def test_embeddings_of_a_list_have_tables_of_their_own() -> None:
+    class Many(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            dims = {"C1": 2, "C3": 5}
+            self.fields = nn.ModuleList(Embedding([slot], dim=dims[slot]) for slot in dims)
+
+    tables = {table.name: table for table in TorchModel(SCHEMA, Many).tables}
+    assert (tables["fields_0"].slots, tables["fields_0"].dim) == ((0,), 2)
+    assert (tables["fields_1"].slots, tables["fields_1"].dim) == ((2,), 5)
+
+
+def test_table_that_is_called_as_the_dense_parameters_is_refused() -> None:
+    class Dense(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.dense = Embedding(dim=2)
+
+    with pytest.raises(ValueError, match="cannot be called 'dense'"):
+        TorchModel(SCHEMA, Dense)
+
+
+def test_layer_that_is_called_as_a_method_is_refused() -> None:
+    class Layer(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.loss = nn.BCEWithLogitsLoss()
+
+    with pytest.raises(ValueError, match=r"loss is a layer, .*rename"):
+        TorchModel(SCHEMA, Layer)
+
+
+def test_probabilities_are_from_0_to_1() -> None:
+    class Logits(Net):
+        def probabilities(self, batch: Batch, output: Any) -> Any:
+            return output.reshape(-1) + 7
+
+    with pytest.raises(ModelInputError, match=r"probabilities returned .*, expected 0 to 1"):
+        ModelCase(TorchModel(SCHEMA, Logits), SCHEMA, seed=2).predict()
+
+
+def test_sparse_gradients_of_layers_are_gradients() -> None:
+    class Positions(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.bias = nn.Embedding(3, 1, sparse=True)
+
+        def forward(self, batch: Batch) -> Any:
+            return super().forward(batch) + self.bias(torch.tensor(1))
+
+    found = ModelCase(TorchModel(SCHEMA, Positions), SCHEMA, seed=2).gradient()
+
+    places = [segment.name for segment in found_segments(Positions)]
+    assert places.index("bias.weight") == 2
+    assert (found.dense[3:] != 0).tolist() == [False, True, False]
+
+
+def found_segments(module: Any) -> Any:
+    return TorchModel(SCHEMA, module).segments
+
+
+def test_tied_parameters_are_one() -> None:
+    class Tied(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.again = self.layer
+
+        def forward(self, batch: Batch) -> Any:
+            pooled = self.embedding(batch).sum(1)
+            return self.layer(pooled) + self.again(pooled)
+
+    case, twice = (ModelCase(TorchModel(SCHEMA, each), SCHEMA, seed=2) for each in (Net, Tied))
+    assert twice.model.num_params == 3
+    half = ModelCase(twice.model, SCHEMA, seed=2)
+    half.params = case.params / 2
+    np.testing.assert_allclose(half.predict(), case.predict(), rtol=1e-6)
+
+
 def test_module_in_a_file_is_a_model() -> None:
     name = "tests/support/torch_models.py:CtrDnn"
 
     model = build_model(name, SCHEMA, {"dim": 2, "hidden": [3]}, seed=4)
 
     assert isinstance(model, TorchModel)
-    assert name_of(model) is not None
+    assert str(name_of(model)).endswith("/tests/support/torch_models.py:CtrDnn")
+    assert (
+        name_of(TorchModel(SCHEMA, with_layer(lambda: None))) is None
+    )  # in a function: none can build it again
     with pytest.raises(ValueError, match="did you mean 'hidden'"):
         build_model(name, SCHEMA, {"dim": 2, "hidden": [3], "hiden": 1})
