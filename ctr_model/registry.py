@@ -131,13 +131,12 @@ def _load_class(name: str) -> ModelClass:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise ValueError(f"model {name!r}: importing {path!r} failed: {error}") from error
-        raise ValueError(
-            f"model {name!r}: {path!r} imports PyTorch, which is not installed: pip install 'ctr-ps[torch]'"
-        ) from error
     except Exception as error:  # user code may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise ValueError(
+                f"model {name!r}: {path!r} imports PyTorch, which is not installed: "
+                f"pip install 'ctr-ps[torch]'"
+            ) from error
         raise ValueError(
             f"model {name!r}: importing {path!r} failed: {type(error).__name__}: {error}"
         ) from error
