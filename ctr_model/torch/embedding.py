@@ -92,7 +92,7 @@ class Embedding(nn.Module):
             float32[B, S, D]; with pooling "none" float32[B, S, T, D], where T is the largest number of keys
             of a slot, and bool[B, S, T], which of them are there: the others are zeros.
         """
-        if self.table not in batch.rows:
+        if self.table is None or self.table not in batch.rows:
             raise ModelInputError(
                 f"{self!r} is not part of the module: assign it to an attribute, or put it into an "
                 f"nn.ModuleList or nn.ModuleDict"

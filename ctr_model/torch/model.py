@@ -64,7 +64,7 @@ class TorchModel:
         self._options = dict(options or {})
         self._origin = Origin(schema, self._options)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # that of the CPU alone
             module = self._new_module()
             parameters = _parameters_of(module)
             self.initial_values: Floats = np.concatenate(
@@ -209,13 +209,12 @@ class _Workspace:
             raise ModelInputError(
                 f"{self._name}.probabilities returned {_described(found)}, expected float32[{batch.size}]"
             )
-        probabilities = found.float().contiguous()
-        if ((probabilities < 0) | (probabilities > 1)).any():
+        checked = found.float().contiguous()
+        if ((checked < 0) | (checked > 1)).any():
             raise ModelInputError(
-                f"{self._name}.probabilities returned {probabilities.min():g} to {probabilities.max():g}, "
-                f"expected 0 to 1"
+                f"{self._name}.probabilities returned {checked.min():g} to {checked.max():g}, expected 0 to 1"
             )
-        return probabilities.numpy()
+        return checked.numpy()
 
     def _logits(self, output: Any, size: int) -> Tensor:
         if isinstance(output, Tensor) and output.shape in ((size,), (size, 1)):

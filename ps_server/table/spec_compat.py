@@ -22,6 +22,11 @@ def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseS
         SpecConflictError: If not; says which fields differ.
     """
     if existing != spec:
+        if _only_values_differ(existing, spec):
+            raise SpecConflictError(
+                f"{spec.name!r} exists with other initial values: all workers of a job must make the same, "
+                f"by the same code and versions of its libraries, from the same options and seed"
+            )
         difference = ", ".join(
             f"{field} is {first!r}, not {second!r}"
             for field, first, second in _different(existing, spec)
@@ -81,6 +86,10 @@ def log_changes(saved: TableSpec, table: SparseTable) -> None:
         for field, before, now in _different(counted, counting)
     )
     logger.warning("counts of keys without a row start at 0, %s table=%s", difference, spec.name)
+
+
+def _only_values_differ(first: TableSpec | DenseSpec, second: TableSpec | DenseSpec) -> bool:
+    return [field for field, _, _ in _different(first, second)] == ["values_digest"]
 
 
 def _different(first: Any, second: Any) -> Iterator[tuple[str, object, object]]:

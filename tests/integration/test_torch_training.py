@@ -148,10 +148,9 @@ def loss_of(store: Store, model: Model) -> float:
 
 def test_workers_with_other_initial_values_are_refused() -> None:
     store = ParameterStore(num_workers=2)
-    for worker, seed in enumerate((1,)):
-        Run(store, torch_model(seed), job("sync"), worker=worker, num_workers=2).close()
+    Run(store, torch_model(1), job("sync"), worker=0, num_workers=2).close()
 
-    with pytest.raises(SpecConflictError, match="values_digest"):
+    with pytest.raises(SpecConflictError, match="'dense' exists with other initial values"):
         Run(store, torch_model(2), job("sync"), worker=1, num_workers=2)
 
 
