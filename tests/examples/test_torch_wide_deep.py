@@ -31,6 +31,7 @@ def settings(data: Path, folder: Path, **others: str) -> list[object]:
         "data.test": f"{data}/test/part-*",
         "model.hidden": "[16]",
         "checkpoint.dir": str(folder),
+        "checkpoint.mode": "delta",
         "strategy.mode": "sync",
         **{name.replace("__", "."): value for name, value in others.items()},
     }

@@ -146,6 +146,21 @@ def loss_of(store: Store, model: Model) -> float:
     return float(-np.log(clicks).mean())
 
 
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_geo_replicas_begin_with_the_values_that_workers_give(num_servers: int) -> None:
+    model, data = torch_model(), data_of(2)
+    with cluster(num_servers=num_servers, num_workers=2) as servers:
+        clients = [servers.client(joins=False) for _ in data]
+        train(clients, model, settings_of("geo"), data, is_in_process=False)
+
+        loss = loss_of(clients[0], model)
+
+    store = ParameterStore(num_workers=2, wait_limit_s=30)
+    train([store] * 2, model, settings_of("geo"), data, is_in_process=True)
+    assert loss == pytest.approx(loss_of(store, model), rel=0.01)
+    assert loss < loss_of(untrained(model), model) - 0.005
+
+
 def test_workers_with_other_initial_values_are_refused() -> None:
     store = ParameterStore(num_workers=2)
     Run(store, torch_model(1), job("sync"), worker=0, num_workers=2).close()
