@@ -15,6 +15,7 @@ Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 
 from ctr_model.torch.batch import Batch
 from ctr_model.torch.embedding import Embedding
+from ctr_model.torch.front import Front
 from ctr_model.torch.model import TorchModel
 
-__all__ = ["Batch", "Embedding", "TorchModel"]
+__all__ = ["Batch", "Embedding", "Front", "TorchModel"]

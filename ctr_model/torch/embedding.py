@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ctr_model.layers.embedding import pool_slots, scatter_slots
@@ -18,11 +18,12 @@ from ctr_model.lookup import Lookup
 from ctr_model.parameters import ModelInputError
 from ctr_model.schema import Schema
 from ctr_model.torch.batch import Batch, Rows
+from ctr_model.torch.front import Front
 
 Pooling = Literal["sum", "mean", "max", "none"]
 
 
-class Embedding(nn.Module):
+class Embedding(Front):
     """Looks up the keys of slots in a table, and pools those of each slot.
 
     It has no parameters: the rows are on the servers, which apply the optimizer to those that a batch uses.

@@ -14,7 +14,7 @@ Every thread has a module of its own, whose parameters are views of the vector t
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -59,7 +59,7 @@ class TorchModel:
             ValueError: If the module cannot be built, or has parameters, buffers or embeddings that servers
                 cannot keep.
         """
-        self._schema = schema
+        self.schema = schema
         self.module_class = module_class
         self._options = dict(options or {})
         self._origin = Origin(schema, self._options)
@@ -81,19 +81,24 @@ class TorchModel:
         self.num_params = self.initial_values.size
         self.has_log_loss = not hasattr(module, "loss")
 
-    def workspace(self, max_batch_size: int) -> "_Workspace":
-        """Returns a module for one thread, for batches of any size; see `Model`."""
+    def workspace(self, max_batch_size: int, *, device: torch.device | None = None) -> "_Workspace":
+        """Returns a module for one thread, for batches of any size; see `Model`.
+
+        Args:
+            max_batch_size: Has no effect.
+            device: Of the module, which has a process of its own there; None: the CPU, beside other threads.
+        """
         with torch.random.fork_rng(devices=[]):  # its values are replaced
             module = self._new_module()
-        tables_of(module, self._schema)
-        return _Workspace(self, module)
+        tables_of(module, self.schema)
+        return _Workspace(self, module, device)
 
     def predict(
         self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
     ) -> Floats:
         """Returns click probabilities float32[B]; see `Model`."""
         own = self._own(workspace)
-        require_batch(self._schema, self.tables, batch, lookups, own)
+        require_batch(self.schema, self.tables, batch, lookups, own)
         own.take(params)
         own.module.eval()
         with torch.no_grad():
@@ -112,7 +117,7 @@ class TorchModel:
         """Computes the gradients of the loss summed over the examples; see `Model`."""
         own = self._own(workspace)
         labels_of(batch)
-        require_batch(self._schema, self.tables, batch, lookups, own)
+        require_batch(self.schema, self.tables, batch, lookups, own)
         require_grads(lookups, sparse_grads)
         own.take(params)
         own.module.train()
@@ -120,7 +125,7 @@ class TorchModel:
         with torch.enable_grad():
             found = own.loss_of(seen, own.module(seen))
         leaves = [rows.weights for rows in seen.rows.values()]
-        grads = _grads_of(found, [*own.parameters, *leaves])
+        grads = found.gradients([*own.parameters, *leaves])
         own.write(grads[: len(own.parameters)], dense_grad)
         for name, grad in zip(seen.rows, grads[len(own.parameters) :], strict=True):
             sparse_grads[name][:] = 0.0 if grad is None else _dense(grad).numpy()
@@ -128,7 +133,7 @@ class TorchModel:
 
     def _new_module(self) -> nn.Module:
         try:
-            module = self.module_class(self._schema, **self._options)
+            module = self.module_class(self.schema, **self._options)
         except Exception as error:  # user code may raise anything
             raise ValueError(
                 f"{self.module_class.__name__}(schema, ...) failed: {type(error).__name__}: {error}"
@@ -149,23 +154,26 @@ class _Workspace:
 
     max_batch_size = sys.maxsize  # nothing here depends on it
 
-    def __init__(self, model: TorchModel, module: nn.Module) -> None:
+    def __init__(
+        self, model: TorchModel, module: nn.Module, device: torch.device | None = None
+    ) -> None:
         self.model = model
-        self.module = module
+        self.module = module.to(device)
+        self._device = device
         self.parameters = list(_parameters_of(module).values())
         sizes = [each.numel() for each in self.parameters]
         self._places = [slice(*each) for each in pairwise(accumulate(sizes, initial=0))]
 
     def take(self, params: Floats) -> None:
         """Makes the module's parameters views of `params` float32[P], for a step in this thread."""
-        if torch.get_num_threads() > 1:
+        if self._device is None and torch.get_num_threads() > 1:
             # Of PyTorch's own, one a training thread: more would wait for each other, and change sums.
             torch.set_num_threads(1)
         if params.shape != (self.model.num_params,):
             raise ModelInputError(
                 f"the model has {self.model.num_params} dense parameters, the vector has shape {params.shape}"
             )
-        vector = tensors.tensor_of(params)
+        vector = tensors.tensor_of(params).to(self._device)
         for parameter, place in zip(self.parameters, self._places, strict=True):
             parameter.data = vector[place].view(parameter.shape)
 
@@ -185,8 +193,10 @@ class _Workspace:
             return _log_loss(self._logits(output, batch.size), batch.labels)
         loss = own_loss(batch, output)
         if isinstance(loss, Tensor) and loss.shape == (batch.size,):
-            total = loss.float().sum()
+            losses = loss.float()
+            total = losses.sum()
         elif isinstance(loss, Tensor) and not loss.shape:
+            losses = loss.float().expand(batch.size)
             total = loss.float() * batch.size
         else:
             raise ModelInputError(
@@ -194,13 +204,19 @@ class _Workspace:
                 f"example, or their mean as a scalar"
             )
         with torch.no_grad():
-            return _Loss(total, None, total.item(), self.probabilities_of(batch, output))
+            return _Loss(
+                total,
+                None,
+                total.item(),
+                self.probabilities_of(batch, output),
+                lambda place: losses[place].sum().item(),
+            )
 
     def probabilities_of(self, batch: tensors.Batch, output: Any) -> Floats:
         """Returns click probabilities float32[B]."""
         own_probabilities = getattr(self.module, "probabilities", None)
         if own_probabilities is None:
-            logits = self._logits(output, batch.size).numpy()
+            logits = self._logits(output, batch.size).cpu().numpy()
             probabilities: Floats = np.empty_like(logits)
             SIGMOID.probabilities(logits, probabilities)
             return probabilities
@@ -209,7 +225,7 @@ class _Workspace:
             raise ModelInputError(
                 f"{self._name}.probabilities returned {_described(found)}, expected float32[{batch.size}]"
             )
-        checked = found.float().contiguous()
+        checked = found.float().cpu().contiguous()
         if ((checked < 0) | (checked > 1)).any():
             raise ModelInputError(
                 f"{self._name}.probabilities returned {checked.min():g} to {checked.max():g}, expected 0 to 1"
@@ -239,20 +255,30 @@ class _Loss:
         root_grad: The gradient there; None for a scalar that is the loss.
         loss: Summed over the examples.
         probabilities: float32[B], of a click.
+        loss_of: The sum over some of the examples.
     """
 
     root: Tensor
     root_grad: Tensor | None
     loss: float
     probabilities: Floats
+    loss_of: Callable[[slice], float]
+
+    def gradients(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """Returns the gradient of each input; see `gradients_of`."""
+        if not self.root.requires_grad:  # as for a batch without any key
+            return [None] * len(inputs)
+        return gradients_of([self.root], [self.root_grad], inputs)
 
 
-def _grads_of(found: _Loss, inputs: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns the gradient of each input; None of one that is frozen, or that the loss does not need."""
+def gradients_of(
+    roots: Sequence[Tensor], root_grads: Sequence[Tensor | None], inputs: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Returns the gradient of each input; None of one that is frozen, or that no root needs."""
     wanted = [each for each in inputs if each.requires_grad]
-    if not wanted or not found.root.requires_grad:  # as for a batch without any key
+    if not wanted or not roots:
         return [None] * len(inputs)
-    grads = iter(torch.autograd.grad(found.root, wanted, found.root_grad, allow_unused=True))
+    grads = iter(torch.autograd.grad(roots, wanted, root_grads, allow_unused=True))
     return [next(grads) if each.requires_grad else None for each in inputs]
 
 
@@ -265,10 +291,15 @@ def _log_loss(logits: Tensor, labels: Tensor) -> _Loss:
 
     PyTorch's own loses digits of the gradient where a click is nearly certain.
     """
-    values = logits.detach().numpy()
+    values, clicks = logits.detach().cpu().numpy(), labels.cpu().numpy()
     probabilities, grad = np.empty_like(values), np.empty_like(values)
-    loss = SIGMOID.with_gradient(values, labels.numpy(), probabilities, grad)
-    return _Loss(logits, torch.from_numpy(grad), loss, probabilities)
+    loss = SIGMOID.with_gradient(values, clicks, probabilities, grad)
+
+    def loss_of(place: slice) -> float:
+        unused = np.empty((2, *values[place].shape), np.float32)
+        return SIGMOID.with_gradient(values[place], clicks[place], unused[0], unused[1])
+
+    return _Loss(logits, torch.from_numpy(grad).to(logits.device), loss, probabilities, loss_of)
 
 
 def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:

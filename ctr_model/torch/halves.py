@@ -1,0 +1,310 @@
+"""A model in two halves, which may run in different processes: before the cut of its module, and behind it.
+
+    front half   batch, rows --fronts--> activations ~~~.     .~~~ gradients --> gradients of the rows
+    back half    activations of several batches, joined '--> loss --> dense gradient, gradients of activations
+
+Together they compute what `TorchModel.gradient` does, with its formulas. Arrays in, arrays out: on the CPU,
+whatever the device of the back half.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ctr_model.batch import Batch
+from ctr_model.lookup import Lookup
+from ctr_model.models.checks import labels_of, require_batch, require_grads
+from ctr_model.parameters import Floats, ModelInputError
+from ctr_model.torch import batch as tensors
+from ctr_model.torch.front import fronts_of
+from ctr_model.torch.model import TorchModel, gradients_of
+
+Outputs = Mapping[str, Sequence[NDArray[Any]]]
+"""What layers return, by layer: float32, bool or integers, [B, ...]."""
+
+CROSSING_DTYPES = (torch.float32, torch.bool, torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """What crosses the cut for a batch of B examples.
+
+    Attributes:
+        dense: float32[B, num_dense].
+        labels: float32[B].
+        outputs: Of the fronts.
+    """
+
+    dense: Floats
+    labels: Floats
+    outputs: Outputs
+
+    @property
+    def size(self) -> int:
+        """B, the number of examples."""
+        return len(self.dense)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackResult:
+    """What comes back for a batch.
+
+    Attributes:
+        loss: Summed over its examples.
+        probabilities: float32[B], of a click.
+        grads: Of the loss, by front, each with the shape of its output; empty, float32[0], for an output that
+            has no gradient.
+    """
+
+    loss: float
+    probabilities: Floats
+    grads: Mapping[str, Sequence[Floats]]
+
+
+class FrontHalf:
+    """The layers before the cut, for one thread."""
+
+    def __init__(self, model: TorchModel) -> None:
+        """Builds the module; raises ValueError if it cannot be cut."""
+        self._model = model
+        self._own = model.workspace(1)
+        self._fronts = fronts_of(self._own.module)
+
+    def forward(self, batch: Batch, lookups: Mapping[str, Lookup]) -> "FrontPass":
+        """Runs the fronts on a labelled batch.
+
+        Raises:
+            ModelInputError: If shapes do not match, labels are missing, or a front returns something else
+                than a `Front` may.
+        """
+        labels = labels_of(batch)
+        require_batch(self._model.schema, self._model.tables, batch, lookups, self._own)
+        self._own.module.train()
+        seen = tensors.batch_of(batch, lookups, needs_grad=True)
+        with torch.enable_grad():
+            found = {
+                name: _returned(name, front(seen), batch.size)
+                for name, front in self._fronts.items()
+            }
+        return FrontPass(seen, lookups, found, labels)
+
+
+class FrontPass:
+    """A batch that has gone through the front half.
+
+    Attributes:
+        activations: To be sent to the back half.
+    """
+
+    def __init__(
+        self,
+        seen: tensors.Batch,
+        lookups: Mapping[str, Lookup],
+        found: Mapping[str, Sequence[Tensor]],
+        labels: Floats,
+    ) -> None:
+        self._seen = seen
+        self._lookups = lookups
+        self._found = found
+        self.activations = Activations(
+            dense=seen.dense.numpy(),
+            labels=labels,
+            outputs={name: [each.detach().numpy() for each in of] for name, of in found.items()},
+        )
+
+    def backward(self, grads: Mapping[str, Sequence[Floats]], out: Mapping[str, Floats]) -> None:
+        """Overwrites `out`, by table float32[N, D], with the gradients of the rows.
+
+        Args:
+            grads: Of the activations, from the back half.
+            out: By table.
+
+        Raises:
+            ModelInputError: If shapes do not match; nothing has been written then.
+        """
+        require_grads(self._lookups, out)
+        roots, root_grads = [], []
+        for name, outputs in self._found.items():
+            for output, grad in zip(outputs, grads[name], strict=True):
+                if not output.requires_grad or (output.numel() and not grad.size):
+                    continue
+                if grad.size != output.numel():
+                    raise ModelInputError(
+                        f"the gradient of {name} has {grad.size} numbers, expected {list(output.shape)}"
+                    )
+                roots.append(output)
+                root_grads.append(tensors.tensor_of(grad).view(output.shape))
+        leaves = [rows.weights for rows in self._seen.rows.values()]
+        found = gradients_of(roots, root_grads, leaves)
+        for name, of_rows in zip(self._seen.rows, found, strict=True):
+            out[name][:] = 0.0 if of_rows is None else of_rows.numpy()
+
+
+class BackHalf:
+    """The module behind the cut, for one thread."""
+
+    def __init__(self, model: TorchModel, *, device: str = "cpu") -> None:
+        """Builds the module on a device, "cpu" or "cuda"; raises ValueError if it cannot be cut."""
+        self._model = model
+        self._device = torch.device(device)
+        self._own = model.workspace(1, device=self._device)
+        self._received: dict[str, Any] = {}
+        self._fronts = fronts_of(self._own.module)
+        for name, front in self._fronts.items():
+            front.forward = _Received(self._received, name)  # what came over the cut, and no rows
+
+    def gradient(
+        self, params: Floats, parts: Sequence[Activations], dense_grad: Floats
+    ) -> list[BackResult]:
+        """Computes the gradients of the loss summed over the examples of all parts, in one pass.
+
+        Args:
+            params: float32[P].
+            parts: Batches, joined in this order. Where they differ in another dimension than the first, as in
+                the number of keys, zeros are appended.
+            dense_grad: float32[P], overwritten.
+
+        Returns:
+            The result of each part.
+
+        Raises:
+            ModelInputError: If the activations are not those of this model; nothing has been written then.
+        """
+        for part in parts:
+            self._require(part)
+        self._own.take(params)
+        self._own.module.train()
+        leaves = {
+            name: [
+                self._leaf([part.outputs[name][i] for part in parts])
+                for i in range(len(parts[0].outputs[name]))
+            ]
+            for name in self._fronts
+        }
+        self._received.update(leaves)
+        seen = tensors.Batch(
+            dense=self._joined([part.dense for part in parts]),
+            labels=self._joined([part.labels for part in parts]),
+            rows={},
+        )
+        with torch.enable_grad():
+            found = self._own.loss_of(seen, self._own.module(seen))
+        flat = [leaf for of in leaves.values() for leaf in of]
+        parameters = self._own.parameters
+        grads = found.gradients([*parameters, *flat])
+        self._own.write(grads[: len(parameters)], dense_grad)
+        grads_of_leaves = iter(
+            None if grad is None else grad.cpu().numpy() for grad in grads[len(parameters) :]
+        )
+        by_front = {name: [next(grads_of_leaves) for _ in of] for name, of in leaves.items()}
+        places = [slice(*each) for each in pairwise(accumulate((p.size for p in parts), initial=0))]
+        return [
+            BackResult(
+                loss=found.loss_of(place),
+                probabilities=found.probabilities[place],
+                grads={
+                    name: [
+                        _unpadded(grad, place, output)
+                        for grad, output in zip(of, part.outputs[name], strict=True)
+                    ]
+                    for name, of in by_front.items()
+                },
+            )
+            for part, place in zip(parts, places, strict=True)
+        ]
+
+    def _require(self, part: Activations) -> None:
+        expected = (part.size, self._model.schema.num_dense)
+        if part.dense.shape != expected or part.labels.shape != (part.size,):
+            raise ModelInputError(
+                f"activations have {part.labels.size} labels and dense inputs {list(part.dense.shape)}, "
+                f"expected {list(expected)}"
+            )
+        if part.outputs.keys() != self._fronts.keys():
+            raise ModelInputError(
+                f"activations are of {', '.join(sorted(part.outputs))}, but before the cut of "
+                f"{self._model.module_class.__name__} are {', '.join(sorted(self._fronts))}"
+            )
+        for name, outputs in part.outputs.items():
+            for output in outputs:
+                if output.shape[:1] != (part.size,):
+                    raise ModelInputError(
+                        f"{name} returned {list(output.shape)} for {part.size} examples"
+                    )
+
+    def _joined(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        if len({array.shape[1:] for array in arrays}) > 1:
+            arrays = _padded(arrays)
+        joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return tensors.tensor_of(joined).to(self._device)
+
+    def _leaf(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        return self._joined(arrays).requires_grad_(arrays[0].dtype == np.float32)
+
+
+class _Received:
+    """Stands for a front's `forward`: returns what it returned elsewhere."""
+
+    def __init__(self, received: Mapping[str, Sequence[Tensor]], name: str) -> None:
+        self._received = received
+        self._name = name
+
+    def __call__(self, batch: tensors.Batch) -> Any:
+        found = self._received[self._name]
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+def _returned(name: str, value: Any, size: int) -> list[Tensor]:
+    """Returns the tensors that a front returned for `size` examples."""
+    found = [value] if isinstance(value, Tensor) else value
+    is_known = isinstance(value, Tensor) or (isinstance(value, tuple) and len(value) > 1)
+    if not is_known or not all(_crosses(each, size) for each in found):
+        raise ModelInputError(
+            f"{name} is before the cut, and returned {_described(value)}, expected a tensor, or a tuple of "
+            f"two or more, of float32, bool or integers with {size} entries each"
+        )
+    return list(found)
+
+
+def _crosses(value: Any, size: int) -> bool:
+    return (
+        isinstance(value, Tensor) and value.shape[:1] == (size,) and value.dtype in CROSSING_DTYPES
+    )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_described, value))})"
+    return f"a {type(value).__name__}"
+
+
+def _padded(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Returns the arrays with zeros appended, so that they differ in the first dimension alone."""
+    if len({array.ndim for array in arrays}) > 1:
+        raise ModelInputError(
+            f"parts of a step have {sorted({array.ndim for array in arrays})} dimensions, expected the same"
+        )
+    shape = np.max([array.shape[1:] for array in arrays], axis=0)
+    padded = []
+    for array in arrays:
+        missing = [
+            (0, 0),
+            *((0, most - own) for most, own in zip(shape, array.shape[1:], strict=True)),
+        ]
+        padded.append(np.pad(array, missing))
+    return padded
+
+
+def _unpadded(grad: NDArray[Any] | None, place: slice, output: NDArray[Any]) -> Floats:
+    """Returns the gradient of one part's output, float32 of its shape; float32[0] if there is none."""
+    if grad is None:
+        return np.empty(0, np.float32)
+    return grad[(place, *(slice(size) for size in output.shape[1:]))]
