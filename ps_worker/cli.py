@@ -3,6 +3,7 @@
 ps-worker train examples/ctr_dnn.toml --set data.train='train/part-*'     # alone: no role in the environment
 ps-launch --server-num 2 --worker-num 2 examples/ctr_dnn.toml             # as a cluster on this machine
 ps-worker infer --model output/model --data 'test/part-*'                 # with a saved model
+ps-worker export --model output/model --output model.onnx                 # of PyTorch, for other runtimes
 """
 
 import contextlib
@@ -69,6 +70,20 @@ def infer(
     _start()
     with _errors_as_exit_codes():
         _report(infer(model, data or [], output=output, overrides=overrides or []), as_json)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Option(help="Checkpoint, or the checkpoint.dir of a job.")],
+    output: Annotated[Path, typer.Option(help="File to write: model.onnx or model.pt2.")],
+    as_json: Json = False,
+) -> None:
+    """Write the dense part of a model in PyTorch as a program for other runtimes."""
+    from ps_worker.serving.export import export  # late: --help should not wait for numba
+
+    _start()
+    with _errors_as_exit_codes():
+        _report(export(model, output), as_json)
 
 
 def _train(job: Job) -> Mapping[str, Any]:

@@ -43,8 +43,7 @@ def require_batch(
 
 
 def _require_lookup(schema: Schema, table: EmbeddingTable, batch: Batch, lookup: Lookup) -> None:
-    plain = len(schema.slots) if table.slots is None else len(table.slots)
-    num_slots = plain + len(table.crosses)
+    num_slots = table.num_slots(len(schema.slots))
     _require_equal(f"number of slots of table {table.name!r}", lookup.num_slots, num_slots)
     _require_equal("length of offsets", lookup.offsets.size, batch.size * num_slots + 1)
     _require_equal("length of inverse", lookup.inverse.size, int(lookup.offsets[-1]))

@@ -52,6 +52,10 @@ class EmbeddingTable:
             self, "crosses", tuple((first, second) for first, second in self.crosses)
         )
 
+    def num_slots(self, of_schema: int) -> int:
+        """Returns how many slots and crosses are looked up in this table, for a schema of so many slots."""
+        return (of_schema if self.slots is None else len(self.slots)) + len(self.crosses)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

@@ -43,7 +43,7 @@ class Batch:
     @property
     def size(self) -> int:
         """B, the number of examples."""
-        return len(self.dense)
+        return self.dense.shape[0]  # not len(): a program has no number for it
 
 
 def batch_of(batch: numpy_batch.Batch, lookups: Mapping[str, Lookup], *, needs_grad: bool) -> Batch:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctr_model.batch import Batch
 from ctr_model.lookup import Lookup
@@ -89,7 +89,7 @@ class FrontHalf:
         seen = tensors.batch_of(batch, lookups, needs_grad=True)
         with torch.enable_grad():
             found = {
-                name: _returned(name, front(seen), batch.size)
+                name: returned(name, front(seen), batch.size)
                 for name, front in self._fronts.items()
             }
         return FrontPass(seen, lookups, found, labels)
@@ -154,10 +154,7 @@ class BackHalf:
         self._model = model
         self._device = torch.device(device)
         self._own = model.workspace(1, device=self._device)
-        self._received: dict[str, Any] = {}
-        self._fronts = fronts_of(self._own.module)
-        for name, front in self._fronts.items():
-            front.forward = _Received(self._received, name)  # what came over the cut, and no rows
+        self._fronts = receive_instead(self._own.module)
 
     def gradient(
         self, params: Floats, parts: Sequence[Activations], dense_grad: Floats
@@ -187,7 +184,8 @@ class BackHalf:
             ]
             for name in self._fronts
         }
-        self._received.update(leaves)
+        for name, of in leaves.items():
+            self._fronts[name].outputs = of
         seen = tensors.Batch(
             dense=self._joined([part.dense for part in parts]),
             labels=self._joined([part.labels for part in parts]),
@@ -248,19 +246,30 @@ class BackHalf:
         return self._joined(arrays).requires_grad_(arrays[0].dtype == np.float32)
 
 
-class _Received:
-    """Stands for a front's `forward`: returns what it returned elsewhere."""
+class Received:
+    """Stands for a front's `forward`: returns what that returned elsewhere.
 
-    def __init__(self, received: Mapping[str, Sequence[Tensor]], name: str) -> None:
-        self._received = received
-        self._name = name
+    Attributes:
+        outputs: One or more.
+    """
+
+    def __init__(self) -> None:
+        self.outputs: Sequence[Tensor] = ()
 
     def __call__(self, batch: tensors.Batch) -> Any:
-        found = self._received[self._name]
-        return found[0] if len(found) == 1 else tuple(found)
+        """Returns a tensor, or a tuple of them."""
+        return self.outputs[0] if len(self.outputs) == 1 else tuple(self.outputs)
 
 
-def _returned(name: str, value: Any, size: int) -> list[Tensor]:
+def receive_instead(module: nn.Module) -> dict[str, Received]:
+    """Makes the fronts of a module return what came over the cut; returns by name where to put that."""
+    received = {}
+    for name, front in fronts_of(module).items():
+        front.forward = received[name] = Received()
+    return received
+
+
+def returned(name: str, value: Any, size: int) -> list[Tensor]:
     """Returns the tensors that a front returned for `size` examples."""
     found = [value] if isinstance(value, Tensor) else value
     is_known = isinstance(value, Tensor) or (isinstance(value, tuple) and len(value) > 1)

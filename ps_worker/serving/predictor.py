@@ -8,15 +8,17 @@ on one machine share what they map.
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
+from ctr_model.lookup import Lookup
 from ctr_model.models.model import Model, Workspace
 from ctr_model.schema import Schema
 from protos.errors import UsageError
@@ -27,6 +29,9 @@ from ps_worker.checkpoints.attachments import job_of_checkpoint, schema_of_check
 from ps_worker.data.user_code.samples import Sample, batches_of_samples
 from ps_worker.job.model import DENSE_BLOCK, model_of
 from ps_worker.lookups import keys_of_batch
+
+if TYPE_CHECKING:
+    from ctr_model.torch.export import ProgramInputs
 
 MAX_KEPT = 2
 """Models that `roll_back` can go back to."""
@@ -40,13 +45,32 @@ class _Loaded:
     schema: Schema
     model: Model
     workspaces: list[Workspace] = field(default_factory=list)
+    program_inputs: "list[ProgramInputs]" = field(default_factory=list)
+
+    def lookups(self, batch: Batch) -> dict[str, Lookup]:
+        keys = keys_of_batch(batch, self.model.tables)
+        return keys.lookups(
+            {name: self.saved.read(name, unique) for name, unique in keys.unique.items()}
+        )
 
     def predict(self, batch: Batch) -> Values:
-        keys = keys_of_batch(batch, self.model.tables)
-        rows = {name: self.saved.read(name, unique) for name, unique in keys.unique.items()}
         with self._workspace(batch.size) as workspace:
             params = self.saved.dense[DENSE_BLOCK]
-            return self.model.predict(params, batch, keys.lookups(rows), workspace).copy()
+            return self.model.predict(params, batch, self.lookups(batch), workspace).copy()
+
+    def inputs_of_program(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        from ps_worker.serving.export import torch_model  # late, as this is asked for seldom
+
+        model = torch_model(self.model)
+        from ctr_model.torch.export import ProgramInputs  # late: an extra
+
+        try:
+            inputs = self.program_inputs.pop()
+        except IndexError:
+            inputs = ProgramInputs(model)
+        found = inputs.of(batch, self.lookups(batch))
+        self.program_inputs.append(inputs)
+        return found
 
     @contextmanager
     def _workspace(self, size: int) -> Iterator[Workspace]:
@@ -119,6 +143,19 @@ class Predictor:
             return np.empty(0, np.float32)
         (batch,) = batches_of_samples(listed, loaded.schema, batch_size=len(listed))
         return loaded.predict(batch)
+
+    def program_inputs(self, samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
+        """Returns what the program of `ps-worker export` takes, by name: embeddings, looked up for samples.
+
+        Raises:
+            UsageError: If the model is none of PyTorch, or there are no samples.
+            DataError: If a sample does not fit the schema; says which and why.
+        """
+        loaded = self._loaded
+        if not samples:
+            raise UsageError("a program predicts at least one sample, and none was given")
+        (batch,) = batches_of_samples(samples, loaded.schema, batch_size=len(samples))
+        return loaded.inputs_of_program(batch)
 
     def switch_to(self, url: str | Path, *, verify: bool | None = None) -> None:
         """Opens another checkpoint, a delta for instance, and answers with it from the next call on.

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from tests.support.commands import ROOT, result_of, run
+from ps_worker.serving import Predictor  # noqa: E402
+from tests.support.commands import ROOT, result_of, run  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -92,3 +93,24 @@ def test_run_that_is_resumed_ends_as_one_that_was_not(
     )
 
     assert figures(resumed) == figures(trained[1])
+
+
+def test_exported_program_predicts_what_the_predictor_predicts(
+    trained: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
+) -> None:
+    folder, result = trained
+    program = tmp_path / "model.pt2"
+
+    done = result_of("ps-worker", "export", "--model", folder, "--output", program)
+
+    assert done["model_digest"] == result["model_digest"]
+    assert done["inputs"]["deep:0"] == ["batch", 26, 10]
+    predictor = Predictor.load(folder)
+    samples = [(None, [n] * 13, [f"v{n}"] * 26) for n in range(5)]
+    inputs = predictor.program_inputs(samples)
+    assert list(inputs) == list(done["inputs"])
+    found = torch.export.load(program).module()(*map(torch.from_numpy, inputs.values()))
+    np.testing.assert_allclose(
+        found.detach().numpy(), predictor.predict_samples(samples), rtol=1e-5
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt2"]

@@ -1,0 +1,192 @@
+"""A trained module as a program for other runtimes, its embeddings looked up outside.
+
+    batch, rows --fronts--> dense, and what the fronts return, by name --program--> probabilities float32[B]
+
+The cut is that of `ctr_model.torch.front`. A program is a graph of ONNX, or what `torch.export` saves. Its
+number of examples is free, and so is the number of keys of a slot whose rows are not pooled.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from ctr_model.batch import Batch
+from ctr_model.lookup import Lookup
+from ctr_model.parameters import Floats
+from ctr_model.torch import batch as tensors
+from ctr_model.torch.front import fronts_of
+from ctr_model.torch.halves import receive_instead, returned
+from ctr_model.torch.model import TorchModel
+
+Inputs = dict[str, NDArray[Any]]
+"""By name: `dense` float32[B, num_dense], and what each front returns, `deep:0` of the attribute `deep`."""
+
+FORMATS = (".onnx", ".pt2")
+OUTPUT = "probabilities"
+
+_MAX_ONNX_BYTES = 2**31  # of one file; the weights of a larger model are in another one beside it
+_CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # another number of examples may be summed in another order
+
+
+class ProgramInputs:
+    """Computes the inputs of a model's program; for one thread."""
+
+    def __init__(self, model: TorchModel) -> None:
+        """Builds the module; raises ValueError if it cannot be cut."""
+        module = model.workspace(1).module.eval()
+        self._fronts = fronts_of(module)
+
+    def of(self, batch: Batch, lookups: Mapping[str, Lookup]) -> Inputs:
+        """Returns the inputs for a batch and the rows of its keys."""
+        seen = tensors.batch_of(batch, lookups, needs_grad=False)
+        inputs: Inputs = {"dense": batch.dense}
+        with torch.no_grad():
+            for name, front in self._fronts.items():
+                found = returned(name, front(seen), batch.size)
+                inputs |= {f"{name}:{place}": each.numpy() for place, each in enumerate(found)}
+        return inputs
+
+
+def export(model: TorchModel, params: Floats, path: Path) -> dict[str, list[int | str]]:
+    """Writes a model as a program.
+
+    Args:
+        model: Which was trained.
+        params: Its dense parameters, float32[P].
+        path: Ends with ".onnx", which needs the extra `onnx`, or with ".pt2".
+
+    Returns:
+        The inputs in their order, with the shape of each; a dimension that is free has a name.
+
+    Raises:
+        ValueError: If the path ends with something else, the module cannot be cut, or what it computes
+            depends on its inputs in a way that a program cannot have; nothing is written then.
+    """
+    if path.suffix not in FORMATS:
+        raise ValueError(f"{str(path)!r} does not end with {' or '.join(FORMATS)}")
+    inputs, others = _example(model, size=3, num_keys=2), _example(model, size=5, num_keys=4)
+    module = _Behind(model, params, inputs)
+    shapes = {name: _free(each.shape, others[name].shape) for name, each in inputs.items()}
+    with _quiet(), torch.no_grad():
+        program = _traced(module, inputs, shapes)
+        _require_same(module, program, others)
+        if path.suffix == ".pt2":
+            torch.export.save(program, str(path))
+        else:
+            graph = torch.onnx.export(
+                program, dynamo=True, verbose=False, input_names=list(inputs), output_names=[OUTPUT]
+            )
+            graph.save(str(path), external_data=4 * model.num_params >= _MAX_ONNX_BYTES)
+    return shapes
+
+
+class _Behind(nn.Module):
+    """The module behind the cut, as a function of the inputs in their order."""
+
+    def __init__(self, model: TorchModel, params: Floats, inputs: Inputs) -> None:
+        super().__init__()
+        self._own = model.workspace(1)
+        self._own.take(params)
+        for parameter in self._own.parameters:
+            parameter.data = (
+                parameter.data.clone()
+            )  # a program saves the memory that a tensor is a view of
+        self.module = self._own.module.eval()
+        self.name = model.module_class.__name__
+        self._names = list(inputs)
+        self._fronts = receive_instead(self.module)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Returns the probabilities float32[B]."""
+        given = dict(zip(self._names, inputs, strict=True))
+        dense = given.pop("dense")
+        for front, received in self._fronts.items():
+            received.outputs = [
+                value for name, value in given.items() if name.partition(":")[0] == front
+            ]
+        batch = tensors.Batch(dense=dense, labels=None, rows={})
+        output = self.module(batch)
+        if hasattr(self.module, "probabilities"):
+            return self.module.probabilities(batch, output).float()
+        return torch.sigmoid(output.float()).reshape(batch.size)
+
+
+def _traced(
+    module: _Behind, inputs: Inputs, shapes: Mapping[str, Sequence[int | str]]
+) -> ExportedProgram:
+    free = {"batch": Dim("batch"), "keys": Dim.AUTO}
+    dynamic = tuple(
+        {place: free[size] for place, size in enumerate(shape) if isinstance(size, str)}
+        for shape in shapes.values()
+    )
+    try:
+        return torch.export.export(module, _tensors(inputs), dynamic_shapes=(dynamic,))
+    except Exception as error:  # of the user's code under tracing: PyTorch raises many kinds
+        raise ValueError(
+            f"{module.name} cannot be a program for any number of examples; PyTorch says: {error}"
+        ) from error
+
+
+def _require_same(module: _Behind, program: ExportedProgram, inputs: Inputs) -> None:
+    """Raises ValueError unless the program computes what the module does, for another number of examples."""
+    expected, found = module(*_tensors(inputs)), program.module()(*_tensors(inputs))
+    if not torch.allclose(found, expected, **_CLOSE):
+        raise ValueError(
+            f"the program of {module.name} computes something else than the module does for another number "
+            f"of examples: forward must not turn tensors into numbers of Python"
+        )
+
+
+def _example(model: TorchModel, *, size: int, num_keys: int) -> Inputs:
+    """Returns inputs for a batch of `size` examples whose slots have `num_keys` keys each."""
+    rng = np.random.default_rng(0)
+    schema = model.schema
+    batch = Batch(
+        labels=None,
+        dense=rng.random((size, schema.num_dense), np.float32),
+        keys=np.empty(0, np.uint64),  # a front sees look-ups alone
+        offsets=np.zeros(1, np.int32),
+        num_slots=len(schema.slots),
+    )
+    lookups = {}
+    for table in model.tables:
+        num_slots = table.num_slots(len(schema.slots))
+        lookups[table.name] = Lookup(
+            rows=rng.random((1, table.dim), np.float32),
+            inverse=np.zeros(size * num_slots * num_keys, np.int32),
+            offsets=num_keys * np.arange(size * num_slots + 1, dtype=np.int32),
+            num_slots=num_slots,
+        )
+    return ProgramInputs(model).of(batch, lookups)
+
+
+def _free(shape: Sequence[int], other: Sequence[int]) -> list[int | str]:
+    """Returns a shape with names for the dimensions in which two examples differ."""
+    return [
+        one if one == two else "batch" if place == 0 else "keys"
+        for place, (one, two) in enumerate(zip(shape, other, strict=True))
+    ]
+
+
+def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
+    return tuple(tensors.tensor_of(each) for each in inputs.values())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch's exporters log what users of this one cannot act on."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,63 @@
+"""A saved model in PyTorch as a program for other runtimes: ONNX, or what `torch.export` saves."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ctr_model.models.model import Model
+from protos.errors import UsageError
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.saved_model import SavedModel
+from ps_worker.checkpoints.attachments import job_of_checkpoint, schema_of_checkpoint
+from ps_worker.job.model import DENSE_BLOCK, model_of
+
+if TYPE_CHECKING:
+    from ctr_model.torch import TorchModel
+
+
+def export(model_dir: str, output: Path) -> dict[str, Any]:
+    """Writes the dense part of a saved model as a program; its embeddings are looked up outside.
+
+    Args:
+        model_dir: A checkpoint, or a folder of checkpoints, whose newest is taken.
+        output: File to write, which appears when it is whole; ends with ".onnx" or ".pt2".
+
+    Returns:
+        The model's digest, and the shape of each input by name, in their order.
+
+    Raises:
+        CtrPsError: If the model is none of PyTorch, or cannot be a program, or the file cannot be written.
+    """
+    checkpoint = Checkpoint.open(model_dir)
+    checkpoint.verify()
+    schema = schema_of_checkpoint(checkpoint)
+    model = torch_model(model_of(job_of_checkpoint(checkpoint), schema))
+    from ctr_model.torch.export import export as write  # late: an extra
+
+    try:
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+            inputs = write(
+                model, SavedModel(checkpoint).dense[DENSE_BLOCK], Path(folder) / output.name
+            )
+            # The program after its weights, if these are in a file of their own.
+            for written in sorted(Path(folder).iterdir(), reverse=True):
+                written.replace(output.parent / written.name)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{output.name} needs {error.name}, which is not installed: pip install 'ctr-ps[onnx]'"
+        ) from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"cannot write {str(output)!r}: {error}") from error
+    return {"model_digest": checkpoint.digest_of_files(), "inputs": inputs}
+
+
+def torch_model(model: Model) -> "TorchModel":
+    """Returns the model if it is a module of PyTorch; else raises UsageError."""
+    if not hasattr(model, "module_class"):
+        raise UsageError(
+            f"only a model in PyTorch has a program, and this one is {type(model).__name__}: the Predictor "
+            f"serves it"
+        )
+    return cast("TorchModel", model)
