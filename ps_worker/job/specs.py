@@ -5,6 +5,7 @@ those of the replicas.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import xxhash
@@ -24,8 +25,13 @@ def table_specs(model: Model, job: Job) -> list[TableSpec]:
 
     A table by whose score another one admits keys comes before that one, and counts.
     """
-    scoring = job.life.scoring_tables(table.name for table in model.tables)
-    specs = [_table_spec(table, job, table.name in scoring) for table in model.tables]
+    return specs_of_tables(model.tables, job)
+
+
+def specs_of_tables(tables: Sequence[EmbeddingTable], job: Job) -> list[TableSpec]:
+    """Returns the specs of tables, as `table_specs` does of a model's."""
+    scoring = job.life.scoring_tables(table.name for table in tables)
+    specs = [_table_spec(table, job, table.name in scoring) for table in tables]
     return sorted(specs, key=lambda spec: spec.admission is not None and spec.admission.table != "")
 
 

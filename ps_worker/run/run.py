@@ -10,7 +10,6 @@ train; later it may not, since in some modes each worker has parameters of its o
 
 import json
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
@@ -21,11 +20,8 @@ import numpy as np
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
-from protos.errors import CtrPsError, LostPushesError, NotJoinedError, TransportError, UsageError
+from protos.errors import UsageError
 from protos.store import (
-    Joined,
-    Lease,
-    Member,
     Numbers,
     ReduceOp,
     SaveRequest,
@@ -43,7 +39,7 @@ from ps_worker.data.memory.peers import Peers
 from ps_worker.job import Job
 from ps_worker.job.specs import counting_tables, declare
 from ps_worker.run.abort import abort_by
-from ps_worker.run.lease import LeaseRenewal
+from ps_worker.run.membership import Membership
 from ps_worker.training.evaluator import OnPredictions, evaluate
 from ps_worker.training.meter import Progress
 from ps_worker.training.non_finite import NonFiniteBatches
@@ -110,10 +106,15 @@ class Run:
         self._earlier_progress: WorkerProgress | None = None
         self._num_barriers = 0
         self._barriers_passed = 0
-        self._has_left = False
-        self._member = Member(worker, secrets.randbits(63))
-        self._renewal: LeaseRenewal | None = None
-        self._joined = self._join(terms or {})
+        self._membership = Membership(
+            store,
+            worker,
+            terms={**terms_of(job, num_workers), **(terms or {})},
+            limits=job.cluster,
+            is_in_process=is_in_process,
+        )
+        if self.is_replacement:
+            logger.info("takes the place of a lost process worker=%d", worker)
         try:
             declare(store, model, job)
         except BaseException as error:
@@ -121,27 +122,10 @@ class Run:
             self.close()
             raise
 
-    def _join(self, terms: Mapping[str, str]) -> Joined:
-        limits = self._job.cluster
-        lease = Lease(seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss))
-        joined = self.store.join(
-            self.worker,
-            self._member.incarnation,
-            terms={**terms_of(self._job, self.num_workers), **terms},
-            lease=lease,
-        ).result()
-        if not self._is_in_process:
-            self._renewal = LeaseRenewal(
-                self.store, self.worker, lease.seconds, on_refusal=self._abort_if_forgotten
-            )
-        if joined.barriers_passed:
-            logger.info("takes the place of a lost process worker=%d", self.worker)
-        return joined
-
     @property
     def is_replacement(self) -> bool:
         """Whether this process goes on where a lost one in its place was: the job has begun."""
-        return self._joined.barriers_passed > 0
+        return self._membership.joined.barriers_passed > 0
 
     def __enter__(self) -> Self:
         return self
@@ -152,22 +136,10 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        refusal = None if self._renewal is None else self._renewal.refusal
         try:
-            if refusal is not None and not self._has_left:
-                raise refusal from error
-            if error is not None and not self._has_left:
-                abort_by(error, self.store, self.worker)
+            self._membership.__exit__(kind, error, trace)
         finally:
             self.close()
-
-    def _abort_if_forgotten(self, refusal: CtrPsError) -> None:
-        """Ends the job if a server has forgotten it, or some of it: the others would wait for what is gone.
-
-        Any other refusal concerns this process alone: the job has lost it, and may go on.
-        """
-        if isinstance(refusal, NotJoinedError | LostPushesError):
-            abort_by(refusal, self.store, self.worker)
 
     @property
     def is_first(self) -> bool:
@@ -177,7 +149,7 @@ class Run:
     @property
     def is_repeating(self) -> bool:
         """Whether the next barrier is one that the lost process before this one has passed."""
-        return self._barriers_passed < self._joined.barriers_passed
+        return self._barriers_passed < self._membership.joined.barriers_passed
 
     def load(self, url: str, *, only: Sequence[str] = (), token: str = "") -> None:
         """Replaces the parameters by those of a checkpoint; worker 0 alone, before training.
@@ -229,7 +201,7 @@ class Run:
             self._job,
             self.store,
             self._model,
-            member=self._member,
+            member=self._membership.member,
             num_workers=self.num_workers,
             is_in_process=self._is_in_process,
         )
@@ -346,13 +318,7 @@ class Run:
             AbortedError: If another worker has ended the job.
         """
         self.flush()
-        # Version 0 is there since the start: this does not wait, and raises if the job has ended by an error.
-        self.store.wait_version(0).result()
-        try:
-            self.store.leave(self.worker, step=self._version)
-        except TransportError as error:  # its work is done, and servers end when all have left
-            logger.warning("left without an answer, the servers may have ended: %s", error)
-        self._has_left = True
+        self._membership.leave(self._version)
         self.close()
 
     @property
@@ -370,20 +336,18 @@ class Run:
             self.leave()
             return
         self.flush()
-        self._has_left = True
+        self._membership.has_left = True
         if self._communicator is not None:
             self._communicator.close()
         self.give_up_lease()
 
     def give_up_lease(self) -> None:
         """Has the servers lose this worker now, as its process ends; no other call may follow."""
-        if self._renewal is not None:
-            self._renewal.give_up()
+        self._membership.give_up()
 
     def close(self) -> None:
         """Ends the background work; what was not sent is lost."""
-        if self._renewal is not None:
-            self._renewal.close()
+        self._membership.close()
         if self._communicator is not None:
             self._communicator.close()
 

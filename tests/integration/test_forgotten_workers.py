@@ -63,7 +63,7 @@ def go_on(worker: Run, *, until_refused: bool) -> None:
     """Has a worker call the servers, at once or when its lease is refused."""
     with worker:
         if until_refused:
-            worker._renewal._thread.join(LIMIT_S)
+            worker._membership._renewal._thread.join(LIMIT_S)
         worker.shrink()
 
 
