@@ -1,0 +1,35 @@
+"""Embedding tables for a training loop of one's own, in process or on the servers of a cluster.
+
+    with open_tables(mode="sync") as tables:
+        model = Net()                          # has EmbeddingBag(16, table="items") among its layers
+        tables.attach(model)
+        rows = PushOptimizer(tables)           # of the embeddings
+        dense = torch.optim.Adam(model.parameters())
+        for items, offsets, labels in loader:
+            loss = criterion(model(items, offsets), labels)
+            dense.zero_grad(), rows.zero_grad()
+            loss.backward()
+            dense.step(), rows.step()
+        tables.save("model/rows")
+
+    keys --unique--> pull --> rows, a leaf of the graph --> F.embedding_bag --> loss
+                                |  backward
+                                v
+                 PendingGradients, added by key --> PushOptimizer.step --> push
+
+| who | owns |
+| --- | --- |
+| `Tables` | the store, this worker's place in the job, the number of the step |
+| `EmbeddingBag`, `Embedding` | a table's name and the shape of its rows, and nothing that is trained |
+| `PendingGradients` | gradients between backward() and step() |
+| `Prefetcher` | rows that were asked for before a look-up needs them |
+
+Needs the extra `torch`: pip install 'ctr-ps[torch]'.
+"""
+
+from ps_worker.torch.embedding import Embedding, EmbeddingBag
+from ps_worker.torch.open_tables import open_tables
+from ps_worker.torch.optimizer import PushOptimizer
+from ps_worker.torch.tables import Tables
+
+__all__ = ["Embedding", "EmbeddingBag", "PushOptimizer", "Tables", "open_tables"]

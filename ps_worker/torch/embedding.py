@@ -1,0 +1,124 @@
+"""Embeddings that are called as those of torch.nn, with rows in a table instead of a weight.
+
+    rows = pull(unique keys)                      a leaf float32[N, D]
+    F.embedding_bag(inverse, rows, offsets)       the kernels of nn.EmbeddingBag, so the same bits
+
+In eval() mode a key without a row reads zeros, and nothing is recorded.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ctr_model.models.model import EmbeddingTable
+from ctr_model.torch.batch import tensor_of
+from protos.errors import UsageError
+from protos.keys import unique_keys
+from ps_worker.torch.keys import keys_of
+from ps_worker.torch.tables import TableModule
+
+OptimizerChoice = str | Mapping[str, str | float]
+"""As in a job: "adagrad", or {"name": "adagrad", "learning_rate": 0.1}."""
+
+
+class Embedding(TableModule):
+    """Looks up keys; called as nn.Embedding."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        table: str,
+        init_range: float = 0.01,
+        optimizer: OptimizerChoice | None = None,
+    ) -> None:
+        """Declares the table.
+
+        Args:
+            dim: D, width of the rows.
+            table: Its name; embeddings that name the same table share its rows.
+            init_range: New rows are uniform in [-init_range, init_range).
+            optimizer: Of the rows; None: that of `open_tables`.
+
+        Raises:
+            ValueError: If the width is less than 1, the range negative or the name empty.
+        """
+        named = {"name": optimizer} if isinstance(optimizer, str) else optimizer
+        super().__init__(
+            EmbeddingTable(name=table, dim=dim, init_range=init_range, optimizer=named)
+        )
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """Returns the rows of keys, int64 or uint64 of any shape, as float32[*shape, D]."""
+        rows, inverse = self._look_up(keys)
+        return functional.embedding(inverse, rows)
+
+    def _look_up(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the rows of the unique keys, float32[N, D], and each key's place among them, int64."""
+        if self.tables is None:
+            raise UsageError(
+                f"{self!r} is not attached: call attach(model) of the tables that open_tables() returns"
+            )
+        unique, inverse = unique_keys(keys_of(keys))
+        rows = tensor_of(self.tables.pull(self.spec.name, unique, trains=self.training))
+        rows = rows.to(keys.device)
+        if self.training and torch.is_grad_enabled():
+            rows.requires_grad_()
+            self.tables.pending.watch(self.spec.name, unique, rows)
+        places = torch.from_numpy(inverse).to(keys.device, torch.int64)
+        return rows, places.view(keys.shape)
+
+
+class EmbeddingBag(Embedding):
+    """Looks up keys and adds or averages the rows of each bag; called as nn.EmbeddingBag."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        table: str,
+        mode: Literal["sum", "mean"] = "sum",
+        init_range: float = 0.01,
+        optimizer: OptimizerChoice | None = None,
+    ) -> None:
+        """Declares the table; see `Embedding`.
+
+        Args:
+            dim: See `Embedding`.
+            table: See `Embedding`.
+            mode: "sum" or "mean" of a bag's rows, zeros for one without keys.
+            init_range: See `Embedding`.
+            optimizer: See `Embedding`.
+
+        Raises:
+            ValueError: As for `Embedding`, or if the mode is another one.
+        """
+        if mode not in ("sum", "mean"):
+            raise ValueError(f"mode is {mode!r}, expected 'sum' or 'mean'")
+        super().__init__(dim, table=table, init_range=init_range, optimizer=optimizer)
+        self.mode = mode
+
+    def forward(
+        self,
+        keys: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the bags, float32[B, D].
+
+        Args:
+            keys: int64 or uint64: [L] with offsets, or [B, L] without.
+            offsets: int64[B], where each bag begins among the keys.
+            per_sample_weights: float32 of the keys' shape, by which rows are multiplied; for "sum".
+        """
+        rows, inverse = self._look_up(keys)
+        return functional.embedding_bag(
+            inverse, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights
+        )
+
+    def extra_repr(self) -> str:
+        """Returns what distinguishes this module, for `print`."""
+        return f"{super().extra_repr()}, mode={self.mode!r}"

@@ -1,0 +1,122 @@
+"""Gradients of rows between backward() and step(), added by key over all look-ups.
+
+PyTorch adds the gradients of a weight that is used several times in a backward() first, and then their sum
+to the weight's `.grad`; floats are added in the same order here. So a table's gradient is that of a dense
+weight to the last bit. (Only where several backward() calls follow one forward pass, and share no look-up
+of a table, may it be added in another order.)
+
+    backward of look-ups 3, 2, 1 --> one group --.
+    backward of look-ups 5, 4    --> the next  ---+--> sum of the sums
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protos.errors import UsageError
+from protos.gradients import SparseGrad, sum_sparse
+from protos.keys import Keys
+
+_EXAMPLES = 1
+"""By which a server divides: gradients are applied as they are, as the user's loss is the mean already."""
+
+
+class _TableGradients:
+    """Gradients of one table, by backward()."""
+
+    def __init__(self) -> None:
+        self._groups: list[list[SparseGrad]] = []
+        self._sources: set[int] = set()  # look-ups in the last group
+        self._is_closed = True
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.keys.nbytes + part.values.nbytes for each in self._groups for part in each)
+
+    def close_group(self) -> None:
+        """What comes next is of another backward()."""
+        self._is_closed = True
+
+    def add(self, lookup: int, part: SparseGrad) -> None:
+        """Takes the gradient of a look-up, by its number; one that comes again is of another backward()."""
+        if self._is_closed or lookup in self._sources:
+            self._groups.append([])
+            self._sources.clear()
+            self._is_closed = False
+        self._groups[-1].append(part)
+        self._sources.add(lookup)
+
+    def merge(self) -> SparseGrad:
+        """Returns the sum, which takes the place of its parts."""
+        total = sum_sparse([sum_sparse(group) for group in self._groups])
+        total = SparseGrad(total.keys, total.values, _EXAMPLES)
+        self._groups = [[total]]
+        self.close_group()
+        return total
+
+
+class PendingGradients:
+    """Gradients that wait to be pushed. For one thread.
+
+    A look-up without a backward() leaves nothing here. Where step() is never called memory is bounded:
+    gradients of equal keys are merged, and what is above the limit then is an error.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Takes gradients until they are of so many bytes."""
+        self._limit_bytes = limit_bytes
+        self._tables: dict[str, _TableGradients] = {}
+        self._num_lookups = 0
+        self._num_bytes = 0
+
+    def watch(self, table: str, keys: Keys, rows: Tensor) -> None:
+        """Takes the gradients of a look-up's rows, a leaf float32[N, D], as they come in backward().
+
+        Raises:
+            UsageError: If too many wait.
+        """
+        self._require_room()
+        for gradients in self._tables.values():
+            gradients.close_group()
+        self._num_lookups += 1
+        number = self._num_lookups
+
+        def take(leaf: Tensor) -> None:
+            grad, leaf.grad = leaf.grad, None
+            if grad is not None:
+                values = np.ascontiguousarray(grad.detach().cpu().numpy())
+                pending = self._tables.setdefault(table, _TableGradients())
+                pending.add(number, SparseGrad(keys, values, _EXAMPLES))
+                self._num_bytes += keys.nbytes + values.nbytes
+
+        rows.register_post_accumulate_grad_hook(take)
+
+    def _require_room(self) -> None:
+        if self._num_bytes > self._limit_bytes:
+            self.merged()
+        if self._num_bytes > self._limit_bytes:
+            raise UsageError(
+                f"gradients of {self._num_bytes / 2**20:.0f} MB wait to be pushed, at most "
+                f"{self._limit_bytes / 2**20:.0f} MB may (max_pending_mb): call PushOptimizer.step() or "
+                f"zero_grad() after backward()"
+            )
+
+    def merged(self) -> Mapping[str, SparseGrad]:
+        """Returns the sum over all look-ups, by table; writing to its values changes what is pushed."""
+        totals = {table: gradients.merge() for table, gradients in self._tables.items()}
+        self._num_bytes = sum(each.num_bytes for each in self._tables.values())
+        return totals
+
+    def clear(self) -> None:
+        """Drops all."""
+        self._tables.clear()
+        self._num_bytes = 0
+
+
+def leaf_with(grad: SparseGrad) -> Tensor:
+    """Returns a leaf whose `.grad` is the memory of a gradient's values; it has no values of its own."""
+    leaf = torch.zeros(()).expand(grad.values.shape).requires_grad_()
+    leaf.grad = torch.from_numpy(grad.values)
+    return leaf

@@ -1,0 +1,120 @@
+"""Opening tables: in this process, or on a cluster."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from protos.errors import RoleError
+from protos.role import WorkerRole, role_from_environment
+from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+from ps_worker.fleet.roles import Role, UserDefinedRoleMaker
+from ps_worker.job import Job
+from ps_worker.job.reading import override_job
+from ps_worker.run.membership import Membership
+from ps_worker.run.run import terms_of
+from ps_worker.torch.tables import Tables
+
+
+@contextmanager
+def open_tables(
+    *,
+    servers: Sequence[str] | None = None,
+    worker: int = 0,
+    num_workers: int = 1,
+    mode: Literal["sync", "async"] = "sync",
+    optimizer: str | Mapping[str, str | float] = "adagrad",
+    seed: int = 0,
+    cluster: Mapping[str, Any] | None = None,
+    max_pending_mb: int = 1024,
+) -> Iterator[Tables]:
+    """Opens tables as worker `worker` of `num_workers`, who train together.
+
+    At the end of the block the worker leaves the job. By an error it ends it: no other worker waits for one
+    that does not come.
+
+    Args:
+        servers: "host:port" of each `ps-server`, in the order that all processes share; None: as the
+            environment says (protos/role.py), and without a role there in this process.
+        worker: Index of this worker, where there are `servers`.
+        num_workers: Workers of the job, where there are `servers`.
+        mode: "sync": workers take each step together, and what is applied is the mean of their gradients.
+            "async": what a worker pushes is applied as it arrives.
+        optimizer: Of the rows of tables that name no other, as in a job.
+        seed: Of the rows' initial values.
+        cluster: Limits of waiting, as the section [cluster] of a job.
+        max_pending_mb: Size of the gradients that may wait to be pushed.
+
+    Yields:
+        The tables, when all workers have come.
+
+    Raises:
+        RoleError: If this process has no such place.
+        JobError: If a setting is wrong, or workers do not agree.
+        CtrPsError: If servers do not answer, or other workers do not come.
+    """
+    role = _role_of(servers, worker, num_workers)
+    job = override_job(
+        {
+            "model": "ps_worker.torch",
+            "strategy": {"mode": mode},
+            "optimizer": {"sparse": optimizer},
+            "train": {"seed": seed},
+            "cluster": cluster or {},
+        },
+        (),
+        source="open_tables",
+    )
+    _require_supported(job)
+    with (
+        open_store(role, job.cluster) as store,
+        Membership(
+            store,
+            role.worker_index,
+            terms=terms_of(job, role.num_workers),
+            limits=job.cluster,
+            is_in_process=is_in_process(role),
+        ) as membership,
+    ):
+        tables = Tables(
+            store,
+            membership,
+            job,
+            num_workers=role.num_workers,
+            max_pending_bytes=max_pending_mb * 2**20,
+        )
+        try:
+            yield tables
+            membership.leave(tables.version)
+        finally:
+            tables.close()
+
+
+def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> WorkerRole:
+    if servers is not None:
+        role = UserDefinedRoleMaker(
+            current_id=worker, role=Role.WORKER, worker_num=num_workers, server_endpoints=servers
+        ).role()
+    else:
+        role = role_from_environment(os.environ) or LOCAL
+    if not isinstance(role, WorkerRole):
+        raise RoleError("this process is a server by TRAINING_ROLE: only workers open tables")
+    if is_in_process(role) and (worker, num_workers) != (0, 1):
+        raise RoleError(
+            f"worker {worker} of {num_workers} has no servers: without servers= or a role in the "
+            f"environment, tables are in this process alone"
+        )
+    return role
+
+
+def _require_supported(job: Job) -> None:
+    if job.strategy.mode not in ("sync", "async"):
+        raise job.error(
+            "strategy.mode", f"mode is {job.strategy.mode!r}, expected 'sync' or 'async'"
+        )
+    if job.cluster.on_worker_loss == "wait":
+        raise job.error(
+            "cluster.on_worker_loss",
+            "on_worker_loss is 'wait', but nothing here knows where a lost worker's loop was: expected "
+            "'fail' or 'continue'",
+        )

@@ -1,0 +1,117 @@
+"""Rows of the next batch, asked for while this one is computed, by the process that trains.
+
+async  announce(next keys) --> pull -----------.   this batch's step() is not in them
+sync   announce(next keys)                     |
+       step() --> pull at the version after it |   exactly what a look-up would read
+                                               '--> look-ups of the next batch
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from protos.keys import Keys, unique_keys
+from protos.store import Future, Pulled
+from ps_worker.torch.keys import keys_of
+
+B = TypeVar("B")
+KeysOfBatch = Callable[[B], Mapping[str, Tensor]]
+
+
+class _Asked:
+    """Rows that were asked for."""
+
+    def __init__(self, keys: Mapping[str, Keys], answer: Future[Pulled], num_pushes: int) -> None:
+        self.num_pushes = num_pushes
+        self._keys = keys
+        self._answer = answer
+        self._order: dict[str, np.ndarray[Any, Any]] = {}
+
+    @cached_property
+    def _pulled(self) -> Pulled:
+        return self._answer.result()
+
+    def rows_of(self, table: str, keys: Keys) -> Pulled | None:
+        """Returns the rows of a table's unique keys; None: not all are here."""
+        own = self._keys.get(table)
+        if own is None:
+            return None
+        if np.array_equal(own, keys):
+            return Pulled({table: self._pulled.rows[table]}, self._pulled.version)
+        if table not in self._order:
+            self._order[table] = np.argsort(own)
+        order = self._order[table]
+        places = np.searchsorted(own, keys, sorter=order)
+        if not own.size or places.max(initial=0) == own.size:
+            return None
+        found = order[places]
+        if not np.array_equal(own[found], keys):
+            return None
+        return Pulled({table: self._pulled.rows[table][found]}, self._pulled.version)
+
+
+class Prefetcher:
+    """The rows of the batch that is trained and of the next one. For one thread."""
+
+    def __init__(
+        self, pull: Callable[[Mapping[str, Keys]], Future[Pulled]], *, is_exact: bool
+    ) -> None:
+        """Asks by `pull`; rows that miss a push are good for nothing if `is_exact`."""
+        self._pull = pull
+        self._is_exact = is_exact
+        self._num_pushes = 0
+        self.clear()
+
+    def batches(self, loader: Iterable[B], keys_of_batch: KeysOfBatch[B]) -> Iterator[B]:
+        """Yields the batches of a loader; see `Tables.prefetching`."""
+        waiting: list[B] = []
+        try:
+            for batch in loader:
+                self.advance()
+                self.announce(
+                    {
+                        name: unique_keys(keys_of(keys))[0]
+                        for name, keys in keys_of_batch(batch).items()
+                    }
+                )
+                yield from waiting
+                waiting = [batch]
+            self.advance()
+            yield from waiting
+        finally:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._next_keys: Mapping[str, Keys] | None = None
+        self._next: _Asked | None = None
+        self._current: _Asked | None = None
+
+    def announce(self, keys: Mapping[str, Keys]) -> None:
+        """Takes the unique keys of the next batch, by table."""
+        self._next_keys = keys
+        if not self._is_exact:
+            self._ask(keys)
+
+    def advance(self) -> None:
+        """The next batch becomes the one that is trained."""
+        self._current, self._next, self._next_keys = self._next, None, None
+
+    def pushed(self) -> None:
+        """Another push of this worker is under way or applied."""
+        self._num_pushes += 1
+        if self._is_exact and self._next_keys is not None:
+            self._ask(self._next_keys)
+
+    def _ask(self, keys: Mapping[str, Keys]) -> None:
+        self._next = _Asked(keys, self._pull(keys), self._num_pushes)
+
+    def rows_of(self, table: str, keys: Keys) -> Pulled | None:
+        """Returns rows that miss no push of this worker, or in the asynchronous mode at most one."""
+        asked = self._current
+        if asked is None or self._num_pushes - asked.num_pushes > (0 if self._is_exact else 1):
+            return None
+        return asked.rows_of(table, keys)

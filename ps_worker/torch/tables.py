@@ -1,0 +1,311 @@
+"""Tables of embeddings as a training loop has them: looked up by modules, pushed by an optimizer."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+from torch import nn
+
+from ctr_model.models.model import EmbeddingTable
+from protos.errors import CheckpointError, CtrPsError, UsageError
+from protos.gradients import Gradients, SparseGrad, Values, require_finite
+from protos.keys import Keys
+from protos.store import Future, Missing, Pulled, ReduceOp, SaveRequest, Store, Version
+from ps_server.checkpoint.reader import Checkpoint
+from ps_worker.communicators.push_ids import PushIds
+from ps_worker.job import Job
+from ps_worker.job.specs import specs_of_tables
+from ps_worker.run.membership import Membership
+from ps_worker.torch.gradients import PendingGradients
+from ps_worker.torch.prefetch import B, KeysOfBatch, Prefetcher
+
+SYNC = "sync"
+
+
+class TableModule(nn.Module):
+    """A module whose rows are in a table; it has no parameters.
+
+    Attributes:
+        spec: Its table. Modules of the same table share its rows.
+        tables: Where the table is; None: not attached.
+    """
+
+    def __init__(self, spec: EmbeddingTable) -> None:
+        """Declares the table.
+
+        Raises:
+            ValueError: If its name is empty, its width less than 1, or its range negative.
+        """
+        super().__init__()
+        if not spec.name:
+            raise ValueError("table is '', expected the name of the table")
+        if spec.dim < 1:
+            raise ValueError(f"dim is {spec.dim}, expected at least 1")
+        if not spec.init_range >= 0:
+            raise ValueError(f"init_range is {spec.init_range}, expected a number >= 0")
+        self.spec = spec
+        self.tables: Tables | None = None
+
+    def get_extra_state(self) -> dict[str, str | int]:
+        """Returns what `state_dict` has of this module: the name of its table and the width of its rows."""
+        return {"table": self.spec.name, "dim": self.spec.dim}
+
+    def set_extra_state(self, state: Mapping[str, str | int]) -> None:
+        """Checks that a `state_dict` is of this table; rows come from `Tables.load`.
+
+        Raises:
+            CheckpointError: If it is of another one.
+        """
+        if state != self.get_extra_state():
+            raise CheckpointError(
+                f"the state is of table {state.get('table')!r} with dim {state.get('dim')!r}, but this "
+                f"module has table {self.spec.name!r} with dim {self.spec.dim}"
+            )
+
+    def extra_repr(self) -> str:
+        """Returns what distinguishes this module, for `print`."""
+        return f"{self.spec.dim}, table={self.spec.name!r}"
+
+
+class Tables:
+    """The tables of this worker's modules. For one thread; `open_tables` makes it.
+
+    What is collective, all workers call in the same order.
+
+    Attributes:
+        worker: Index of this worker.
+        num_workers: Workers of the job.
+        mode: "sync" or "async".
+        version: Steps of synchronous training done; 0 in the asynchronous mode.
+        checkpoint: The checkpoint that was saved or loaded last; empty: none.
+        pending: Gradients since the last push.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        membership: Membership,
+        job: Job,
+        *,
+        num_workers: int,
+        max_pending_bytes: int,
+    ) -> None:
+        """Waits for all workers.
+
+        Args:
+            store: Where the tables are.
+            membership: This worker's place.
+            job: Its sections [train], [optimizer] and [strategy] count.
+            num_workers: Workers of the job.
+            max_pending_bytes: Size of the gradients that may wait to be pushed.
+        """
+        self.worker = membership.member.worker
+        self.num_workers = num_workers
+        self.mode = job.strategy.mode
+        self.checkpoint = ""
+        self.pending = PendingGradients(max_pending_bytes)
+        self._store = store
+        self._job = job
+        self._push_ids = PushIds(membership.member)
+        self._prefetcher = Prefetcher(self._ask, is_exact=self.mode == SYNC)
+        self._declared: dict[str, EmbeddingTable] = {}
+        self._oldest_pull: Version | None = None  # since the last push
+        self._num_pushes = 0
+        self._pushes_saved = 0  # those that `checkpoint` has
+        self._num_barriers = 0
+        self._is_closed = False
+        self.version: Version = 0
+        self._rejoin(store.barrier("start", self.worker, step=0).result())
+
+    @property
+    def _at(self) -> Version | None:
+        """The step that pulls wait for and pushes belong to; None: they are applied on arrival."""
+        return self.version if self.mode == SYNC else None
+
+    def attach(self, module: nn.Module) -> None:
+        """Declares the tables of a module's embeddings, which are looked up here from now on.
+
+        Raises:
+            SpecError: If a table cannot be, or exists with another width, range or optimizer.
+        """
+        self._require_open()
+        embeddings = [each for each in module.modules() if isinstance(each, TableModule)]
+        if not embeddings:
+            raise UsageError(
+                f"{type(module).__name__} has no embedding of ps_worker.torch: there is nothing to attach"
+            )
+        for spec in specs_of_tables([each.spec for each in embeddings], self._job):
+            self._store.create_table(spec)
+        for embedding in embeddings:
+            embedding.tables = self
+            self._declared[embedding.spec.name] = embedding.spec
+
+    def pull(self, table: str, keys: Keys, *, trains: bool) -> Values:
+        """Returns rows float32[N, D] of unique keys uint64[N], as they are after the last step.
+
+        A key without a row reads its initial value, or zeros unless it `trains`; it gets no row.
+        """
+        self._require_open()
+        if not trains:
+            answer = self._store.pull_sparse({table: keys}, missing=Missing.ZEROS, at=self._at)
+            return answer.result().rows[table]
+        pulled = self._prefetcher.rows_of(table, keys) or self._ask({table: keys}).result()
+        oldest = self._oldest_pull
+        self._oldest_pull = pulled.version if oldest is None else min(oldest, pulled.version)
+        return pulled.rows[table]
+
+    def _ask(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
+        return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self._at)
+
+    def prefetching(self, loader: Iterable[B], keys_of_batch: KeysOfBatch[B]) -> Iterator[B]:
+        """Yields the batches of a loader, and asks for the rows of each while the one before it is trained.
+
+        In sync, rows are asked for by `step()`, and are those that a look-up would read. In async they are
+        asked for before it, and miss one push of this worker at most.
+
+        A batch is taken from the loader before the one before it is yielded. Worker processes of a
+        DataLoader have no part in this: rows are asked for by the process that trains.
+
+        Args:
+            loader: Any iterable.
+            keys_of_batch: Returns the keys of a batch by table, int64 or uint64 of any shape; what it leaves
+                out is pulled when it is looked up.
+        """
+        return self._prefetcher.batches(loader, keys_of_batch)
+
+    def push(self) -> None:
+        """Pushes the gradients that wait, and returns when the servers have them; then none wait.
+
+        In sync it is this worker's part of the step, also without gradients; the next look-up waits for
+        those of the others. In async nothing is pushed without gradients.
+
+        Raises:
+            GradientError: If a gradient is infinite or not a number; nothing was pushed, all still wait.
+            CtrPsError: If servers do not answer, or another worker has ended the job.
+        """
+        self._require_open()
+        sparse: Mapping[str, SparseGrad] = self.pending.merged()
+        if not sparse and self.mode != SYNC:
+            return
+        gradients = Gradients(sparse=sparse)
+        require_finite(gradients)  # before the push has a number
+        push_id = self._push_ids.next(
+            examples=1,
+            batches=1,
+            pulled=self.version if self._oldest_pull is None else self._oldest_pull,
+            whole=[self._push_ids.take(None)],
+        )
+        self.pending.clear()  # before it is sent: a push that fails may have been applied
+        self._oldest_pull = None
+        self._store.push_grad(gradients, push_id, at=self._at).result()
+        self._num_pushes += 1
+        self.version += self.mode == SYNC
+        self._prefetcher.pushed()
+
+    def barrier(self) -> None:
+        """Waits until every worker has come; collective."""
+        self._require_open()
+        answer = self._store.barrier(self._next_barrier(), self.worker, step=self.version)
+        self._rejoin(answer.result())
+
+    def save(self, url: str, *, base: str = "") -> None:
+        """Saves the rows and their optimizer's state, with what all workers have pushed; collective.
+
+        Args:
+            url: See `protos.store.SaveRequest`.
+            base: See `protos.store.SaveRequest`.
+
+        Raises:
+            CheckpointError: If it cannot be written, for all workers.
+        """
+        self.barrier()
+        self._by_first(lambda: self._store.save(SaveRequest(url=url, base=base)), f"save {url}")
+        self.checkpoint, self._pushes_saved = url, self._num_pushes
+
+    def load(self, url: str) -> None:
+        """Replaces the rows by those of a checkpoint, before the first step; collective.
+
+        Args:
+            url: A checkpoint of the same tables, or a folder of checkpoints, whose latest is meant.
+
+        Raises:
+            UsageError: If this worker has pushed.
+            CheckpointError: If there is no such checkpoint, or it does not fit, for all workers.
+        """
+        if self._num_pushes:
+            raise UsageError(f"{url} cannot be loaded after {self._num_pushes} steps: load first")
+        self._by_first(lambda: self._store.load(url), f"load {url}")
+        self._prefetcher.clear()
+        self.checkpoint = url
+
+    def state(self) -> dict[str, object]:
+        """Returns which tables these are, and which checkpoint has their rows.
+
+        Raises:
+            UsageError: If this worker has pushed since it was saved.
+        """
+        if self._num_pushes != self._pushes_saved:
+            raise UsageError(
+                f"rows have changed since {self.checkpoint or 'they were made'}: save them by Tables.save "
+                f"first, so that the state can name their checkpoint"
+            )
+        dims = {name: table.dim for name, table in sorted(self._declared.items())}
+        token = Checkpoint.open(self.checkpoint).token if self.checkpoint else ""
+        return {"tables": dims, "checkpoint": self.checkpoint, "token": token}
+
+    def require_state(self, state: Mapping[str, object]) -> None:
+        """Checks that these are the tables of a state, with the rows of its checkpoint.
+
+        Raises:
+            CheckpointError: If they are not.
+        """
+        own = self.state()
+        if own["tables"] != state.get("tables"):
+            raise CheckpointError(
+                f"the state is of tables {state.get('tables')}, but these are {own['tables']}"
+            )
+        if own["token"] != state.get("token"):
+            raise CheckpointError(
+                f"the state is of the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but these are "
+                f"of {own['checkpoint'] or 'no checkpoint'!r}: call Tables.load with the former first"
+            )
+
+    def _by_first(self, work: Callable[[], object], what: str) -> None:
+        """Has worker 0 do what concerns all; the others wait, and hear whether it failed."""
+        failure: CtrPsError | None = None
+        if self.worker == 0:
+            try:
+                work()
+            except CheckpointError as error:
+                failure = error
+        failed = np.array([float(failure is not None)])
+        name = self._next_barrier()
+        answer = self._store.all_reduce(
+            name, self.worker, failed, ReduceOp.MAX, step=self.version
+        ).result()
+        self._rejoin(answer.version)
+        if failure is not None:
+            raise failure
+        if answer.values[0]:
+            raise CheckpointError(f"worker 0 could not {what}: its error says why")
+
+    def _next_barrier(self) -> str:
+        self._num_barriers += 1
+        return f"barrier-{self._num_barriers}"
+
+    def _rejoin(self, version: Version) -> None:
+        if self.mode == SYNC:
+            self.version = version
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("the tables are closed: look up and push inside `with open_tables()`")
+
+    def close(self) -> None:
+        """Refuses all later calls."""
+        self._is_closed = True
+        self._prefetcher.clear()
+        self.pending.clear()
+
+    def __deepcopy__(self, memo: object) -> "Tables":
+        """A copy of a module looks up in the same tables."""
+        return self
