@@ -69,7 +69,7 @@ class PendingGradients:
         self._limit_bytes = limit_bytes
         self._tables: dict[str, _TableGradients] = {}
         self._num_lookups = 0
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     def watch(self, table: str, keys: Keys, rows: Tensor) -> None:
         """Takes the gradients of a look-up's rows, a leaf float32[N, D], as they come in backward().
@@ -89,16 +89,16 @@ class PendingGradients:
                 values = np.ascontiguousarray(grad.detach().cpu().numpy())
                 pending = self._tables.setdefault(table, _TableGradients())
                 pending.add(number, SparseGrad(keys, values, _EXAMPLES))
-                self._num_bytes += keys.nbytes + values.nbytes
+                self.num_bytes += keys.nbytes + values.nbytes
 
         rows.register_post_accumulate_grad_hook(take)
 
     def _require_room(self) -> None:
-        if self._num_bytes > self._limit_bytes:
+        if self.num_bytes > self._limit_bytes:
             self.merged()
-        if self._num_bytes > self._limit_bytes:
+        if self.num_bytes > self._limit_bytes:
             raise UsageError(
-                f"gradients of {self._num_bytes / 2**20:.0f} MB wait to be pushed, at most "
+                f"gradients of {self.num_bytes / 2**20:.0f} MB wait to be pushed, at most "
                 f"{self._limit_bytes / 2**20:.0f} MB may (max_pending_mb): call PushOptimizer.step() or "
                 f"zero_grad() after backward()"
             )
@@ -106,13 +106,13 @@ class PendingGradients:
     def merged(self) -> Mapping[str, SparseGrad]:
         """Returns the sum over all look-ups, by table; writing to its values changes what is pushed."""
         totals = {table: gradients.merge() for table, gradients in self._tables.items()}
-        self._num_bytes = sum(each.num_bytes for each in self._tables.values())
+        self.num_bytes = sum(each.num_bytes for each in self._tables.values())
         return totals
 
     def clear(self) -> None:
         """Drops all."""
         self._tables.clear()
-        self._num_bytes = 0
+        self.num_bytes = 0
 
 
 def leaf_with(grad: SparseGrad) -> Tensor:

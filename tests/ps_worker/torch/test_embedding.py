@@ -1,0 +1,220 @@
+"""Embeddings on tables compute what those of torch.nn compute, to the last bit: values and gradients."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+from protos.errors import SpecConflictError, UsageError  # noqa: E402
+from ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables  # noqa: E402
+from tests.support.cluster import cluster  # noqa: E402
+from tests.support.torch_loop import (  # noqa: E402
+    NUM_KEYS,
+    LookUp,
+    OnTable,
+    OnWeight,
+    coefficients,
+    dense_gradient,
+)
+
+KEYS = st.integers(0, NUM_KEYS - 1)
+
+
+@st.composite
+def look_ups(draw: st.DrawFn) -> LookUp:
+    """Any look-up: bags by offsets, some of them empty, or in rows; keys of any shape."""
+    mode = draw(st.sampled_from(["none", "sum", "mean"]))
+    dtype = draw(st.sampled_from([torch.int64, torch.uint64]))
+    shape = draw(st.none() | st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    size = shape[0] * shape[1] if shape else None
+    found = draw(st.lists(KEYS, min_size=size or 0, max_size=size or 12))
+    keys = torch.tensor(found, dtype=torch.int64)
+    keys = keys.reshape(shape) if shape else keys
+    offsets = None
+    if mode != "none" and shape is None:
+        cuts = draw(st.lists(st.integers(0, len(found)), max_size=4))
+        offsets = torch.tensor([0, *sorted(cuts)])
+    weights = None
+    if mode == "sum" and draw(st.booleans()):
+        weights = coefficients(keys.shape, draw(st.integers(0, 99)))
+    return LookUp(mode, keys.to(dtype), offsets, weights)
+
+
+def of_torch(lookup: LookUp) -> LookUp:
+    return LookUp(lookup.mode, lookup.keys.long(), lookup.offsets, lookup.weights)
+
+
+class Case:
+    """A table, and the same rows as a weight."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.on_table = OnTable()
+        tables.attach(self.on_table)
+
+    def fresh(self) -> tuple[OnTable, OnWeight]:
+        self.tables.pending.clear()
+        return self.on_table, OnWeight(self.on_table.weight())
+
+
+@pytest.fixture(scope="module", params=["in process", "cluster"])
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    if request.param == "in process":
+        with open_tables() as tables:
+            yield Case(tables)
+        return
+    with cluster(num_servers=2) as servers, open_tables(servers=servers.endpoints) as tables:
+        yield Case(tables)
+
+
+class TestBitEqual:
+    @settings(max_examples=50)
+    @given(program=st.lists(look_ups(), min_size=1, max_size=4))
+    def test_look_ups_of_one_backward(self, case: Case, program: list[LookUp]) -> None:
+        self.compare(case, [program])
+
+    @settings(max_examples=50)
+    @given(program=st.lists(st.lists(look_ups(), min_size=1, max_size=3), min_size=2, max_size=4))
+    def test_accumulation_over_several_forwards(
+        self, case: Case, program: list[list[LookUp]]
+    ) -> None:
+        self.compare(case, program)
+
+    @settings(max_examples=50)
+    @given(program=st.lists(look_ups(), min_size=1, max_size=3))
+    def test_several_losses_of_one_forward(self, case: Case, program: list[LookUp]) -> None:
+        on_table, on_weight = case.fresh()
+
+        for module, convert in ((on_table, lambda each: each), (on_weight, of_torch)):
+            outputs = [module(convert(lookup)) for lookup in program]
+            for seed in (7, 8):
+                loss = sum(
+                    (output * coefficients(output.shape, seed + place)).sum()
+                    for place, output in enumerate(outputs)
+                )
+                loss.backward(retain_graph=True)
+
+        assert_same_gradient(case, on_weight)
+
+    def compare(self, case: Case, program: list[list[LookUp]]) -> None:
+        on_table, on_weight = case.fresh()
+
+        for step, lookups in enumerate(program):
+            losses: list[list[Any]] = [[], []]
+            for place, lookup in enumerate(lookups):
+                found, expected = on_table(lookup), on_weight(of_torch(lookup))
+                assert torch.equal(found, expected)
+                factors = coefficients(expected.shape, 10 * step + place)
+                losses[0].append((found * factors).sum())
+                losses[1].append((expected * factors).sum())
+            for loss in losses:
+                sum(loss).backward()
+
+        assert_same_gradient(case, on_weight)
+
+
+def assert_same_gradient(case: Case, on_weight: OnWeight) -> None:
+    np.testing.assert_array_equal(dense_gradient(case.tables), on_weight.weight.grad.numpy())
+
+
+def test_gradients_of_weights_of_samples_are_those_of_torch(case: Case) -> None:
+    on_table, on_weight = case.fresh()
+    keys, offsets = torch.tensor([3, 1, 3]), torch.tensor([0, 2])
+    weights = [torch.tensor([0.5, 2.0, -1.0], requires_grad=True) for _ in range(2)]
+
+    for module, own in zip((on_table, on_weight), weights, strict=True):
+        output = module(LookUp("sum", keys, offsets, own))
+        (output * coefficients(output.shape, 1)).sum().backward()
+
+    assert torch.equal(weights[0].grad, weights[1].grad)
+
+
+def test_key_of_64_bits_is_the_same_as_int64_and_uint64(case: Case) -> None:
+    embedding = case.on_table.by_mode["none"]
+
+    unsigned = embedding(torch.tensor([2**64 - 5], dtype=torch.uint64))
+
+    assert torch.equal(embedding(torch.tensor([-5])), unsigned)
+    assert not torch.equal(embedding(torch.tensor([5])), unsigned)
+
+
+def test_key_without_dimension_has_one_row(case: Case) -> None:
+    on_table, on_weight = case.fresh()
+    key = LookUp("none", torch.tensor(3))
+
+    assert torch.equal(on_table(key), on_weight(key))
+
+
+@pytest.mark.parametrize("quiet", ["no_grad", "inference_mode", "eval"])
+def test_nothing_is_recorded_and_no_row_made_where_nothing_is_trained(quiet: str) -> None:
+    with open_tables() as tables:
+        embedding = Embedding(2, table="items", init_range=0.5)
+        tables.attach(embedding)
+        optimizer = PushOptimizer(tables)
+        keys = torch.tensor([1, 2, 1])
+
+        if quiet == "eval":
+            output = embedding.eval()(keys)
+        else:
+            with getattr(torch, quiet)():
+                output = embedding(keys)
+
+        assert not output.requires_grad
+        optimizer.step()
+        assert optimizer.rows() == []
+        assert tables._store.status().tables["items"].rows == 0
+        assert bool(output.any()) == (quiet != "eval"), "untrained rows are zeros in eval()"
+
+
+def test_eval_reads_what_was_trained() -> None:
+    with open_tables() as tables:
+        embedding = Embedding(2, table="items", optimizer={"name": "sgd", "learning_rate": 1.0})
+        tables.attach(embedding)
+        keys = torch.tensor([1])
+
+        embedding(keys).sum().backward()
+        PushOptimizer(tables).step()
+
+        trained = embedding(keys)
+        assert torch.equal(embedding.eval()(keys), trained)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.bool])
+def test_keys_of_other_types_are_refused(case: Case, dtype: Any) -> None:
+    with pytest.raises(UsageError, match=r"keys are torch\.\w+, expected torch.int64 or"):
+        case.on_table.by_mode["none"](torch.zeros(2).to(dtype))
+
+
+def test_module_that_is_not_attached_says_how() -> None:
+    with pytest.raises(UsageError, match=r"table='items'.* is not attached: call attach\(model\)"):
+        Embedding(2, table="items")(torch.tensor([1]))
+
+
+def test_modules_of_one_table_that_do_not_agree_are_refused() -> None:
+    model = torch.nn.ModuleList([Embedding(2, table="items"), EmbeddingBag(3, table="items")])
+
+    with open_tables() as tables, pytest.raises(SpecConflictError, match="items"):
+        tables.attach(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 0, "table": "t"}, "dim is 0, expected at least 1"),
+        ({"dim": 1, "table": ""}, "expected the name of the table"),
+        ({"dim": 1, "table": "t", "init_range": -1.0}, "init_range is -1.0"),
+        ({"dim": 1, "table": "t", "mode": "max"}, "mode is 'max', expected 'sum' or 'mean'"),
+    ],
+)
+def test_impossible_embedding_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EmbeddingBag(**options)
+
+
+def test_embedding_has_no_parameters() -> None:
+    assert not list(EmbeddingBag(2, table="items").parameters())
