@@ -27,8 +27,8 @@
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """
 
+from ps_worker.torch.connection import open_tables
 from ps_worker.torch.embedding import Embedding, EmbeddingBag
-from ps_worker.torch.open_tables import open_tables
 from ps_worker.torch.optimizer import PushOptimizer
 from ps_worker.torch.tables import Tables
 

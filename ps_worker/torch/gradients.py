@@ -62,6 +62,9 @@ class PendingGradients:
 
     A look-up without a backward() leaves nothing here. Where step() is never called memory is bounded:
     gradients of equal keys are merged, and what is above the limit then is an error.
+
+    Attributes:
+        num_bytes: Size of the gradients that wait.
     """
 
     def __init__(self, limit_bytes: int) -> None:

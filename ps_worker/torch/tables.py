@@ -231,6 +231,7 @@ class Tables:
             UsageError: If this worker has pushed.
             CheckpointError: If there is no such checkpoint, or it does not fit, for all workers.
         """
+        self._require_open()
         if self._num_pushes:
             raise UsageError(f"{url} cannot be loaded after {self._num_pushes} steps: load first")
         self._by_first(lambda: self._store.load(url), f"load {url}")

@@ -1,13 +1,16 @@
 """Twins of embeddings on tables: those of torch.nn with the same rows as a weight."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables
+from ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
+from tests.support.cluster import cluster
+from tests.support.training import together
 
 NUM_KEYS = 12
 DIM = 3
@@ -136,7 +139,7 @@ def joined_batch(first: NetBatch, second: NetBatch) -> NetBatch:
     )
 
 
-def train_net(tables: Tables, net: Net, batches: Sequence[NetBatch]) -> list[float]:
+def train_net(tables: Tables, net: Net, batches: Iterable[NetBatch]) -> list[float]:
     """Trains a step on each batch; returns the losses."""
     rows, dense = PushOptimizer(tables), torch.optim.SGD(net.linear.parameters(), lr=0.5)
     losses = []
@@ -156,3 +159,26 @@ def rows_of(net: Net) -> list[Tensor]:
     keys = torch.arange(NUM_KEYS)
     with torch.no_grad():
         return [net.items(keys[:, None]), net.words(keys), *net.linear.parameters()]
+
+
+def on_cluster(
+    work: Callable[[Tables], object],
+    *,
+    num_servers: int = 1,
+    num_workers: int = 2,
+    mode: str = "sync",
+    modes: Sequence[str] = (),
+) -> None:
+    """Runs workers in threads, each with tables of its own; `modes` if these are not of the same."""
+    with cluster(num_servers=num_servers, num_workers=num_workers) as servers:
+
+        def worker(index: int) -> None:
+            with open_tables(
+                servers=servers.endpoints,
+                worker=index,
+                num_workers=num_workers,
+                mode=modes[index] if modes else mode,
+            ) as tables:
+                work(tables)
+
+        together(*(partial(worker, index) for index in range(num_workers)))

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from protos.errors import RoleError
-from protos.role import WorkerRole, role_from_environment
+from protos.errors import RoleError, UsageError
+from protos.role import ServerRole, WorkerRole, require_endpoints, role_from_environment
 from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
-from ps_worker.fleet.roles import Role, UserDefinedRoleMaker
 from ps_worker.job import Job
 from ps_worker.job.reading import override_job
 from ps_worker.run.membership import Membership
@@ -50,6 +49,7 @@ def open_tables(
 
     Raises:
         RoleError: If this process has no such place.
+        UsageError: If `max_pending_mb` is less than 1.
         JobError: If a setting is wrong, or workers do not agree.
         CtrPsError: If servers do not answer, or other workers do not come.
     """
@@ -66,6 +66,8 @@ def open_tables(
         source="open_tables",
     )
     _require_supported(job)
+    if max_pending_mb < 1:
+        raise UsageError(f"max_pending_mb is {max_pending_mb}, expected at least 1")
     with (
         open_store(role, job.cluster) as store,
         Membership(
@@ -91,19 +93,18 @@ def open_tables(
 
 
 def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> WorkerRole:
-    if servers is not None:
-        role = UserDefinedRoleMaker(
-            current_id=worker, role=Role.WORKER, worker_num=num_workers, server_endpoints=servers
-        ).role()
-    else:
-        role = role_from_environment(os.environ) or LOCAL
-    if not isinstance(role, WorkerRole):
-        raise RoleError("this process is a server by TRAINING_ROLE: only workers open tables")
-    if is_in_process(role) and (worker, num_workers) != (0, 1):
+    if servers is None and (worker, num_workers) != (0, 1):
         raise RoleError(
-            f"worker {worker} of {num_workers} has no servers: without servers= or a role in the "
-            f"environment, tables are in this process alone"
+            f"worker {worker} of {num_workers} has no servers: give servers=, or all by the environment"
         )
+    if servers is not None:
+        endpoints = require_endpoints(list(servers), "servers")
+        if not 0 <= worker < num_workers:
+            raise RoleError(f"worker is {worker}, expected 0 to {num_workers - 1}")
+        return WorkerRole(endpoints=endpoints, worker_index=worker, num_workers=num_workers)
+    role = role_from_environment(os.environ) or LOCAL
+    if isinstance(role, ServerRole):
+        raise RoleError("this process is a server by TRAINING_ROLE: only workers open tables")
     return role
 
 

@@ -1,0 +1,165 @@
+"""Saving and loading of tables, and what `state_dict` says of them."""
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+from protos.errors import CheckpointError, UsageError  # noqa: E402
+from ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
+from ps_worker.torch import Embedding, PushOptimizer, Tables, open_tables  # noqa: E402
+from tests.support.commands import run  # noqa: E402
+from tests.support.torch_loop import (  # noqa: E402
+    NUM_KEYS,
+    Net,
+    net_batches,
+    on_cluster,
+    rows_of,
+    train_net,
+)
+
+SGD = {"name": "sgd", "learning_rate": 0.5}
+ADAGRAD = {"name": "adagrad", "learning_rate": 0.1}
+
+
+def through_a_file(state: Any) -> Any:
+    """Returns what torch.save and torch.load make of it, the latter without running code."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
+    batches, url = net_batches(8, seed=1), str(tmp_path / "rows")
+    states: list[Any] = []
+    expected: list[Any] = []
+
+    def work(tables: Tables) -> None:
+        net = Net(ADAGRAD)
+        tables.attach(net)
+        train_net(tables, net, batches[:4])
+        tables.save(url)
+        states.extend(copy.deepcopy([net.state_dict(), PushOptimizer(tables).state_dict()]))
+        train_net(tables, net, batches[4:])
+        expected.extend(rows_of(net))
+
+    on_cluster(work, num_servers=2, num_workers=1)
+
+    with open_tables() as tables:
+        net = Net(ADAGRAD, seed=9)
+        tables.attach(net)
+        tables.load(url)
+        for part, state in zip((net, PushOptimizer(tables)), states, strict=True):
+            part.load_state_dict(through_a_file(state))
+        train_net(tables, net, batches[4:])
+
+        for found, wanted in zip(rows_of(net), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_checkpoint_is_read_as_any_other(tmp_path: Path) -> None:
+    url = str(tmp_path / "rows")
+    rows: list[Any] = []
+
+    def work(tables: Tables) -> None:
+        net = Net(SGD)
+        tables.attach(net)
+        train_net(tables, net, net_batches(3, seed=tables.worker))
+        tables.save(url)
+        if tables.worker == 0:
+            rows.append(net.eval().words(torch.arange(NUM_KEYS)))
+
+    on_cluster(work, num_servers=2)
+
+    keys = np.arange(NUM_KEYS, dtype=np.uint64)
+    np.testing.assert_array_equal(SavedModel.open(url).read("words", keys), rows[0].numpy())
+    for command in ("inspect", "verify"):
+        done = run("ps-ckpt", command, url)
+        assert done.returncode == 0, done.stderr
+
+
+def test_delta_is_loaded_with_its_base(tmp_path: Path) -> None:
+    with open_tables() as tables:
+        net = Net(SGD)
+        tables.attach(net)
+        train_net(tables, net, net_batches(2, seed=1))
+        tables.save(str(tmp_path / "base"))
+        train_net(tables, net, net_batches(1, seed=2))
+        tables.save(str(tmp_path / "delta"), base=str(tmp_path / "base"))
+        expected = rows_of(net)[:2]
+
+    with open_tables() as tables:
+        net = Net(SGD)
+        tables.attach(net)
+        tables.load(str(tmp_path / "delta"))
+
+        for found, wanted in zip(rows_of(net), expected, strict=False):
+            assert torch.equal(found, wanted)
+
+
+def test_checkpoint_that_cannot_be_loaded_is_an_error_of_all_workers(tmp_path: Path) -> None:
+    def work(tables: Tables) -> None:
+        tables.attach(Net(SGD))
+        cause = "no checkpoint" if tables.worker == 0 else "worker 0 could not load"
+        with pytest.raises(CheckpointError, match=cause):
+            tables.load(str(tmp_path / "nothing"))
+        tables.barrier()
+
+    on_cluster(work)
+
+
+def test_load_after_a_step_is_refused() -> None:
+    with open_tables() as tables:
+        net = Net(SGD)
+        tables.attach(net)
+        train_net(tables, net, net_batches(1, seed=1))
+
+        with pytest.raises(UsageError, match="cannot be loaded after 1 steps"):
+            tables.load("rows")
+
+
+def test_state_of_another_table_is_refused() -> None:
+    state = Embedding(2, table="items").state_dict()
+
+    Embedding(2, table="items").load_state_dict(state)
+    for other in (Embedding(2, table="words"), Embedding(3, table="items")):
+        with pytest.raises(CheckpointError, match="the state is of table 'items' with dim 2"):
+            other.load_state_dict(state)
+
+
+def test_state_of_rows_that_were_not_saved_is_refused() -> None:
+    with open_tables() as tables:
+        net = Net(SGD)
+        tables.attach(net)
+        train_net(tables, net, net_batches(1, seed=1))
+
+        with pytest.raises(UsageError, match=r"rows have changed since .*save them by Tables.save"):
+            PushOptimizer(tables).state_dict()
+
+
+def test_state_of_another_checkpoint_or_of_other_tables_is_refused(tmp_path: Path) -> None:
+    states = []
+    for number in range(2):
+        with open_tables() as tables:
+            net = Net(SGD)
+            tables.attach(net)
+            train_net(tables, net, net_batches(number + 1, seed=1))
+            tables.save(str(tmp_path / str(number)))
+            states.append(PushOptimizer(tables).state_dict())
+
+    with open_tables() as tables:
+        tables.attach(Net(SGD))
+        tables.load(str(tmp_path / "0"))
+        optimizer = PushOptimizer(tables)
+        optimizer.load_state_dict(states[0])
+        with pytest.raises(CheckpointError, match=r"rows in '.*/1', but these are of '.*/0'"):
+            optimizer.load_state_dict(states[1])
+        tables.attach(Embedding(2, table="more"))
+        with pytest.raises(CheckpointError, match="the state is of tables"):
+            optimizer.load_state_dict(states[0])
