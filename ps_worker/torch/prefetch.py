@@ -7,7 +7,6 @@ sync   announce(next keys)                     |
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,11 +27,15 @@ class _Asked:
         self.num_pushes = num_pushes
         self._keys = keys
         self._answer = answer
+        self._received: Pulled | None = None
         self._order: dict[str, np.ndarray[Any, Any]] = {}
 
-    @cached_property
+    @property
     def _pulled(self) -> Pulled:
-        return self._answer.result()
+        # Not a cached_property: until Python 3.12 those of all threads wait for each other.
+        if self._received is None:
+            self._received = self._answer.result()
+        return self._received
 
     def rows_of(self, table: str, keys: Keys) -> Pulled | None:
         """Returns the rows of a table's unique keys; None: not all are here."""
