@@ -17,7 +17,7 @@ from ctr_model.models.dcn_v2 import DcnV2
 from ctr_model.models.deepfm import DeepFm
 from ctr_model.models.fm import Fm
 from ctr_model.models.lr import LogisticRegression
-from ctr_model.models.model import Model
+from ctr_model.models.model import Compute, Model
 from ctr_model.models.wide_deep import WideDeep
 from ctr_model.schema import Schema
 
@@ -64,6 +64,29 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     _refuse_without(name, [part for part in _MEMBERS if not hasattr(model, part)], Model)
     _require_tables(name, model, schema)
     return model
+
+
+def with_compute(model: Model, compute: Compute) -> Model:
+    """Returns a model that computes its gradients in a precision; its predictions are the same as before.
+
+    Args:
+        model: In float32.
+        compute: Of matrix products; "float32": the model itself.
+
+    Raises:
+        ValueError: If that needs PyTorch, which is not installed, or the model brings its own arithmetic.
+    """
+    if compute == "float32":
+        return model
+    try:
+        from ctr_model.torch.bfloat16 import in_bfloat16  # late: an extra
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ValueError(
+            f"{compute} needs PyTorch, which is not installed: pip install 'ctr-ps[torch]'"
+        ) from error
+    return in_bfloat16(model)
 
 
 def _is_module(model_class: ModelClass) -> bool:

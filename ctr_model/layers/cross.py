@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from ctr_model.jit import kernel
+from ctr_model.layers.products import NewProduct, float32_product
 from ctr_model.parameters import Floats, Segment
 
 
@@ -20,11 +21,21 @@ class CrossBuffers:
     """The matrices of one step: outputs of the layers, their products P, and gradients.
 
     `outputs` has one matrix per layer; the caller adds the input or the last output, which belongs to a
-    neighbouring layer.
+    neighbouring layer. `factors` has the products of each layer with its factors.
     """
 
-    def __init__(self, widths: Sequence[int], num_layers: int, max_batch_size: int) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int],
+        num_layers: int,
+        max_batch_size: int,
+        new_product: NewProduct,
+    ) -> None:
         """Takes the widths of X and of the product with each factor."""
+        self.factors = [
+            [new_product(*shape, max_batch_size) for shape in pairwise(widths)]
+            for _ in range(num_layers)
+        ]
 
         def matrix(width: int) -> Floats:
             return np.empty((max_batch_size, width), np.float32)
@@ -74,9 +85,11 @@ class Cross:
             )
         )
 
-    def buffers(self, max_batch_size: int) -> CrossBuffers:
-        """Returns buffers for batches of up to `max_batch_size` examples."""
-        return CrossBuffers(self._widths, self._num_layers, max_batch_size)
+    def buffers(
+        self, max_batch_size: int, new_product: NewProduct = float32_product
+    ) -> CrossBuffers:
+        """Returns buffers for batches of up to `max_batch_size` examples, with products of a precision."""
+        return CrossBuffers(self._widths, self._num_layers, max_batch_size, new_product)
 
     def forward(
         self, tensors: Sequence[Floats], outputs: Sequence[Floats], buffers: CrossBuffers
@@ -86,8 +99,8 @@ class Cross:
         for i, (x, out) in enumerate(pairwise(outputs)):
             *factors, bias = self._of_layer(tensors, i)
             chain = [x, *buffers.products(i, size)]
-            for (before, after), factor in zip(pairwise(chain), factors, strict=True):
-                np.matmul(before, factor, out=after)  # [B, n] or [B, rank]
+            for j, factor in enumerate(factors):
+                buffers.factors[i][j].forward(chain[j], factor, chain[j + 1])  # [B, n] or [B, rank]
             cross(outputs[0], x, bias, chain[-1], out)
         return outputs[-1]
 
@@ -109,8 +122,9 @@ class Cross:
             chain = [outputs[i], *buffers.products(i, size)]
             cross_backward(outputs[0], chain[-1], grad, first_grad, grads[-1], bias_grad)
             for j in range(len(factors) - 1, -1, -1):
-                np.matmul(chain[j].T, grads[j + 1], out=factor_grads[j])
-                np.matmul(grads[j + 1], factors[j].T, out=grads[j])
+                buffers.factors[i][j].backward(
+                    chain[j], factors[j], grads[j + 1], factor_grads[j], grads[j]
+                )
             np.add(grad, grads[0], out=grad)  # [B, n]
         np.add(grad, first_grad, out=grad)
 

@@ -10,14 +10,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from ctr_model.layers.linear import add_bias, add_bias_relu, outer, relu_backward, sum_rows
+from ctr_model.layers.linear import add_bias, add_bias_relu, relu_backward, sum_rows
+from ctr_model.layers.products import NewProduct, float32_product
 from ctr_model.parameters import Floats, Segment
 
 
 class MlpBuffers:
-    """The matrices of one step: input X, outputs of the layers, and gradients of all but the last output."""
+    """The matrices of one step: input X, outputs of the layers, and gradients of all but the last output.
 
-    def __init__(self, widths: Sequence[int], max_batch_size: int) -> None:
+    `products` has the product of each layer.
+    """
+
+    def __init__(self, widths: Sequence[int], max_batch_size: int, new_product: NewProduct) -> None:
+        self.products = [new_product(*shape, max_batch_size) for shape in pairwise(widths)]
         self._outputs = [np.empty((max_batch_size, width), np.float32) for width in widths]
         self._grads = [np.empty((max_batch_size, width), np.float32) for width in widths[:-1]]
 
@@ -49,9 +54,9 @@ class Mlp:
             )
         )
 
-    def buffers(self, max_batch_size: int) -> MlpBuffers:
-        """Returns buffers for batches of up to `max_batch_size` examples."""
-        return MlpBuffers(self.widths, max_batch_size)
+    def buffers(self, max_batch_size: int, new_product: NewProduct = float32_product) -> MlpBuffers:
+        """Returns buffers for batches of up to `max_batch_size` examples, with products of a precision."""
+        return MlpBuffers(self.widths, max_batch_size, new_product)
 
     def forward(self, tensors: Sequence[Floats], buffers: MlpBuffers, size: int) -> Floats:
         """Returns the output for the X of `size` examples and the tensors of `segments`."""
@@ -59,7 +64,7 @@ class Mlp:
         last = len(outputs) - 2
         for i, (x, out) in enumerate(pairwise(outputs)):
             weight, bias = tensors[2 * i], tensors[2 * i + 1]
-            np.matmul(x, weight, out=out)  # [B, H]
+            buffers.products[i].forward(x, weight, out)  # [B, H]
             if i < last:
                 add_bias_relu(bias, out)
             else:
@@ -82,10 +87,6 @@ class Mlp:
                 relu_backward(outputs[i + 1], grad, bias_grad)
             else:
                 sum_rows(grad, bias_grad)
-            np.matmul(outputs[i].T, grad, out=weight_grad)  # [fan_in, H]
-            if grad.shape[1] == 1:
-                outer(grad.reshape(-1), weight.reshape(-1), grads[i])  # [B, fan_in]
-            else:
-                np.matmul(grad, weight.T, out=grads[i])  # [B, fan_in]
+            buffers.products[i].backward(outputs[i], weight, grad, weight_grad, grads[i])
             grad = grads[i]
         return grad

@@ -7,14 +7,16 @@ A model derives from `ClickModel`, declares its tables and segments in `__init__
 and `backward`.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from ctr_model.batch import Batch
 from ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
+from ctr_model.layers.products import NewProduct, float32_product
 from ctr_model.lookup import Lookup
 from ctr_model.models.checks import labels_of, require_batch, require_grads
 from ctr_model.models.model import EmbeddingTable, StepResult, Workspace
@@ -23,7 +25,10 @@ from ctr_model.schema import Schema
 
 
 class ClickModel(ABC):
-    """A `Model` without `forward` and `backward`."""
+    """A `Model` without `forward` and `backward`.
+
+    `products` makes the matrix products of its layers, for `buffers` to pass on.
+    """
 
     def __init__(
         self,
@@ -40,6 +45,13 @@ class ClickModel(ABC):
         self._layout = FlatLayout(segments)
         self._loss = loss
         self.num_params = self._layout.length
+        self.products: NewProduct = float32_product
+
+    def with_products(self, products: NewProduct) -> Self:
+        """Returns the same model with other matrix products; workspaces belong to one of the two."""
+        other = copy.copy(self)
+        other.products = products
+        return other
 
     @property
     def has_log_loss(self) -> bool:

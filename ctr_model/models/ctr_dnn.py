@@ -89,4 +89,4 @@ class CtrDnn(ClickModel):
 
     def buffers(self, max_batch_size: int) -> MlpBuffers:
         """Returns the buffers of the layers."""
-        return self._mlp.buffers(max_batch_size)
+        return self._mlp.buffers(max_batch_size, self.products)

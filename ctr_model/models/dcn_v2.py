@@ -139,8 +139,8 @@ class DcnV2(ClickModel):
     def buffers(self, max_batch_size: int) -> "_Buffers":
         """Returns the buffers of the layers, and of the gradient of parallel cross layers."""
         return _Buffers(
-            cross=self._cross.buffers(max_batch_size),
-            mlp=self._mlp.buffers(max_batch_size),
+            cross=self._cross.buffers(max_batch_size, self.products),
+            mlp=self._mlp.buffers(max_batch_size, self.products),
             cross_grad=np.empty((max_batch_size, self._width), np.float32),
         )
 

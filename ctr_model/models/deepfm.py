@@ -111,7 +111,7 @@ class DeepFm(ClickModel):
     def buffers(self, max_batch_size: int) -> "_Buffers":
         """Returns the buffers of both parts."""
         sums = np.empty((max_batch_size, self._dim), np.float32)
-        return _Buffers(self._mlp.buffers(max_batch_size), sums)
+        return _Buffers(self._mlp.buffers(max_batch_size, self.products), sums)
 
 
 @dataclass(frozen=True, slots=True)

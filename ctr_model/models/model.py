@@ -7,13 +7,14 @@ same shapes. The model handles slots and pooling, the trainer keys and tables.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ctr_model.batch import Batch
 from ctr_model.lookup import Lookup
 from ctr_model.parameters import Floats, Segment
 
 __all__ = [
+    "Compute",
     "EmbeddingTable",
     "Lookup",
     "Model",
@@ -21,6 +22,10 @@ __all__ = [
     "Workspace",
     "initial_values_of",
 ]
+
+
+Compute = Literal["float32", "bfloat16"]
+"""Precisions of the matrix products of a gradient; parameters, sums and predictions are float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

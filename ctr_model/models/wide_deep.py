@@ -111,4 +111,4 @@ class WideDeep(ClickModel):
 
     def buffers(self, max_batch_size: int) -> MlpBuffers:
         """Returns the buffers of the layers."""
-        return self._mlp.buffers(max_batch_size)
+        return self._mlp.buffers(max_batch_size, self.products)

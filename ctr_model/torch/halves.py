@@ -192,7 +192,7 @@ class BackHalf:
             rows={},
         )
         with torch.enable_grad():
-            found = self._own.loss_of(seen, self._own.module(seen))
+            found = self._own.loss_of(seen, self._own.output_of(seen))
         flat = [leaf for of in leaves.values() for leaf in of]
         parameters = self._own.parameters
         grads = found.gradients([*parameters, *flat])

@@ -13,11 +13,14 @@ Dense parameters are in the flat vector in the order of `named_parameters`, row-
 Every thread has a module of its own, whose parameters are views of the vector that it is lent.
 """
 
+import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,10 +37,14 @@ from ctr_model.parameters import Floats, ModelInputError, Segment
 from ctr_model.schema import Schema
 from ctr_model.torch import batch as tensors
 from ctr_model.torch.tables import name_tables, tables_of
+from ctr_model.torch.threads import use_one_thread
 
 
 class TorchModel:
-    """A `Model` whose formulas are those of an nn.Module."""
+    """A `Model` whose formulas are those of an nn.Module.
+
+    `precision` is the context of a forward pass of training on a device.
+    """
 
     def __init__(
         self,
@@ -80,6 +87,16 @@ class TorchModel:
         self.tables = tables_of(module, schema)
         self.num_params = self.initial_values.size
         self.has_log_loss = not hasattr(module, "loss")
+        self.precision: Callable[[str], AbstractContextManager[object]] = nullcontext
+
+    def with_autocast(self, dtype: torch.dtype) -> Self:
+        """Returns the same model, whose gradients come from a forward pass in `torch.autocast` to a dtype.
+
+        Parameters, embeddings, the loss and gradients are float32, and predictions too.
+        """
+        other = copy.copy(self)
+        other.precision = partial(torch.autocast, dtype=dtype)
+        return other
 
     def workspace(self, max_batch_size: int, *, device: torch.device | None = None) -> "_Workspace":
         """Returns a module for one thread, for batches of any size; see `Model`.
@@ -123,7 +140,7 @@ class TorchModel:
         own.module.train()
         seen = tensors.batch_of(batch, lookups, needs_grad=True)
         with torch.enable_grad():
-            found = own.loss_of(seen, own.module(seen))
+            found = own.loss_of(seen, own.output_of(seen))
         leaves = [rows.weights for rows in seen.rows.values()]
         grads = found.gradients([*own.parameters, *leaves])
         own.write(grads[: len(own.parameters)], dense_grad)
@@ -166,9 +183,8 @@ class _Workspace:
 
     def take(self, params: Floats) -> None:
         """Makes the module's parameters views of `params` float32[P], for a step in this thread."""
-        if self._device is None and torch.get_num_threads() > 1:
-            # Of PyTorch's own, one a training thread: more would wait for each other, and change sums.
-            torch.set_num_threads(1)
+        if self._device is None:
+            use_one_thread()
         if params.shape != (self.model.num_params,):
             raise ModelInputError(
                 f"the model has {self.model.num_params} dense parameters, the vector has shape {params.shape}"
@@ -176,6 +192,13 @@ class _Workspace:
         vector = tensors.tensor_of(params).to(self._device)
         for parameter, place in zip(self.parameters, self._places, strict=True):
             parameter.data = vector[place].view(parameter.shape)
+
+    def output_of(self, batch: tensors.Batch) -> Any:
+        """Returns what the module's `forward` does in the precision of training, its numbers as float32."""
+        device = "cpu" if self._device is None else self._device.type
+        with self.model.precision(device):
+            output = self.module(batch)
+        return _in_float32(output)
 
     def write(self, grads: Sequence[Tensor | None], out: Floats) -> None:
         """Overwrites `out` float32[P] with the gradients of the parameters; None is zeros."""
@@ -280,6 +303,19 @@ def gradients_of(
         return [None] * len(inputs)
     grads = iter(torch.autograd.grad(roots, wanted, root_grads, allow_unused=True))
     return [next(grads) if each.requires_grad else None for each in inputs]
+
+
+def _in_float32(output: Any) -> Any:
+    """Returns what `forward` did, its tensors of lower precision as float32."""
+    if isinstance(output, Tensor):
+        return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+    if isinstance(output, Mapping):
+        return {name: _in_float32(each) for name, each in output.items()}
+    if isinstance(output, tuple) and hasattr(output, "_fields"):  # a named one
+        return type(output)(*map(_in_float32, output))
+    if isinstance(output, tuple | list):
+        return type(output)(map(_in_float32, output))
+    return output
 
 
 def _dense(grad: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ class DistributedOptimizer:
         log_every_s: float = 5.0,
         life: Mapping[str, Any] | None = None,
         non_finite: str = "fail",
+        compute: str = "float32",
     ) -> Trainer:
         """Makes `model` what this run trains, and returns its trainer; nothing is trained yet.
 
@@ -39,6 +40,8 @@ class DistributedOptimizer:
             life: What a job's [life] would say; `shrink_every_epochs` is up to the script.
             non_finite: What becomes of a batch whose loss or gradient is not finite: "fail" or "skip", as a
                 job's `train.non_finite`.
+            compute: Precision of matrix products in training: "float32" or "bfloat16", as a job's
+                `train.compute`.
 
         Raises:
             UsageError: If strategy, optimizers or numbers are wrong, or the run has begun.
@@ -49,6 +52,7 @@ class DistributedOptimizer:
                     "seed": seed,
                     "log_every_s": log_every_s,
                     "non_finite": non_finite,
+                    "compute": compute,
                 },
                 "optimizer": self._optimizer,
                 "life": life or {},

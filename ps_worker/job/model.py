@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ctr_model.models.model import Model
-from ctr_model.registry import build_model
+from ctr_model.registry import build_model, with_compute
 from ctr_model.schema import Schema
 from ps_worker.job.faults import first_named
 from ps_worker.job.job import Job
@@ -23,6 +23,18 @@ def model_of(job: Job, schema: Schema) -> Model:
     except ValueError as error:
         option = first_named(job.model.options, error) or "name"
         raise job.error(f"model.{option}", str(error)) from error
+
+
+def trained_model(job: Job, model: Model) -> Model:
+    """Returns the model that computes gradients, in the precision of the job; `model` predicts.
+
+    Raises:
+        JobError: If that needs PyTorch, which is not installed, or the model brings its own arithmetic.
+    """
+    try:
+        return with_compute(model, job.train.compute)
+    except ValueError as error:
+        raise job.error("train.compute", str(error)) from error
 
 
 def own_model_file(job: Job) -> Path | None:

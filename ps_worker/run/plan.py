@@ -12,7 +12,7 @@ from ps_worker.data.files.listing import matching_files
 from ps_worker.job import Job
 from ps_worker.job.checks import require_life, require_optimizers
 from ps_worker.job.datasets import format_of_job
-from ps_worker.job.model import model_of
+from ps_worker.job.model import model_of, trained_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,14 @@ def plan_of(job: Job) -> Plan:
     """Returns the job with its schema, model and files.
 
     Raises:
-        JobError: If schema, format, model, optimizers, the life of rows or the start are wrong.
+        JobError: If schema, format, model, precision, optimizers, the life of rows or the start are wrong.
         DataError: If a pattern matches no file.
         CheckpointError: If checkpoints cannot be where the job says.
     """
     schema = _schema_of(job)
     _require_format(job)
     model = model_of(job, schema)
+    trained_model(job, model)
     require_optimizers(job, model)
     require_life(job, model)
     warm_start_of(job, model)

@@ -37,6 +37,7 @@ from ps_worker.communicators.communicator import Communicator
 from ps_worker.data.blocks.position import Batches
 from ps_worker.data.memory.peers import Peers
 from ps_worker.job import Job
+from ps_worker.job.model import trained_model
 from ps_worker.job.specs import counting_tables, declare
 from ps_worker.run.abort import abort_by
 from ps_worker.run.membership import Membership
@@ -85,7 +86,7 @@ class Run:
             terms: Settings in which all workers must agree, by name, besides model and strategy.
 
         Raises:
-            JobError: If workers do not agree.
+            JobError: If workers do not agree, or the model cannot be trained in the job's precision.
             CtrPsError: If servers do not answer, or hold another model.
         """
         self.store = store
@@ -99,6 +100,7 @@ class Run:
             job.train.non_finite, worker=worker if num_workers > 1 else None
         )
         self._model = model
+        self._trained_model = trained_model(job, model)
         self._job = job
         self._is_in_process = is_in_process
         self._counting_tables = counting_tables(model, job)
@@ -378,7 +380,7 @@ class Run:
 
     def _trainer(self, thread_num: int) -> Trainer:
         return Trainer(
-            self._model,
+            self._trained_model,
             self._started(),
             batch_size=self._job.train.batch_size,
             thread_num=thread_num,
@@ -395,6 +397,7 @@ def terms_of(job: Job, num_workers: int) -> dict[str, str]:
         "PADDLE_TRAINERS_NUM": str(num_workers),
         "version of ctr-ps": _version(),
         "train.seed": str(job.train.seed),
+        "train.compute": job.train.compute,
         "cluster.lease_s": str(job.cluster.lease_s),
         "cluster.on_worker_loss": job.cluster.on_worker_loss,
         **{

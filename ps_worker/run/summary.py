@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from ctr_model.models.model import Compute
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -17,6 +19,7 @@ class Summary:
         test_examples: Rows evaluated.
         examples: Examples trained on, over all workers.
         examples_per_s: Of all workers, while training: without loading, saving and evaluating.
+        compute: Precision of matrix products in training; the evaluation is in float32.
         train_loss: Mean over this worker's examples, each predicted before it was trained on.
         bad_rows: Malformed rows that this worker skipped in an epoch.
         skipped_batches: Batches that this worker skipped, as their loss or gradients were not finite.
@@ -38,6 +41,7 @@ class Summary:
     test_examples: int = 0
     examples: int = 0
     examples_per_s: float = 0.0
+    compute: Compute = "float32"
     train_loss: float | None = None
     bad_rows: int = 0
     skipped_batches: int = 0

@@ -272,6 +272,7 @@ class _Training:
         """Returns the figures; those of all workers, and of the evaluation, on worker 0 alone."""
         progress, store = self._run.progress, self._run.store
         own = Summary(
+            compute=self._job.train.compute,
             train_loss=progress.mean_loss,
             bad_rows=self._data.bad_rows,
             skipped_batches=self._run.non_finite.skipped,

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ctr_model.models.model import Compute
+
 
 class Section(BaseModel):
     """One section of a job."""
@@ -41,6 +43,7 @@ class TrainSection(Section):
         log_every_s: Seconds between lines of progress.
         non_finite: What becomes of a batch whose loss or gradient is infinite or not a number: "fail" ends
             the run, "skip" trains on without it, until more than half of the last 100 were skipped.
+        compute: Precision of matrix products in training; predictions are in float32.
     """
 
     batch_size: int = Field(512, ge=1)
@@ -49,6 +52,7 @@ class TrainSection(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     log_every_s: float = Field(5.0, gt=0)
     non_finite: Literal["fail", "skip"] = "fail"
+    compute: Compute = "float32"
 
 
 class ClusterSection(Section):

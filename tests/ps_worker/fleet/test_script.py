@@ -336,6 +336,20 @@ def test_unknown_choice_for_what_is_not_finite_is_refused() -> None:
         fleet.distributed_optimizer(SGD).minimize(small_model(), non_finite="ignore")
 
 
+def test_script_may_train_in_bfloat16() -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+    figures = []
+    for compute in ("float32", "bfloat16"):
+        fleet.init()
+        trainer = fleet.distributed_optimizer(SGD).minimize(small_model(), compute=compute)
+        fleet.init_worker()
+        trainer.train_from_dataset(BATCHES)
+        figures.append(log_loss(trainer))
+        fleet.stop_worker()
+
+    assert figures[0] != figures[1] == pytest.approx(figures[0], rel=0.01)
+
+
 def test_same_seed_is_the_same_model() -> None:
     figures = []
     for seed in (1, 1, 2):

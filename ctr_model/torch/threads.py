@@ -1,0 +1,9 @@
+"""Threads of PyTorch in a thread that trains or predicts."""
+
+import torch
+
+
+def use_one_thread() -> None:
+    """Keeps PyTorch to the calling thread: more of them would wait for each other, and change sums."""
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)

@@ -1,0 +1,39 @@
+"""The model of a job."""
+
+import sys
+
+import pytest
+
+from ctr_model.registry import build_model
+from ctr_model.schema import Schema
+from protos.errors import JobError
+from ps_worker.job import override_job
+from ps_worker.job.model import trained_model
+
+SCHEMA = Schema.numbered(1, 2)
+
+
+def test_model_trains_in_float32_unless_told_otherwise() -> None:
+    model = build_model("ctr_dnn", SCHEMA, {})
+
+    assert trained_model(override_job({}, [], source="test"), model) is model
+
+
+def test_bfloat16_without_pytorch_says_which_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "ctr_model.torch.bfloat16", raising=False)
+    job = override_job({}, ["train.compute=bfloat16"], source="test")
+
+    with pytest.raises(
+        JobError,
+        match=r"^--set train\.compute=bfloat16: train\.compute: bfloat16 needs PyTorch, which is not "
+        r"installed: pip install 'ctr-ps\[torch\]'$",
+    ):
+        trained_model(job, build_model("ctr_dnn", SCHEMA, {}))
+
+
+def test_unknown_precision_is_refused() -> None:
+    with pytest.raises(JobError, match=r"train\.compute"):
+        override_job({}, ["train.compute=float16"], source="test")
