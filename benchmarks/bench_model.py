@@ -3,27 +3,31 @@
     python -m benchmarks.bench_model                 # CTR-DNN; a JSON line per batch size and thread count
     python -m benchmarks.bench_model --model deepfm  # another model
     python -m benchmarks.bench_model --model all     # every model, at B=512 on one thread
+    python -m benchmarks.bench_model --compute bfloat16  # with a column for that (needs PyTorch)
 
 The ceiling is CTR-DNN's network for every model, so that models can be compared.
 
 There are no tables and no servers: the rows of a batch's unique keys are given, as after a pull. Each thread
 has its own workspace and gradients. Short rounds of model and ceiling (benchmarks.ceiling) alternate, so that
-both see the same load of the machine, and the median of the ratios is reported.
+both see the same load of the machine, and the median of the ratios is reported. So do rounds in bfloat16.
 """
 
 import argparse
 import itertools
 import json
+import operator
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import get_args
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks import ceiling, rows
-from ctr_model.registry import MODELS, build_model
+from ctr_model.models.model import Compute
+from ctr_model.registry import MODELS, build_model, with_compute
 from ctr_model.schema import criteo_schema
 from ps_worker.lookups import keys_of_batch
 
@@ -33,9 +37,9 @@ ALL = "all"
 Step = Callable[[], object]
 
 
-def model_step(name: str, batch_size: int) -> Step:
+def model_step(name: str, batch_size: int, compute: Compute) -> Step:
     """Returns a function that computes all gradients of one batch."""
-    model = build_model(name, criteo_schema(), {})
+    model = with_compute(build_model(name, criteo_schema(), {}), compute)
     rng = np.random.default_rng(1)
     batch = next(rows.batches(1, batch_size, seed=1))
     keys = keys_of_batch(batch, model.tables)
@@ -66,41 +70,59 @@ def speed(pool: ThreadPoolExecutor, steps: Sequence[Step], batch_size: int) -> f
     return sum(pool.map(repeat, steps))
 
 
-def measure(name: str, batch_size: int, threads: int, rounds: int) -> dict[str, object]:
-    """Returns the medians of model and ceiling, and of their ratio."""
-    models = [model_step(name, batch_size) for _ in range(threads)]
-    ceilings = [ceiling.Network(batch_size).step for _ in range(threads)]
+def measure(
+    name: str, batch_size: int, threads: int, *, compute: Compute, rounds: int
+) -> dict[str, object]:
+    """Returns the medians of model and ceiling, and of their ratio; of the model in `compute` as well."""
+    contenders = {
+        "model": [model_step(name, batch_size, "float32") for _ in range(threads)],
+        "ceiling": [ceiling.Network(batch_size).step for _ in range(threads)],
+    }
+    if compute != "float32":
+        contenders[compute] = [model_step(name, batch_size, compute) for _ in range(threads)]
+    speeds: dict[str, list[float]] = {contender: [] for contender in contenders}
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
-        for step in (*models, *ceilings):
+        for step in itertools.chain(*contenders.values()):
             step()
-        pairs = [
-            (speed(pool, models, batch_size), speed(pool, ceilings, batch_size))
-            for _ in range(rounds)
-        ]
-    return {
+        for _, (contender, steps) in itertools.product(range(rounds), contenders.items()):
+            speeds[contender].append(speed(pool, steps, batch_size))
+    line: dict[str, object] = {
         "bench": "model",
         "model": name,
         "batch_size": batch_size,
         "threads": threads,
-        "examples_per_s": round(statistics.median(model for model, _ in pairs)),
-        "ceiling": round(statistics.median(top for _, top in pairs)),
-        "of_ceiling": round(statistics.median(model / top for model, top in pairs), 3),
+        "examples_per_s": round(statistics.median(speeds["model"])),
+        "ceiling": round(statistics.median(speeds["ceiling"])),
+        "of_ceiling": median_ratio(speeds["model"], speeds["ceiling"]),
         "blas": ceiling.blas_kernels(),
     }
+    if compute in speeds:
+        line[compute] = round(statistics.median(speeds[compute]))
+        line[f"{compute}_of_float32"] = median_ratio(speeds[compute], speeds["model"])
+    return line
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Returns the median of the ratios of rounds that were measured together."""
+    return round(statistics.median(map(operator.truediv, ours, theirs)), 3)
 
 
 def main() -> None:
     """Prints one line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ctr_dnn", choices=[*MODELS, ALL])
+    parser.add_argument("--compute", default="float32", choices=get_args(Compute))
+    parser.add_argument("--batch-size", type=int, action="append", help="default: 100, 512, 4096")
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
     if options.model == ALL:
         cases = itertools.product(MODELS, [512], [1])
     else:
-        cases = itertools.product([options.model], ceiling.BATCH_SIZES, [1, 2])
+        sizes = options.batch_size or ceiling.BATCH_SIZES
+        cases = itertools.product([options.model], sizes, [1, 2])
     for case in cases:
-        print(json.dumps(measure(*case, options.rounds)), flush=True)
+        line = measure(*case, compute=options.compute, rounds=options.rounds)
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

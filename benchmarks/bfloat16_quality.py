@@ -1,0 +1,74 @@
+"""AUC after training in float32 and in bfloat16, on planted clicks.
+
+    python -m benchmarks.bfloat16_quality                          # 3 seeds, a JSON line for each
+    python -m benchmarks.bfloat16_quality --hidden 400 400 400     # CTR-DNN in full
+
+One thread trains in process, in sync mode, so that both runs see the same batches in the same order, from the
+same initial values, and differ in rounding alone. Needs PyTorch.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from benchmarks import rows
+from benchmarks.train_worker import OPTIMIZERS
+from ctr_model.models.model import Compute
+from ctr_model.registry import MODELS, build_model
+from ctr_model.schema import criteo_schema
+from ps_server.store import ParameterStore
+from ps_worker.job import override_job
+from ps_worker.run.run import Run
+
+BATCH_SIZE = 512
+TEST_SEED = 1_000_000
+
+
+def auc_after(
+    name: str, hidden: Sequence[int], compute: Compute, *, num_batches: int, seed: int
+) -> float:
+    """Returns the AUC on other rows than those that were trained on."""
+    settings = [
+        *OPTIMIZERS,
+        "strategy.mode=sync",
+        f"train.batch_size={BATCH_SIZE}",
+        f"train.seed={seed}",
+        f"train.compute={compute}",
+    ]
+    job = override_job({}, settings, source="benchmark")
+    model = build_model(name, criteo_schema(), {"hidden": hidden})
+    with Run(ParameterStore(), model, job) as run:
+        run.train(rows.batches(num_batches, BATCH_SIZE, seed=seed))
+        return run.evaluate(rows.batches(100, BATCH_SIZE, seed=TEST_SEED)).auc()
+
+
+def main() -> None:
+    """Prints one line per seed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    deep = [name for name in MODELS if name not in ("lr", "fm")]  # those have no matrix products
+    parser.add_argument("--model", default="ctr_dnn", choices=deep)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64])
+    parser.add_argument("--batches", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    for seed in range(options.seeds):
+        exact, rounded = (
+            auc_after(
+                options.model, options.hidden, compute, num_batches=options.batches, seed=seed
+            )
+            for compute in ("float32", "bfloat16")
+        )
+        line = {
+            "bench": "bfloat16_quality",
+            "model": options.model,
+            "hidden": options.hidden,
+            "seed": seed,
+            "float32": round(exact, 5),
+            "bfloat16": round(rounded, 5),
+            "difference": round(rounded - exact, 5),
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
