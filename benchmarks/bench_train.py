@@ -1,13 +1,15 @@
 """Training throughput in examples/s, compared with the ceiling in the same run.
 
     python -m benchmarks.bench_train                 # all cases, one JSON line each, then the ratios
-    python -m benchmarks.bench_train --peer          # PaddlePaddle too (CTR_PEER_DIR, set up)
+    python -m benchmarks.bench_train --peer FOLDER   # PaddlePaddle too, set up there (benchmarks/peers.py)
+    python -m benchmarks.bench_train --torch-peer FOLDER  # plain PyTorch, bfloat16, and a module of it
     python -m benchmarks.bench_train --batch-size 512 --case geo_2x2 --case sync_2x2
 
 Cases: the ceiling (benchmarks.ceiling), two ceilings at once, in process with 1 and 2 threads, and 2 servers
 x 2 workers in each mode, as processes over loopback. Batches are in memory before the clock starts; it stops
 when all gradients are applied. Rounds of a case alternate with rounds of the ceiling, since the speed of a
-machine drifts, and medians are compared.
+machine drifts, and medians are compared: with the ceiling, and with plain PyTorch in the same precision. A
+peer that fails has a line with its error.
 """
 
 import argparse
@@ -19,13 +21,14 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import ceiling
+from benchmarks.peers import PeerCase, PeerError, paddle_cases, peer_folder, torch_cases
 
 BATCH_SIZES = (100, 512, 4096)
 # At B=512, GEO makes ten exchanges, of which only the last does not overlap with training.
@@ -57,7 +60,8 @@ def settings_of(mode: str, batch_size: int) -> list[str]:
 
 
 MODES = ("sync", "half_async", "async", "bounded_staleness", "geo")
-PEER_READERS = {"async": "inmemory", "geo": "feed"}
+TORCH_MODEL = "benchmarks/torch_models.py:CtrDnn"
+PEER_FOLDERS = {"--peer": "CTR_PEER_DIR", "--torch-peer": "CTR_TORCH_PEER_DIR"}
 
 ROOT = Path(__file__).parent.parent
 
@@ -102,10 +106,13 @@ def two_ceilings(batch_size: int) -> dict[str, Any]:
         return {"examples_per_s": sum(speed.result() for speed in speeds)}
 
 
-def in_process(batch_size: int, threads: int) -> dict[str, Any]:
+def in_process(
+    batch_size: int, threads: int, *, model: str = "ctr_dnn", compute: str = "float32"
+) -> dict[str, Any]:
     """Trains in one process without servers."""
     arguments = worker_arguments("async", batch_size)
-    return result_of(run_worker({}, [*arguments, "--threads", str(threads)]))
+    more = ["--threads", str(threads), "--model", model, f"--set=train.compute={compute}"]
+    return result_of(run_worker({}, [*arguments, *more]))
 
 
 def cluster(
@@ -206,23 +213,6 @@ def worker_arguments(mode: str, batch_size: int) -> list[str]:
     return arguments + [f"--set={setting}" for setting in settings_of(mode, batch_size)]
 
 
-def peer(mode: str, batch_size: int) -> dict[str, Any]:
-    """Runs PaddlePaddle in a mode with its fastest reader for it, 2 servers x 2 workers."""
-    folder = os.environ.get("CTR_PEER_DIR")
-    if folder is None:
-        raise SystemExit("--peer needs CTR_PEER_DIR, the folder of run_peer.py")
-    python = Path.home() / ".cache/ctr-ps-peers/paddle/venv/bin/python"
-    home = os.environ.get("PEER_HOME")
-    if home:
-        python = Path(home) / "venv/bin/python"
-    arguments = f"--servers 2 --workers 2 --mode {mode} --optimizer sgd --batch {batch_size}"
-    command = [str(python), f"{folder}/run_peer.py", *arguments.split()]
-    command += ["--reader", PEER_READERS[mode], "--steps", str(min(STEPS[batch_size], 300))]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return {"examples_per_s": result["examples_per_s"], "auc": result["auc"]}
-
-
 Case = Callable[[int], dict[str, Any]]
 
 CASES: dict[str, Case] = {
@@ -231,7 +221,12 @@ CASES: dict[str, Case] = {
     "in_process_2": lambda size: in_process(size, 2),
     **{f"{mode}_2x2": partial(cluster, mode) for mode in MODES},
 }
-PEER_CASES: dict[str, Case] = {f"peer_{mode}_2x2": partial(peer, mode) for mode in PEER_READERS}
+TORCH_CASES: dict[str, Case] = {
+    "in_process_2_bfloat16": lambda size: in_process(size, 2, compute="bfloat16"),
+    "torch_2": lambda size: in_process(size, 2, model=TORCH_MODEL),
+    "torch_2_bfloat16": lambda size: in_process(size, 2, model=TORCH_MODEL, compute="bfloat16"),
+}
+"""In process with 2 threads, what needs PyTorch: bfloat16, and CTR-DNN as a module."""
 
 
 def main() -> None:
@@ -239,45 +234,85 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, action="append", choices=BATCH_SIZES)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
-    parser.add_argument("--peer", action="store_true", help="PaddlePaddle's async and geo too")
+    named = [*CASES, *TORCH_CASES]
+    parser.add_argument("--case", action="append", choices=named, help=f"default: {list(CASES)}")
+    for name, what in (
+        ("--peer", "PaddlePaddle's async and geo"),
+        ("--torch-peer", "plain PyTorch, and the cases here that need it,"),
+    ):
+        variable = PEER_FOLDERS[name]
+        parser.add_argument(
+            name,
+            type=peer_folder,
+            nargs="?",
+            const=os.environ.get(variable, ""),
+            metavar="FOLDER",
+            help=f"{what} too; the folder has a run_peer.py, by default that of {variable}",
+        )
     options = parser.parse_args()
-    names = [name for name in CASES if name in (options.case or CASES)]
+    wanted = options.case or [*CASES, *(TORCH_CASES if options.torch_peer else ())]
+    own = {name: case for name, case in {**CASES, **TORCH_CASES}.items() if name in wanted}
+    others: dict[str, PeerCase] = {}
     if options.peer:
-        names += PEER_CASES
+        others |= paddle_cases(options.peer)
+    if options.torch_peer:
+        others |= torch_cases(options.torch_peer)
     for batch_size in options.batch_size or BATCH_SIZES:
-        cases = {name: {**CASES, **PEER_CASES}[name] for name in names}
-        speeds: dict[str, list[float]] = {name: [] for name in ("ceiling", *cases)}
-        details: dict[str, dict[str, Any]] = {}
-        for _ in range(options.rounds):
-            for name, run in cases.items():
-                speeds["ceiling"].append(ceiling.measure(batch_size, 2.0))
-                result = run(batch_size)
-                details[name] = result
-                speeds[name].append(result["examples_per_s"])
-        report(batch_size, speeds, details)
+        steps = STEPS[batch_size]
+        cases = {**own, **{name: partial(_of_peer, run, steps) for name, run in others.items()}}
+        report(batch_size, *measure(batch_size, cases, options.rounds))
+
+
+def _of_peer(run: PeerCase, steps: int, batch_size: int) -> dict[str, Any]:
+    return run(batch_size, steps)
+
+
+def measure(
+    batch_size: int, cases: Mapping[str, Case], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, dict[str, Any]]]:
+    """Runs all cases a number of times; a peer that fails is not run again, and the others go on.
+
+    Returns:
+        The speeds of each case and of the ceiling, and what else a case says: of one that failed the `error`.
+    """
+    speeds: dict[str, list[float]] = {name: [] for name in ("ceiling", *cases)}
+    details: dict[str, dict[str, Any]] = {}
+    for _ in range(rounds):
+        for name, run in cases.items():
+            if "error" in details.get(name, {}):
+                continue
+            speeds["ceiling"].append(ceiling.measure(batch_size, 2.0))
+            try:
+                details[name] = run(batch_size)
+            except PeerError as error:
+                details[name] = {"error": str(error)}
+            else:
+                speeds[name].append(details[name]["examples_per_s"])
+    return speeds, details
 
 
 def report(
-    batch_size: int, speeds: dict[str, list[float]], details: dict[str, dict[str, Any]]
+    batch_size: int, speeds: Mapping[str, list[float]], details: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Prints one line a case: median, lowest and highest speed, and ratio to the ceiling."""
-    top = statistics.median(speeds["ceiling"])
+    """Prints one line a case: median, lowest and highest speed, and ratios within this run."""
+    medians = {name: statistics.median(values) for name, values in speeds.items() if values}
     for name, values in speeds.items():
-        median = statistics.median(values)
-        line = {
-            "benchmark": "train",
-            "case": name,
-            "batch_size": batch_size,
-            "examples_per_s": round(median),
-            "low": round(min(values)),
-            "high": round(max(values)),
-            "of_ceiling": round(median / top, 3),
-        }
+        line: dict[str, Any] = {"benchmark": "train", "case": name, "batch_size": batch_size}
+        detail = details.get(name, {})
+        if "error" in detail:
+            print(json.dumps({**line, "error": detail["error"]}), flush=True)
+            continue
+        median = medians[name]
+        line["examples_per_s"] = round(median)
+        line["low"], line["high"] = round(min(values)), round(max(values))
+        line["of_ceiling"] = round(median / medians["ceiling"], 3)
+        precision = "_bfloat16" if name.endswith("_bfloat16") else ""
+        if plain := medians.get(f"peer_torch_2{precision}"):
+            line["of_plain_torch"] = round(median / plain, 3)
         if name == "async_2x2":
             line["sparse_merge"], line["dense_merge"] = MERGES[batch_size]
-        if details.get(name, {}).get("auc"):
-            line["auc"] = details[name]["auc"]
+        if detail.get("auc"):
+            line["auc"] = detail["auc"]
         print(json.dumps(line), flush=True)
 
 

@@ -3,8 +3,8 @@
     python -m benchmarks.report                      # about 20 minutes on an idle machine
     python -m benchmarks.report --from results.jsonl # tables from an earlier run
 
-With CTR_PEER_DIR set, PaddlePaddle is measured in the same run. All lines are written to
-benchmarks/results.jsonl.
+With CTR_PEER_DIR set, PaddlePaddle is measured in the same run, with CTR_TORCH_PEER_DIR plain PyTorch. All
+lines are written to benchmarks/results.jsonl.
 """
 
 import argparse
@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from benchmarks.bench_train import PEER_FOLDERS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/benchmarks.md"
@@ -33,6 +35,11 @@ TRAIN_CASES = {
     "async_2x2": "2 servers x 2 workers, async",
     "bounded_staleness_2x2": "2 servers x 2 workers, bounded_staleness",
     "geo_2x2": "2 servers x 2 workers, geo, k = 100, SGD",
+    "in_process_2_bfloat16": "in process, 2 threads, bfloat16",
+    "torch_2": "in process, 2 threads, a module of PyTorch",
+    "torch_2_bfloat16": "in process, 2 threads, a module of PyTorch, bfloat16",
+    "peer_torch_2": "plain PyTorch, 2 threads",
+    "peer_torch_2_bfloat16": "plain PyTorch, 2 threads, bfloat16 by autocast",
     "peer_async_2x2": "PaddlePaddle 3.0, 2 x 2, async",
     "peer_geo_2x2": "PaddlePaddle 3.0, 2 x 2, geo, k = 100",
 }
@@ -41,8 +48,9 @@ TRAIN_CASES = {
 def measure() -> list[Line]:
     """Runs all benchmarks and returns their lines."""
     commands = [["bench_table"], ["bench_wire"], ["bench_train"]]
-    if "CTR_PEER_DIR" in os.environ:
-        commands[-1].append("--peer")
+    for option, variable in PEER_FOLDERS.items():
+        if variable in os.environ:
+            commands[-1].append(option)
     lines = [{"benchmark": "machine", "cpu": cpu_name(), "cores": os.cpu_count()}]
     for module, *arguments in commands:
         output = subprocess.run(
@@ -73,6 +81,15 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, marks, *rows])
 
 
+def train_cell(line: Line | None) -> str:
+    """Returns the figure of a case, which may not have been measured, or have failed."""
+    if line is None:
+        return "-"
+    if "error" in line:
+        return "failed"
+    return f"{line['examples_per_s']:,} ({line['of_ceiling']:.0%})"
+
+
 def train_table(lines: list[Line]) -> str:
     """Returns a table of examples/s by case and batch size, with the share of the ceiling."""
     cells = {(line["case"], line["batch_size"]): line for line in lines}
@@ -84,8 +101,13 @@ def train_table(lines: list[Line]) -> str:
         row = [title]
         for size in sizes:
             line = cells.get((case, size))
-            row.append(f"{line['examples_per_s']:,} ({line['of_ceiling']:.0%})" if line else "-")
+            row.append(train_cell(line))
         rows.append(row)
+    failed = "".join(
+        f"\n{TRAIN_CASES[case]}, B={size}, failed: {line['error']}\n"
+        for (case, size), line in cells.items()
+        if "error" in line
+    )
     merges = ", ".join(
         f"B={size}: {line['sparse_merge']} and {line['dense_merge']}"
         for (case, size), line in sorted(cells.items())
@@ -100,8 +122,8 @@ def train_table(lines: list[Line]) -> str:
     return (
         f"{table(header, rows)}\n\n"
         f"Async merges sparse and dense gradients over ({merges}) batches; AUC after the run ({learnt}), "
-        f"best possible 0.84."
-    )
+        f"best possible 0.84.\n{failed}"
+    ).rstrip()
 
 
 def table_table(lines: list[Line]) -> str:

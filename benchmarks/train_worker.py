@@ -38,6 +38,7 @@ def main() -> None:
     for name in ("batch-size", "steps", "warmup"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--model", default="ctr_dnn", help="as a job's model.name")
     parser.add_argument("--files", default="", help="glob pattern; each worker reads its share")
     parser.add_argument("--stream", action="store_true", help="read files while training")
     options = parser.parse_args()
@@ -59,7 +60,7 @@ def train(
     warmup_rows, rows = data_of(options, worker, role.num_workers)
     with Run(
         store,
-        build_model("ctr_dnn", criteo_schema(), {}),
+        build_model(options.model, criteo_schema(), {}),
         job,
         worker=worker,
         num_workers=role.num_workers,
