@@ -1,0 +1,223 @@
+"""Training on a device: a module of PyTorch with tables in this process, beside plain PyTorch.
+
+    python -m benchmarks.bench_device                      # on a GPU; says so if there is none
+    python -m benchmarks.bench_device --device cpu         # to try it
+    python -m benchmarks.bench_device --case plain_float32 --case halves_float32
+
+A JSON line per case and batch size: examples/s, the memory it takes on the device, and the ratio to plain
+PyTorch in the same precision. Short rounds of the cases alternate, and medians are compared. CTR-DNN (13
+numbers, 26 slots of dim 10, 3 layers of 400), Adagrad for embeddings, Adam for the rest; batches are in
+memory.
+
+    plain    an nn.Embedding on the device, and all of the network
+    halves   tables in main memory, embeddings pooled on the CPU, the rest of the network on the device
+
+A further way to train is a line in `CASES`.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks import rows
+from benchmarks.torch_models import CtrDnn, perceptron
+from benchmarks.train_worker import OPTIMIZERS
+from ctr_model.batch import Batch
+from ctr_model.lookup import Lookup
+from ctr_model.models.model import Compute, Model, StepResult
+from ctr_model.parameters import Floats
+from ctr_model.registry import with_compute
+from ctr_model.schema import criteo_schema
+from ctr_model.torch import TorchModel
+from ctr_model.torch.halves import BackHalf, FrontHalf
+from ps_server.store import ParameterStore
+from ps_worker.job import override_job
+from ps_worker.run.run import Run
+
+BATCH_SIZES = (512, 4096, 16384)
+NUM_BATCHES = 20  # each is trained on again and again
+TABLE_ROWS = 4_000_037  # of plain PyTorch, which takes keys modulo this
+DIM = 10
+
+Step = Callable[[Batch], object]
+"""Trains on a batch; may return before the device is done."""
+
+
+def plain(device: torch.device, batch_size: int, *, compute: Compute) -> Step:
+    """Returns a step of plain PyTorch, all of it on the device."""
+    embedding = nn.Embedding(TABLE_ROWS, DIM, sparse=True, device=device)
+    nn.init.uniform_(embedding.weight, -0.01, 0.01)
+    width = rows.NUM_DENSE + rows.NUM_SLOTS * DIM
+    dense = perceptron([width, 400, 400, 400, 2]).to(device)
+    optimizers = [
+        torch.optim.Adagrad(embedding.parameters(), lr=0.05),
+        torch.optim.Adam(dense.parameters(), lr=1e-3, fused=True),
+    ]
+
+    def step(batch: Batch) -> None:
+        assert batch.labels is not None
+        keys = (batch.keys % np.uint64(TABLE_ROWS)).astype(np.int64).reshape(batch.size, -1)
+        ids, numbers = (torch.from_numpy(each).to(device) for each in (keys, batch.dense))
+        labels = torch.from_numpy(batch.labels).to(device).long()
+        with torch.autocast(device.type, torch.bfloat16, enabled=compute == "bfloat16"):
+            logits = dense(torch.cat([embedding(ids).flatten(1), numbers], dim=1))
+        loss = functional.cross_entropy(logits.float(), labels)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return step
+
+
+def halves(device: torch.device, batch_size: int, *, compute: Compute) -> Step:
+    """Returns a step with tables in this process, and the network behind its embeddings on the device."""
+    module = TorchModel(criteo_schema(), CtrDnn, {})
+    return run_of(_OnDevice(module, with_compute(module, compute), device), batch_size)
+
+
+def run_of(model: Model, batch_size: int) -> Step:
+    """Returns a step of a run in process."""
+    quiet = [f"train.batch_size={batch_size}", "train.log_every_s=1e9"]
+    job = override_job({}, [*OPTIMIZERS, *quiet], source="bench")
+    run = Run(ParameterStore(), model, job)
+    return lambda batch: run.train([batch])
+
+
+class _OnDevice:
+    """A `Model` whose gradient is computed by its two halves, the one behind the cut on a device."""
+
+    def __init__(self, module: TorchModel, trained: Model, device: torch.device) -> None:
+        assert isinstance(trained, TorchModel)
+        self.tables, self.segments = module.tables, module.segments
+        self.num_params, self.initial_values = module.num_params, module.initial_values
+        self._trained = trained
+        self._device = device
+
+    def workspace(self, max_batch_size: int) -> "_Halves":
+        return _Halves(
+            FrontHalf(self._trained),
+            BackHalf(self._trained, device=str(self._device)),
+            max_batch_size,
+        )
+
+    def predict(self, *_: Any) -> Floats:
+        raise NotImplementedError("this benchmark does not evaluate")
+
+    def gradient(
+        self,
+        params: Floats,
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        workspace: "_Halves",
+        dense_grad: Floats,
+        sparse_grads: Mapping[str, Floats],
+    ) -> StepResult:
+        passed = workspace.front.forward(batch, lookups)
+        (result,) = workspace.back.gradient(params, [passed.activations], dense_grad)
+        passed.backward(result.grads, sparse_grads)
+        return StepResult(result.loss, result.probabilities)
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    front: FrontHalf
+    back: BackHalf
+    max_batch_size: int
+
+
+Case = Callable[[torch.device, int], Step]
+
+CASES: dict[str, Case] = {
+    f"{name}_{compute}": partial(way, compute=compute)
+    for name, way in (("plain", plain), ("halves", halves))
+    for compute in ("float32", "bfloat16")
+}
+
+
+def speed(step: Step, batches: list[Batch], device: torch.device, seconds: float) -> float:
+    """Returns examples/s of one round; the device has finished all of it."""
+    examples, start = 0, time.perf_counter()
+    for batch in itertools.cycle(batches):
+        step(batch)
+        examples += batch.size
+        if time.perf_counter() - start > seconds:
+            break
+    synchronize(device)
+    return examples / (time.perf_counter() - start)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def allocated_mb(device: torch.device) -> float:
+    """Returns the memory that tensors take on a GPU."""
+    return torch.cuda.memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
+
+
+def measure(names: list[str], batch_size: int, device: torch.device, rounds: int) -> None:
+    """Prints a line for each case."""
+    batches = list(rows.batches(NUM_BATCHES, batch_size, seed=1))
+    steps, memory = {}, {}
+    for name in names:
+        before = allocated_mb(device)
+        steps[name] = CASES[name](device, batch_size)
+        for batch in batches[:2]:
+            steps[name](batch)
+        synchronize(device)
+        memory[name] = allocated_mb(device) - before
+    speeds: dict[str, list[float]] = {name: [] for name in names}
+    for _, name in itertools.product(range(rounds), names):
+        speeds[name].append(speed(steps[name], batches, device, seconds=1.0))
+    for name, values in speeds.items():
+        line = {
+            "bench": "device",
+            "case": name,
+            "batch_size": batch_size,
+            "examples_per_s": round(statistics.median(values)),
+            "low": round(min(values)),
+            "high": round(max(values)),
+            "device_mb": round(memory[name], 1),
+        }
+        of_plain = speeds.get(f"plain_{name.rpartition('_')[2]}")
+        if of_plain is not None:
+            pairs = zip(values, of_plain, strict=True)
+            line["of_plain_torch"] = round(statistics.median(a / b for a, b in pairs), 3)
+        print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    """Measures all cases for each batch size, on one device."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", help='"cuda", "cuda:1" or "cpu"')
+    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
+    parser.add_argument("--batch-size", type=int, action="append")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print("there is no GPU that PyTorch can use: nothing was measured (--device cpu to try it)")
+        return
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(json.dumps({"bench": "device", "device": name, "torch": torch.__version__}), flush=True)
+    for batch_size in options.batch_size or BATCH_SIZES:
+        measure(options.case or list(CASES), batch_size, device, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
