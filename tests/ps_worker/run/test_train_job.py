@@ -562,3 +562,30 @@ def test_job_without_rules_ages_nothing(rows: Path, caplog: pytest.LogCaptureFix
         train_job(plan_of(job_of_life(rows)), ParameterStore())
 
     assert not [message for message in caplog.messages if message.startswith("shrunk")]
+
+
+def test_precision_is_in_the_summary_and_may_change_when_a_run_resumes(
+    rows: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+    settings = [
+        f"data.train={rows}",
+        f"data.test={rows}",
+        "data.bad_row_limit=4",
+        "train.batch_size=16",
+        "model.hidden=[16]",
+        f"checkpoint.dir={tmp_path / 'model'}",
+        "checkpoint.resume=true",
+    ]
+
+    summaries = []
+    for epochs, compute in enumerate(("float32", "bfloat16"), start=1):
+        more = [f"train.epochs={epochs}", f"train.compute={compute}"]
+        job = override_job({}, [*settings, *more], source="test")
+        summaries.append(train_job(plan_of(job), ParameterStore()))
+
+    assert [summary.compute for summary in summaries] == ["float32", "bfloat16"]
+    assert [summary.examples for summary in summaries] == [48, 48]  # the second epoch alone
+    inferred = infer(str(tmp_path / "model"), [str(rows)])
+    assert inferred["model_digest"] == summaries[1].model_digest
+    assert inferred["auc"] == summaries[1].auc
