@@ -95,7 +95,7 @@ def test_sums_of_errors_are_numpys(rows: list[tuple[bool, float]]) -> None:
 
     assert metrics.absolute_error == pytest.approx(np.abs(errors).sum())
     assert metrics.squared_error == pytest.approx((errors**2).sum())
-    assert metrics.correct == metrics.accuracy() * metrics.examples
+    assert metrics.correct == round(metrics.accuracy() * metrics.examples)
 
 
 def test_figures_of_nothing_are_nan() -> None:
