@@ -29,7 +29,7 @@ from benchmarks import ceiling, rows
 from ctr_model.models.model import Compute
 from ctr_model.registry import MODELS, build_model, with_compute
 from ctr_model.schema import criteo_schema
-from ps_worker.lookups import keys_of_batch
+from ps_worker.training.lookups import keys_of_batch
 
 ROUND_SECONDS = 0.25
 ALL = "all"

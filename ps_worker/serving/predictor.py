@@ -28,7 +28,7 @@ from ps_server.checkpoint.saved_model import SavedModel
 from ps_worker.checkpoints.attachments import job_of_checkpoint, schema_of_checkpoint
 from ps_worker.data.user_code.samples import Sample, batches_of_samples
 from ps_worker.job.model import DENSE_BLOCK, model_of
-from ps_worker.lookups import keys_of_batch
+from ps_worker.training.lookups import keys_of_batch
 
 if TYPE_CHECKING:
     from ctr_model.torch.export import ProgramInputs

@@ -13,7 +13,7 @@ from protos.errors import GradientError
 from protos.gradients import Values
 from protos.store import Missing, ParameterReader
 from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.lookups import keys_of_batch
+from ps_worker.training.lookups import keys_of_batch
 
 OnPredictions = Callable[[NDArray[np.float32]], None]
 

@@ -29,7 +29,7 @@ from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.push_ids import PushIds
 from ps_worker.data.blocks.position import Batches
 from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.lookups import BatchKeys, keys_of_batch
+from ps_worker.training.lookups import BatchKeys, keys_of_batch
 from ps_worker.training.meter import Progress
 from ps_worker.training.non_finite import NonFiniteBatches
 

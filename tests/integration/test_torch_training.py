@@ -134,7 +134,7 @@ def dense_of(store: Store, model: Model) -> Any:
 
 def loss_of(store: Store, model: Model) -> float:
     """Returns the log loss on examples that were not trained on."""
-    from ps_worker.lookups import keys_of_batch
+    from ps_worker.training.lookups import keys_of_batch
 
     batch = joined(random_batches(20, 32, seed=99))
     keys = keys_of_batch(batch, model.tables)

@@ -6,7 +6,7 @@ import pytest
 from ctr_model.batch import Batch
 from ctr_model.models.model import EmbeddingTable
 from ctr_model.slots import select_slots
-from ps_worker.lookups import keys_of_batch
+from ps_worker.training.lookups import keys_of_batch
 from tests.reference.feature_life import occurrences_of
 
 TABLES = (
