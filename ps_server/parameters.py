@@ -23,14 +23,26 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import Gradients, Values, require_finite
+from protos.keys import Keys
 from protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
 from protos.placement import ShardMap
 from protos.spec import AdmissionSpec, DenseSpec, TableSpec
-from protos.store import Missing, Shrunk, TableStatus, Version, WorkerProgress
+from protos.store import (
+    BlockState,
+    Missing,
+    ModelState,
+    RowStates,
+    Shrunk,
+    TableStatus,
+    Version,
+    WorkerProgress,
+)
+from protos.store.state_transfer import require_finite_state
 from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.snapshot.before_step import BeforeStep
 from ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
+from ps_server.table import state_transfer
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.feature_life.admission import check_score_source
 from ps_server.table.memory.memory_limit import MemoryLimit
@@ -268,10 +280,13 @@ class Parameters:
             self.block(name).check(dense)
         require_finite(gradients)
         if self._memory_limit is not None:
-            self._require_memory(self._memory_limit, gradients)
+            self._require_memory(
+                self._memory_limit, {name: grad.keys for name, grad in gradients.sparse.items()}
+            )
 
-    def _require_memory(self, limit: MemoryLimit, gradients: Gradients) -> None:
-        pushed = [(self._tables[name], grad.keys) for name, grad in gradients.sparse.items()]
+    def _require_memory(self, limit: MemoryLimit, pushed_keys: Mapping[str, Keys]) -> None:
+        """Raises OverloadedError if rows of these keys, by table, would be created over the limit."""
+        pushed = [(self._tables[name], keys) for name, keys in pushed_keys.items()]
         if not limit.is_exceeded(sum(keys.size * table.new_row_bytes for table, keys in pushed)):
             return
         for table, keys in pushed:
@@ -296,6 +311,34 @@ class Parameters:
             table.push(grad, source, scoring.scores(grad.keys))
         for name, dense in gradients.dense.items():
             self._blocks[name].push(dense)
+
+    def rows_with_state(self, keys: Mapping[str, Keys]) -> dict[str, RowStates]:
+        """Returns rows by table; see `protos.store.StateTransfer`."""
+        return {
+            name: state_transfer.rows_of(self.table(name), column) for name, column in keys.items()
+        }
+
+    def block_with_state(self, name: str) -> BlockState:
+        """Returns a copy of this process's piece of a dense block."""
+        return state_transfer.block_of(self.block(name))
+
+    def check_state(self, state: ModelState) -> None:
+        """Checks all of a push of state, so that `write_state` cannot fail on a part of it; as `check`."""
+        for name, rows in state.rows.items():
+            state_transfer.check_rows(self.table(name), rows)
+        for name, block in state.blocks.items():
+            state_transfer.check_block(self.block(name), block)
+        require_finite_state(state)
+        if self._memory_limit is not None:
+            keys = {name: rows.keys for name, rows in state.rows.items()}
+            self._require_memory(self._memory_limit, keys)
+
+    def write_state(self, state: ModelState) -> None:
+        """Overwrites rows and pieces by state that passed `check_state`."""
+        for name, rows in state.rows.items():
+            state_transfer.write_rows(self._tables[name], rows)
+        for name, block in state.blocks.items():
+            state_transfer.write_block(self._blocks[name], block)
 
     def before(self, gradients: Gradients, step: Version) -> BeforeStep:
         """Returns the values that a step with these gradients will change."""

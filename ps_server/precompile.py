@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
+from protos.keys import Keys
 from protos.runtime.compile_lock import compile_lock
 from protos.runtime.jit import read_only
 from protos.spec import (
@@ -29,6 +30,7 @@ from protos.spec import (
 from protos.store import Missing, PushId
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
+from ps_server.table.contents import Rows
 from ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)
@@ -79,6 +81,7 @@ def _exercise(optimizer: str) -> None:
         )
         store.push_grad(Gradients(sparse, dense), push_id, at=0).result()
     store.pull_sparse({"table": keys}, missing=Missing.INITIAL).result()
+    _transfer(optimizer, keys)
     by_score = ExpirySpec(max_rows=_NUM_KEYS // 2, evict="score")
     loaded = SparseTable(replace(counting, expiry=by_score), num_subscribers=1)
     loaded.push(counted)
@@ -89,6 +92,15 @@ def _exercise(optimizer: str) -> None:
     loaded.take_changed(0, _NUM_KEYS)
     loaded.key_of_new_row(keys)
     loaded.shrink(max_norm=0.0)
+
+
+def _transfer(optimizer: str, keys: Keys) -> None:
+    """Reads rows of a table with one optimizer with their state, and writes them."""
+    spec = _table_spec(optimizer)
+    source, target = SparseTable(spec), SparseTable(spec)
+    weights, state = source.pull_states(keys)
+    no_statistics = np.empty((keys.size, 0), np.float32)
+    target.write(Rows(keys=keys, weights=weights, state=state, statistics=no_statistics))
 
 
 def _admit(admission: AdmissionSpec) -> None:

@@ -31,6 +31,7 @@ from protos.store import (
     Member,
     Message,
     Missing,
+    ModelState,
     Numbers,
     Pulled,
     PulledPieces,
@@ -39,10 +40,12 @@ from protos.store import (
     ReduceOp,
     SaveRequest,
     Shrunk,
+    StateChunk,
     StoreStatus,
     Version,
     WorkerProgress,
 )
+from protos.store.state_chunks import join_state
 from ps_server.checkpoint.files.digest import model_digest
 from ps_server.checkpoint.files.manifest import Share
 from ps_server.checkpoint.inference import write_inference_share
@@ -341,6 +344,16 @@ class ParameterStore:
         """Returns the length of this process's piece of a dense block."""
         return self._parameters.block(block).length
 
+    def row_width(self, table: str) -> int:
+        """Returns the numbers of a table's row, weights and optimizer state."""
+        found = self._parameters.table(table)
+        return found.spec.dim + found.state_width
+
+    def element_width(self, block: str) -> int:
+        """Returns the numbers of an element of a dense block, its weight and optimizer state."""
+        (slots, _), _ = self._parameters.block(block).state_shapes
+        return 1 + slots
+
     def push_grad(
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
@@ -353,18 +366,42 @@ class ParameterStore:
         coordinator = self._coordinator
         self._parameters.check(gradients)
         if at is None:
-            return self._push_on_arrival(gradients, push_id)
+            return self._push_on_arrival(
+                lambda: self._parameters.apply(gradients, push_id.worker), push_id
+            )
         coordinator.push_part(gradients, push_id, at)
         self._apply_complete_steps(self._step_executor)
         return coordinator.when_applied()
 
+    def pull_state(self, keys: Mapping[str, Keys], blocks: Sequence[str]) -> Future[ModelState]:
+        """See `protos.store.Store`; done when returned. Of blocks, this process's pieces."""
+        return self._coordinator.at_version(None, lambda: self._state_of(keys, blocks))
+
+    def _state_of(self, keys: Mapping[str, Keys], blocks: Sequence[str]) -> ModelState:
+        parameters = self._parameters
+        return ModelState(
+            rows=parameters.rows_with_state(keys),
+            blocks={name: parameters.block_with_state(name) for name in blocks},
+        )
+
+    def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
+        """See `protos.store.Store`; of this process's keys and pieces."""
+        self._coordinator.require_push(push_id)
+        return self._push_state(state, push_id)
+
+    def _push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
+        """Pushes with a push id that was checked."""
+        self._parameters.check_state(state)
+        return self._push_on_arrival(lambda: self._parameters.write_state(state), push_id)
+
     def push_chunk(
-        self, chunk: PushChunk, push_id: PushId, *, at: Version | None = None
+        self, chunk: PushChunk | StateChunk, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
         """Takes a chunk of a push; the last to come pushes, the others are answered at once.
 
         Raises:
-            ProtocolError: If it contradicts other chunks of the push, or comes too late; else as `push_grad`.
+            ProtocolError: If it contradicts other chunks of the push, or comes too late; else as `push_grad`
+                or `push_state`.
         """
         coordinator = self._coordinator
         if chunk.num_chunks > 1 and coordinator.has_push(push_id, at):
@@ -373,19 +410,23 @@ class ParameterStore:
         if chunks is None:
             return Answered(coordinator.version)
         try:
-            return self._push(join_push(chunks), push_id, at)
+            if states := [each for each in chunks if isinstance(each, StateChunk)]:
+                return self._push_state(join_state(states), push_id)
+            parts = [each for each in chunks if isinstance(each, PushChunk)]
+            return self._push(join_push(parts), push_id, at)
         except Exception as error:
             if chunk.num_chunks > 1:
                 coordinator.refuse_push(push_id, error)
             raise
 
-    def _push_on_arrival(self, gradients: Gradients, push_id: PushId) -> Future[Version]:
+    def _push_on_arrival(self, apply: Callable[[], None], push_id: PushId) -> Future[Version]:
+        """Applies a push that was checked, unless it was applied before."""
         coordinator = self._coordinator
         if not coordinator.begin_arrival(push_id):
             return coordinator.when_pushed(push_id, None)
         try:
             with self._snapshots.changing():
-                self._parameters.apply(gradients, push_id.worker)
+                apply()
                 coordinator.note_applied(push_id)
         except BaseException:
             logger.exception("push not applied worker=%d push=%d", push_id.worker, push_id.sequence)

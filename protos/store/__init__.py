@@ -34,6 +34,8 @@ from protos.store.parameters import (
     Version,
 )
 from protos.store.staleness import Staleness, merge_staleness
+from protos.store.state_chunks import StateChunk, Stretch
+from protos.store.state_transfer import BlockState, ModelState, RowStates, StateTransfer
 from protos.store.status import (
     SaveStatus,
     ServerStatus,
@@ -51,6 +53,7 @@ __all__ = [
     "MAX_NUMBERS",
     "Acknowledged",
     "Admin",
+    "BlockState",
     "Changed",
     "Changes",
     "Checkpoints",
@@ -64,6 +67,7 @@ __all__ = [
     "Member",
     "Message",
     "Missing",
+    "ModelState",
     "Numbers",
     "ParameterReader",
     "Parameters",
@@ -72,13 +76,17 @@ __all__ = [
     "PushId",
     "ReduceOp",
     "Reduced",
+    "RowStates",
     "SaveRequest",
     "SaveStatus",
     "ServerStatus",
     "Shrunk",
     "Staleness",
+    "StateChunk",
+    "StateTransfer",
     "Store",
     "StoreStatus",
+    "Stretch",
     "TableStatus",
     "Version",
     "WorkerLoss",

@@ -1,4 +1,4 @@
-"""The seam between a trainer and its parameters, wherever they are: the sum of six facets.
+"""The seam between a trainer and its parameters, wherever they are: the sum of seven facets.
 
 `ps_server.store.ParameterStore` is a store in process, `ps_worker.cluster.client.ClusterClient`
 is one over gRPC; one contract suite (tests/contract) runs over both.
@@ -15,7 +15,10 @@ from protos.store.checkpoints import Checkpoints
 from protos.store.coordination import Coordination
 from protos.store.exchange import Exchange
 from protos.store.parameters import Parameters
+from protos.store.state_transfer import StateTransfer
 
 
-class Store(Parameters, Changes, Coordination, Exchange, Checkpoints, Admin, Protocol):
+class Store(
+    Parameters, StateTransfer, Changes, Coordination, Exchange, Checkpoints, Admin, Protocol
+):
     """All parameters of a job: tables of rows and dense blocks. Thread-safe."""

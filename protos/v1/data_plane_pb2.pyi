@@ -239,3 +239,89 @@ class TakeResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ExchangeMessage]
     def __init__(self, messages: _Optional[_Iterable[_Union[ExchangeMessage, _Mapping]]] = ...) -> None: ...
+
+class RowStateColumn(_message.Message):
+    __slots__ = ("table", "keys", "weights", "state", "optimizer")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    keys: bytes
+    weights: bytes
+    state: bytes
+    optimizer: str
+    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., state: _Optional[bytes] = ..., optimizer: _Optional[str] = ...) -> None: ...
+
+class BlockStateColumn(_message.Message):
+    __slots__ = ("block", "start", "weights", "element_state", "scalars", "num_states", "optimizer")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_STATE_FIELD_NUMBER: _ClassVar[int]
+    SCALARS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    block: str
+    start: int
+    weights: bytes
+    element_state: bytes
+    scalars: bytes
+    num_states: int
+    optimizer: str
+    def __init__(self, block: _Optional[str] = ..., start: _Optional[int] = ..., weights: _Optional[bytes] = ..., element_state: _Optional[bytes] = ..., scalars: _Optional[bytes] = ..., num_states: _Optional[int] = ..., optimizer: _Optional[str] = ...) -> None: ...
+
+class StateChunk(_message.Message):
+    __slots__ = ("rows", "blocks", "chunk", "num_chunks")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[RowStateColumn]
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockStateColumn]
+    chunk: int
+    num_chunks: int
+    def __init__(self, rows: _Optional[_Iterable[_Union[RowStateColumn, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockStateColumn, _Mapping]]] = ..., chunk: _Optional[int] = ..., num_chunks: _Optional[int] = ...) -> None: ...
+
+class Stretch(_message.Message):
+    __slots__ = ("block", "start", "stop")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    block: str
+    start: int
+    stop: int
+    def __init__(self, block: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class PullStateRequest(_message.Message):
+    __slots__ = ("keys", "stretches", "shard_map_epoch")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    STRETCHES_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyColumn]
+    stretches: _containers.RepeatedCompositeFieldContainer[Stretch]
+    shard_map_epoch: int
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyColumn, _Mapping]]] = ..., stretches: _Optional[_Iterable[_Union[Stretch, _Mapping]]] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+
+class PullStateResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: StateChunk
+    def __init__(self, state: _Optional[_Union[StateChunk, _Mapping]] = ...) -> None: ...
+
+class PushStateRequest(_message.Message):
+    __slots__ = ("push_id", "chunk", "shard_map_epoch")
+    PUSH_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    push_id: PushId
+    chunk: StateChunk
+    shard_map_epoch: int
+    def __init__(self, push_id: _Optional[_Union[PushId, _Mapping]] = ..., chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+
+class PushStateResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...

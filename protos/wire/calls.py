@@ -28,6 +28,7 @@ from protos.store import (
     Reduced,
     ServerStatus,
     Shrunk,
+    StateChunk,
     Version,
 )
 from protos.v1 import parameter_server_pb2
@@ -47,7 +48,9 @@ from protos.wire.requests import (
     PullChanged,
     PullDense,
     PullSparse,
+    PullState,
     PushGrad,
+    PushState,
     Renew,
     Resume,
     Save,
@@ -165,6 +168,16 @@ PULL_CHANGED: Call[PullChanged, Changed] = _call(
 PUSH_GRAD: Call[PushGrad, Version] = _call(
     "PushGrad",
     _record(PushGrad, chunk=columns.CHUNK),
+    _value("version", Version),
+)
+PULL_STATE: Call[PullState, StateChunk] = _call(
+    "PullState",
+    _record(PullState, keys=columns.KEYS),
+    _value("state", StateChunk, columns.STATE),
+)
+PUSH_STATE: Call[PushState, Version] = _call(
+    "PushState",
+    _record(PushState, chunk=columns.STATE),
     _value("version", Version),
 )
 POST: Call[Post, None] = _call(

@@ -10,6 +10,7 @@ from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.keys import Keys
+from protos.store import BlockState, RowStates, StateChunk
 from protos.wire.arrays import (
     decode_counts,
     decode_keys,
@@ -112,6 +113,65 @@ def _decode_chunk(found: Any) -> PushChunk:
     return PushChunk(sparse, dense, found.chunk, found.num_chunks)
 
 
+def _encode_state(state: StateChunk) -> Message:
+    return {
+        "rows": [
+            {
+                "table": table,
+                "keys": encode_keys(rows.keys),
+                "weights": encode_values(rows.weights),
+                "state": encode_values(rows.state),
+                "optimizer": rows.optimizer,
+            }
+            for table, rows in state.rows
+        ],
+        "blocks": [
+            {
+                "block": block,
+                "start": start,
+                "weights": encode_values(stretch.weights),
+                "element_state": encode_values(stretch.element_state),
+                "scalars": encode_values(stretch.scalars),
+                "num_states": len(stretch.element_state),
+                "optimizer": stretch.optimizer,
+            }
+            for block, start, stretch in state.blocks
+        ],
+        "chunk": state.chunk,
+        "num_chunks": state.num_chunks,
+    }
+
+
+def _decode_state(found: Any) -> StateChunk:
+    rows = []
+    for column in found.rows:
+        keys = decode_keys(column.keys)
+        weights, state = (decode_rows(data, keys.size) for data in (column.weights, column.state))
+        rows.append(
+            (
+                column.table,
+                RowStates(keys=keys, weights=weights, state=state, optimizer=column.optimizer),
+            )
+        )
+    blocks = [(column.block, column.start, _decode_stretch(column)) for column in found.blocks]
+    return StateChunk(rows, blocks, found.chunk, found.num_chunks)
+
+
+def _decode_stretch(column: Any) -> BlockState:
+    weights, element_state = decode_values(column.weights), decode_values(column.element_state)
+    if element_state.size != column.num_states * weights.size:
+        raise ProtocolError(
+            f"a stretch of dense block {column.block!r} has {weights.size} elements and "
+            f"{element_state.size} states of them, expected {column.num_states} for each"
+        )
+    return BlockState(
+        weights=weights,
+        element_state=element_state.reshape(column.num_states, weights.size),
+        scalars=decode_values(column.scalars),
+        optimizer=column.optimizer,
+    )
+
+
 def _encode_digests(digests: Digests) -> list[Message]:
     return [
         {"table": table, "shard": shard, "digest": digest}
@@ -140,6 +200,9 @@ PIECES = FieldCodec(_encode_pieces, _decode_pieces)
 
 CHUNK = FieldCodec(_encode_chunk, _decode_chunk)
 """A chunk of a push, its gradients in the order sent."""
+
+STATE = FieldCodec(_encode_state, _decode_state)
+"""Rows and stretches of dense blocks with their optimizer state."""
 
 DIGESTS = FieldCodec(_encode_digests, _decode_digests)
 """Digests by table and shard."""

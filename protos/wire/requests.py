@@ -21,6 +21,8 @@ from protos.store import (
     Numbers,
     PushId,
     ReduceOp,
+    StateChunk,
+    Stretch,
     Version,
     WorkerProgress,
 )
@@ -78,6 +80,24 @@ class PushGrad:
     chunk: PushChunk
     push_id: PushId
     at: Version | None = None
+    shard_map_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullState:
+    """See `StateTransfer.pull_state`; of the server's keys, and stretches of its pieces."""
+
+    keys: Mapping[str, Keys]
+    stretches: Sequence[Stretch]
+    shard_map_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushState:
+    """Request that hands over one chunk of a push; see `StateTransfer.push_state`."""
+
+    chunk: StateChunk
+    push_id: PushId
     shard_map_epoch: int
 
 

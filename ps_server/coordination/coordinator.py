@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 
-from protos.chunking import PushChunk
 from protos.errors import (
     AbortedError,
     JobError,
@@ -62,6 +61,7 @@ from ps_server.coordination.all_reduce import Contribution, Given, Reductions, r
 from ps_server.coordination.barrier import Barriers, PassedBarriers
 from ps_server.coordination.clocks import Clocks
 from ps_server.coordination.job_state import (
+    Chunk,
     JobState,
     Waiting,
     WaitingArrival,
@@ -420,7 +420,7 @@ class Coordinator:
 
     # Pushes
 
-    def assemble(self, chunk: PushChunk, push_id: PushId) -> list[PushChunk] | None:
+    def assemble(self, chunk: Chunk, push_id: PushId) -> list[Chunk] | None:
         """Takes a chunk of a push; returns all of its chunks, in order, if it was the last to come.
 
         Raises:

@@ -18,10 +18,14 @@ from protos.store import (
     PushId,
     ReduceOp,
     Staleness,
+    StateChunk,
     Version,
     WorkerProgress,
 )
 from ps_server.coordination.push_ledger import AppliedPushes
+
+Chunk = PushChunk | StateChunk
+"""A chunk of a push of gradients, or of state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +122,7 @@ class WaitingChunk:
     """A chunk of a push that lacks others."""
 
     push_id: PushId
-    chunk: PushChunk
+    chunk: Chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

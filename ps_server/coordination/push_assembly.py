@@ -11,11 +11,10 @@ refused, so that no push is lost without an error; and so are those of a push th
 import copy
 from dataclasses import dataclass, field
 
-from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.limits import CHUNK_BYTES, MAX_CHUNKS
 from protos.store import PushId
-from ps_server.coordination.job_state import WaitingChunk
+from ps_server.coordination.job_state import Chunk, WaitingChunk
 
 WINDOW = 32
 """A worker keeps fewer pushes than this in flight to one server."""
@@ -39,7 +38,7 @@ class _Inbox:
 
     incarnation: int
     newest: int = 0
-    pushes: dict[int, dict[int, PushChunk]] = field(default_factory=dict)
+    pushes: dict[int, dict[int, Chunk]] = field(default_factory=dict)
     ids: dict[int, PushId] = field(default_factory=dict)
     complete: set[int] = field(default_factory=set)
     refused: dict[int, Exception] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class PushAssembler:
     def __init__(self) -> None:
         self._inboxes: dict[int, _Inbox] = {}
 
-    def add(self, push_id: PushId, part: PushChunk) -> list[PushChunk] | None:
+    def add(self, push_id: PushId, part: Chunk) -> list[Chunk] | None:
         """Takes a chunk; returns all chunks of its push, in order, if all have come: then it is complete.
 
         A chunk that comes again replaces the first.
@@ -82,12 +81,14 @@ class PushAssembler:
         if (refusal := self.refusal(push_id)) is not None:
             raise refusal
         parts = inbox.pushes.setdefault(push_id.sequence, {})
-        num_chunks = next(iter(parts.values()), part).num_chunks
-        if part.num_chunks != num_chunks:
+        first = next(iter(parts.values()), part)
+        if part.num_chunks != (num_chunks := first.num_chunks):
             raise ProtocolError(
                 f"{_name(push_id)} has chunk {part.chunk} of {part.num_chunks} beside chunks "
                 f"{sorted(parts)} of {num_chunks}"
             )
+        if type(part) is not type(first):
+            raise ProtocolError(f"{_name(push_id)} has chunks of gradients, and others of state")
         inbox.ids[push_id.sequence] = push_id
         parts[part.chunk] = part
         if len(parts) == part.num_chunks:

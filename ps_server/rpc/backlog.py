@@ -25,7 +25,9 @@ MAX_BYTES = 512 * 2**20
 RETRY_AFTER_S = 1.0
 """Until then, a good part of a full backlog is done."""
 
-REFUSABLE = frozenset({"PullSparse", "PullDense", "PullChanged", "PushGrad", "Post"})
+REFUSABLE = frozenset(
+    {"PullSparse", "PullDense", "PullChanged", "PullState", "PushGrad", "PushState", "Post"}
+)
 """Calls that move data, and are many. The others are few, and tell of a job, end it or save it."""
 
 

@@ -26,8 +26,10 @@ from protos.store import (
     PulledPieces,
     ServerStatus,
     Shrunk,
+    StateChunk,
     Version,
 )
+from protos.store.state_chunks import stretch_of
 from protos.wire.calls import CALLS, Call
 from protos.wire.requests import (
     CreateDense,
@@ -38,7 +40,9 @@ from protos.wire.requests import (
     PullChanged,
     PullDense,
     PullSparse,
+    PullState,
     PushGrad,
+    PushState,
     Renew,
     Resume,
     Save,
@@ -75,7 +79,7 @@ def _member_of(request: Any) -> Member | None:
     """Returns the process that a request comes from, which has to have joined; None: anybody may ask."""
     if isinstance(request, Join):
         return None
-    if isinstance(request, PushGrad):
+    if isinstance(request, PushGrad | PushState):
         return Member(request.push_id.worker, request.push_id.incarnation)
     member: Member | None = getattr(request, "member", None)
     return member
@@ -223,7 +227,9 @@ class Handlers:
                 return _VALUES_A_KEY * sum(keys.size for keys in argument.keys.values())
             case PullDense():
                 return sum(map(self._store.piece_length, argument.blocks))
-            case PushGrad():
+            case PullState():
+                return self._values_of(argument)
+            case PushGrad() | PushState():
                 return argument.chunk.num_chunks * argument.chunk.num_values
         return math.inf if call.name in _LONG_CALLS else 0
 
@@ -266,6 +272,37 @@ class Handlers:
         size = sum(VALUE_BYTES * dims[table] * keys.size for table, keys in request.keys.items())
         _require_answer_fits(size, f"a pull from the tables {sorted(dims)}")
         return self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
+
+    def _pull_state(self, request: PullState) -> StateChunk:
+        self._require_epoch(request.shard_map_epoch)
+        store = self._store
+        for stretch in request.stretches:
+            length = store.piece_length(stretch.block)
+            if not 0 <= stretch.start <= stretch.stop <= length:
+                raise ProtocolError(
+                    f"elements {stretch.start} to {stretch.stop} of dense block {stretch.block!r} were asked "
+                    f"for, this server has {length}"
+                )
+        _require_answer_fits(VALUE_BYTES * self._values_of(request), "a pull of rows and state")
+        blocks = sorted({stretch.block for stretch in request.stretches})
+        state = store.pull_state(request.keys, blocks).result()
+        stretches = [
+            (each.block, each.start, stretch_of(state.blocks[each.block], each.start, each.stop))
+            for each in request.stretches
+        ]
+        return StateChunk(list(state.rows.items()), stretches)
+
+    def _values_of(self, request: PullState) -> int:
+        """Returns the float32 numbers of the answer; a key counts as two."""
+        store = self._store
+        rows = sum((2 + store.row_width(table)) * keys.size for table, keys in request.keys.items())
+        return rows + sum(
+            store.element_width(each.block) * (each.stop - each.start) for each in request.stretches
+        )
+
+    def _push_state(self, request: PushState) -> Future[Version]:
+        self._require_epoch(request.shard_map_epoch)
+        return self._store.push_chunk(request.chunk, request.push_id)
 
     def _pull_changed(self, request: PullChanged) -> Changed:
         self._require_epoch(request.shard_map_epoch)

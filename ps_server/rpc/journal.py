@@ -21,11 +21,12 @@ from protos.errors import CheckpointError
 from protos.futures import Answered, Future
 from protos.gradients import Values
 from protos.spec import DenseSpec
-from protos.store import Member, PushId, Shrunk
+from protos.store import Member, PushId, Shrunk, StateChunk
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.coordination.job_state import (
+    Chunk,
     JobState,
     Waiting,
     WaitingArrival,
@@ -47,6 +48,7 @@ LOGGED = frozenset(
         calls.CREATE_TABLE,
         calls.CREATE_DENSE,
         calls.PUSH_GRAD,
+        calls.PUSH_STATE,
         calls.POST,
         calls.TAKE,
         calls.BARRIER,
@@ -388,7 +390,10 @@ def _whole(part: WaitingPart) -> PushChunk:
     )
 
 
-def _push(chunk: PushChunk, push_id: PushId, at: int | None, epoch: int) -> Record:
+def _push(chunk: Chunk, push_id: PushId, at: int | None, epoch: int) -> Record:
+    if isinstance(chunk, StateChunk):
+        state = requests.PushState(chunk=chunk, push_id=push_id, shard_map_epoch=epoch)
+        return _record(calls.PUSH_STATE, state)
     request = requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch)
     return _record(calls.PUSH_GRAD, request)
 

@@ -80,6 +80,12 @@ class DenseTable:
         """Elements of this piece."""
         return self._weights.size
 
+    @property
+    def state_shapes(self) -> tuple[tuple[int, int], tuple[int]]:
+        """Shapes of `DensePiece.element_state` and `DensePiece.scalars`."""
+        slots = optimizer_of(self.spec.optimizer).num_slots
+        return (slots, self.length), (self._state.size - slots * self.length,)
+
     def check(self, grad: DenseGrad) -> None:
         """Raises GradientError if `push` cannot apply this gradient."""
         if grad.values.shape != self._weights.shape:

@@ -41,6 +41,7 @@ from ps_server.table.rows.kernels import (
     apply_rows,
     find_new_row,
     gather_rows,
+    gather_states,
     score_rows,
     take_changed_rows,
     write_rows,
@@ -209,6 +210,25 @@ class SparseTable:
                 self._arrays, self._initializer, read_only(keys), reads_initial, default, out
             )
         return out
+
+    def pull_states(self, keys: Keys) -> tuple[Values, Values]:
+        """Returns whole rows of `keys` uint64[N]: weights float32[N, D] and state float32[N, K].
+
+        A key without a row reads as a new row would be; none is created.
+
+        Raises:
+            WrongServerError: If a key belongs to another server.
+        """
+        weights = np.empty((keys.size, self.spec.dim), np.float32)
+        state = np.empty((keys.size, self.state_width), np.float32)
+        new = self._initializer, self._initial_state
+        with self._locked_for(keys):
+            gather_states(self._arrays, *new, read_only(keys), weights, state)
+        return weights, state
+
+    def require_own(self, keys: Keys) -> None:
+        """Raises WrongServerError if one of `keys` uint64[N] belongs to another server."""
+        self._count_by_shard(keys)
 
     def scores(self, keys: Keys) -> Values:
         """Returns the scores of `keys` uint64[N], float32[N]; 0 for a key without a row.

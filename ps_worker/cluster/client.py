@@ -45,6 +45,7 @@ from protos.store import (
     Member,
     Message,
     Missing,
+    ModelState,
     Numbers,
     Pulled,
     PushId,
@@ -60,6 +61,8 @@ from protos.store import (
     merge_status,
     require_numbers,
 )
+from protos.store.state_chunks import split_state
+from protos.store.state_transfer import require_finite_state
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from ps_server.checkpoint.files.digest import model_digest
@@ -67,6 +70,7 @@ from ps_server.checkpoint.files.manifest import Share, share_from_json
 from ps_server.checkpoint.publish import require_writable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.writer import open_base, save_checkpoint
+from ps_worker.cluster import state_transfer
 from ps_worker.cluster.acknowledgements import Acknowledgements
 from ps_worker.cluster.transport import Transport
 
@@ -399,6 +403,58 @@ class ClusterClient:
                 self._part_of_server(gradients, routes, server), self._chunk_bytes
             )
         ]
+
+        return self._acknowledged(pending, push_id, at)
+
+    def pull_state(self, keys: Mapping[str, Keys], blocks: Sequence[str]) -> Future[ModelState]:
+        """See `protos.store.Store`."""
+        tables = {table: self._table(table) for table in keys}
+        parts = state_transfer.parts_of_pull(
+            keys,
+            tables,
+            {block: self._block(block) for block in blocks},
+            self._shard_map,
+            self._chunk_bytes,
+        )
+        pending = [
+            self._transport.call(part.server, calls.PULL_STATE, part.request) for part in parts
+        ]
+        return Combined(
+            lambda: state_transfer.joined(
+                keys, tables, list(zip(parts, results(pending), strict=True))
+            )
+        )
+
+    def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
+        """See `protos.store.Store`."""
+        tables = {table: self._table(table) for table in state.rows}
+        blocks = {block: self._block(block) for block in state.blocks}
+        state_transfer.require_whole(state, tables, blocks)
+        for table, rows in state.rows.items():
+            require_unique(f"push of rows of table {table!r}", rows.keys, ProtocolError)
+        require_finite_state(state)
+        routes = {table: self._route(table, rows.keys) for table, rows in state.rows.items()}
+        epoch = self._shard_map.epoch
+        pending = [
+            self._transport.call(
+                server,
+                calls.PUSH_STATE,
+                requests.PushState(chunk=chunk, push_id=push_id, shard_map_epoch=epoch),
+            )
+            for server in self._servers
+            for chunk in split_state(
+                state_transfer.part_of_server(
+                    state, routes, {block: self._piece(block, server) for block in blocks}, server
+                ),
+                self._chunk_bytes,
+            )
+        ]
+        return self._acknowledged(pending, push_id, None)
+
+    def _acknowledged(
+        self, pending: Sequence[Future[Version]], push_id: PushId, at: Version | None
+    ) -> Future[Version]:
+        """Returns the version of a push once all of it is acknowledged."""
 
         def acknowledged() -> Version:
             version = min(results(pending))

@@ -82,6 +82,37 @@ def gather_rows(
 
 
 @kernel
+def gather_states(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    keys: Keys,
+    weights: Values,
+    state: Values,
+) -> None:
+    """Overwrites `weights` float32[N, D] and `state` float32[N, K] with whole rows of `keys` uint64[N].
+
+    A key without a row reads as a new row would be.
+    """
+    hashes = np.empty(BLOCK, np.uint64)
+    rows = np.empty(BLOCK, np.int64)
+    dim, state_width = weights.shape[1], state.shape[1]
+    for start in range(0, keys.size, BLOCK):
+        stop = min(start + BLOCK, keys.size)
+        find_block(table, keys, start, stop, hashes, rows)
+        for i in range(stop - start):
+            row = rows[i]
+            if row < 0:
+                initialize_row(initializer, keys[start + i], weights[start + i])
+                state[start + i, :] = initial_state
+                continue
+            for j in range(dim):
+                weights[start + i, j] = table.slab[row, KEY_COLUMNS + j]
+            for j in range(state_width):
+                state[start + i, j] = table.slab[row, KEY_COLUMNS + dim + j]
+
+
+@kernel
 def score_rows(
     table: TableArrays,
     nonclk_coeff: np.float32,

@@ -1,6 +1,7 @@
 """A server that keeps an update log: its snapshots, what waits for them, and what it recovers from."""
 
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,9 @@ from protos.store import (
     Lease,
     Member,
     Message,
+    RowStates,
     SaveRequest,
+    StateChunk,
     WorkerLoss,
 )
 from protos.wire import calls, requests
@@ -455,29 +458,50 @@ def test_logged_call_of_a_lost_process_is_no_sign_of_life(tmp_path: Path) -> Non
     recovered_store(tmp_path).require_place(NEW)
 
 
+def chunk_of_gradients(chunk: int) -> requests.PushGrad:
+    """Returns chunk 0, with a row, or 1, the empty last one."""
+    grad = SparseGrad(KEYS[:1], np.ones((1, DEEP.dim), np.float32), 1)
+    return requests.PushGrad(
+        chunk=PushChunk([("deep", grad)] * (1 - chunk), [], chunk, 2),
+        push_id=push_id(sequence=0),
+        shard_map_epoch=FIRST_EPOCH,
+    )
+
+
+def chunk_of_state(chunk: int) -> requests.PushState:
+    """As `chunk_of_gradients`."""
+    rows = RowStates(
+        keys=KEYS[:1],
+        weights=np.ones((1, DEEP.dim), np.float32),
+        state=np.ones((1, DEEP.dim), np.float32),
+        optimizer=DEEP.optimizer.name,
+    )
+    return requests.PushState(
+        chunk=StateChunk([("deep", rows)] * (1 - chunk), [], chunk, 2),
+        push_id=push_id(sequence=0),
+        shard_map_epoch=FIRST_EPOCH,
+    )
+
+
 @pytest.mark.parametrize("in_new_segment", [False, True])
+@pytest.mark.parametrize(
+    ("call", "chunk_of"),
+    [(calls.PUSH_GRAD, chunk_of_gradients), (calls.PUSH_STATE, chunk_of_state)],
+    ids=["gradients", "state"],
+)
 def test_push_whose_chunks_come_before_and_after_a_restart_is_applied(
-    in_new_segment: bool, tmp_path: Path
+    call: Call[Any, Any], chunk_of: Callable[[int], Any], in_new_segment: bool, tmp_path: Path
 ) -> None:
     store = in_process()
     handlers, log = begun_log(tmp_path, store)
     join(handlers, member()).result()
-    grad = SparseGrad(KEYS[:1], np.ones((1, DEEP.dim), np.float32), 1)
-    first, last = (
-        requests.PushGrad(
-            chunk=PushChunk([("deep", grad)] * is_first, [], 1 - is_first, 2),
-            push_id=push_id(sequence=0),
-            shard_map_epoch=FIRST_EPOCH,
-        )
-        for is_first in (1, 0)
-    )
-    handlers.start(calls.PUSH_GRAD, first)
+    handlers.start(call, chunk_of(0))
     if in_new_segment:
         begin_segment(handlers, log, store)
     log.close()
 
     store = in_process()
-    answer = recovered(tmp_path, store).start(calls.PUSH_GRAD, last)
+    answer = recovered(tmp_path, store).start(call, chunk_of(1))
 
     assert answer.result() == 1
     assert store.status().tables["deep"].rows == 1

@@ -22,7 +22,7 @@ from protos.keys import Keys
 from protos.placement import FIRST_EPOCH
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.wire.calls import CALLS, Call, Deadline
-from protos.wire.requests import PushGrad
+from protos.wire.requests import PushGrad, PushState
 from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
 from tests.support.local_transport import through
@@ -49,6 +49,7 @@ WORDS = [
 ]
 SPECIAL = [float("nan"), float("inf"), -1.0, 0.0, 0.5, 1e300]
 KINDS = FieldDescriptor
+PUSHES = frozenset({"PushGrad", "PushState"})
 
 
 VALID = {
@@ -58,6 +59,13 @@ VALID = {
     "keys": np.ones(1, np.uint64).tobytes(),
     "values": np.full(DIM, 0.1, np.float32).tobytes(),
     "counts": None,
+    "weights": np.full(DIM, 0.1, np.float32).tobytes(),
+    "state": None,
+    "element_state": None,
+    "scalars": None,
+    "num_states": None,
+    "optimizer": "sgd",
+    "stop": DIM,
     "start": None,
     "chunk": None,
     "num_chunks": 1,
@@ -140,6 +148,8 @@ def columns_of(argument: Any) -> list[Keys]:
     """Returns the columns of keys of a push."""
     if isinstance(argument, PushGrad):
         return [grad.keys for _, grad in argument.chunk.sparse]
+    if isinstance(argument, PushState):
+        return [rows.keys for _, rows in argument.chunk.rows]
     return []
 
 
@@ -171,7 +181,7 @@ def test_refused_requests_leave_no_trace(call: Call[Any, Any], tmp_path, monkeyp
         handlers, others = map(Handlers, stores)
         for sequence in range((REQUESTS if is_cheap else REQUESTS // 10) // ROUNDS):
             message = fill(call.request.message(), rng)
-            if call.name == "PushGrad" and rng.random() < 0.9:
+            if call.name in PUSHES and rng.random() < 0.9:
                 message.push_id.sequence = (
                     sequence  # else nearly all would be pushes that come again
                 )
@@ -191,9 +201,14 @@ def test_refused_requests_leave_no_trace(call: Call[Any, Any], tmp_path, monkeyp
         assert found.version < 2**60
         # What the store has seen goes over the wire, and unless the job is over, it takes what is right.
         through(CALLS["GetStatus"].answer, handlers.start(CALLS["GetStatus"], None).result())
-        if call.name not in {"Abort", "Leave", "PushGrad"}:
+        if call.name not in {"Abort", "Leave", *PUSHES}:
             stores[0].push_grad(Gradients(), push_id(1, sequence=0)).result()
 
     gc.collect()  # the stores of earlier rounds
     assert resident_bytes() < 1.1 * resident
-    assert num_accepted > 500 or call.name not in {"PullSparse", "PullDense", "PushGrad"}
+    assert num_accepted > 500 or call.name not in {
+        "PullSparse",
+        "PullDense",
+        "PullState",
+        *PUSHES,
+    }

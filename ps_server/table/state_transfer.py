@@ -1,0 +1,102 @@
+"""State transfer: rows and dense blocks as they leave for a device and come back, checked before they do."""
+
+import numpy as np
+
+from protos.errors import ProtocolError
+from protos.gradients import Values
+from protos.keys import Keys, require_unique
+from protos.store import BlockState, RowStates
+from ps_server.table.contents import DensePiece, Rows
+from ps_server.table.dense_table import DenseTable
+from ps_server.table.sparse_table import SparseTable
+
+
+def rows_of(table: SparseTable, keys: Keys) -> RowStates:
+    """Returns the rows of `keys` uint64[N], those of new rows where there are none; creates none.
+
+    Raises:
+        ProtocolError: If the table keeps statistics, or a key belongs to another server.
+    """
+    _require_no_statistics(table)
+    weights, state = table.pull_states(keys)
+    return RowStates(keys=keys, weights=weights, state=state, optimizer=table.spec.optimizer.name)
+
+
+def block_of(block: DenseTable) -> BlockState:
+    """Returns a copy of a server's piece."""
+    piece = block.export()
+    return BlockState(
+        weights=piece.weights,
+        element_state=piece.element_state,
+        scalars=piece.scalars,
+        optimizer=block.spec.optimizer.name,
+    )
+
+
+def check_rows(table: SparseTable, rows: RowStates) -> None:
+    """Raises ProtocolError if `write_rows` cannot write these."""
+    what = f"rows of table {table.spec.name!r}"
+    _require_no_statistics(table)
+    _require_optimizer(what, rows.optimizer, table.spec.optimizer.name)
+    if rows.keys.size:
+        expected = ((rows.keys.size, table.spec.dim), (rows.keys.size, table.state_width))
+        _require_shapes(what, (rows.weights, rows.state), expected)
+    table.require_own(rows.keys)
+    require_unique(f"push of {what}", rows.keys, ProtocolError)
+
+
+def check_block(block: DenseTable, state: BlockState) -> None:
+    """Raises ProtocolError if `write_block` cannot write this."""
+    what = f"dense block {block.spec.name!r}"
+    _require_optimizer(what, state.optimizer, block.spec.optimizer.name)
+    expected = (block.length,), *block.state_shapes
+    _require_shapes(what, (state.weights, state.element_state, state.scalars), expected)
+
+
+def write_rows(table: SparseTable, rows: RowStates) -> None:
+    """Overwrites rows that `check_rows` accepted, or creates them."""
+    if not rows.keys.size:
+        return
+    no_statistics = np.empty((rows.keys.size, 0), np.float32)
+    table.write(
+        Rows(keys=rows.keys, weights=rows.weights, state=rows.state, statistics=no_statistics)
+    )
+
+
+def write_block(block: DenseTable, state: BlockState) -> None:
+    """Overwrites a piece by what `check_block` accepted."""
+    block.restore(
+        DensePiece(
+            start=block.piece.start,
+            weights=state.weights,
+            element_state=state.element_state,
+            scalars=state.scalars,
+        )
+    )
+
+
+def _require_no_statistics(table: SparseTable) -> None:
+    if table.spec.statistics is not None:
+        raise ProtocolError(
+            f"table {table.spec.name!r} keeps statistics of its rows, which do not travel with them: declare "
+            f"it without statistics, admission and expiry, or push gradients"
+        )
+
+
+def _require_optimizer(what: str, optimizer: str, expected: str) -> None:
+    if optimizer != expected:
+        raise ProtocolError(
+            f"push of {what} has the state of optimizer {optimizer!r}, expected {expected!r}"
+        )
+
+
+def _require_shapes(
+    what: str, arrays: tuple[Values, ...], expected: tuple[tuple[int, ...], ...]
+) -> None:
+    shapes = tuple(each.shape for each in arrays)
+    dtypes = {str(each.dtype) for each in arrays}
+    if shapes != expected or dtypes != {"float32"}:
+        raise ProtocolError(
+            f"push of {what} has weights and state of shapes {shapes} and {sorted(dtypes)}, expected "
+            f"{expected} and float32"
+        )

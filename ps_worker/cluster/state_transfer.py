@@ -1,0 +1,191 @@
+"""State of a cluster as one: pulls and pushes of rows and blocks with their optimizer state, by server.
+
+keys, blocks --route, split--> a request for each message --> chunks --joined--> the whole state
+state --route--> the part of each server --split--> chunks
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.chunking import VALUE_BYTES, split_columns
+from protos.errors import ProtocolError
+from protos.keys import Keys
+from protos.placement import ShardMap
+from protos.spec import DenseSpec, TableSpec
+from protos.store import BlockState, ModelState, RowStates, StateChunk, Stretch
+from protos.store.state_chunks import concatenated, row_bytes
+from protos.wire.requests import PullState
+from ps_server.optimizers.registry import optimizer_of
+
+Positions = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class PartOfPull:
+    """A request to one server, and where in the whole answer its rows belong, by table."""
+
+    server: int
+    positions: Mapping[str, Positions]
+    request: PullState
+
+
+def parts_of_pull(
+    keys: Mapping[str, Keys],
+    tables: Mapping[str, TableSpec],
+    blocks: Mapping[str, DenseSpec],
+    shard_map: ShardMap,
+    limit_bytes: int,
+) -> list[PartOfPull]:
+    """Returns the requests of a pull, whose answers have each about `limit_bytes` at most.
+
+    Args:
+        keys: To pull, by table.
+        tables: Specs of the tables.
+        blocks: Specs of the blocks to pull.
+        shard_map: Where they are.
+        limit_bytes: Of an answer.
+    """
+    routes = {
+        table: shard_map.route(column, tables[table].num_shards) for table, column in keys.items()
+    }
+    names = [*keys, *blocks]
+    parts = []
+    for server in shard_map.servers:
+        pieces = {name: shard_map.piece_of(server, spec.length) for name, spec in blocks.items()}
+        columns = [
+            (routes[table][server].size, row_bytes(tables[table].dim, _state_width(tables[table])))
+            for table in keys
+        ]
+        columns += [
+            (
+                piece.stop - piece.start,
+                VALUE_BYTES * (1 + optimizer_of(blocks[name].optimizer).num_slots),
+            )
+            for name, piece in pieces.items()
+        ]
+        for group in split_columns(columns, limit_bytes):
+            positions = {
+                names[column]: routes[names[column]][server][where]
+                for column, where in group
+                if column < len(keys)
+            }
+            request = PullState(
+                keys={table: keys[table][where] for table, where in positions.items()},
+                stretches=[
+                    Stretch(block=names[column], start=where.start, stop=where.stop)
+                    for column, where in group
+                    if column >= len(keys)
+                ],
+                shard_map_epoch=shard_map.epoch,
+            )
+            parts.append(PartOfPull(server, positions, request))
+    return parts
+
+
+def joined(
+    keys: Mapping[str, Keys],
+    tables: Mapping[str, TableSpec],
+    answers: Sequence[tuple[PartOfPull, StateChunk]],
+) -> ModelState:
+    """Returns the whole state of the answers to `parts_of_pull`, in its order.
+
+    Scalars of a block are those of its first piece: others differ only if their servers had not applied the
+    same pushes.
+
+    Raises:
+        ProtocolError: If an answer is not what was asked for.
+    """
+    rows = {table: _empty_rows(tables[table], column) for table, column in keys.items()}
+    stretches: dict[str, list[BlockState]] = {}
+    for part, chunk in answers:
+        for table, found in chunk.rows:
+            positions = part.positions[table]
+            _require_rows(table, found, positions.size, rows[table])
+            if positions.size:
+                rows[table].weights[positions] = found.weights
+                rows[table].state[positions] = found.state
+        for block, _, stretch in chunk.blocks:
+            stretches.setdefault(block, []).append(stretch)
+    return ModelState(rows, {block: concatenated(parts) for block, parts in stretches.items()})
+
+
+def part_of_server(
+    state: ModelState,
+    routes: Mapping[str, Sequence[Positions]],
+    pieces: Mapping[str, slice],
+    server: int,
+) -> ModelState:
+    """Returns a server's rows and pieces.
+
+    Args:
+        state: Of the whole model.
+        routes: By table, the positions of each server's rows.
+        pieces: By block, the server's elements.
+        server: Which one.
+    """
+    rows = {}
+    for table, whole in state.rows.items():
+        where = routes[table][server]
+        rows[table] = replace(
+            whole, keys=whole.keys[where], weights=whole.weights[where], state=whole.state[where]
+        )
+    blocks = {
+        block: replace(
+            whole,
+            weights=whole.weights[pieces[block]],
+            element_state=whole.element_state[:, pieces[block]],
+        )
+        for block, whole in state.blocks.items()
+    }
+    return ModelState(rows, blocks)
+
+
+def require_whole(
+    state: ModelState, tables: Mapping[str, TableSpec], blocks: Mapping[str, DenseSpec]
+) -> None:
+    """Raises ProtocolError unless shapes fit the specs: a server sees its own part alone."""
+    for table, rows in state.rows.items():
+        spec = tables[table]
+        expected = ((rows.keys.size, spec.dim), (rows.keys.size, _state_width(spec)))
+        _require_shapes(f"table {table!r}", (rows.weights.shape, rows.state.shape), expected)
+    for block, values in state.blocks.items():
+        length, slots = blocks[block].length, optimizer_of(blocks[block].optimizer).num_slots
+        shapes = values.weights.shape, values.element_state.shape
+        _require_shapes(f"dense block {block!r}", shapes, ((length,), (slots, length)))
+
+
+def _require_shapes(
+    what: str, shapes: tuple[tuple[int, ...], ...], expected: tuple[tuple[int, ...], ...]
+) -> None:
+    if shapes != expected:
+        raise ProtocolError(
+            f"push of {what} has weights and state of shapes {shapes}, expected {expected}"
+        )
+
+
+def _state_width(spec: TableSpec) -> int:
+    return optimizer_of(spec.optimizer).state_width(spec.dim)
+
+
+def _empty_rows(spec: TableSpec, keys: Keys) -> RowStates:
+    return RowStates(
+        keys=keys,
+        weights=np.empty((keys.size, spec.dim), np.float32),
+        state=np.empty((keys.size, _state_width(spec)), np.float32),
+        optimizer=spec.optimizer.name,
+    )
+
+
+def _require_rows(table: str, found: RowStates, num_rows: int, whole: RowStates) -> None:
+    widths = whole.weights.shape[1], whole.state.shape[1]
+    shapes = found.weights.shape, found.state.shape
+    is_right = shapes == tuple((num_rows, width) for width in widths) or not num_rows
+    if found.optimizer != whole.optimizer or not is_right:
+        raise ProtocolError(
+            f"a server answered a pull of the state of table {table!r} with shapes {shapes} of optimizer "
+            f"{found.optimizer!r}, expected {num_rows} rows of widths {widths} and {whole.optimizer!r}: it "
+            f"has a table of another spec"
+        )

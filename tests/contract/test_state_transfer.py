@@ -1,0 +1,254 @@
+"""One suite for every store: rows and blocks that leave with their optimizer state, and come back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protos.errors import CtrPsError, GradientError, ProtocolError, UnknownTableError
+from protos.spec import StatisticsSpec
+from protos.store import BlockState, ModelState, RowStates, Store
+from tests.support.cluster import cluster
+from tests.support.stores import (
+    DEEP,
+    KEYS,
+    TOWER,
+    OpenJob,
+    assert_same_parameters,
+    declare,
+    in_process,
+    joined,
+    pull,
+    push_id,
+    random_gradients,
+    train,
+)
+
+ALL = {"deep": KEYS, "wide": KEYS}
+
+
+def state_of(store: Store) -> ModelState:
+    return store.pull_state(ALL, ["tower"]).result()
+
+
+def rows_of(source: ModelState, table: str, where: slice | np.ndarray) -> RowStates:
+    rows = source.rows[table]
+    return replace(
+        rows, keys=rows.keys[where], weights=rows.weights[where], state=rows.state[where]
+    )
+
+
+def test_state_is_what_a_checkpoint_has(store: Store) -> None:
+    """Of rows that exist, and for others that of new rows; nothing is created."""
+    reference = in_process()
+    for each in (store, reference):
+        train(each, 0, 1)
+    before = store.digest()
+
+    state = state_of(store)
+
+    exported = [reference._parameters.table("deep").export_shard(shard) for shard in range(64)]
+    saved = {
+        int(key): (weights, rows.state[i])
+        for rows in exported
+        for i, (key, weights) in enumerate(zip(rows.keys, rows.weights, strict=True))
+    }
+    rows = state.rows["deep"]
+    new = in_process().pull_state({"deep": KEYS}, []).result().rows["deep"]
+    assert 0 < len(saved) < KEYS.size
+    for i, key in enumerate(KEYS.tolist()):
+        weights, own = saved.get(key, (new.weights[i], new.state[i]))
+        np.testing.assert_array_equal(rows.weights[i], weights)
+        np.testing.assert_array_equal(rows.state[i], own)
+    piece = reference._parameters.block("tower").export()
+    np.testing.assert_array_equal(state.blocks["tower"].weights, piece.weights)
+    np.testing.assert_array_equal(state.blocks["tower"].element_state, piece.element_state)
+    np.testing.assert_array_equal(state.blocks["tower"].scalars, piece.scalars)
+    assert store.digest() == before
+
+
+@pytest.mark.parametrize("chunk_bytes", [150, 2**20])
+def test_model_that_moved_trains_on_as_if_it_had_stayed(
+    open_job: OpenJob, chunk_bytes: int
+) -> None:
+    (store,) = open_job(chunk_bytes=chunk_bytes)
+    source = in_process()
+    train(source, 0, 1, 2)
+    state = state_of(source)
+
+    rows = {name: rows_of(state, name, are_trained(name)) for name in ALL}
+    store.push_state(ModelState(rows, state.blocks), push_id(sequence=0)).result()
+    for each in (source, store):
+        each.push_grad(random_gradients(7), push_id(sequence=3)).result()
+
+    assert_same_parameters(source, store)
+
+
+def are_trained(table: str) -> np.ndarray:
+    return np.isin(KEYS, [random_gradients(i).sparse[table].keys for i in range(3)])
+
+
+def test_push_of_state_counts_as_any_push(store: Store) -> None:
+    """It moves the version and the worker's progress on, and comes again without an effect."""
+    state = state_of(store)
+    first = replace(push_id(sequence=0, examples=30, batches=3), step=3, position="here")
+    changed = replace(state.rows["deep"], weights=state.rows["deep"].weights + 1)
+
+    version = store.push_state(ModelState({"deep": changed}, state.blocks), first).result()
+    again = store.push_state(ModelState(state.rows, state.blocks), first).result()
+
+    assert (version, again) == (3, 3)
+    status = store.status()
+    assert status.examples == {0: 30}
+    assert (status.progress[0].step, status.progress[0].position) == (3, "here")
+    np.testing.assert_array_equal(pull(store)["deep"], changed.weights)
+
+
+def test_empty_state_changes_nothing(store: Store) -> None:
+    before = store.digest()
+    nobody = rows_of(state_of(store), "deep", slice(0))
+
+    store.push_state(ModelState(), push_id()).result()
+    store.push_state(ModelState({"deep": nobody}), push_id()).result()
+
+    assert store.pull_state({}, []).result() == ModelState({}, {})
+    assert store.digest() == before
+
+
+def bad_states() -> dict[str, tuple[type[CtrPsError], str, ModelState]]:
+    good = in_process().pull_state(ALL, ["tower"]).result()
+    deep, tower = good.rows["deep"], good.blocks["tower"]
+
+    def rows(**changes: object) -> ModelState:
+        return ModelState({**good.rows, "deep": replace(deep, **changes)}, good.blocks)
+
+    def block(**changes: object) -> ModelState:
+        return ModelState(good.rows, {"tower": replace(tower, **changes)})
+
+    infinite, unknown = deep.weights.copy(), tower.element_state.copy()
+    infinite[-1, -1], unknown[-1, -1] = np.inf, np.nan
+    no_number = deep.state.copy()
+    no_number[7, 0] = np.nan
+    return {
+        "narrow-rows": (ProtocolError, "deep", rows(weights=deep.weights[:, :4].copy())),
+        "narrow-state": (ProtocolError, "deep", rows(state=deep.state[:, :4].copy())),
+        "other-optimizer": (
+            ProtocolError,
+            "has the state of optimizer 'momentum', expected 'adagrad'",
+            rows(optimizer="momentum"),
+        ),
+        "infinite-weight": (GradientError, f"row of key {KEYS[-1]}", rows(weights=infinite)),
+        "nan-in-state": (GradientError, f"row of key {KEYS[7]}", rows(state=no_number)),
+        "key-twice": (ProtocolError, "deep", rows(keys=np.append(KEYS[:-1], KEYS[0]))),
+        "short-block": (ProtocolError, "tower", block(weights=tower.weights[:-1])),
+        "block-without-state": (
+            ProtocolError,
+            "tower",
+            block(element_state=tower.element_state[:1]),
+        ),
+        "block-without-scalars": (ProtocolError, "tower", block(scalars=tower.scalars[:1])),
+        "block-of-another": (ProtocolError, "optimizer 'sgd'", block(optimizer="sgd")),
+        "nan-in-block": (GradientError, "tower", block(element_state=unknown)),
+    }
+
+
+@pytest.mark.parametrize("fault", list(bad_states()))
+def test_bad_state_changes_nothing(store: Store, fault: str) -> None:
+    train(store, 0)
+    before = store.digest()
+    error, message, state = bad_states()[fault]
+
+    with pytest.raises(error, match=message):
+        store.push_state(state, push_id(sequence=1)).result()
+
+    assert store.digest() == before
+    assert store.status().examples == {0: 1}
+
+
+def test_unknown_names_are_refused(store: Store) -> None:
+    state = state_of(store)
+
+    for call in (
+        lambda: store.pull_state({"nowhere": KEYS}, []),
+        lambda: store.pull_state({}, ["nowhere"]),
+        lambda: store.push_state(ModelState({"nowhere": state.rows["deep"]}), push_id()),
+        lambda: store.push_state(ModelState({}, {"nowhere": state.blocks["tower"]}), push_id()),
+    ):
+        with pytest.raises(UnknownTableError, match="'nowhere'"):
+            call().result()
+
+
+def test_table_that_keeps_statistics_stays_where_it_is(store: Store) -> None:
+    store.create_table(replace(DEEP, name="counting", statistics=StatisticsSpec()))
+    rows = state_of(store).rows["deep"]
+
+    with pytest.raises(ProtocolError, match="'counting' keeps statistics"):
+        store.pull_state({"counting": KEYS}, []).result()
+    with pytest.raises(ProtocolError, match="'counting' keeps statistics"):
+        store.push_state(ModelState({"counting": rows}), push_id()).result()
+
+
+def test_process_without_its_place_changes_nothing(store: Store) -> None:
+    state = state_of(store)
+    stranger = replace(push_id(sequence=0), incarnation=99)
+
+    with pytest.raises(ProtocolError, match="worker 0"):
+        store.push_state(state, stranger).result()
+
+    assert store.status().tables["deep"].rows == 0
+    assert store.status().version == 0
+
+
+def test_rows_beyond_the_memory_limit_are_not_created() -> None:
+    store = joined(in_process(memory_limit=1))
+    state = state_of(store)
+
+    with pytest.raises(CtrPsError, match="creates no more rows"):
+        store.push_state(state, push_id()).result()
+
+    assert store.status().tables["deep"].rows == 0
+
+
+def test_chunks_of_gradients_and_of_state_are_not_one_push() -> None:
+    """A confused sender: neither is applied."""
+    from protos.chunking import PushChunk
+    from protos.store import StateChunk
+
+    store = joined(in_process())
+    push = push_id(sequence=0)
+    store.push_chunk(PushChunk([], [], 0, 2), push).result()
+
+    with pytest.raises(ProtocolError, match="chunks of gradients, and others of state"):
+        store.push_chunk(StateChunk([], [], 1, 2), push).result()
+
+
+def test_stretch_beyond_a_piece_is_refused() -> None:
+    from protos.store import Stretch
+    from protos.wire import calls
+    from protos.wire.requests import PullState
+
+    with cluster() as servers:
+        client = servers.client()
+        declare(client)
+        request = PullState(
+            keys={},
+            stretches=[Stretch(block="tower", start=5, stop=TOWER.length + 1)],
+            shard_map_epoch=1,
+        )
+        with pytest.raises(ProtocolError, match=f"this server has {TOWER.length}"):
+            client._transport.call(0, calls.PULL_STATE, request).result()
+
+
+def test_block_state_of_more_servers_than_elements_is_whole() -> None:
+    spec = replace(TOWER, name="tiny", segments=(replace(TOWER.segments[0], length=2),))
+    with cluster(num_servers=3) as servers:
+        client = servers.client()
+        client.create_dense(spec)
+        state = client.pull_state({}, ["tiny"]).result().blocks["tiny"]
+
+        moved = replace(state, weights=state.weights + 1, element_state=state.element_state + 2)
+        client.push_state(ModelState({}, {"tiny": moved}), push_id(sequence=0)).result()
+
+        found: BlockState = client.pull_state({}, ["tiny"]).result().blocks["tiny"]
+        np.testing.assert_array_equal(found.weights, moved.weights)
+        np.testing.assert_array_equal(found.element_state, moved.element_state)
