@@ -13,23 +13,11 @@ from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 from tests.reference.optimizers import STATE_COLUMNS, UPDATES, Memory, Vector, state_of
 from tests.reference.table import ReferenceTable
-from tests.support.optimizers import plain_optimizer
+from tests.support.optimizers import CUSTOM_PARAMS, plain_optimizer
 
 ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]
 UNIFORM = InitializerSpec(kind="uniform", scale=0.5)
 STEPS = 40
-
-CUSTOM_PARAMS: dict[str, dict[str, float]] = {
-    "sgd": {"learning_rate": 0.7},
-    "adagrad": {"learning_rate": 0.3, "initial_accumulator": 0.25, "epsilon": 0.125},
-    "adagrad_row": {"learning_rate": 0.3, "initial_g2sum": 0.5},
-    "adam": {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.96875, "epsilon": 0.0625},
-    "momentum": {"learning_rate": 0.7, "momentum": 0.75, "nesterov": 1.0},
-    "adam_row": {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.96875, "epsilon": 0.0625},
-    "ftrl": {"learning_rate": 0.25, "beta": 0.5, "l1": 0.125, "l2": 0.0625},
-    "sum": {},
-}
-"""Every hyper-parameter away from its default, most of them exact in float32."""
 
 both_params = pytest.mark.parametrize("params", ["default", "custom"])
 
