@@ -15,15 +15,24 @@ from ctr_model.lookup import Lookup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of a table, as a leaf of the graph.
+    """The rows of a table, as a leaf of the graph, and how they map to examples and slots.
+
+    All tensors are where the weights are. `inverse` and `offsets` are as in `Lookup`.
 
     Attributes:
         weights: float32[N, D], the embeddings of the batch's unique keys.
-        lookup: How they map to examples and slots.
+        inverse: int32[L].
+        offsets: int32[B * S + 1].
+        num_slots: S.
+        lookup: The same as arrays, for the kernels of the built-in models; None: PyTorch's operations do it,
+            as on a device.
     """
 
     weights: Tensor
-    lookup: Lookup
+    inverse: Tensor
+    offsets: Tensor
+    num_slots: int
+    lookup: Lookup | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +61,13 @@ def batch_of(batch: numpy_batch.Batch, lookups: Mapping[str, Lookup], *, needs_g
         dense=tensor_of(batch.dense),
         labels=None if batch.labels is None else tensor_of(batch.labels),
         rows={
-            name: Rows(weights=tensor_of(lookup.rows).requires_grad_(needs_grad), lookup=lookup)
+            name: Rows(
+                weights=tensor_of(lookup.rows).requires_grad_(needs_grad),
+                inverse=tensor_of(lookup.inverse),
+                offsets=tensor_of(lookup.offsets),
+                num_slots=lookup.num_slots,
+                lookup=lookup,
+            )
             for name, lookup in lookups.items()
         },
     )

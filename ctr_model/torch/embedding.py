@@ -2,7 +2,8 @@
 
     X[b, s] = pooled rows[inverse[i]] over i from offsets[b * S + s] to offsets[b * S + s + 1], exclusive
 
-Sums run through the kernels of the built-in models (ctr_model/layers/embedding.py).
+Sums run through the kernels of the built-in models (ctr_model/layers/embedding.py), on a device through
+PyTorch's operations: `_sum` is where that is decided, by the rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from ctr_model.layers.embedding import pool_slots, scatter_slots
 from ctr_model.lookup import Lookup
@@ -102,9 +104,9 @@ class Embedding(Front):
         if self.pooling in ("max", "none"):
             padded, is_there = _padded(rows, batch.size, self._columns)
             return (padded, is_there) if self.pooling == "none" else _largest(padded, is_there)
-        pooled: Tensor = _Sum.apply(rows.weights, rows.lookup, batch.size)
+        pooled = _sum(rows, batch.size)
         if self.pooling == "mean":
-            counts = _counts(rows.lookup, batch.size)
+            counts = _counts(rows, batch.size)
             pooled = pooled / counts.clamp(min=1).unsqueeze(-1)
         return pooled if self._columns is None else pooled[:, self._columns]
 
@@ -114,8 +116,21 @@ class Embedding(Front):
         return f"{slots}, dim={self.dim}, pooling={self.pooling!r}, table={self.table!r}"
 
 
+def _sum(rows: Rows, size: int) -> Tensor:
+    """Returns the sum of each slot's rows, float32[B, S, D]."""
+    if rows.lookup is not None:
+        pooled: Tensor = _Sum.apply(rows.weights, rows.lookup, size)
+        return pooled
+    if not rows.inverse.numel():  # a batch without any key
+        return rows.weights.new_zeros((size, rows.num_slots, rows.weights.shape[1]))
+    sums = functional.embedding_bag(
+        rows.inverse, rows.weights, rows.offsets, mode="sum", include_last_offset=True
+    )
+    return sums.view(size, rows.num_slots, -1)
+
+
 class _Sum(torch.autograd.Function):
-    """The sum of each slot's rows, float32[B, S, D]."""
+    """The sum of each slot's rows by a kernel, float32[B, S, D]."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, lookup: Lookup, size: int) -> Tensor:
@@ -125,7 +140,7 @@ class _Sum(torch.autograd.Function):
         return torch.from_numpy(pooled).view(size, lookup.num_slots, weights.shape[1])
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         grad = grads[0].reshape(len(grads[0]), -1).contiguous().numpy()
         out = np.empty_like(ctx.lookup.rows)
@@ -137,9 +152,9 @@ def _no_numbers(size: int) -> Any:
     return np.empty((size, 0), np.float32)
 
 
-def _counts(lookup: Lookup, size: int) -> Tensor:
+def _counts(rows: Rows, size: int) -> Tensor:
     """Returns the number of keys of each slot, int32[B, S]."""
-    return torch.from_numpy(np.diff(lookup.offsets).reshape(size, lookup.num_slots))
+    return rows.offsets.diff().view(size, rows.num_slots)
 
 
 def _padded(rows: Rows, size: int, columns: list[int] | None) -> tuple[Tensor, Tensor]:
@@ -150,19 +165,17 @@ def _padded(rows: Rows, size: int, columns: list[int] | None) -> tuple[Tensor, T
         size: B.
         columns: The S slots among those of the table; None: all.
     """
-    lookup = rows.lookup
-    shape = (size, lookup.num_slots)
-    firsts, counts = lookup.offsets[:-1].reshape(shape), np.diff(lookup.offsets).reshape(shape)
+    firsts, counts = rows.offsets[:-1].view(size, rows.num_slots), _counts(rows, size)
     if columns is not None:
         firsts, counts = firsts[:, columns], counts[:, columns]
-    places = np.arange(counts.max(initial=0))
-    is_there = places < counts[..., None]
-    there = torch.from_numpy(is_there)
-    if not lookup.inverse.size:
-        return rows.weights.new_zeros((*is_there.shape, rows.weights.shape[1])), there
-    keys = lookup.inverse[np.where(is_there, firsts[..., None] + places, 0)]
-    found = rows.weights.index_select(0, torch.from_numpy(keys.reshape(-1)))
-    padded = found.view(*is_there.shape, rows.weights.shape[1])
+    most = int(counts.max()) if counts.numel() else 0
+    places = torch.arange(most, dtype=torch.int32, device=counts.device)
+    there = places < counts.unsqueeze(-1)
+    if not rows.inverse.numel():
+        return rows.weights.new_zeros((*there.shape, rows.weights.shape[1])), there
+    occurrences = torch.where(there, firsts.unsqueeze(-1) + places, 0)
+    keys = rows.inverse.index_select(0, occurrences.view(-1))
+    padded = rows.weights.index_select(0, keys).view(*there.shape, rows.weights.shape[1])
     # Not by a product: the row that stands behind may be infinite, and so may its gradient there.
     return padded.masked_fill(~there.unsqueeze(-1), 0.0), there
 

@@ -94,7 +94,7 @@ class _Behind(nn.Module):
     def __init__(self, model: TorchModel, params: Floats, inputs: Inputs) -> None:
         super().__init__()
         self._own = model.workspace(1)
-        self._own.take(params)
+        self._own.take(tensors.tensor_of(params))
         for parameter in self._own.parameters:
             parameter.data = (
                 parameter.data.clone()

@@ -175,7 +175,7 @@ class BackHalf:
         """
         for part in parts:
             self._require(part)
-        self._own.take(params)
+        self._own.take(tensors.tensor_of(params))
         self._own.module.train()
         leaves = {
             name: [
@@ -196,7 +196,7 @@ class BackHalf:
         flat = [leaf for of in leaves.values() for leaf in of]
         parameters = self._own.parameters
         grads = found.gradients([*parameters, *flat])
-        self._own.write(grads[: len(parameters)], dense_grad)
+        self._own.write(grads[: len(parameters)], torch.from_numpy(dense_grad))
         grads_of_leaves = iter(
             None if grad is None else grad.cpu().numpy() for grad in grads[len(parameters) :]
         )

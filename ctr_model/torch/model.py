@@ -116,7 +116,7 @@ class TorchModel:
         """Returns click probabilities float32[B]; see `Model`."""
         own = self._own(workspace)
         require_batch(self.schema, self.tables, batch, lookups, own)
-        own.take(params)
+        own.take(tensors.tensor_of(params))
         own.module.eval()
         with torch.no_grad():
             seen = tensors.batch_of(batch, lookups, needs_grad=False)
@@ -136,17 +136,12 @@ class TorchModel:
         labels_of(batch)
         require_batch(self.schema, self.tables, batch, lookups, own)
         require_grads(lookups, sparse_grads)
-        own.take(params)
-        own.module.train()
+        own.take(tensors.tensor_of(params))
         seen = tensors.batch_of(batch, lookups, needs_grad=True)
-        with torch.enable_grad():
-            found = own.loss_of(seen, own.output_of(seen))
-        leaves = [rows.weights for rows in seen.rows.values()]
-        grads = found.gradients([*own.parameters, *leaves])
-        own.write(grads[: len(own.parameters)], dense_grad)
-        for name, grad in zip(seen.rows, grads[len(own.parameters) :], strict=True):
-            sparse_grads[name][:] = 0.0 if grad is None else _dense(grad).numpy()
-        return StepResult(found.loss, found.probabilities)
+        result, grads = own.gradient(seen, torch.from_numpy(dense_grad))
+        for name, grad in grads.items():
+            sparse_grads[name][:] = 0.0 if grad is None else grad.numpy()
+        return result
 
     def _new_module(self) -> nn.Module:
         try:
@@ -181,15 +176,16 @@ class _Workspace:
         sizes = [each.numel() for each in self.parameters]
         self._places = [slice(*each) for each in pairwise(accumulate(sizes, initial=0))]
 
-    def take(self, params: Floats) -> None:
-        """Makes the module's parameters views of `params` float32[P], for a step in this thread."""
+    def take(self, vector: Tensor) -> None:
+        """Makes the module's parameters views of `vector` float32[P], for a step in this thread."""
         if self._device is None:
             use_one_thread()
-        if params.shape != (self.model.num_params,):
+        if vector.shape != (self.model.num_params,):
             raise ModelInputError(
-                f"the model has {self.model.num_params} dense parameters, the vector has shape {params.shape}"
+                f"the model has {self.model.num_params} dense parameters, the vector has shape "
+                f"{tuple(vector.shape)}"
             )
-        vector = tensors.tensor_of(params).to(self._device)
+        vector = vector.to(self._device)
         for parameter, place in zip(self.parameters, self._places, strict=True):
             parameter.data = vector[place].view(parameter.shape)
 
@@ -200,9 +196,32 @@ class _Workspace:
             output = self.module(batch)
         return _in_float32(output)
 
-    def write(self, grads: Sequence[Tensor | None], out: Floats) -> None:
-        """Overwrites `out` float32[P] with the gradients of the parameters; None is zeros."""
-        vector = torch.from_numpy(out)
+    def gradient(
+        self, batch: tensors.Batch, dense_grad: Tensor
+    ) -> tuple[StepResult, dict[str, Tensor | None]]:
+        """Computes the gradients of the loss summed over the examples, after `take`.
+
+        Args:
+            batch: Its rows are leaves.
+            dense_grad: float32[P], overwritten.
+
+        Returns:
+            What else a step gives, and by table float32[N, D]; None is zeros.
+        """
+        self.module.train()
+        with torch.enable_grad():
+            found = self.loss_of(batch, self.output_of(batch))
+        leaves = [rows.weights for rows in batch.rows.values()]
+        grads = found.gradients([*self.parameters, *leaves])
+        self.write(grads[: len(self.parameters)], dense_grad)
+        of_rows = (None if grad is None else _dense(grad) for grad in grads[len(self.parameters) :])
+        return (
+            StepResult(found.loss, found.probabilities),
+            dict(zip(batch.rows, of_rows, strict=True)),
+        )
+
+    def write(self, grads: Sequence[Tensor | None], vector: Tensor) -> None:
+        """Overwrites `vector` float32[P] with the gradients of the parameters; None is zeros."""
         for grad, place in zip(grads, self._places, strict=True):
             if grad is None:
                 vector[place].zero_()
@@ -248,12 +267,12 @@ class _Workspace:
             raise ModelInputError(
                 f"{self._name}.probabilities returned {_described(found)}, expected float32[{batch.size}]"
             )
-        checked = found.float().cpu().contiguous()
-        if ((checked < 0) | (checked > 1)).any():
+        values = found.float().contiguous()
+        if ((values < 0) | (values > 1)).any():
             raise ModelInputError(
-                f"{self._name}.probabilities returned {checked.min():g} to {checked.max():g}, expected 0 to 1"
+                f"{self._name}.probabilities returned {values.min():g} to {values.max():g}, expected 0 to 1"
             )
-        return checked.numpy()
+        return values.cpu().numpy()
 
     def _logits(self, output: Any, size: int) -> Tensor:
         if isinstance(output, Tensor) and output.shape in ((size,), (size, 1)):
@@ -322,11 +341,14 @@ def _dense(grad: Tensor) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad
 
 
-def _log_loss(logits: Tensor, labels: Tensor) -> _Loss:
+def _log_loss(logits: Tensor, labels: Tensor | None) -> _Loss:
     """Returns the log loss of logits float32[B], by the kernel of the built-in models.
 
-    PyTorch's own loses digits of the gradient where a click is nearly certain.
+    PyTorch's own loses digits of the gradient where a click is nearly certain. From a device, the logits come
+    here and their gradient goes back: B numbers each.
     """
+    if labels is None:
+        raise ModelInputError("a gradient needs labels, and this batch has none")
     values, clicks = logits.detach().cpu().numpy(), labels.cpu().numpy()
     probabilities, grad = np.empty_like(values), np.empty_like(values)
     loss = SIGMOID.with_gradient(values, clicks, probabilities, grad)

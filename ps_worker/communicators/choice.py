@@ -35,13 +35,14 @@ def communicator_of(
             background.
     """
     strategy, num_params = job.strategy, model.num_params
+    # With tables on a device its trainer pushes whole passes, and numbers them here.
+    if job.device.tables == "pass" or (strategy.mode == "async" and is_in_process):
+        return DirectCommunicator(store, member=member, num_params=num_params)
     match strategy.mode:
         case "sync":
             return SyncCommunicator(store, member=member, num_params=num_params)
         case "half_async":
             return HalfAsyncCommunicator(store, member=member, num_params=num_params)
-        case "async" if is_in_process:
-            return DirectCommunicator(store, member=member, num_params=num_params)
         case "bounded_staleness":
             return BoundedStalenessCommunicator(
                 store,

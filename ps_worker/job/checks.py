@@ -1,4 +1,6 @@
-"""Checks of a job against its model, before anything runs: optimizers and the life of rows."""
+"""Checks of a job against its model, before anything runs: optimizers, the life of rows, the device."""
+
+from collections.abc import Iterator
 
 from ctr_model.models.model import Model
 from protos.errors import SpecError
@@ -10,6 +12,7 @@ from ps_server.table.spec_checks import check_table_spec
 from ps_worker.job.faults import first_named
 from ps_worker.job.job import Job
 from ps_worker.job.sections.life import EXPIRY_RULES, TableLife
+from ps_worker.job.sections.strategy import SETTINGS, StrategySection
 from ps_worker.job.specs import DELTA_OPTIMIZER, asked_optimizer, table_specs
 
 
@@ -79,6 +82,96 @@ def require_life(job: Job, model: Model) -> None:
         except SpecError as error:
             setting = first_named(TableLife.model_fields, error) or "statistics"
             raise job.error(job.life.key_of_table(spec.name, setting), str(error)) from error
+
+
+def require_device(job: Job, model: Model) -> None:
+    """Refuses settings that tables on a device for a pass cannot honour, and a device that is not there.
+
+    Raises:
+        JobError: Names the key of the job.
+    """
+    if job.device.tables == "host":
+        return
+    for key, is_right, fault in _conditions_of_passes(job, model):
+        if not is_right:
+            raise job.error(key, f'{fault} (device.tables is "pass")')
+    for spec in table_specs(model, job):
+        if spec.statistics is not None:
+            raise job.error(
+                _first_set(job, spec.name),
+                'on a device nothing counts shows and clicks: remove it (device.tables is "pass")',
+            )
+
+
+def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, str]]:
+    """Yields keys of a job, whether their values go with tables on a device, and what is wrong if not."""
+    mode, rows = job.strategy.mode, job.device.pass_rows
+    yield (
+        "model.name",
+        hasattr(model, "module_class"),
+        f"{job.model.name!r} is not a module of PyTorch, which alone trains on a device "
+        f"(docs/models.md#pytorch)",
+    )
+    yield (
+        "data.in_memory",
+        job.data.in_memory,
+        "is false, but a pass is of rows in memory: set true",
+    )
+    threads = job.train.thread_num
+    yield (
+        "train.thread_num",
+        threads == 1,
+        f"is {threads}, but a device trains in one thread: set 1",
+    )
+    yield (
+        "strategy.mode",
+        mode in ("sync", "half_async", "async"),
+        f"is {mode!r}, but the one worker has no others to exchange with: set sync, half_async or async, "
+        f"which are the same here",
+    )
+    defaults = StrategySection(mode=mode)
+    for name in sorted(SETTINGS[mode]):
+        yield (
+            f"strategy.{name}",
+            getattr(job.strategy, name) == getattr(defaults, name),
+            "has no use: no gradients are sent within a pass, so remove it",
+        )
+    loss = job.cluster.on_worker_loss
+    yield (
+        "cluster.on_worker_loss",
+        loss == "fail",
+        f"is {loss!r}, but with the worker its tables are lost: set fail, and resume from a checkpoint",
+    )
+    yield (
+        "device.pass_rows",
+        not rows or rows >= job.train.batch_size,
+        f"is {rows}, less than the {job.train.batch_size} of a batch",
+    )
+    yield (
+        "device.kind",
+        job.device.kind == "cpu" or _has_cuda(),
+        'is "cuda", but PyTorch finds no GPU here: start the worker where there is one, or set cpu',
+    )
+
+
+def _has_cuda() -> bool:
+    import torch  # late: an extra, and no other job needs it
+
+    return bool(torch.cuda.is_available())
+
+
+def require_one_worker(job: Job, num_workers: int) -> None:
+    """Refuses tables on a device in a job of several workers, which would not see each other's rows.
+
+    Raises:
+        JobError: Says how many there are.
+    """
+    if job.device.tables == "pass" and num_workers > 1:
+        raise job.error(
+            "device.tables",
+            f'is "pass", with which one worker trains all rows, but the job has {num_workers}: start one '
+            f'(ps-launch --worker-num 1), or set device.tables = "host"',
+        )
 
 
 def _first_set(job: Job, table: str) -> str:

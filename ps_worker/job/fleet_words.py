@@ -37,7 +37,7 @@ WITHOUT_COUNTERPART = {
     "launch_barrier": "remove it, workers always wait for each other before their first step",
     "heter_worker_device_guard": "remove it, every worker runs the whole model, on its CPU",
     "lr_decay_steps": "remove it, learning rates are constant: set them in [optimizer]",
-    "use_ps_gpu": "remove it, tables are in the main memory of servers",
+    "use_ps_gpu": 'set device.tables = "pass"',
     "use_gpu_graph": "remove it, there are no graph tables",
     "half_async": 'set strategy.mode = "half_async" instead of a_sync',
 }

@@ -8,6 +8,7 @@ from protos.errors import JobError
 from ps_worker.job.origin import Origin
 from ps_worker.job.sections.checkpoint import CheckpointSection
 from ps_worker.job.sections.data import DataSection
+from ps_worker.job.sections.device import DeviceSection
 from ps_worker.job.sections.life import LifeSection
 from ps_worker.job.sections.optimizers import OptimizerSection
 from ps_worker.job.sections.section import (
@@ -33,6 +34,7 @@ class Job(Section):
     optimizer: OptimizerSection = OptimizerSection()
     life: LifeSection = LifeSection()
     strategy: StrategySection = StrategySection()
+    device: DeviceSection = DeviceSection()
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()
 

@@ -10,7 +10,7 @@ from ps_worker.checkpoints.retention import require_other_folder
 from ps_worker.checkpoints.warm_start import warm_start_of
 from ps_worker.data.files.listing import matching_files
 from ps_worker.job import Job
-from ps_worker.job.checks import require_life, require_optimizers
+from ps_worker.job.checks import require_device, require_life, require_optimizers
 from ps_worker.job.datasets import format_of_job
 from ps_worker.job.model import model_of, trained_model
 
@@ -38,7 +38,8 @@ def plan_of(job: Job) -> Plan:
     """Returns the job with its schema, model and files.
 
     Raises:
-        JobError: If schema, format, model, precision, optimizers, the life of rows or the start are wrong.
+        JobError: If schema, format, model, precision, optimizers, the life of rows, the device or the start
+            are wrong.
         DataError: If a pattern matches no file.
         CheckpointError: If checkpoints cannot be where the job says.
     """
@@ -48,6 +49,7 @@ def plan_of(job: Job) -> Plan:
     trained_model(job, model)
     require_optimizers(job, model)
     require_life(job, model)
+    require_device(job, model)
     warm_start_of(job, model)
     _require_order(job)
     require_other_folder(job)

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 
@@ -37,14 +37,19 @@ from ps_worker.communicators.communicator import Communicator
 from ps_worker.data.blocks.position import Batches
 from ps_worker.data.memory.peers import Peers
 from ps_worker.job import Job
+from ps_worker.job.checks import require_one_worker
 from ps_worker.job.model import trained_model
-from ps_worker.job.specs import counting_tables, declare
+from ps_worker.job.specs import counting_tables, declare, dense_spec, table_specs
 from ps_worker.run.abort import abort_by
 from ps_worker.run.membership import Membership
 from ps_worker.training.evaluator import OnPredictions, evaluate
 from ps_worker.training.meter import Progress
 from ps_worker.training.non_finite import NonFiniteBatches
 from ps_worker.training.trainer import TrainedStep, Trainer
+
+if TYPE_CHECKING:
+    from ctr_model.torch import TorchModel
+    from ps_worker.training.device_pass.pass_trainer import PassTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +84,7 @@ class Run:
         Args:
             store: The parameters.
             model: What to train.
-            job: How; its sections [train], [optimizer], [life], [strategy] and [cluster] count.
+            job: How; its sections [train], [optimizer], [life], [strategy], [device] and [cluster] count.
             worker: Index of this worker.
             num_workers: Workers of the run.
             is_in_process: The store is in this process, so sending in the background gains nothing.
@@ -89,6 +94,7 @@ class Run:
             JobError: If workers do not agree, or the model cannot be trained in the job's precision.
             CtrPsError: If servers do not answer, or hold another model.
         """
+        require_one_worker(job, num_workers)
         self.store = store
         self.worker = worker
         self.num_workers = num_workers
@@ -231,12 +237,24 @@ class Run:
         after_step: Callable[[], None] | None = None,
         is_told_to_end: Callable[[], bool] | None = None,
     ) -> None:
-        """Trains on each batch once; `thread_num` overrides the job's. See `Trainer.train`."""
+        """Trains on each batch once; `thread_num` overrides the job's. See `Trainer.train`.
+
+        With tables on a device, `after_step` is called when a pass has ended: only then the store has it.
+        """
+        if self._job.device.tables == "pass":
+            self._pass_trainer().train(batches, after_step, is_told_to_end)
+            return
         trainer = self._trainer(thread_num or self._job.train.thread_num)
         trainer.train(batches, after_step, is_told_to_end)
 
     def steps(self, batches: Batches) -> Iterator[TrainedStep]:
-        """Trains on each batch once, and yields after each; see `Trainer.steps`."""
+        """Trains on each batch once, and yields after each; see `Trainer.steps`.
+
+        Raises:
+            UsageError: If tables are on a device, where steps are of a pass.
+        """
+        if self._job.device.tables == "pass":
+            raise UsageError('device.tables is "pass", where passes are trained, not single steps')
         return self._trainer(thread_num=1).steps(batches)
 
     def evaluate(
@@ -377,6 +395,28 @@ class Run:
             return name
         self._num_barriers += 1
         return f"barrier-{self._num_barriers}"
+
+    def _pass_trainer(self) -> "PassTrainer":
+        from ps_worker.training.device_pass.pass_trainer import (  # late: needs an extra
+            DeviceSettings,
+            PassTrainer,
+        )
+
+        job, device = self._job, self._job.device
+        return PassTrainer(
+            cast("TorchModel", self._trained_model),
+            self.store,
+            self._started().push_ids,
+            tables=table_specs(self._model, job),
+            dense=dense_spec(self._model, job),
+            settings=DeviceSettings(
+                kind=device.kind,
+                memory_bytes=device.memory_bytes,
+                pass_batches=device.pass_rows // job.train.batch_size or None,
+            ),
+            progress=self.progress,
+            non_finite=self.non_finite,
+        )
 
     def _trainer(self, thread_num: int) -> Trainer:
         return Trainer(

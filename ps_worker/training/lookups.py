@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
+from ctr_model.lookup import Ints
 from ctr_model.models.model import EmbeddingTable, Lookup
 from ctr_model.slots import SlotKeys, select_slots
 from protos.gradients import NUM_COUNTS, Counts, Values
@@ -36,6 +37,11 @@ class BatchKeys:
             name: Lookup(rows[name], self._inverse[name], slots.offsets, slots.num_slots)
             for name, slots in self._slots.items()
         }
+
+    def places(self, table: str) -> tuple[Ints, Ints, int]:
+        """Returns `inverse`, `offsets` and `num_slots` of a table's `Lookup`."""
+        slots = self._slots[table]
+        return self._inverse[table], slots.offsets, slots.num_slots
 
     def counts(self, labels: NDArray[np.float32], tables: Collection[str]) -> dict[str, Counts]:
         """Returns how often each unique key occurs, and how often in examples that were clicked.

@@ -12,7 +12,9 @@ from ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open
 from tests.support.cluster import cluster
 from tests.support.training import together
 
-torch.set_num_threads(1)  # workers are threads here: PyTorch's own of each would wait for each other
+torch.set_num_threads(
+    1
+)  # workers are threads here: PyTorch's own of each would wait for each other
 
 NUM_KEYS = 12
 DIM = 3

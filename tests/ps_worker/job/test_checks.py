@@ -5,8 +5,13 @@ from pathlib import Path
 import pytest
 
 from protos.errors import JobError
-from ps_worker.job import load_job
-from ps_worker.job.checks import require_life, require_optimizers
+from ps_worker.job import load_job, override_job
+from ps_worker.job.checks import (
+    require_device,
+    require_life,
+    require_one_worker,
+    require_optimizers,
+)
 from tests.support.training import small_model
 
 JOB = """\
@@ -110,3 +115,69 @@ def test_table_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(JobError, match=r"job\.toml: .*no table 'wide', only embedding"):
         require_optimizers(load_job(path), small_model())
+
+
+class OfTorch:
+    """What a job sees of a module of PyTorch."""
+
+    tables = small_model().tables
+    module_class = None
+
+
+PASS = ["device.tables=pass", "device.kind=cpu", "data.in_memory=true", "strategy.mode=sync"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.in_memory=false"], r"data\.in_memory.*but a pass is of rows in memory"),
+        (["train.thread_num=2"], r"train\.thread_num.*is 2, but a device trains in one thread"),
+        (["strategy.mode=geo"], r"strategy\.mode.*is 'geo'"),
+        (["strategy.mode=bounded_staleness"], r"strategy\.mode.*is 'bounded_staleness'"),
+        (
+            ["strategy.mode=async", "strategy.send_queue_size=2"],
+            r"strategy\.send_queue_size.*has no use",
+        ),
+        (["cluster.on_worker_loss=wait"], r"cluster\.on_worker_loss.*is 'wait'"),
+        (["device.pass_rows=100"], r"device\.pass_rows.*is 100, less than the 512 of a batch"),
+        (["life.ttl_s=10"], r"life\.ttl_s.*nothing counts shows and clicks"),
+        (["life.statistics=true"], r"life\.statistics.*nothing counts shows and clicks"),
+        (
+            ["life.admission={policy='count', threshold=3}"],
+            r"life\.admission.*nothing counts shows and clicks",
+        ),
+    ],
+)
+def test_settings_that_passes_on_a_device_cannot_honour_are_refused(
+    overrides: list[str], message: str
+) -> None:
+    job = override_job({}, [*PASS, *overrides], source="test")
+
+    with pytest.raises(JobError, match=message):
+        require_device(job, OfTorch())
+
+
+def test_device_of_one_worker_is_taken() -> None:
+    job = override_job({}, [*PASS, "device.pass_rows=512"], source="test")
+
+    require_device(job, OfTorch())
+    require_one_worker(job, 1)
+    with pytest.raises(JobError, match=r"the job has 2: start one"):
+        require_one_worker(job, 2)
+
+
+def test_model_of_numpy_stays_on_the_host() -> None:
+    job = override_job({}, PASS, source="test")
+
+    with pytest.raises(JobError, match=r"model\.name: 'ctr_dnn' is not a module of PyTorch"):
+        require_device(job, small_model())
+
+
+def test_gpu_that_is_not_there_is_refused() -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    job = override_job({}, [*PASS, "device.kind=cuda"], source="test")
+
+    with pytest.raises(JobError, match=r"device\.kind.*PyTorch finds no GPU here"):
+        require_device(job, OfTorch())

@@ -1,0 +1,61 @@
+"""A module on a device: tensors in, gradients as tensors out; nothing of a batch but its data goes there."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ctr_model.batch import Batch
+from ctr_model.lookup import Ints
+from ctr_model.models.model import StepResult
+from ctr_model.torch import batch as tensors
+from ctr_model.torch.model import TorchModel
+
+
+class DeviceModel:
+    """The module of a `TorchModel` on a device. For one thread."""
+
+    def __init__(self, model: TorchModel, device: torch.device) -> None:
+        """Builds the module there; its parameters are those that each step is given."""
+        self._device = device
+        self._workspace = model.workspace(1, device=device)
+
+    def rows(self, weights: Tensor, inverse: Ints, offsets: Ints, num_slots: int) -> tensors.Rows:
+        """Returns rows that were gathered on the device, as a leaf of the graph; see `tensors.Rows`."""
+        return tensors.Rows(
+            weights=weights.requires_grad_(),
+            inverse=self._moved(inverse),
+            offsets=self._moved(offsets),
+            num_slots=num_slots,
+        )
+
+    def gradient(
+        self,
+        params: Tensor,
+        batch: Batch,
+        rows: Mapping[str, tensors.Rows],
+        dense_grad: Tensor,
+    ) -> tuple[StepResult, dict[str, Tensor | None]]:
+        """Computes the gradients of the loss summed over the examples.
+
+        Args:
+            params: float32[P], on the device.
+            batch: Labelled examples.
+            rows: By table, from `rows`.
+            dense_grad: float32[P], on the device, overwritten.
+
+        Returns:
+            What else a step gives, on the host, and by table float32[N, D]; None is zeros.
+        """
+        self._workspace.take(params)
+        seen = tensors.Batch(
+            dense=self._moved(batch.dense),
+            labels=None if batch.labels is None else self._moved(batch.labels),
+            rows=rows,
+        )
+        return self._workspace.gradient(seen, dense_grad)
+
+    def _moved(self, array: NDArray[np.float32] | Ints) -> Tensor:
+        return tensors.tensor_of(array).to(self._device)

@@ -1,0 +1,302 @@
+"""The trainer of passes: rows go to a device, train there without a call to a store, and come back.
+
+    prepared in the background --> to the device --> step, step, ... --> back to the store --> next pass
+                                                                         `--rows that it has, too-----^
+
+A step is that of trainer.py with one thread: gather, forward and backward, non_finite.py, update. What comes
+back is a push on arrival that completes all batches of the pass: until then the store has the pass before.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctr_model.models.model import StepResult
+from ctr_model.torch import TorchModel
+from ctr_model.torch.device import DeviceModel
+from protos.errors import DataError, UsageError
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.keys import Keys
+from protos.spec import DenseSpec, TableSpec
+from protos.store import ModelState, Store, Version
+from ps_worker.communicators.push_ids import PushIds
+from ps_worker.data.blocks.position import Batches
+from ps_worker.training.device_pass.pass_rows import PassRows, merged, parts
+from ps_worker.training.device_pass.pass_table import GatheredRows, PassBlock, PassTable
+from ps_worker.training.device_pass.preparation import (
+    PassBatch,
+    Preparation,
+    PreparedPass,
+    row_width,
+)
+from ps_worker.training.meter import Progress
+from ps_worker.training.non_finite import NonFiniteBatches
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSettings:
+    """Where passes train, and how large they are.
+
+    Attributes:
+        kind: "cpu" or "cuda".
+        memory_bytes: Limit of tables and dense block on the device; None: as much as `memory_of` says.
+        pass_batches: Batches of a pass; None: all that a call to `train` is given.
+    """
+
+    kind: str
+    memory_bytes: int | None = None
+    pass_batches: int | None = None
+
+
+class PassTrainer:
+    """Trains one model on one device, the only worker of its job. For one thread."""
+
+    def __init__(
+        self,
+        model: TorchModel,
+        store: Store,
+        push_ids: PushIds,
+        *,
+        tables: Sequence[TableSpec],
+        dense: DenseSpec,
+        settings: DeviceSettings,
+        progress: Progress,
+        non_finite: NonFiniteBatches,
+    ) -> None:
+        """Moves the module to the device.
+
+        Args:
+            model: What to train.
+            store: The parameters, where all is declared.
+            push_ids: Numbers batches and pushes.
+            tables: Specs of the tables.
+            dense: Spec of the dense block.
+            settings: Of the device.
+            progress: Counts what happens.
+            non_finite: Decides about batches that are not finite.
+        """
+        self._device = torch.device(settings.kind)
+        self._model = DeviceModel(model, self._device)
+        self._tables = model.tables
+        self._store = store
+        self._push_ids = push_ids
+        self._specs = {spec.name: spec for spec in tables}
+        self._dense = dense
+        self._settings = settings
+        self._progress = progress
+        self._non_finite = non_finite
+
+    def train(
+        self,
+        batches: Batches,
+        after_pass: Callable[[], None] | None = None,
+        is_told_to_end: Callable[[], bool] | None = None,
+    ) -> None:
+        """Trains on each batch once, and returns when the store has all that was trained.
+
+        Args:
+            batches: Gone through in their order, in a thread that looks ahead.
+            after_pass: Called when the store has a pass, before the next one begins.
+            is_told_to_end: Whether no further step is to begin; the pass ends with those before.
+
+        Raises:
+            UsageError: If a pass does not fit the device; says both sizes.
+            CtrPsError: What went wrong; the store has the passes before, and the job must end.
+        """
+        is_told_to_end = is_told_to_end or (lambda: False)
+        version = self._store.wait_version(0).result()
+        state = self._store.pull_state({}, [self._dense.name]).result()
+        block = PassBlock(self._dense, state.blocks[self._dense.name], self._device)
+        before: Mapping[str, PassRows] = {}
+        with self._preparation(batches, block) as preparation:
+            ahead = preparation.begin({})
+            while (prepared := ahead.result()).batches and not is_told_to_end():
+                ahead = preparation.begin(prepared.keys)
+                before, version = self._run(prepared, before, block, version, is_told_to_end)
+                if after_pass is not None:
+                    after_pass()
+
+    def _run(
+        self,
+        prepared: PreparedPass,
+        before: Mapping[str, PassRows],
+        block: PassBlock,
+        version: Version,
+        is_told_to_end: Callable[[], bool],
+    ) -> tuple[Mapping[str, PassRows], Version]:
+        """Trains a pass, whose tables leave the device with the end of this, before those of the next come.
+
+        Returns:
+            All rows of the pass as they are now, and the version.
+        """
+        start = time.monotonic()
+        running = _Pass(self._specs, prepared, before, self._device)
+        trained = self._steps(running, block, prepared.batches, is_told_to_end)
+        answer = self._write_back(running, block, trained, version)
+        _log(trained, running, block, time.monotonic() - start)
+        return answer
+
+    def _preparation(self, batches: Batches, block: PassBlock) -> Preparation:
+        limit = self._settings.memory_bytes or memory_of(self._device)
+        if limit is not None and block.size_bytes > limit:
+            raise UsageError(
+                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, and the "
+                f"device has room for {limit} bytes: set device.memory_gb to more if it has more"
+            )
+        return Preparation(
+            batches,
+            self._store,
+            tables=self._tables,
+            specs=self._specs,
+            pass_batches=self._settings.pass_batches,
+            table_bytes=None if limit is None else limit - block.size_bytes,
+        )
+
+    def _steps(
+        self,
+        running: "_Pass",
+        block: PassBlock,
+        batches: Sequence[PassBatch],
+        is_told_to_end: Callable[[], bool],
+    ) -> "_Trained":
+        """Trains on the batches of a pass, unless told to end before the last."""
+        trained = _Trained()
+        for each in batches:
+            if is_told_to_end():
+                break
+            number = self._push_ids.take(each.position)
+            trained.numbers.append(number)
+            trained.examples += self._step(running, block, each, number)
+        return trained
+
+    def _step(self, running: "_Pass", block: PassBlock, each: PassBatch, number: int) -> int:
+        """Trains on a batch; returns its examples, 0 if it was skipped."""
+        batch, examples = each.batch, each.batch.size
+        if batch.labels is None:
+            raise DataError(
+                "training data has rows without labels; only evaluation and inference do without"
+            )
+        gathered = running.gather(each)
+        rows = {
+            name: self._model.rows(found.weights(), *each.keys.places(name))
+            for name, found in gathered.items()
+        }
+        # What is not finite is told by non_finite.py, with the batch and the table: not by numpy before that.
+        with np.errstate(all="ignore"):
+            result, grads = self._model.gradient(block.weights, batch, rows, block.grad)
+        if self._is_skipped(result, grads, block.grad, each, number):
+            self._progress.skip()
+            return 0
+        for name, found in gathered.items():
+            running.tables[name].update(found, grads[name], examples)
+        block.update(examples)
+        self._progress.add(batch.labels, result.probabilities, result.loss)
+        return examples
+
+    def _is_skipped(
+        self,
+        result: StepResult,
+        grads: Mapping[str, Tensor | None],
+        dense_grad: Tensor,
+        each: PassBatch,
+        number: int,
+    ) -> bool:
+        """Whether a batch is to be skipped; gradients come to the host only to say what is wrong."""
+        there = {name: grad for name, grad in grads.items() if grad is not None}
+        is_finite = [grad.isfinite().all() for grad in (*there.values(), dense_grad)]
+        gradients, examples = Gradients(), each.batch.size
+        if not bool(torch.stack(is_finite).all()):
+            gradients = Gradients(
+                sparse={
+                    name: SparseGrad(each.keys.unique[name], grad.cpu().numpy(), examples)
+                    for name, grad in there.items()
+                },
+                dense={self._dense.name: DenseGrad(dense_grad.cpu().numpy(), examples)},
+            )
+        return self._non_finite.is_skipped(gradients, result.loss, number)
+
+    def _write_back(
+        self, running: "_Pass", block: PassBlock, trained: "_Trained", version: Version
+    ) -> tuple[Mapping[str, PassRows], Version]:
+        """Pushes what a pass has trained; the last push completes its batches.
+
+        Returns:
+            All rows of the pass as they are now, and the version.
+        """
+        rows: dict[str, PassRows] = {}
+        for name, table in running.tables.items():
+            rows[name], is_trained = table.fetch()
+            changed = rows[name].take(is_trained)
+            spec = self._specs[name]
+            for part in parts(changed.keys.size, row_width(spec)):
+                push_id = self._push_ids.next(examples=0, batches=0, pulled=version, whole=())
+                some = PassRows(changed.keys[part], changed.values[part])
+                self._store.push_state(ModelState({name: some.states(spec)}), push_id).result()
+        push_id = self._push_ids.next(
+            examples=trained.examples,
+            batches=len(trained.numbers),
+            pulled=version,
+            whole=trained.numbers,
+        )
+        state = ModelState(blocks={self._dense.name: block.fetch()})
+        return rows, self._store.push_state(state, push_id).result()
+
+
+class _Trained:
+    """The batches of a pass that were trained: their numbers, and how many examples count."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.examples = 0
+
+
+class _Pass:
+    """The tables of a pass on the device, by name."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, TableSpec],
+        prepared: PreparedPass,
+        before: Mapping[str, PassRows],
+        device: torch.device,
+    ) -> None:
+        """Moves rows to the device: fresh ones, and those that the pass before has left on the host."""
+        self.tables: dict[str, PassTable] = {}
+        for name, spec in specs.items():
+            known = [before[name]] if name in before else []
+            rows = merged(prepared.keys[name], [*known, prepared.fresh[name]])
+            self.tables[name] = PassTable(spec, rows, device)
+
+    def gather(self, each: PassBatch) -> dict[str, GatheredRows]:
+        """Returns the rows of a batch, by table."""
+        keys: Mapping[str, Keys] = each.keys.unique
+        return {name: table.gather(keys[name]) for name, table in self.tables.items()}
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Returns the bytes that tables may have by default; None: no limit.
+
+    A fifth of what is free on a GPU is left for batches and the module.
+    """
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) * 4 // 5
+
+
+def _log(trained: _Trained, running: _Pass, block: PassBlock, seconds: float) -> None:
+    size_bytes = block.size_bytes + sum(table.size_bytes for table in running.tables.values())
+    logger.info(
+        "pass trained batches=%d examples=%d device_mb=%.1f seconds=%.2f",
+        len(trained.numbers),
+        trained.examples,
+        size_bytes / 2**20,
+        seconds,
+    )
