@@ -79,8 +79,10 @@ def settings(*overrides: str, mode: str = "half_async") -> Job:
     return job(mode, f"train.batch_size={BATCH_SIZE}", "train.seed=3", *overrides)
 
 
-def on_device(pass_batches: int, *overrides: str, mode: str = "half_async") -> Job:
-    where = ("device.tables=pass", "device.kind=cpu", "data.in_memory=true")
+def on_device(
+    pass_batches: int, *overrides: str, mode: str = "half_async", kind: str = "cpu"
+) -> Job:
+    where = ("device.tables=pass", f"device.kind={kind}", "data.in_memory=true")
     return settings(*where, f"device.pass_rows={pass_batches * BATCH_SIZE}", *overrides, mode=mode)
 
 
@@ -140,6 +142,19 @@ def test_passes_give_the_model_of_training_on_the_store(sparse: str, dense: str)
 
     train(expected, settings(*optimizers), data)
     train(actual, on_device(5, *optimizers), data)
+
+    assert_same_model(expected, actual, keys_of(data))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("sparse", SPARSE)
+def test_passes_on_a_gpu_give_the_same_model(sparse: str) -> None:
+    optimizer = f"optimizer.sparse={{name='{sparse}', learning_rate=0.1}}"
+    data = [batches(seed=1), batches(seed=2)]
+    expected, actual = ParameterStore(), ParameterStore()
+
+    train(expected, settings(optimizer), data)
+    train(actual, on_device(5, optimizer, kind="cuda"), data)
 
     assert_same_model(expected, actual, keys_of(data))
 
