@@ -112,10 +112,11 @@ class PassTrainer:
         """
         is_told_to_end = is_told_to_end or (lambda: False)
         version = self._store.wait_version(0).result()
+        limit = self._settings.memory_bytes or memory_of(self._device)
         state = self._store.pull_state({}, [self._dense.name]).result()
         block = PassBlock(self._dense, state.blocks[self._dense.name], self._device)
         before: Mapping[str, PassRows] = {}
-        with self._preparation(batches, block) as preparation:
+        with self._preparation(batches, block, limit) as preparation:
             ahead = preparation.begin({})
             while (prepared := ahead.result()).batches and not is_told_to_end():
                 ahead = preparation.begin(prepared.keys)
@@ -137,14 +138,20 @@ class PassTrainer:
             All rows of the pass as they are now, and the version.
         """
         start = time.monotonic()
-        running = _Pass(self._specs, prepared, before, self._device)
-        trained = self._steps(running, block, prepared.batches, is_told_to_end)
+        try:
+            running = _Pass(self._specs, prepared, before, self._device)
+            trained = self._steps(running, block, prepared.batches, is_told_to_end)
+        except torch.OutOfMemoryError as error:
+            raise UsageError(
+                f"the device has no memory left for a pass of {len(prepared.batches)} batches: set "
+                f"device.pass_rows or train.batch_size to less, and device.memory_gb to no more than is free "
+                f"({str(error).splitlines()[0]})"
+            ) from error
         answer = self._write_back(running, block, trained, version)
         _log(trained, running, block, time.monotonic() - start)
         return answer
 
-    def _preparation(self, batches: Batches, block: PassBlock) -> Preparation:
-        limit = self._settings.memory_bytes or memory_of(self._device)
+    def _preparation(self, batches: Batches, block: PassBlock, limit: int | None) -> Preparation:
         if limit is not None and block.size_bytes > limit:
             raise UsageError(
                 f"the dense parameters have {block.size_bytes} bytes with their optimizer state, and the "
@@ -283,12 +290,14 @@ class _Pass:
 def memory_of(device: torch.device) -> int | None:
     """Returns the bytes that tables may have by default; None: no limit.
 
-    A fifth of what is free on a GPU is left for batches and the module.
+    A fifth of what is free on a GPU is left for batches and the module. What PyTorch keeps of an earlier pass
+    counts as free.
     """
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free) * 4 // 5
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + kept) * 4 // 5
 
 
 def _log(trained: _Trained, running: _Pass, block: PassBlock, seconds: float) -> None:

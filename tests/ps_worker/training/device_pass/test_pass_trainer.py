@@ -24,6 +24,7 @@ from ps_server.store import ParameterStore  # noqa: E402
 from ps_worker.job import Job  # noqa: E402
 from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ps_worker.run.run import Run  # noqa: E402
+from ps_worker.training.device_pass.pass_table import PassTable  # noqa: E402
 from tests.support.cluster import cluster  # noqa: E402
 from tests.support.training import NUM_DENSE, NUM_SLOTS, job, random_batches  # noqa: E402
 
@@ -223,10 +224,8 @@ def test_next_pass_is_prepared_while_this_one_trains() -> None:
     steps: list[bool] = []
 
     def is_told_to_end() -> bool:
-        if steps:  # the first is asked for before the first pass begins
-            steps.append(store.second_pull.wait(LIMIT_S))
-        else:
-            steps.append(True)
+        # The first is asked for before the first pass begins.
+        steps.append(not steps or (all(steps) and store.second_pull.wait(LIMIT_S)))
         return False
 
     data = batches(8)
@@ -314,6 +313,20 @@ def test_dense_parameters_that_do_not_fit_are_refused_with_both_sizes() -> None:
 
     with pytest.raises(UsageError, match=rf"have {dense_bytes()} bytes .* room for 10 bytes"):
         train(ParameterStore(), on_device(8, tiny), [batches(2)])
+
+
+def test_device_without_memory_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where another process takes what was free."""
+    store = ParameterStore()
+
+    def gather(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nMore")
+
+    monkeypatch.setattr(PassTable, "gather", gather)
+    with pytest.raises(UsageError, match=r"device\.pass_rows .* \(CUDA out of memory.*2 GiB\)"):
+        train(store, on_device(4), [batches(4)])
+
+    assert store.status().version == 0
 
 
 def size_of(data: Sequence[Sequence[Batch]], how: Job) -> int:
