@@ -3,8 +3,11 @@
 keys of a batch --searchsorted--> rows of the pass --gather--> update --scatter--> rows of the pass
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_model.torch.batch import tensor_of
@@ -16,6 +19,25 @@ from ps_worker.training.device_pass.optimizers import update_of
 from ps_worker.training.device_pass.pass_rows import PassRows
 
 _SIGN = np.uint64(1 << 63)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatheredRows:
+    """Copies of rows of a table, on the device.
+
+    Attributes:
+        places: int64[N], where they are among those of the pass.
+        values: float32[N, D + K].
+        dim: D.
+    """
+
+    places: Tensor
+    values: Tensor
+    dim: int
+
+    def weights(self) -> Tensor:
+        """Returns a copy of the weights, float32[N, D]."""
+        return self.values[:, : self.dim].clone()
 
 
 class PassTable:
@@ -42,12 +64,12 @@ class PassTable:
         """Bytes on the device."""
         return int(sum(each.nbytes for each in (self._keys, self._values, self._is_trained)))
 
-    def gather(self, keys: Keys) -> "GatheredRows":
+    def gather(self, keys: Keys) -> GatheredRows:
         """Returns copies of the rows of `keys` uint64[N], which are unique and all in the pass."""
         places = torch.searchsorted(self._keys, self._moved(keys))
         return GatheredRows(places, self._values.index_select(0, places), self._spec.dim)
 
-    def update(self, rows: "GatheredRows", grad: Tensor | None, examples: int) -> None:
+    def update(self, rows: GatheredRows, grad: Tensor | None, examples: int) -> None:
         """Applies a gradient to rows that were gathered; None is zeros.
 
         Args:
@@ -60,7 +82,7 @@ class PassTable:
         self._values.index_copy_(0, rows.places, rows.values)
         self._is_trained[rows.places] = True
 
-    def fetch(self) -> tuple[PassRows, "np.ndarray[tuple[int], np.dtype[np.bool_]]"]:
+    def fetch(self) -> tuple[PassRows, NDArray[np.bool_]]:
         """Returns all rows as they are now, and bool[R], which of them were trained."""
         rows = PassRows(self._host_keys, self._values.cpu().numpy())
         return rows, self._is_trained.cpu().numpy()
@@ -68,19 +90,6 @@ class PassTable:
     def _moved(self, keys: Keys) -> Tensor:
         """Returns keys on the device as int64, in their order: PyTorch does not search unsigned numbers."""
         return tensor_of((keys ^ _SIGN).view(np.int64)).to(self._device)
-
-
-class GatheredRows:
-    """Copies of rows of a table: places int64[N] and values float32[N, D + K], on the device."""
-
-    __slots__ = ("dim", "places", "values")
-
-    def __init__(self, places: Tensor, values: Tensor, dim: int) -> None:
-        self.places, self.values, self.dim = places, values, dim
-
-    def weights(self) -> Tensor:
-        """Returns a copy of the weights, float32[N, D]."""
-        return self.values[:, : self.dim].clone()
 
 
 class PassBlock:

@@ -10,7 +10,7 @@ back is a push on arrival that completes all batches of the pass: until then the
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -256,12 +256,12 @@ class PassTrainer:
         return rows, self._store.push_state(state, push_id).result()
 
 
+@dataclass(slots=True)
 class _Trained:
-    """The batches of a pass that were trained: their numbers, and how many examples count."""
+    """The batches of a pass that were trained: their numbers, and the examples of those not skipped."""
 
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.examples = 0
+    numbers: list[int] = field(default_factory=list)
+    examples: int = 0
 
 
 class _Pass:
