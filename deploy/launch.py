@@ -4,6 +4,7 @@ Examples:
     ps-launch --server-num 2 --worker-num 2 examples/demo.toml
     ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
     ps-launch --server-num 1 --worker-num 2 examples/ctr_dnn.py --epochs 2
+    ps-launch --server-num 2 --worker-num 2 --heter-num 1 examples/torch_wide_deep.toml
     ps-launch --server-num 2 --worker-num 2 --max-restarts 1 --chaos 'kill server 1 at step 200' job.toml
 """
 
@@ -11,7 +12,7 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -25,6 +26,7 @@ from deploy.supervisor import LEASE_SECONDS, Durability, Policy
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 WORKER_COMMAND = "ps-worker train"
+HETER_COMMAND = "ps-worker heter"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -57,6 +59,18 @@ def command(
     ] = None,
     server_num: Annotated[int, typer.Option(min=1, help="Number of server processes.")] = 1,
     worker_num: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
+    heter_num: Annotated[
+        int,
+        typer.Option(
+            "--heter-num",
+            "--heter_worker_num",
+            min=0,
+            help="Number of heter trainers, which train the dense part of a model for the workers.",
+        ),
+    ] = 0,
+    heter_device: Annotated[
+        Literal["cpu", "gpu"], typer.Option(help="Device of the heter trainers.")
+    ] = "cpu",
     log_dir: Annotated[Path, typer.Option(file_okay=False, help="Folder of the log files.")] = Path(
         "log"
     ),
@@ -114,6 +128,7 @@ def command(
             arguments or (),
             server=server_command or SERVER_COMMAND,
             worker=worker_command or WORKER_COMMAND,
+            heter=HETER_COMMAND,
             overrides=settings or (),
             as_json=json,
         )
@@ -121,12 +136,14 @@ def command(
         checkpoints = str(job.get("checkpoint", "dir") or "")
         is_resumed = job.get("checkpoint", "resume") is True
         policy = _policy_of_job(program, job)
-        if durability == "log" and job.get("cluster", "on_worker_loss") is None:
+        if durability == "log" and not heter_num and job.get("cluster", "on_worker_loss") is None:
             commands = commands.with_setting("cluster.on_worker_loss=wait")
     launch = Launch(
         commands=commands,
         num_servers=server_num,
         num_workers=worker_num,
+        num_heter=heter_num,
+        heter_device=heter_device,
         log_dir=log_dir,
         policy=replace(policy, max_restarts=max_restarts, durability=durability),
         checkpoints=checkpoints,

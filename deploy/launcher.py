@@ -21,7 +21,7 @@ from deploy.chaos.disturber import Disturber
 from deploy.chaos.sentences import Chaos
 from deploy.cluster import Events, LocalCluster, Terminal, signals_as_events
 from deploy.last_line import LastLine
-from deploy.plan import ProcessSpec, server_specs, with_update_logs, worker_specs
+from deploy.plan import ProcessSpec, heter_specs, server_specs, with_update_logs, worker_specs
 from deploy.programs import Commands
 from deploy.resumption import Resumption
 from deploy.supervisor import (
@@ -50,6 +50,8 @@ class Launch:
         commands: Of servers and workers.
         num_servers: Number of servers.
         num_workers: Number of workers.
+        num_heter: Number of heter trainers.
+        heter_device: Theirs, "cpu" or "gpu".
         log_dir: Folder of the log files.
         policy: What is restarted, and how long to wait.
         checkpoints: `checkpoint.dir` of the job; empty: it has none, or a script is run.
@@ -64,6 +66,8 @@ class Launch:
     num_servers: int
     num_workers: int
     log_dir: Path
+    num_heter: int = 0
+    heter_device: str = "cpu"
     policy: Policy = field(default_factory=Policy)
     checkpoints: str = ""
     is_resumed: bool = False
@@ -115,7 +119,10 @@ class _Launcher:
         )
         self._supervisor = Supervisor(
             [f"pserver.{index}" for index in range(launch.num_servers)],
-            [f"trainer.{index}" for index in range(launch.num_workers)],
+            [
+                *(f"trainer.{index}" for index in range(launch.num_workers)),
+                *(f"heter.{index}" for index in range(launch.num_heter)),
+            ],
             launch.policy,
         )
         self._resumption = (
@@ -191,28 +198,38 @@ class _Launcher:
         return f"restarted ({number} of {self._launch.policy.max_restarts})"
 
     def _start_all(self, options: Sequence[str] = (), note: str = "") -> None:
-        """Starts all servers without a past, then all workers, whose commands get `options`."""
+        """Starts all servers without a past, then all others; the commands of workers get `options`."""
         self._remove_update_logs()
         launch = self._launch
         with contextlib.ExitStack() as held:
-            ports = [held.enter_context(free_port()) for _ in range(launch.num_servers)]
-            endpoints = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
-            servers = server_specs(launch.commands.server, endpoints, launch.num_workers)
+            num_ports = launch.num_servers + launch.num_heter
+            ports = [held.enter_context(free_port()) for _ in range(num_ports)]
+            bound = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
+            endpoints, heter = bound[: launch.num_servers], bound[launch.num_servers :]
+            servers = server_specs(launch.commands.server, endpoints, launch.num_workers, heter)
             if launch.update_logs:
                 servers = with_update_logs(servers, launch.update_logs)
             worker = (*launch.commands.worker, *options)
             workers = [
                 replace(spec, variables=self._disturber.variables(spec.name))
-                for spec in worker_specs(worker, endpoints, launch.num_workers)
+                for spec in worker_specs(worker, endpoints, launch.num_workers, heter)
             ]
-            self._specs = {spec.name: spec for spec in (*servers, *workers)}
+            trainers = heter_specs(
+                launch.commands.heter,
+                endpoints,
+                launch.num_workers,
+                heter,
+                device=launch.heter_device,
+            )
+            self._specs = {spec.name: spec for spec in (*servers, *trainers, *workers)}
             log.info(
-                "servers %s, %d workers, logs in %s",
+                "servers %s, %d workers%s, logs in %s",
                 ",".join(endpoints),
                 len(workers),
+                f", heter trainers {','.join(heter)}" if heter else "",
                 launch.log_dir,
             )
-            for spec, port in zip(servers, ports, strict=True):
+            for spec, port in zip((*servers, *trainers), ports, strict=True):
                 port.close()
                 self._start(spec, note)
         for spec in workers:

@@ -16,6 +16,13 @@ ROLE_VARIABLES = (
     "PADDLE_TRAINER_ID",
     "PADDLE_PORT",
     "POD_IP",
+    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
+    "STAGE_ID",
+    "STAGE_NUM",
+    "HETER_DEVICE_TYPE",
 )
 
 
@@ -42,27 +49,50 @@ class ProcessSpec:
 
 
 def server_specs(
-    command: Sequence[str], endpoints: Sequence[str], num_workers: int
+    command: Sequence[str],
+    endpoints: Sequence[str],
+    num_workers: int,
+    heter_endpoints: Sequence[str] = (),
 ) -> list[ProcessSpec]:
     """Returns a server for each of `endpoints` ("host:port")."""
     specs = []
     for index, endpoint in enumerate(endpoints):
-        host, _, port = endpoint.rpartition(":")
-        role = _shared_role("PSERVER", endpoints, num_workers)
-        role |= {"POD_IP": host, "PADDLE_PORT": port}
+        role = _shared_role("PSERVER", endpoints, num_workers, heter_endpoints) | _own(endpoint)
         specs.append(ProcessSpec(name=f"pserver.{index}", command=tuple(command), role=role))
     return specs
 
 
 def worker_specs(
-    command: Sequence[str], endpoints: Sequence[str], num_workers: int
+    command: Sequence[str],
+    endpoints: Sequence[str],
+    num_workers: int,
+    heter_endpoints: Sequence[str] = (),
 ) -> list[ProcessSpec]:
     """Returns `num_workers` workers for the servers at `endpoints`."""
     specs = []
     for index in range(num_workers):
-        role = _shared_role("TRAINER", endpoints, num_workers)
+        role = _shared_role("TRAINER", endpoints, num_workers, heter_endpoints)
         role |= {"PADDLE_TRAINER_ID": str(index)}
+        if heter_endpoints:
+            role |= {"STAGE_ID": "1"}
         specs.append(ProcessSpec(name=f"trainer.{index}", command=tuple(command), role=role))
+    return specs
+
+
+def heter_specs(
+    command: Sequence[str],
+    endpoints: Sequence[str],
+    num_workers: int,
+    heter_endpoints: Sequence[str],
+    *,
+    device: str = "cpu",
+) -> list[ProcessSpec]:
+    """Returns a heter trainer for each of `heter_endpoints`, on a device "cpu" or "gpu"."""
+    specs = []
+    for index, endpoint in enumerate(heter_endpoints):
+        role = _shared_role("HETER_TRAINER", endpoints, num_workers, heter_endpoints)
+        role |= _own(endpoint) | {"STAGE_ID": "2", "HETER_DEVICE_TYPE": device}
+        specs.append(ProcessSpec(name=f"heter.{index}", command=tuple(command), role=role))
     return specs
 
 
@@ -93,9 +123,22 @@ def describe_end(returncode: int) -> str:
     return f"exited with code {returncode}"
 
 
-def _shared_role(role: str, endpoints: Sequence[str], num_workers: int) -> dict[str, str]:
-    return {
+def _shared_role(
+    role: str, endpoints: Sequence[str], num_workers: int, heter_endpoints: Sequence[str]
+) -> dict[str, str]:
+    shared = {
         "TRAINING_ROLE": role,
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
         "PADDLE_TRAINERS_NUM": str(num_workers),
     }
+    if heter_endpoints:
+        shared |= {
+            "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": ",".join(heter_endpoints),
+            "STAGE_NUM": "2",
+        }
+    return shared
+
+
+def _own(endpoint: str) -> dict[str, str]:
+    host, _, port = endpoint.rpartition(":")
+    return {"POD_IP": host, "PADDLE_PORT": port}

@@ -1,4 +1,4 @@
-"""Commands of servers and workers: for a job, one per role; for a script, the script itself."""
+"""Commands of the roles: for a job, one each; for a script, the script itself."""
 
 import shlex
 import shutil
@@ -12,15 +12,17 @@ import typer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """Commands of both roles: of our own programs for a job, or of a script."""
+    """Commands of all roles: of our own programs for a job, or of a script."""
 
     server: tuple[str, ...]
     worker: tuple[str, ...]
+    heter: tuple[str, ...] = ()
     are_of_job: bool = False
 
     def with_setting(self, override: str) -> "Commands":
-        """Returns these with one more `--set` for workers."""
-        return replace(self, worker=(*self.worker, "--set", override))
+        """Returns these with one more `--set` for workers and heter trainers."""
+        setting = ("--set", override)
+        return replace(self, worker=(*self.worker, *setting), heter=(*self.heter, *setting))
 
 
 def is_script(program: object) -> bool:
@@ -31,7 +33,7 @@ def is_script(program: object) -> bool:
 def commands_of_script(
     script: Path, arguments: Sequence[str], of_jobs: Mapping[str, object]
 ) -> Commands:
-    """Returns the commands of a script: the same for both roles, run by this Python.
+    """Returns the commands of a script: the same for all roles, run by this Python.
 
     Args:
         script: A .py file.
@@ -47,7 +49,7 @@ def commands_of_script(
             f"arguments after its name"
         )
     command = (sys.executable, str(script), *arguments)
-    return Commands(server=command, worker=command)
+    return Commands(server=command, worker=command, heter=command)
 
 
 def commands_of_job(
@@ -56,16 +58,18 @@ def commands_of_job(
     *,
     server: str,
     worker: str,
+    heter: str,
     overrides: Sequence[str],
     as_json: bool,
 ) -> Commands:
-    """Returns the commands of a job: workers get the job and its overrides.
+    """Returns the commands of a job: workers and heter trainers get the job and its overrides.
 
     Args:
         job: A TOML file.
         arguments: Must be empty.
         server: Command line of a server.
         worker: Command line of a worker, before the job.
+        heter: Command line of a heter trainer, before the job.
         overrides: Values of `--set`.
         as_json: Whether workers print their result as JSON.
 
@@ -81,6 +85,7 @@ def commands_of_job(
     return Commands(
         server=split_command(server),
         worker=(*split_command(worker), str(job), *options),
+        heter=(*split_command(heter), str(job), *options),
         are_of_job=True,
     )
 

@@ -3,13 +3,21 @@
 The names are those that Paddle's operators and scripts set. Both sides read the same list of servers, and
 its order decides where shards live, so it must be the same for every process of a job.
 
-    TRAINING_ROLE                  PSERVER or TRAINER; without it: no cluster
+    TRAINING_ROLE                  PSERVER, TRAINER or HETER_TRAINER; without it: no cluster
     PADDLE_PSERVERS_IP_PORT_LIST   all servers, "host:port,host:port"
     PADDLE_TRAINERS_NUM            number of workers
     PADDLE_TRAINER_ID              of a worker: its index, from 0
-    POD_IP, PADDLE_PORT            of a server: which of the list it is
+    POD_IP, PADDLE_PORT            of a server or heter trainer: which of the list it is
+
+Heter trainers have a list, too, in one of several variables: Paddle has had two generations of them.
+
+    PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, PADDLE_HETER_TRAINER_IP_PORT_LIST,
+    PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST     the first that is not empty counts; all processes need it
+    STAGE_NUM, STAGE_ID                        at most 2 stages: CPU trainers are 1, heter trainers 2
+    HETER_DEVICE_TYPE, FLAGS_selected_gpus     of a heter trainer: cpu or gpu, and which
 """
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +29,14 @@ NUM_WORKERS = "PADDLE_TRAINERS_NUM"
 WORKER_INDEX = "PADDLE_TRAINER_ID"
 HOST = "POD_IP"
 PORT = "PADDLE_PORT"
+HETER_TRAINERS = (
+    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
+)
+STAGES, STAGE = "STAGE_NUM", "STAGE_ID"
+HETER_DEVICE = "HETER_DEVICE_TYPE"
+HETER_GPUS = "FLAGS_selected_gpus"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +46,12 @@ class ServerRole:
     endpoints: tuple[str, ...]
     server_index: int
     num_workers: int
+    heter_endpoints: tuple[str, ...] = ()
+
+    @property
+    def num_members(self) -> int:
+        """Workers and heter trainers, all of which join the job."""
+        return self.num_workers + len(self.heter_endpoints)
 
     @property
     def num_servers(self) -> int:
@@ -54,9 +76,57 @@ class WorkerRole:
     endpoints: tuple[str, ...]
     worker_index: int
     num_workers: int
+    heter_endpoints: tuple[str, ...] = ()
+
+    @property
+    def num_members(self) -> int:
+        """Workers and heter trainers, all of which join the job."""
+        return self.num_workers + len(self.heter_endpoints)
 
 
-def role_from_environment(environ: Mapping[str, str]) -> ServerRole | WorkerRole | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeterRole:
+    """This process is heter trainer `heter_index` of `heter_endpoints`, for `num_workers` workers.
+
+    Attributes:
+        endpoints: Of the servers.
+        heter_endpoints: Of all heter trainers.
+        heter_index: Which of them it is.
+        num_workers: Workers of the job.
+        device: "cpu", "cuda" or "cuda:1".
+    """
+
+    endpoints: tuple[str, ...]
+    heter_endpoints: tuple[str, ...]
+    heter_index: int
+    num_workers: int
+    device: str = "cpu"
+
+    @property
+    def num_members(self) -> int:
+        """Workers and heter trainers, all of which join the job."""
+        return self.num_workers + len(self.heter_endpoints)
+
+    @property
+    def worker_index(self) -> int:
+        """Its number among the members of the job, behind the workers."""
+        return self.num_workers + self.heter_index
+
+    @property
+    def endpoint(self) -> str:
+        """Where workers reach this heter trainer."""
+        return self.heter_endpoints[self.heter_index]
+
+    @property
+    def port(self) -> int:
+        """The port of `endpoint`."""
+        return int(self.endpoint.rpartition(":")[2])
+
+
+Role = ServerRole | WorkerRole | HeterRole
+
+
+def role_from_environment(environ: Mapping[str, str]) -> Role | None:
     """Returns the role that the variables describe, or None without one: train in process.
 
     Raises:
@@ -65,8 +135,8 @@ def role_from_environment(environ: Mapping[str, str]) -> ServerRole | WorkerRole
     if ROLE not in environ:
         if leftover := sorted({SERVERS, NUM_WORKERS, WORKER_INDEX, PORT} & environ.keys()):
             raise RoleError(
-                f"{', '.join(leftover)} set, but {ROLE} is not: set it to PSERVER or TRAINER, or unset "
-                f"the others to train on this machine alone"
+                f"{', '.join(leftover)} set, but {ROLE} is not: set it to PSERVER, TRAINER or "
+                f"HETER_TRAINER, or unset the others to train on this machine alone"
             )
         return None
     role = environ[ROLE].strip().upper()
@@ -74,24 +144,32 @@ def role_from_environment(environ: Mapping[str, str]) -> ServerRole | WorkerRole
         return _server_role(environ)
     if role == "TRAINER":
         return _worker_role(environ)
-    raise RoleError(f"{ROLE} is {environ[ROLE]!r}, expected PSERVER or TRAINER")
+    if role == "HETER_TRAINER":
+        return _heter_role(environ)
+    raise RoleError(f"{ROLE} is {environ[ROLE]!r}, expected PSERVER, TRAINER or HETER_TRAINER")
 
 
 def _server_role(environ: Mapping[str, str]) -> ServerRole:
     endpoints = _endpoints(environ)
-    host = _required(environ, HOST, "the address or host name of this server in the list")
+    return ServerRole(
+        endpoints=endpoints,
+        server_index=_place(environ, endpoints, SERVERS, "server"),
+        num_workers=_integer(environ, NUM_WORKERS, 1),
+        heter_endpoints=_heter_endpoints(environ),
+    )
+
+
+def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, what: str) -> int:
+    """Returns which of `endpoints` this process is."""
+    host = _required(environ, HOST, f"the address or host name of this {what} in the list")
     port = _integer(environ, PORT, 1, 65535)
     own = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
     if own not in endpoints:
         raise RoleError(
-            f"{HOST}:{PORT} is {own!r}, which is not in {SERVERS} ({', '.join(endpoints)}): the list "
-            f"must name each server as it names itself"
+            f"{HOST}:{PORT} is {own!r}, which is not in {source} ({', '.join(endpoints)}): the list "
+            f"must name each {what} as it names itself"
         )
-    return ServerRole(
-        endpoints=endpoints,
-        server_index=endpoints.index(own),
-        num_workers=_integer(environ, NUM_WORKERS, 1),
-    )
+    return endpoints.index(own)
 
 
 def _worker_role(environ: Mapping[str, str]) -> WorkerRole:
@@ -100,7 +178,74 @@ def _worker_role(environ: Mapping[str, str]) -> WorkerRole:
         endpoints=_endpoints(environ),
         worker_index=_integer(environ, WORKER_INDEX, 0, num_workers - 1),
         num_workers=num_workers,
+        heter_endpoints=_heter_endpoints(environ),
     )
+
+
+def _heter_role(environ: Mapping[str, str]) -> HeterRole:
+    heter_endpoints = _heter_endpoints(environ)
+    if not heter_endpoints:
+        raise RoleError(
+            f"{ROLE} is {environ[ROLE]!r}, but none of {', '.join(HETER_TRAINERS)} is set: set one to the "
+            f"heter trainers as host:port,host:port"
+        )
+    if environ.get(STAGE, "2").strip() != "2":
+        raise RoleError(
+            f"{STAGE} is {environ[STAGE]!r}, expected 2: there is one stage of heter trainers, after that "
+            f"of CPU trainers"
+        )
+    return HeterRole(
+        endpoints=_endpoints(environ),
+        heter_endpoints=heter_endpoints,
+        heter_index=_place(environ, heter_endpoints, _heter_variable(environ), "heter trainer"),
+        num_workers=_integer(environ, NUM_WORKERS, 1),
+        device=_device(environ),
+    )
+
+
+def _heter_variable(environ: Mapping[str, str]) -> str:
+    """Returns the variable that names the heter trainers; the first one if none does."""
+    return next(
+        (name for name in HETER_TRAINERS if environ.get(name, "").strip()), HETER_TRAINERS[0]
+    )
+
+
+def _heter_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the heter trainers of the job; none: there are none."""
+    name = _heter_variable(environ)
+    text = environ.get(name, "").strip()
+    if not text:
+        return ()
+    stages = environ.get(STAGES, "").strip()
+    if ";" in text or (stages and _decimal(stages) > 2):
+        found = f"{name} is {text!r}" if ";" in text else f"{STAGES} is {stages!r}"
+        raise RoleError(
+            f"{found}, expected one stage of heter trainers, after that of CPU trainers"
+        )
+    endpoints = require_endpoints([part.strip() for part in text.split(",")], name, "heter trainer")
+    require_work(endpoints, _integer(environ, NUM_WORKERS, 1), name)
+    return endpoints
+
+
+def require_work(heter_endpoints: Sequence[str], num_workers: int, source: str) -> None:
+    """Raises RoleError if there are more heter trainers than workers; `source` names them."""
+    if len(heter_endpoints) > num_workers:
+        raise RoleError(
+            f"{source} names {len(heter_endpoints)} heter trainers, but there are only {num_workers} "
+            f"workers: some would have nothing to do"
+        )
+
+
+def _device(environ: Mapping[str, str]) -> str:
+    kind = environ.get(HETER_DEVICE, "").strip().lower()
+    if kind in ("", "cpu"):
+        return "cpu"
+    if kind != "gpu":
+        raise RoleError(f"{HETER_DEVICE} is {environ[HETER_DEVICE]!r}, expected cpu or gpu")
+    first = environ.get(HETER_GPUS, "").split(",")[0].strip()
+    if first and _decimal(first) < 0:
+        raise RoleError(f"{HETER_GPUS} is {environ[HETER_GPUS]!r}, expected the number of a GPU")
+    return f"cuda:{first}" if first else "cuda"
 
 
 def _required(environ: Mapping[str, str], name: str, expected: str) -> str:
@@ -130,18 +275,21 @@ def _endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
     return require_endpoints([part.strip() for part in text.split(",")], SERVERS)
 
 
-def require_endpoints(endpoints: Sequence[str], source: str) -> tuple[str, ...]:
+def require_endpoints(
+    endpoints: Sequence[str], source: str, what: str = "server"
+) -> tuple[str, ...]:
     """Returns the endpoints of all servers of a job, in their order.
 
     Args:
         endpoints: Each "host:port".
         source: Where they were written, for errors.
+        what: Kind of process that they are of.
 
     Raises:
         RoleError: If there is none, or one is no endpoint or named twice.
     """
     if not endpoints:
-        raise RoleError(f"{source} names no server, expected host:port of each")
+        raise RoleError(f"{source} names no {what}, expected host:port of each")
     for endpoint in endpoints:
         if not _is_endpoint(endpoint):
             raise RoleError(
@@ -158,3 +306,26 @@ def _is_endpoint(text: str) -> bool:
     if not host.strip("[]") or (":" in host and not is_bracketed) or " " in host:
         return False
     return 1 <= _decimal(port) <= 65535
+
+
+def default_bind(endpoint: str) -> str:
+    """Returns the address to bind for a process that others reach at `endpoint`, "host:port".
+
+    A loopback address itself, since it means this machine alone; for all others every interface, since the
+    address that others use may be that of a proxy.
+    """
+    host = endpoint.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return host
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a host name
+        return "0.0.0.0"
+    if address.is_loopback:
+        return host
+    return "::" if address.version == 6 else "0.0.0.0"
+
+
+def address_to_bind(host: str, port: int) -> str:
+    """Returns "host:port", an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

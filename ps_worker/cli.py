@@ -2,6 +2,7 @@
 
 ps-worker train examples/ctr_dnn.toml --set data.train='train/part-*'     # alone: no role in the environment
 ps-launch --server-num 2 --worker-num 2 examples/ctr_dnn.toml             # as a cluster on this machine
+ps-worker heter job.toml --device cuda                                    # the dense part, for other workers
 ps-worker infer --model output/model --data 'test/part-*'                 # with a saved model
 ps-worker export --model output/model --output model.onnx                 # of PyTorch, for other runtimes
 """
@@ -14,13 +15,20 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from protos.errors import CtrPsError, RoleError
-from protos.role import ServerRole, role_from_environment
+from protos.role import (
+    HeterRole,
+    WorkerRole,
+    address_to_bind,
+    default_bind,
+    role_from_environment,
+)
 from protos.runtime.malloc import keep_freed_memory
 from ps_worker.job import Job, load_job
 
@@ -49,6 +57,22 @@ def train(
     _start()
     with _errors_as_exit_codes():
         _report(_train(load_job(job, overrides or [])), as_json)
+
+
+@app.command()
+def heter(
+    job: Annotated[Path, typer.Argument(help="Job file (TOML).", metavar="JOB.toml")],
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu or cuda; default: what HETER_DEVICE_TYPE says, else cpu."),
+    ] = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Train the dense part of the job's model for its workers: a heter trainer of a cluster."""
+    _start()
+    with _errors_as_exit_codes():
+        _report(_heter(load_job(job, overrides or []), device), as_json)
 
 
 @app.command()
@@ -88,6 +112,7 @@ def export(
 
 def _train(job: Job) -> Mapping[str, Any]:
     from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+    from ps_worker.heter.connect import heter_trainers, require_heter
     from ps_worker.run.abort import job_ends_by_errors
     from ps_worker.run.plan import plan_of
     from ps_worker.run.precompile import precompile
@@ -96,8 +121,8 @@ def _train(job: Job) -> Mapping[str, Any]:
     from ps_worker.run.train_job import train_job
 
     role = role_from_environment(os.environ) or LOCAL
-    if isinstance(role, ServerRole):
-        raise RoleError("TRAINING_ROLE is PSERVER, but this is ps-worker: start ps-server")
+    if not isinstance(role, WorkerRole):
+        raise _other_role("ps-worker train")
     if not job.data.train:
         raise job.error(
             "data.train", "data.train is empty: name files, as by --set data.train='train/part-*'"
@@ -105,29 +130,64 @@ def _train(job: Job) -> Mapping[str, Any]:
     keep_freed_memory()
     with job_ends_by_errors(role):
         plan = plan_of(job)
+        if role.heter_endpoints:
+            require_heter(job, plan.model)
         precompile(plan)
     with ExitStack() as stack:
         termination = None if is_in_process(role) else stack.enter_context(Termination())
         store = stack.enter_context(open_store(role, job.cluster))
 
         def on_joined(run: Run) -> None:
-            if termination is None:
-                return
-            if run.is_needed:
-                termination.abort_through(store, run.worker)
-            else:
-                termination.end_after_batch(run.give_up_lease)
+            if termination is not None:
+                run.end_by(termination)
 
         summary = train_job(
             plan,
             store,
             worker=role.worker_index,
             num_workers=role.num_workers,
+            num_heter=len(role.heter_endpoints),
+            heter=heter_trainers(role.heter_endpoints, job, worker=role.worker_index),
             is_in_process=is_in_process(role),
             on_joined=on_joined,
             is_told_to_end=lambda: termination is not None and termination.is_told_to_end,
         )
     return summary.as_json()
+
+
+def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
+    from ps_worker.cluster.open_store import open_store
+    from ps_worker.run.abort import job_ends_by_errors
+    from ps_worker.run.heter_job import train_heter
+    from ps_worker.run.plan import model_of_job
+    from ps_worker.run.termination import Termination
+
+    role = role_from_environment(os.environ)
+    if not isinstance(role, HeterRole):
+        raise _other_role("ps-worker heter")
+    if device is not None:
+        role = replace(role, device=device)
+    keep_freed_memory()
+    with job_ends_by_errors(role):
+        _, model = model_of_job(job)
+    with Termination() as termination, open_store(role, job.cluster) as store:
+        return train_heter(
+            job,
+            model,
+            store,
+            role,
+            address=address_to_bind(default_bind(role.endpoint), role.port),
+            on_joined=lambda run: run.end_by(termination),
+            is_told_to_end=lambda: termination.is_told_to_end,
+        )
+
+
+def _other_role(command: str) -> RoleError:
+    role = os.environ.get("TRAINING_ROLE", "not set")
+    return RoleError(
+        f"TRAINING_ROLE is {role}, but this is {command}: start ps-server for PSERVER, ps-worker train for "
+        f"TRAINER and ps-worker heter for HETER_TRAINER"
+    )
 
 
 def _report(result: Mapping[str, Any], as_json: bool) -> None:

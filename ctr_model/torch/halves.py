@@ -174,7 +174,7 @@ class BackHalf:
             ModelInputError: If the activations are not those of this model; nothing has been written then.
         """
         for part in parts:
-            self._require(part)
+            self.require(part)
         self._own.take(tensors.tensor_of(params))
         self._own.module.train()
         leaves = {
@@ -217,7 +217,8 @@ class BackHalf:
             for part, place in zip(parts, places, strict=True)
         ]
 
-    def _require(self, part: Activations) -> None:
+    def require(self, part: Activations) -> None:
+        """Raises ModelInputError unless activations are those of this model."""
         expected = (part.size, self._model.schema.num_dense)
         if part.dense.shape != expected or part.labels.shape != (part.size,):
             raise ModelInputError(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from protos.spec import TableSpec
@@ -84,9 +84,10 @@ class Deadline(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Call(Generic[Q, A]):
-    """One RPC of `ParameterServer`.
+    """One RPC.
 
     Attributes:
+        service: Full name of the service that it belongs to.
         name: Its name in the .proto file, which says what it does.
         request: What it is given.
         answer: What it answers.
@@ -94,15 +95,51 @@ class Call(Generic[Q, A]):
         retry: Whether it is worth sending again while its server is unavailable.
     """
 
+    service: str
     name: str
     request: Codec[Q]
     answer: Codec[A]
     deadline: Deadline = Deadline.PLAIN
     retry: bool = True
 
+    @property
+    def path(self) -> str:
+        """Its path on the wire."""
+        return f"/{self.service}/{self.name}"
+
 
 CodecOf = Callable[[Descriptor], Codec[T]]
 """Makes the codec for a type of message."""
+
+
+def call_of(
+    method: MethodDescriptor,
+    request: CodecOf[Q],
+    answer: CodecOf[A],
+    *,
+    deadline: Deadline = Deadline.PLAIN,
+    retry: bool = True,
+) -> Call[Q, A]:
+    """Returns the row of an RPC; see `Call`."""
+    return Call(
+        service=method.containing_service.full_name,
+        name=method.name,
+        request=request(method.input_type),
+        answer=answer(method.output_type),
+        deadline=deadline,
+        retry=retry,
+    )
+
+
+def no_fields(message: Descriptor) -> Codec[None]:
+    """A message without fields, for None."""
+    class_ = GetMessageClass(message)
+    return Codec(class_, lambda _: class_(), lambda _: None)
+
+
+def record(class_: type[T], **columns: FieldCodec[Any]) -> CodecOf[T]:
+    """A message whose fields are those of a dataclass; codecs for its columns of numbers."""
+    return lambda message: record_codec(class_, message, **columns)
 
 
 def _call(
@@ -114,23 +151,7 @@ def _call(
     retry: bool = True,
 ) -> Call[Q, A]:
     method = _SERVICE.methods_by_name[name]
-    return Call(
-        name=name,
-        request=request(method.input_type),
-        answer=answer(method.output_type),
-        deadline=deadline,
-        retry=retry,
-    )
-
-
-def _nothing(message: Descriptor) -> Codec[None]:
-    class_ = GetMessageClass(message)
-    return Codec(class_, lambda _: class_(), lambda _: None)
-
-
-def _record(record: type[T], **columns: FieldCodec[Any]) -> CodecOf[T]:
-    """A message whose fields are those of a dataclass; codecs for its columns of numbers."""
-    return lambda message: record_codec(record, message, **columns)
+    return call_of(method, request, answer, deadline=deadline, retry=retry)
 
 
 def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> CodecOf[Any]:
@@ -139,35 +160,35 @@ def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> 
 
 
 # It may wait for a lease to run out.
-JOIN: Call[Join, Joined] = _call("Join", _record(Join), _record(Joined), deadline=Deadline.WORKERS)
+JOIN: Call[Join, Joined] = _call("Join", record(Join), record(Joined), deadline=Deadline.WORKERS)
 # The next one comes soon.
-RENEW: Call[Renew, None] = _call("Renew", _record(Renew), _nothing, retry=False)
-CREATE_TABLE: Call[TableSpec, None] = _call("CreateTable", _value("spec", TableSpec), _nothing)
+RENEW: Call[Renew, None] = _call("Renew", record(Renew), no_fields, retry=False)
+CREATE_TABLE: Call[TableSpec, None] = _call("CreateTable", _value("spec", TableSpec), no_fields)
 CREATE_DENSE: Call[CreateDense, None] = _call(
     "CreateDense",
-    _record(CreateDense, values=columns.VALUES),
-    _nothing,
+    record(CreateDense, values=columns.VALUES),
+    no_fields,
 )
 PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     "PullSparse",
-    _record(PullSparse, keys=columns.KEYS),
-    _record(Pulled, rows=columns.ROWS),
+    record(PullSparse, keys=columns.KEYS),
+    record(Pulled, rows=columns.ROWS),
     deadline=Deadline.VERSION,
 )
 PULL_DENSE: Call[PullDense, PulledPieces] = _call(
     "PullDense",
-    _record(PullDense),
-    _record(PulledPieces, pieces=columns.PIECES),
+    record(PullDense),
+    record(PulledPieces, pieces=columns.PIECES),
     deadline=Deadline.VERSION,
 )
 PULL_CHANGED: Call[PullChanged, Changed] = _call(
     "PullChanged",
-    _record(PullChanged),
-    _record(Changed, rows=columns.CHANGED_ROWS),
+    record(PullChanged),
+    record(Changed, rows=columns.CHANGED_ROWS),
 )
 PUSH_GRAD: Call[PushGrad, Version] = _call(
     "PushGrad",
-    _record(PushGrad, chunk=columns.CHUNK),
+    record(PushGrad, chunk=columns.CHUNK),
     _value("version", Version),
 )
 PULL_STATE: Call[PullState, StateChunk] = _call(
@@ -182,71 +203,71 @@ PUSH_STATE: Call[PushState, Version] = _call(
 )
 POST: Call[Post, None] = _call(
     "Post",
-    _record(Post),
-    _nothing,
+    record(Post),
+    no_fields,
     deadline=Deadline.WORKERS,
 )
 TAKE: Call[Take, Sequence[Message]] = _call(
     "Take",
-    _record(Take),
+    record(Take),
     _value("messages", Sequence[Message]),
     deadline=Deadline.WORKERS,
 )
 WAIT_VERSION: Call[WaitVersion, Version] = _call(
     "WaitVersion",
-    _record(WaitVersion),
+    record(WaitVersion),
     _value("version", Version),
     deadline=Deadline.WORKERS,
 )
 BARRIER: Call[Barrier, Version] = _call(
-    "Barrier", _record(Barrier), _value("version", Version), deadline=Deadline.WORKERS
+    "Barrier", record(Barrier), _value("version", Version), deadline=Deadline.WORKERS
 )
 ALL_REDUCE: Call[AllReduce, Reduced] = _call(
     "AllReduce",
-    _record(AllReduce),
-    _record(Reduced),
+    record(AllReduce),
+    record(Reduced),
     deadline=Deadline.WORKERS,
 )
 ADVANCE: Call[Advance, int] = _call(
-    "Advance", _record(Advance), _value("slowest", int), deadline=Deadline.WORKERS
+    "Advance", record(Advance), _value("slowest", int), deadline=Deadline.WORKERS
 )
-LEAVE: Call[Leave, None] = _call("Leave", _record(Leave), _nothing)
+LEAVE: Call[Leave, None] = _call("Leave", record(Leave), no_fields)
 # Its process ends, and a server that is not there learns that by the lease.
-ABORT: Call[Abort, None] = _call("Abort", _record(Abort), _nothing, retry=False)
-CHECK_FOLDER: Call[CheckFolder, None] = _call("CheckFolder", _record(CheckFolder), _nothing)
+ABORT: Call[Abort, None] = _call("Abort", record(Abort), no_fields, retry=False)
+CHECK_FOLDER: Call[CheckFolder, None] = _call("CheckFolder", record(CheckFolder), no_fields)
 # It may wait for another save to end.
 SNAPSHOT: Call[Snapshot, None] = _call(
-    "Snapshot", _record(Snapshot), _nothing, deadline=Deadline.WORKERS
+    "Snapshot", record(Snapshot), no_fields, deadline=Deadline.WORKERS
 )
 # Answers with the server's entries of the manifest, as JSON.
 SAVE: Call[Save, str] = _call(
     "Save",
-    _record(Save),
+    record(Save),
     _value("share", str),
     deadline=Deadline.CHECKPOINT,
 )
-LOAD: Call[Load, None] = _call("Load", _record(Load), _nothing, deadline=Deadline.CHECKPOINT)
+LOAD: Call[Load, None] = _call("Load", record(Load), no_fields, deadline=Deadline.CHECKPOINT)
 RESUME: Call[Resume, None] = _call(
     "Resume",
-    _record(Resume),
-    _nothing,
+    record(Resume),
+    no_fields,
 )
 SHRINK: Call[Shrink, Mapping[str, Shrunk]] = _call(
     "Shrink",
-    _record(Shrink),
+    record(Shrink),
     _value("tables", Mapping[str, Shrunk]),
     deadline=Deadline.CHECKPOINT,
 )
 GET_DIGEST: Call[None, Mapping[tuple[str, int], bytes]] = _call(
     "GetDigest",
-    _nothing,
+    no_fields,
     _value("shards", Mapping[tuple[str, int], bytes], columns.DIGESTS),
     deadline=Deadline.CHECKPOINT,
 )
 GET_STATUS: Call[None, ServerStatus] = _call(
     "GetStatus",
-    _nothing,
-    _record(ServerStatus),
+    no_fields,
+    record(ServerStatus),
 )
 
 CALLS: Mapping[str, Call[Any, Any]] = {

@@ -525,7 +525,8 @@ class Coordinator:
             ProtocolError: If the worker is not at this step or has gradients of no examples, or another
                 process has its place.
         """
-        if push_id.examples < 1 and (gradients.sparse or gradients.dense):
+        has_own = gradients.dense and all(grad.examples for grad in gradients.dense.values())
+        if push_id.examples < 1 and (gradients.sparse or (gradients.dense and not has_own)):
             raise ProtocolError(
                 f"worker {push_id.worker} pushed gradients for step {step} that says it has "
                 f"{push_id.examples} examples: a step is divided by the examples of its push ids"

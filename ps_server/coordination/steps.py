@@ -48,15 +48,20 @@ class CompleteStep:
     def sum(self) -> Gradients:
         """Returns the sum of the parts, added in worker order, over the examples of all push ids.
 
-        A worker without gradients has examples, too.
+        A worker without gradients has examples, too. A heter trainer has none of its own, since those that it
+        trains on are others': where one takes part, dense gradients are over the examples that they say.
         """
         examples = sum(push_id.examples for push_id in self.push_ids)
-        if not examples:
-            return Gradients()
         total = sum_gradients(self.parts)
+        has_heter = any(
+            part.dense and not push_id.examples
+            for part, push_id in zip(self.parts, self.push_ids, strict=True)
+        )
         return Gradients(
             sparse={name: replace(grad, examples=examples) for name, grad in total.sparse.items()},
-            dense={name: replace(grad, examples=examples) for name, grad in total.dense.items()},
+            dense=total.dense
+            if has_heter
+            else {name: replace(grad, examples=examples) for name, grad in total.dense.items()},
         )
 
 

@@ -6,13 +6,12 @@ Heavy imports are made late: a health check imports this module every few second
 """
 
 import asyncio
-import ipaddress
 import logging
 import signal
 import sys
 from typing import TYPE_CHECKING
 
-from protos.role import ServerRole
+from protos.role import ServerRole, address_to_bind, default_bind
 from protos.runtime.malloc import keep_freed_memory
 from ps_server.settings import ServerSettings
 
@@ -25,24 +24,6 @@ logger = logging.getLogger(__name__)
 def log_to_stderr() -> None:
     """Logs to stderr, unless the process has configured logging."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-
-
-def default_bind(endpoint: str) -> str:
-    """Returns the address to bind for a server that workers reach at `endpoint`, "host:port".
-
-    A loopback address itself, since it means this machine alone; for all others every interface, since the
-    address that workers use may be that of a proxy.
-    """
-    host = endpoint.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return host
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:  # a host name
-        return "0.0.0.0"
-    if address.is_loopback:
-        return host
-    return "::" if address.version == 6 else "0.0.0.0"
 
 
 def run_server(role: ServerRole, settings: ServerSettings) -> int:
@@ -66,7 +47,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
 
     logger.info("kernels ready seconds=%.1f", precompile_kernels())
     store = ParameterStore(
-        num_workers=role.num_workers,
+        num_workers=role.num_members,
         server_index=role.server_index,
         num_servers=role.num_servers,
         wait_limit_s=settings.wait_limit_s,
@@ -76,13 +57,12 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     )
 
     bind = settings.bind or default_bind(role.endpoint)
-    address = f"[{bind}]:{role.port}" if ":" in bind else f"{bind}:{role.port}"
     reason = asyncio.run(
         serve(
             store,
             settings,
             lambda server, port: _on_start(server, port, role, bind),
-            address=address,
+            address=address_to_bind(bind, role.port),
         )
     )
     logger.info("ended reason=%r", reason)
@@ -94,10 +74,11 @@ def _on_start(server: "Server", port: int, role: ServerRole, bind: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.end, number.name)
     logger.info(
-        "serving server=%d servers=%s workers=%d bind=%s port=%d",
+        "serving server=%d servers=%s workers=%d heter_trainers=%d bind=%s port=%d",
         role.server_index,
         ",".join(role.endpoints),
         role.num_workers,
+        len(role.heter_endpoints),
         bind,
         port,
     )

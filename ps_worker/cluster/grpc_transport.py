@@ -7,7 +7,7 @@ for the answer.
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +15,7 @@ import grpc
 
 from protos.errors import OverloadedError
 from protos.futures import Future
-from protos.wire.calls import CALLS, SERVICE, Call, Deadline
+from protos.wire.calls import CALLS, Call, Deadline
 from protos.wire.channel import CHANNEL_OPTIONS
 from protos.wire.grpc_status import error_of
 from ps_worker.cluster import call_log
@@ -107,6 +107,7 @@ class GrpcTransport:
         deadlines: Deadlines | None = None,
         *,
         retry_s: float | None = None,
+        calls: Mapping[str, Call[Any, Any]] = CALLS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Opens a channel to each server; whether they answer shows at the first call.
@@ -116,6 +117,7 @@ class GrpcTransport:
             deadlines: How long calls may take.
             retry_s: For how long a call is sent again whose server is unavailable, in seconds; None: for as
                 long as a restart takes where servers keep an update log, else for a moment.
+            calls: Those that servers of this kind answer, by name.
             clock: In seconds.
         """
         self.servers_recover = False
@@ -133,11 +135,11 @@ class GrpcTransport:
         self._methods = [
             {
                 call.name: channel.unary_unary(
-                    f"/{SERVICE}/{call.name}",
+                    call.path,
                     response_deserializer=call.answer.message.FromString,
                     _registered_method=True,  # as generated stubs have it: less work a call
                 )
-                for call in CALLS.values()
+                for call in calls.values()
             }
             for channel in self._channels
         ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protos.role import WorkerRole
+from protos.role import HeterRole, WorkerRole
 from protos.store import Store
 from ps_worker.job.sections.section import ClusterSection
 
@@ -11,13 +11,13 @@ LOCAL = WorkerRole(endpoints=(), worker_index=0, num_workers=1)
 """The role of a process without a cluster: worker 0 of 1, whose store is in this process."""
 
 
-def is_in_process(role: WorkerRole) -> bool:
+def is_in_process(role: WorkerRole | HeterRole) -> bool:
     """Whether the worker's store is in its process: its cluster has no servers."""
     return not role.endpoints
 
 
 @contextmanager
-def open_store(role: WorkerRole, limits: ClusterSection) -> Iterator[Store]:
+def open_store(role: WorkerRole | HeterRole, limits: ClusterSection) -> Iterator[Store]:
     """Opens the worker's store; leaving the context closes the connections to servers.
 
     Args:

@@ -59,6 +59,7 @@ class AsyncCommunicator:
         """
         self._store = store
         self.push_ids = PushIds(member)
+        self._num_params = num_params
         self._mirror = DenseMirror(num_params)
         self._merger = GradientMerger(
             sparse_batches=max_merge_var_num,
@@ -172,6 +173,8 @@ class AsyncCommunicator:
         """Called in order for each push that every server has applied; for a mode that counts them."""
 
     def _receive(self) -> None:
+        if not self._num_params:
+            return
         number = self._mirror.spare()
         self._store.pull_dense({DENSE_BLOCK: self._mirror.buffer(number)}).result()
         self._mirror.publish(number)

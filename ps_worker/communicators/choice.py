@@ -22,6 +22,7 @@ def communicator_of(
     member: Member,
     num_workers: int = 1,
     is_in_process: bool = False,
+    is_heter_trainer: bool = False,
 ) -> Communicator:
     """Returns the communicator of the job's mode, for a store where all is declared.
 
@@ -33,6 +34,7 @@ def communicator_of(
         num_workers: Workers of the job.
         is_in_process: The store is in this process, and there is nothing to gain from sending in the
             background.
+        is_heter_trainer: This process trains dense parameters alone, each step with fresh ones.
     """
     strategy, num_params = job.strategy, model.num_params
     # With tables on a device its trainer pushes whole passes, and numbers them here.
@@ -41,7 +43,7 @@ def communicator_of(
     match strategy.mode:
         case "sync":
             return SyncCommunicator(store, member=member, num_params=num_params)
-        case "half_async":
+        case "half_async" | "async" if strategy.mode == "half_async" or is_heter_trainer:
             return HalfAsyncCommunicator(store, member=member, num_params=num_params)
         case "bounded_staleness":
             return BoundedStalenessCommunicator(

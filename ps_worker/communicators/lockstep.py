@@ -24,7 +24,11 @@ from ps_worker.job.model import DENSE_BLOCK
 
 
 class HalfAsyncCommunicator:
-    """Half-asynchronous training: each push is applied before the next step begins."""
+    """Half-asynchronous training: each push is applied before the next step begins.
+
+    Attributes:
+        pulled: The version of the dense parameters that `params` lent last.
+    """
 
     is_lockstep = True
     is_overlapped = False
@@ -33,6 +37,7 @@ class HalfAsyncCommunicator:
         self._store = store
         self.push_ids = PushIds(member)
         self.version: Version = 0
+        self.pulled: Version = 0
         self._params = np.empty(num_params, np.float32)
         self._lock = threading.Lock()
         self._asked: Future[Version] | None = None  # for the dense parameters of this step
@@ -57,7 +62,7 @@ class HalfAsyncCommunicator:
         self._ask()
         with self._lock:  # the first thread waits for all
             if not self._has_params and self._asked is not None:
-                self._asked.result()
+                self.pulled = self._asked.result()
                 self._has_params = True
         yield self._params
 
@@ -87,9 +92,9 @@ class HalfAsyncCommunicator:
         """No-op: nothing runs in the background."""
 
     def _ask(self) -> None:
-        """Asks for the dense parameters, unless another thread of this step has."""
+        """Asks for the dense parameters, unless another thread of this step has, or there are none."""
         with self._lock:
-            if self._asked is None:
+            if self._asked is None and self._params.size:
                 self._asked = self._store.pull_dense({DENSE_BLOCK: self._params}, at=self._step)
                 self._has_params = False
 

@@ -48,15 +48,18 @@ __all__ = [
     "distributed_optimizer",
     "file_splits",
     "init",
+    "init_heter_worker",
     "init_server",
     "init_worker",
     "is_first_worker",
+    "is_heter_worker",
     "is_server",
     "is_worker",
     "load_model",
     "metrics",
     "optimizer",
     "peers",
+    "run_heter_worker",
     "run_server",
     "save_inference_model",
     "save_persistables",
@@ -74,13 +77,16 @@ __all__ = [
 barrier_worker = FLEET.barrier_worker
 data_position = FLEET.data_position
 init = FLEET.init
+init_heter_worker = FLEET.init_heter_worker
 init_server = FLEET.init_server
 init_worker = FLEET.init_worker
 is_first_worker = FLEET.is_first_worker
+is_heter_worker = FLEET.is_heter_worker
 is_server = FLEET.is_server
 is_worker = FLEET.is_worker
 load_model = FLEET.load_model
 peers = FLEET.peers
+run_heter_worker = FLEET.run_heter_worker
 run_server = FLEET.run_server
 save_inference_model = FLEET.save_inference_model
 save_persistables = FLEET.save_persistables

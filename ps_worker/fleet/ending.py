@@ -30,22 +30,24 @@ _NOT_SERVED = 2
 
 @functools.cache
 def watch(fleet: Fleet) -> None:
-    """Watches the end of this process, as a server or as a worker of a cluster."""
+    """Watches the end of this process, as a server, heter trainer or worker of a cluster."""
     if fleet.is_server():
-        _watch_server(fleet)
+        _watch_server(fleet, "a server", "run_server")
+    elif fleet.is_heter_worker():
+        _watch_server(fleet, "a heter trainer", "run_heter_worker")
     elif fleet.server_num():
         _watch_worker(fleet)
 
 
-def _watch_server(fleet: Fleet) -> None:
+def _watch_server(fleet: Fleet, what: str, call: str) -> None:
     """Has this process end with exit code 2 unless it serves before its script ends."""
 
     def require_served() -> None:
         if fleet.has_served or _uncaught_error() is not None:
             return
         print(
-            "error: this process is a server, and its script has ended without fleet.run_server(): "
-            "call it where fleet.is_server()",
+            f"error: this process is {what}, and its script has ended without fleet.{call}(): call it where "
+            f"fleet.is_{call.removeprefix('run_')}()",
             file=sys.stderr,
         )
         sys.stdout.flush()

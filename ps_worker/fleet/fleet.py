@@ -2,6 +2,7 @@
 
     a server:  init -> minimize -> init_server -> run_server
     a worker:  init -> minimize -> init_worker -> train, infer, barrier, save in any order -> stop_worker
+    a heter trainer:  init -> minimize -> init_heter_worker -> run_heter_worker
 
 Without a role everything is in this process: it is worker 0 of 1, and has the parameters, too.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
-from protos.role import ServerRole, WorkerRole
+from protos.role import HeterRole, Role, ServerRole, WorkerRole, address_to_bind, default_bind
 from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, SaveRequest, Shrunk
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.settings import ServerSettings
@@ -25,8 +26,10 @@ from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.task import Task
+from ps_worker.heter.connect import heter_trainers, require_heter
 from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.run import Run
+from ps_worker.run.termination import Termination
 
 
 class Fleet:
@@ -35,7 +38,7 @@ class Fleet:
     def __init__(self, *, on_role: Callable[["Fleet"], object] | None = None) -> None:
         """Has no role yet; `on_role` is called when it is known."""
         self._on_role = on_role
-        self._role: ServerRole | WorkerRole | None = None
+        self._role: Role | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -102,6 +105,10 @@ class Fleet:
     def is_worker(self) -> bool:
         """Whether this process trains."""
         return isinstance(self._known_role("fleet.is_worker()"), WorkerRole)
+
+    def is_heter_worker(self) -> bool:
+        """Whether this process trains dense parameters for workers: a heter trainer."""
+        return isinstance(self._known_role("fleet.is_heter_worker()"), HeterRole)
 
     def is_first_worker(self) -> bool:
         """Whether this process is worker 0, which loads, saves and shrinks for all."""
@@ -241,6 +248,45 @@ class Fleet:
         self._is_over = True
         serve(role, settings)
 
+    def init_heter_worker(self) -> None:
+        """Prepares a heter trainer.
+
+        Raises:
+            UsageError: If there is nothing to train yet, or this process is none.
+        """
+        self._heter_role("fleet.init_heter_worker()")
+        if self._task is None:
+            raise UsageError(
+                "fleet.distributed_optimizer(...).minimize(model) before fleet.init_heter_worker()"
+            )
+        self._is_server_ready = True
+
+    def run_heter_worker(self) -> None:
+        """Trains dense parameters for the workers until all have left, as `ps-worker heter` does.
+
+        Raises:
+            UsageError: If `init_heter_worker` was not called.
+            CtrPsError: If anything goes wrong; says what.
+        """
+        role = self._heter_role("fleet.run_heter_worker()")
+        if self._task is None or not self._is_server_ready:
+            raise UsageError("fleet.init_heter_worker() before fleet.run_heter_worker()")
+        # Late, so that others do not load the shell of a heter trainer.
+        from ps_worker.run.heter_job import train_heter
+
+        self._is_over = True
+        job, model = self._task.job, self._task.model
+        with Termination() as termination, open_store(role, job.cluster) as store:
+            train_heter(
+                job,
+                model,
+                store,
+                role,
+                address=address_to_bind(default_bind(role.endpoint), role.port),
+                on_joined=lambda run: run.end_by(termination),
+                is_told_to_end=lambda: termination.is_told_to_end,
+            )
+
     def init_worker(self) -> None:
         """Waits for the servers, and declares the model to them.
 
@@ -255,6 +301,8 @@ class Fleet:
             )
         if self._run is not None or self._is_over:
             raise UsageError("fleet.init_worker() was called before; once a run is enough")
+        if role.heter_endpoints:
+            require_heter(self._task.job, self._task.model)
         self._task.precompile()
         self._has_called = True
         with ExitStack() as opened:
@@ -265,6 +313,10 @@ class Fleet:
                 self._task.job,
                 worker=role.worker_index,
                 num_workers=role.num_workers,
+                num_heter=len(role.heter_endpoints),
+                heter=heter_trainers(
+                    role.heter_endpoints, self._task.job, worker=role.worker_index
+                ),
                 is_in_process=is_in_process(role),
             )
             self._run = opened.enter_context(run)
@@ -419,26 +471,35 @@ class Fleet:
         elif error is not None and isinstance(self._role, WorkerRole) and not self._has_called:
             abort_before_joining(self._role, error)
 
-    def _known_role(self, call: str) -> ServerRole | WorkerRole:
+    def _known_role(self, call: str) -> Role:
         if self._role is None:
             raise UsageError(f"fleet.init() before {call}")
         return self._role
 
     def _worker_role(self, call: str) -> WorkerRole:
         role = self._known_role(call)
-        if isinstance(role, ServerRole):
+        if not isinstance(role, WorkerRole):
             raise RoleError(
-                f"{call} is for workers, and this process is server {role.server_index}: call it where not "
-                f"fleet.is_server()"
+                f"{call} is for workers, and this process is {_named(role)}: call it where "
+                f"fleet.is_worker()"
+            )
+        return role
+
+    def _heter_role(self, call: str) -> HeterRole:
+        role = self._known_role(call)
+        if not isinstance(role, HeterRole):
+            raise RoleError(
+                f"{call} is for heter trainers, and this process is {_named(role)}: call it where "
+                f"fleet.is_heter_worker()"
             )
         return role
 
     def _server_role(self, call: str) -> ServerRole:
         role = self._known_role(call)
-        if isinstance(role, WorkerRole):
-            own = f"worker {role.worker_index}" if role.endpoints else "a worker without servers"
+        if not isinstance(role, ServerRole):
             raise RoleError(
-                f"{call} is for servers, and this process is {own}: call it where fleet.is_server()"
+                f"{call} is for servers, and this process is {_named(role)}: call it where "
+                f"fleet.is_server()"
             )
         return role
 
@@ -453,3 +514,13 @@ class Fleet:
 
     def _attachments(self) -> dict[str, bytes]:
         return {} if self._task is None else self._task.attachments()
+
+
+def _named(role: Role) -> str:
+    match role:
+        case ServerRole():
+            return f"server {role.server_index}"
+        case HeterRole():
+            return f"heter trainer {role.heter_index}"
+        case WorkerRole():
+            return f"worker {role.worker_index}" if role.endpoints else "a worker without servers"

@@ -3,10 +3,18 @@
 import enum
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from protos.errors import RoleError
-from protos.role import ServerRole, WorkerRole, require_endpoints, role_from_environment
+from protos.role import (
+    HeterRole,
+    ServerRole,
+    WorkerRole,
+    require_endpoints,
+    require_work,
+    role_from_environment,
+)
+from protos.role import Role as ProcessRole
 
 
 class Role(enum.Enum):
@@ -14,12 +22,13 @@ class Role(enum.Enum):
 
     WORKER = 1
     SERVER = 2
+    HETER_WORKER = 3
 
 
 class RoleMaker(Protocol):
     """Knows the role of this process."""
 
-    def role(self) -> ServerRole | WorkerRole | None:
+    def role(self) -> ProcessRole | None:
         """Returns the role; None: no cluster, everything in this process.
 
         Raises:
@@ -42,7 +51,7 @@ class PaddleCloudRoleMaker:
         """
         _refuse_collective(is_collective)
 
-    def role(self) -> ServerRole | WorkerRole | None:
+    def role(self) -> ProcessRole | None:
         """See `RoleMaker`."""
         return role_from_environment(os.environ)
 
@@ -58,6 +67,8 @@ class UserDefinedRoleMaker:
         role: Role,
         worker_num: int,
         server_endpoints: Sequence[str],
+        heter_worker_endpoints: Sequence[str] = (),
+        heter_worker_device: str = "cpu",
     ) -> None:
         """Checks the arguments.
 
@@ -67,6 +78,8 @@ class UserDefinedRoleMaker:
             role: What it is.
             worker_num: Workers of the job.
             server_endpoints: "host:port" of each server, in the order that all processes share.
+            heter_worker_endpoints: The same of each heter trainer, if there are any.
+            heter_worker_device: "cpu" or "cuda", of a heter trainer.
 
         Raises:
             RoleError: Names the argument that is wrong.
@@ -76,19 +89,35 @@ class UserDefinedRoleMaker:
         endpoints = require_endpoints(list(server_endpoints), "server_endpoints")
         if worker_num < 1:
             raise RoleError(f"worker_num is {worker_num!r}, expected at least 1")
-        num_peers = worker_num if role is Role.WORKER else len(endpoints)
-        if not 0 <= current_id < num_peers:
+        heter = tuple(heter_worker_endpoints)
+        if heter or role is Role.HETER_WORKER:
+            heter = require_endpoints(heter, "heter_worker_endpoints", "heter trainer")
+        num_of = {
+            Role.WORKER: worker_num,
+            Role.SERVER: len(endpoints),
+            Role.HETER_WORKER: len(heter),
+        }
+        if not 0 <= current_id < num_of[role]:
             raise RoleError(
-                f"current_id is {current_id!r}, expected 0 to {num_peers - 1}: there are {num_peers} "
+                f"current_id is {current_id!r}, expected 0 to {num_of[role] - 1}: there are {num_of[role]} "
                 f"{role.name.lower()}s"
             )
-        self._role = (
-            WorkerRole(endpoints=endpoints, worker_index=current_id, num_workers=worker_num)
-            if role is Role.WORKER
-            else ServerRole(endpoints=endpoints, server_index=current_id, num_workers=worker_num)
-        )
+        require_work(heter, worker_num, "heter_worker_endpoints")
+        shared: dict[str, Any] = {
+            "endpoints": endpoints,
+            "num_workers": worker_num,
+            "heter_endpoints": heter,
+        }
+        self._role: ProcessRole
+        match role:
+            case Role.WORKER:
+                self._role = WorkerRole(worker_index=current_id, **shared)
+            case Role.SERVER:
+                self._role = ServerRole(server_index=current_id, **shared)
+            case Role.HETER_WORKER:
+                self._role = HeterRole(heter_index=current_id, device=heter_worker_device, **shared)
 
-    def role(self) -> ServerRole | WorkerRole:
+    def role(self) -> ProcessRole:
         """See `RoleMaker`."""
         return self._role
 
@@ -99,7 +128,7 @@ def _known_role(role: object) -> Role:
         return Role(role)
     except ValueError:
         raise RoleError(
-            f"role is {role!r}, expected fleet.Role.WORKER or fleet.Role.SERVER"
+            f"role is {role!r}, expected fleet.Role.WORKER, SERVER or HETER_WORKER"
         ) from None
 
 

@@ -13,6 +13,7 @@ from ps_worker.job.sections.life import LifeSection
 from ps_worker.job.sections.optimizers import OptimizerSection
 from ps_worker.job.sections.section import (
     ClusterSection,
+    HeterSection,
     ModelSection,
     Section,
     TrainSection,
@@ -36,6 +37,7 @@ class Job(Section):
     strategy: StrategySection = StrategySection()
     device: DeviceSection = DeviceSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    heter: HeterSection = HeterSection()
     cluster: ClusterSection = ClusterSection()
 
     _origin: Origin = PrivateAttr(default_factory=Origin)

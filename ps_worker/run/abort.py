@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from protos.errors import AbortedError, CtrPsError, UsageError
-from protos.role import WorkerRole
+from protos.role import HeterRole, WorkerRole
 from protos.store import Coordination
 from ps_worker.cluster.open_store import is_in_process
 
@@ -33,7 +33,7 @@ def abort_by(error: BaseException, store: Coordination, worker: int) -> None:
 
 
 @contextmanager
-def job_ends_by_errors(role: WorkerRole) -> Iterator[None]:
+def job_ends_by_errors(role: WorkerRole | HeterRole) -> Iterator[None]:
     """Ends the job by an error of the block, as `abort_before_joining` does."""
     try:
         yield
@@ -42,7 +42,7 @@ def job_ends_by_errors(role: WorkerRole) -> Iterator[None]:
         raise
 
 
-def abort_before_joining(role: WorkerRole, error: BaseException) -> None:
+def abort_before_joining(role: WorkerRole | HeterRole, error: BaseException) -> None:
     """Ends the job for all by an error of a worker that has not joined, if the servers answer soon.
 
     A UsageError is left to this process: a wrong job file is so for all, and servers that stay are not lost.
@@ -62,7 +62,7 @@ def abort_before_joining(role: WorkerRole, error: BaseException) -> None:
             deadlines=Deadlines(rpc_s=_ANSWER_S, wait_s=0.0),
             retry_s=0.0,
         ) as store:
-            terms = {"PADDLE_TRAINERS_NUM": str(role.num_workers)}
+            terms = {"PADDLE_TRAINERS_NUM": str(role.num_members)}
             store.join(role.worker_index, secrets.randbits(63), terms=terms).result()
             abort_by(error, store, role.worker_index)
     except AbortedError:

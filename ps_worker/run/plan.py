@@ -43,13 +43,8 @@ def plan_of(job: Job) -> Plan:
         DataError: If a pattern matches no file.
         CheckpointError: If checkpoints cannot be where the job says.
     """
-    schema = _schema_of(job)
+    schema, model = model_of_job(job)
     _require_format(job)
-    model = model_of(job, schema)
-    trained_model(job, model)
-    require_optimizers(job, model)
-    require_life(job, model)
-    require_device(job, model)
     warm_start_of(job, model)
     _require_order(job)
     require_other_folder(job)
@@ -60,6 +55,21 @@ def plan_of(job: Job) -> Plan:
         train_files=_files_of(job, "data.train", job.data.train),
         test_files=_files_of(job, "data.test", job.data.test),
     )
+
+
+def model_of_job(job: Job) -> tuple[Schema, Model]:
+    """Returns the schema and the model of a job.
+
+    Raises:
+        JobError: If they are wrong, or the precision, the optimizers, the life of rows or the device.
+    """
+    schema = _schema_of(job)
+    model = model_of(job, schema)
+    trained_model(job, model)
+    require_optimizers(job, model)
+    require_life(job, model)
+    require_device(job, model)
+    return schema, model
 
 
 def _schema_of(job: Job) -> Schema:

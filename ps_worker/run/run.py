@@ -36,12 +36,15 @@ from ps_worker.communicators.choice import communicator_of
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.data.blocks.position import Batches
 from ps_worker.data.memory.peers import Peers
+from ps_worker.heter.front_model import FrontModel
+from ps_worker.heter.trainers import HeterTrainers
 from ps_worker.job import Job
 from ps_worker.job.checks import require_one_worker
 from ps_worker.job.model import trained_model
 from ps_worker.job.specs import counting_tables, declare, dense_spec, table_specs
 from ps_worker.run.abort import abort_by
 from ps_worker.run.membership import Membership
+from ps_worker.run.termination import Termination
 from ps_worker.training.evaluator import OnPredictions, evaluate
 from ps_worker.training.meter import Progress
 from ps_worker.training.non_finite import NonFiniteBatches
@@ -52,6 +55,9 @@ if TYPE_CHECKING:
     from ps_worker.training.device_pass.pass_trainer import PassTrainer
 
 logger = logging.getLogger(__name__)
+
+_NOTHING = {ReduceOp.SUM: 0.0, ReduceOp.MAX: -np.inf, ReduceOp.MIN: np.inf}
+"""Brought to a reduction, these leave it as it is."""
 
 
 class Run:
@@ -76,6 +82,8 @@ class Run:
         *,
         worker: int = 0,
         num_workers: int = 1,
+        num_heter: int = 0,
+        heter: HeterTrainers | None = None,
         is_in_process: bool = True,
         terms: Mapping[str, str] | None = None,
     ) -> None:
@@ -85,8 +93,10 @@ class Run:
             store: The parameters.
             model: What to train.
             job: How; its sections [train], [optimizer], [life], [strategy], [device] and [cluster] count.
-            worker: Index of this worker.
+            worker: Index of this worker; of a heter trainer, behind those of all workers.
             num_workers: Workers of the run.
+            num_heter: Heter trainers of the run.
+            heter: They train the dense parameters for this worker; None: it does that itself.
             is_in_process: The store is in this process, so sending in the background gains nothing.
             terms: Settings in which all workers must agree, by name, besides model and strategy.
 
@@ -94,7 +104,7 @@ class Run:
             JobError: If workers do not agree, or the model cannot be trained in the job's precision.
             CtrPsError: If servers do not answer, or hold another model.
         """
-        require_one_worker(job, num_workers)
+        require_one_worker(job, num_workers + num_heter)
         self.store = store
         self.worker = worker
         self.num_workers = num_workers
@@ -106,7 +116,11 @@ class Run:
             job.train.non_finite, worker=worker if num_workers > 1 else None
         )
         self._model = model
-        self._trained_model = trained_model(job, model)
+        self._heter = heter
+        self._num_members = num_workers + num_heter
+        self._trained_model = (
+            trained_model(job, model) if heter is None else FrontModel(model, heter)
+        )
         self._job = job
         self._is_in_process = is_in_process
         self._counting_tables = counting_tables(model, job)
@@ -117,7 +131,7 @@ class Run:
         self._membership = Membership(
             store,
             worker,
-            terms={**terms_of(job, num_workers), **(terms or {})},
+            terms={**terms_of(job, self._num_members), **(terms or {})},
             limits=job.cluster,
             is_in_process=is_in_process,
         )
@@ -208,10 +222,11 @@ class Run:
         communicator = communicator_of(
             self._job,
             self.store,
-            self._model,
+            self._trained_model,
             member=self._membership.member,
             num_workers=self.num_workers,
             is_in_process=self._is_in_process,
+            is_heter_trainer=self.worker >= self.num_workers,
         )
         status = self.store.status()
         # The others may be far beyond the start when this process takes a lost one's place.
@@ -290,8 +305,10 @@ class Run:
             name: The same for all workers; empty: numbered.
         """
         self.flush()
-        answer = self.store.barrier(self._barrier(name), self.worker, step=self._version)
-        self._rejoin(answer.result())
+        name = self._barrier(name)
+        if self._heter is not None:
+            self._heter.attend(self._barriers_passed, name)
+        self._rejoin(self.store.barrier(name, self.worker, step=self._version).result())
 
     def all_reduce(self, values: Numbers, op: ReduceOp, name: str = "") -> Numbers:
         """Returns the sum, largest or smallest of all workers' `values` float64[N]; all of them must call.
@@ -309,8 +326,33 @@ class Run:
             )
         return reduced[:-1]
 
+    def attend(self, name: str, *, size: int, op: ReduceOp | None) -> None:
+        """Comes to a barrier of the workers, as a heter trainer; to an all-reduce with nothing to bring."""
+        if op is None:
+            self.barrier(name)
+        else:
+            self._reduced(np.full(size, _NOTHING[op]), op, name)
+
+    @property
+    def communicator(self) -> Communicator:
+        """How gradients leave and parameters arrive; the first call waits for all workers."""
+        return self._started()
+
+    @property
+    def barriers_passed(self) -> int:
+        """Barriers that this process has passed, all-reduces included."""
+        return self._barriers_passed
+
     def peers(self) -> Peers:
-        """Returns this worker's way to the others, for what all do together besides training."""
+        """Returns this worker's way to the others, for what all do together besides training.
+
+        Raises:
+            UsageError: If the run has heter trainers, which take no part in an exchange.
+        """
+        if self._num_members > self.num_workers:
+            raise UsageError(
+                "rows cannot be shuffled globally in a job with heter trainers: shuffle them locally"
+            )
         return Peers(self.store, self.worker, self.num_workers, self.all_reduce)
 
     def save(self, request: SaveRequest) -> str:
@@ -347,6 +389,13 @@ class Run:
         rule = WorkerLoss(self._job.cluster.on_worker_loss)
         return rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and self.is_first)
 
+    def end_by(self, termination: Termination) -> None:
+        """From now on, SIGTERM aborts the job, or ends this worker after its batch if it is not needed."""
+        if self.is_needed:
+            termination.abort_through(self.store, self.worker)
+        else:
+            termination.end_after_batch(self.give_up_lease)
+
     def end_early(self) -> None:
         """Ends the part of a worker that is not needed before its end, when the store has all its gradients.
 
@@ -370,6 +419,8 @@ class Run:
         self._membership.close()
         if self._communicator is not None:
             self._communicator.close()
+        if self._heter is not None:
+            self._heter.close()
 
     @property
     def _version(self) -> Version:
@@ -383,10 +434,10 @@ class Run:
 
     def _reduced(self, values: Numbers, op: ReduceOp, name: str) -> Numbers:
         self.flush()
-        answer = self.store.all_reduce(
-            self._barrier(name), self.worker, values, op, step=self._version
-        )
-        reduced = answer.result()
+        name = self._barrier(name)
+        if self._heter is not None:
+            self._heter.attend(self._barriers_passed, name, size=values.size, op=op)
+        reduced = self.store.all_reduce(name, self.worker, values, op, step=self._version).result()
         self._rejoin(reduced.version)
         return reduced.values.copy()  # writable
 
@@ -430,11 +481,11 @@ class Run:
         )
 
 
-def terms_of(job: Job, num_workers: int) -> dict[str, str]:
+def terms_of(job: Job, num_members: int) -> dict[str, str]:
     """Returns the settings in which all workers of a run must agree, by the names that users know."""
     names = ("model", "strategy", "optimizer", "life")
     return {
-        "PADDLE_TRAINERS_NUM": str(num_workers),
+        "PADDLE_TRAINERS_NUM": str(num_members),
         "version of ctr-ps": _version(),
         "train.seed": str(job.train.seed),
         "train.compute": job.train.compute,

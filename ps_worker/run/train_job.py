@@ -30,6 +30,7 @@ from ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_sta
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.files.file_split import file_splits, shown
 from ps_worker.data.formats import reader_of
+from ps_worker.heter.trainers import HeterTrainers
 from ps_worker.job import Job
 from ps_worker.job.datasets import (
     TrainingData,
@@ -56,6 +57,8 @@ def train_job(
     *,
     worker: int = 0,
     num_workers: int = 1,
+    num_heter: int = 0,
+    heter: HeterTrainers | None = None,
     is_in_process: bool = True,
     on_joined: Callable[[Run], None] = lambda _: None,
     is_told_to_end: Callable[[], bool] = lambda: False,
@@ -67,6 +70,8 @@ def train_job(
         store: The parameters.
         worker: Index of this worker.
         num_workers: Workers of the job.
+        num_heter: See `Run`.
+        heter: See `Run`.
         is_in_process: See `Run`.
         on_joined: Called once this process has its place among the workers.
         is_told_to_end: Whether this worker is to end after the step that it is in, and the job goes on.
@@ -83,6 +88,8 @@ def train_job(
         job,
         worker=worker,
         num_workers=num_workers,
+        num_heter=num_heter,
+        heter=heter,
         is_in_process=is_in_process,
         terms=_terms(plan),
     ) as run:
@@ -114,7 +121,9 @@ def _load(plan: Plan, run: Run, files: str) -> tuple[EarlierRun | None, WarmStar
         require_schema(job, plan.schema, start_from, takes_dense=takes_dense)
     if earlier is not None:
         run.load(earlier.url, token=earlier.token)
-        run.resume(earlier.version, earlier.progress)
+        workers = range(run.num_workers)  # not heter trainers, which have no data to resume in
+        progress = {worker: of for worker, of in earlier.progress.items() if worker in workers}
+        run.resume(earlier.version, progress)
     elif job.checkpoint.load:
         run.load(job.checkpoint.load, only=job.checkpoint.only)
     return earlier, start

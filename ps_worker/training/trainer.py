@@ -118,7 +118,9 @@ class _Thread:
                 name: SparseGrad(step.keys.unique[name], grad, examples, counts.get(name))
                 for name, grad in grads.items()
             },
-            dense={DENSE_BLOCK: DenseGrad(self._dense_grad, examples)},
+            dense={DENSE_BLOCK: DenseGrad(self._dense_grad, examples)}
+            if self._dense_grad.size
+            else {},
         )
         return _Computed(gradients, examples, result, pulled.version)
 

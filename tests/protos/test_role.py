@@ -92,7 +92,10 @@ def test_variables_without_a_role_are_refused():
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        (WORKER | {"TRAINING_ROLE": "WORKER"}, "TRAINING_ROLE is 'WORKER', expected PSERVER or"),
+        (
+            WORKER | {"TRAINING_ROLE": "WORKER"},
+            "TRAINING_ROLE is 'WORKER', expected PSERVER, TRAINER or",
+        ),
         (WORKER | {"TRAINING_ROLE": ""}, "TRAINING_ROLE is '', expected PSERVER or TRAINER"),
         (
             WORKER | {"PADDLE_TRAINERS_NUM": "0"},

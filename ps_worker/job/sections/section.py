@@ -1,4 +1,4 @@
-"""`[model]`, `[train]` and `[cluster]`: sections without checks of their own."""
+"""`[model]`, `[train]`, `[heter]` and `[cluster]`: sections without checks of their own."""
 
 from typing import Any, Literal
 
@@ -53,6 +53,17 @@ class TrainSection(Section):
     log_every_s: float = Field(5.0, gt=0)
     non_finite: Literal["fail", "skip"] = "fail"
     compute: Compute = "float32"
+
+
+class HeterSection(Section):
+    """Heter trainers, in a job that has some.
+
+    Attributes:
+        max_joined: Batches of CPU trainers that one trains on together, unless training is synchronous: then
+            a step has one of each.
+    """
+
+    max_joined: int = Field(8, ge=1)
 
 
 class ClusterSection(Section):

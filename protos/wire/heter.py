@@ -1,0 +1,138 @@
+"""The calls to a heter trainer: what they are given, and one row an RPC, as in calls.py.
+
+Arrays that come off the wire are read-only: they are views of the message.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import ProtocolError
+from protos.gradients import Values
+from protos.store import Member, ReduceOp
+from protos.v1 import heter_trainer_pb2
+from protos.wire.calls import Call, Deadline, call_of, no_fields, record
+from protos.wire.codec import FieldCodec
+
+LayerOutputs = Mapping[str, Sequence[NDArray[Any]]]
+"""Arrays by layer: float32, bool, int32 or int64."""
+
+_DTYPES = {"float32": "<f4", "bool": "?", "int32": "<i4", "int64": "<i8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """A batch of B examples, behind the layers before the cut.
+
+    Attributes:
+        member: The worker that sends it, and its process.
+        number: Of the batch among those of the member.
+        settled: The answers of all batches before this number have arrived.
+        dense: float32[B, num_dense].
+        labels: float32[B].
+        outputs: Of the layers before the cut.
+    """
+
+    member: Member
+    number: int
+    settled: int
+    dense: Values
+    labels: Values
+    outputs: LayerOutputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a heter trainer answers.
+
+    Attributes:
+        loss: Summed over the examples; not finite if the gradients are not.
+        probabilities: float32[B], of a click.
+        grads: Of the loss, with the shapes of the outputs; float32[0] where there is none.
+    """
+
+    loss: float
+    probabilities: Values
+    grads: LayerOutputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attend:
+    """A barrier that a worker comes to.
+
+    Attributes:
+        member: The worker, and its process.
+        number: Of the barrier among those of the job.
+        name: Of the barrier.
+        size: Of an all-reduce: how many numbers each member brings.
+        op: How they are reduced; None: a barrier.
+    """
+
+    member: Member
+    number: int
+    name: str
+    size: int = 0
+    op: ReduceOp | None = None
+
+
+def _encode_tensor(array: NDArray[Any]) -> dict[str, Any]:
+    name = array.dtype.name
+    return {
+        "dtype": name,
+        "shape": array.shape,
+        "data": array.astype(_DTYPES[name], copy=False).tobytes(),
+    }
+
+
+def _decode_tensor(found: Any) -> NDArray[Any]:
+    if found.dtype not in _DTYPES:
+        raise ProtocolError(f"a tensor is of {found.dtype!r}, expected {', '.join(_DTYPES)}")
+    dtype, shape = np.dtype(_DTYPES[found.dtype]), tuple(found.shape)
+    if len(found.data) != math.prod(shape) * dtype.itemsize:
+        raise ProtocolError(
+            f"a tensor of {found.dtype}{list(shape)} has {len(found.data)} bytes, expected "
+            f"{math.prod(shape) * dtype.itemsize}"
+        )
+    if dtype == np.bool_:
+        flags = np.frombuffer(found.data, np.uint8).reshape(shape)
+        if flags.size and flags.max() > 1:
+            raise ProtocolError(f"a tensor of bool has a byte {flags.max()}, expected 0 or 1")
+    return np.frombuffer(found.data, dtype).reshape(shape)
+
+
+def _encode_outputs(outputs: LayerOutputs) -> list[dict[str, Any]]:
+    return [
+        {"layer": layer, "tensors": [_encode_tensor(each) for each in arrays]}
+        for layer, arrays in outputs.items()
+    ]
+
+
+def _decode_outputs(found: Any) -> dict[str, list[NDArray[Any]]]:
+    outputs = {each.layer: [_decode_tensor(of) for of in each.tensors] for each in found}
+    if len(outputs) < len(found):
+        raise ProtocolError(
+            f"{len(found)} outputs of the layers {sorted(outputs)}, expected one each"
+        )
+    return outputs
+
+
+_TENSOR = FieldCodec(_encode_tensor, _decode_tensor)
+_OUTPUTS = FieldCodec(_encode_outputs, _decode_outputs)
+_METHODS = heter_trainer_pb2.DESCRIPTOR.services_by_name["HeterTrainer"].methods_by_name
+
+TRAIN: Call[Train, Trained] = call_of(
+    _METHODS["Train"],
+    record(Train, dense=_TENSOR, labels=_TENSOR, outputs=_OUTPUTS),
+    record(Trained, probabilities=_TENSOR, grads=_OUTPUTS),
+    deadline=Deadline.WORKERS,
+)
+ATTEND: Call[Attend, None] = call_of(
+    _METHODS["Attend"], record(Attend), no_fields, deadline=Deadline.WORKERS
+)
+
+HETER_CALLS: Mapping[str, Call[Any, Any]] = {call.name: call for call in (TRAIN, ATTEND)}
+"""All of them, by name."""

@@ -1,0 +1,69 @@
+"""A worker's way to the heter trainers of its job, and a job that they can train."""
+
+from collections.abc import Sequence
+
+from ctr_model.models.model import Model
+from protos.errors import UsageError
+from protos.wire.heter import HETER_CALLS
+from ps_worker.cluster.retry import BUDGET_S
+from ps_worker.heter.dense_part import module_of
+from ps_worker.heter.trainers import HeterTrainers
+from ps_worker.job import Job
+
+_MODES = ("sync", "half_async", "async")
+_RETRY_SHARE = 0.5
+"""Of a lease: the error that names a heter trainer comes before servers end the job since they lost it."""
+
+
+def require_heter(job: Job, model: Model) -> None:
+    """Refuses what heter trainers cannot train.
+
+    Raises:
+        JobError: Names the key of the job.
+    """
+    try:
+        module_of(model)
+    except UsageError as error:
+        raise job.error("model.name", str(error)) from error
+    if job.strategy.mode not in _MODES:
+        raise job.error(
+            "strategy.mode",
+            f"strategy.mode is {job.strategy.mode!r}, but with heter trainers it is one of "
+            f"{', '.join(_MODES)}",
+        )
+    if job.cluster.on_worker_loss == "wait":
+        raise job.error(
+            "cluster.on_worker_loss",
+            'cluster.on_worker_loss is "wait", but in a job with heter trainers no process can take the '
+            'place of a lost one: set "fail" or "continue"',
+        )
+    if job.strategy.mode == "sync" and job.train.thread_num > 1:
+        raise job.error(
+            "train.thread_num",
+            f"train.thread_num is {job.train.thread_num}, but with heter trainers each CPU trainer brings "
+            f"one batch to a synchronous step: set it to 1 and start more CPU trainers",
+        )
+    if job.data.shuffle == "global":
+        raise job.error(
+            "data.shuffle",
+            'data.shuffle is "global", but heter trainers take no part in an exchange of rows: set "local"',
+        )
+
+
+def heter_trainers(endpoints: Sequence[str], job: Job, *, worker: int) -> HeterTrainers | None:
+    """Returns a worker's way to the heter trainers; None: the job has none."""
+    if not endpoints:
+        return None
+    # Imported late: a run in one process needs no gRPC.
+    from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+
+    limits = job.cluster
+    retry_s = BUDGET_S if limits.retry_s is None else limits.retry_s
+    transport = GrpcTransport(
+        endpoints,
+        Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s),
+        retry_s=min(retry_s, _RETRY_SHARE * limits.lease_s),
+        calls=HETER_CALLS,
+    )
+    takes_over = limits.on_worker_loss == "continue" and job.strategy.mode != "sync"
+    return HeterTrainers(transport, worker=worker, takes_over=takes_over)

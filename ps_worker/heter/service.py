@@ -1,0 +1,112 @@
+"""The service of a heter trainer: a gRPC method for each call of protos/wire/heter.py.
+
+Each call has a thread while it waits. A thread of a CPU trainer sends no batch before it has the answer to
+the one before; calls beyond `MAX_CALLS` are refused.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from protos.errors import BindError, CtrPsError, ProtocolError
+from protos.wire.calls import Call
+from protos.wire.channel import SERVER_OPTIONS
+from protos.wire.grpc_status import details_of, metadata_of, status_of
+from protos.wire.heter import ATTEND, TRAIN
+from ps_worker.heter.inbox import Inbox
+
+logger = logging.getLogger(__name__)
+
+MAX_CALLS = 256
+"""Batches that wait, each with a request of up to 16 MiB; more would be training threads of CPU trainers."""
+
+GRACE_S = 1.0
+"""For answers that are on their way when the service ends."""
+
+
+class HeterService:
+    """Serves from `start` to `close`. For the thread that trains."""
+
+    def __init__(self, address: str) -> None:
+        """Binds "host:port"; port 0 takes a free one.
+
+        Raises:
+            BindError: If the address cannot be bound.
+        """
+        self._server = grpc.server(
+            ThreadPoolExecutor(MAX_CALLS, "heter-calls"),
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )
+        try:
+            self.port: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise BindError(
+                f"cannot bind {address}: the port is in use by another process, or the address is not "
+                f"of this machine"
+            ) from error
+
+    def start(self, inbox: Inbox) -> None:
+        """Has `inbox` answer the calls."""
+        answers: Mapping[Call[Any, Any], Callable[[Any], Any]] = {
+            TRAIN: inbox.train,
+            ATTEND: inbox.attend,
+        }
+        methods = {
+            call.name: grpc.unary_unary_rpc_method_handler(
+                _method(call, answer), response_serializer=call.answer.message.SerializeToString
+            )
+            for call, answer in answers.items()
+        }
+        handler = grpc.method_handlers_generic_handler(TRAIN.service, methods)
+        self._server.add_generic_rpc_handlers((handler,))
+        self._server.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Refuses new calls, lets those that are answered end, and frees the port."""
+        self._server.stop(GRACE_S).wait()
+
+
+def _method(call: Call[Any, Any], answer: Callable[[Any], Any]) -> Callable[[bytes, Any], Any]:
+    """Returns the method of a call: the bytes of a message in, a message out."""
+
+    def method(request: bytes, context: grpc.ServicerContext) -> Any:
+        try:
+            return call.answer.encode(answer(_decoded(call, request)))
+        except CtrPsError as error:
+            context.set_trailing_metadata(metadata_of(error))
+            context.abort(status_of(error), details_of(error))
+        except Exception:
+            logger.exception("call failed call=%s", call.name)
+            context.abort(
+                grpc.StatusCode.INTERNAL,
+                f"the heter trainer failed in {call.name}; its log says why",
+            )
+
+    return method
+
+
+def _decoded(call: Call[Any, Any], request: bytes) -> Any:
+    try:
+        message = call.request.message.FromString(request)
+    except DecodeError as error:
+        raise ProtocolError(
+            f"{call.name} was sent {len(request)} bytes that are no {call.request.message.DESCRIPTOR.name}"
+        ) from error
+    return call.request.decode(message)

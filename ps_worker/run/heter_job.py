@@ -1,0 +1,118 @@
+"""A heter trainer's part of a training job, from its plan to its figures.
+
+bind -> join, declare -> serve -> start -> | batches, barriers | until all CPU trainers have left -> leave
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any
+
+from ctr_model.models.model import Model
+from protos.role import HeterRole
+from protos.store import Store
+from protos.wire.heter import Attend
+from ps_worker.communicators.lockstep import HalfAsyncCommunicator
+from ps_worker.heter.connect import require_heter
+from ps_worker.heter.dense_part import DensePart
+from ps_worker.heter.inbox import Inbox
+from ps_worker.heter.joining import Joining
+from ps_worker.heter.service import HeterService
+from ps_worker.heter.trainer import HeterTrainer
+from ps_worker.heter.trainers import heter_trainer_of
+from ps_worker.job import Job
+from ps_worker.run.run import Run
+from ps_worker.run.termination import EXIT_CODE
+
+logger = logging.getLogger(__name__)
+
+
+def train_heter(
+    job: Job,
+    model: Model,
+    store: Store,
+    role: HeterRole,
+    *,
+    address: str,
+    on_joined: Callable[[Run], None] = lambda _: None,
+    is_told_to_end: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Trains the dense part of a model until all CPU trainers have left; returns figures.
+
+    Args:
+        job: How to train.
+        model: A module of PyTorch.
+        store: The parameters.
+        role: Of this process.
+        address: "host:port" to serve at.
+        on_joined: Called once this process has its place in the job.
+        is_told_to_end: Whether it is to end before, and the job goes on.
+
+    Raises:
+        SystemExit: With the exit code of SIGTERM, if it was told to end.
+        CtrPsError: If anything goes wrong; says what.
+    """
+    require_heter(job, model)
+    with (
+        Run(
+            store,
+            model,
+            job,
+            worker=role.worker_index,
+            num_workers=role.num_workers,
+            num_heter=len(role.heter_endpoints),
+            is_in_process=False,
+        ) as run,
+        HeterService(address) as service,
+    ):
+        on_joined(run)
+        part = DensePart(model, device=role.device)
+        inbox = Inbox(
+            _joining(job, role),
+            part.require,
+            barriers_passed=1,  # the start
+            wait_limit_s=job.cluster.wait_timeout_s,
+        )
+        service.start(inbox)
+        logger.info(
+            "serving heter_trainer=%d heter_trainers=%s workers=%d device=%s",
+            role.heter_index,
+            ",".join(role.heter_endpoints),
+            role.num_workers,
+            role.device,
+        )
+        communicator = run.communicator
+        assert isinstance(communicator, HalfAsyncCommunicator), "modes are checked above"
+        trainer = HeterTrainer(
+            part,
+            communicator,
+            inbox,
+            come=_coming(run),
+            gone=lambda: _gone(store),
+        )
+        trainer.train(is_told_to_end)
+        if is_told_to_end():
+            run.end_early()
+            raise SystemExit(EXIT_CODE)
+        run.leave()
+    progress = trainer.progress
+    return {"examples": progress.examples, "batches": progress.batches, "steps": progress.steps}
+
+
+def _joining(job: Job, role: HeterRole) -> Joining[Any]:
+    is_sync = job.strategy.mode == "sync"
+    num_heter = len(role.heter_endpoints)
+    served = [
+        worker
+        for worker in range(role.num_workers)
+        if not is_sync or heter_trainer_of(worker, num_heter) == role.heter_index
+    ]
+    return Joining(served, is_sync=is_sync, max_joined=job.heter.max_joined)
+
+
+def _coming(run: Run) -> Callable[[Attend], None]:
+    return lambda barrier: run.attend(barrier.name, size=barrier.size, op=barrier.op)
+
+
+def _gone(store: Store) -> Collection[int]:
+    store.wait_version(0).result()  # is there since the start, and raises if the job has ended
+    return store.status().left

@@ -1,0 +1,95 @@
+"""A job with heter trainers, each member a thread with a client of its own; servers are real."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from ctr_model.models.model import Model
+from protos.role import HeterRole
+from ps_worker.heter.connect import heter_trainers
+from ps_worker.job import Job
+from ps_worker.run.heter_job import train_heter
+from ps_worker.run.run import Run
+from tests.support.cluster import Cluster, cluster
+from tests.support.processes import free_port
+from tests.support.training import together
+
+CpuTrainer = Callable[[Run, int], object]
+"""What a CPU trainer does in its run, given its index."""
+
+
+class HeterCluster:
+    """A job that runs: its servers and what heter trainers returned."""
+
+    def __init__(self, servers: Cluster, endpoints: Sequence[str]) -> None:
+        self.servers = servers
+        self.heter_endpoints = tuple(endpoints)
+        self.figures: list[dict[str, Any]] = [{} for _ in endpoints]
+
+    def run_worker(
+        self, index: int, model: Model, settings: Job, work: CpuTrainer, num_workers: int
+    ) -> None:
+        heter = heter_trainers(self.heter_endpoints, settings, worker=index)
+        with Run(
+            self.servers.client(joins=False),
+            model,
+            settings,
+            worker=index,
+            num_workers=num_workers,
+            num_heter=len(self.heter_endpoints),
+            heter=heter,
+            is_in_process=False,
+        ) as run:
+            work(run, index)
+            run.leave()
+
+    def run_heter(self, index: int, model: Model, settings: Job, num_workers: int) -> None:
+        role = HeterRole(
+            endpoints=tuple(self.servers.endpoints),
+            heter_endpoints=self.heter_endpoints,
+            heter_index=index,
+            num_workers=num_workers,
+        )
+        store = self.servers.client(joins=False)
+        self.figures[index] = train_heter(settings, model, store, role, address=role.endpoint)
+
+
+def run_job(
+    model: Callable[[], Model],
+    settings: Job,
+    work: CpuTrainer,
+    *,
+    num_workers: int = 2,
+    num_heter: int = 1,
+    num_servers: int = 1,
+) -> HeterCluster:
+    """Runs a job to its end, and returns it.
+
+    Args:
+        model: Returns the model of a member.
+        settings: The job.
+        work: What each CPU trainer does before it leaves.
+        num_workers: CPU trainers.
+        num_heter: Heter trainers; 0: CPU trainers train the whole model.
+        num_servers: Servers.
+    """
+    with (
+        ExitStack() as ports,
+        cluster(
+            num_servers=num_servers, num_workers=num_workers + num_heter, wait_limit_s=30
+        ) as servers,
+    ):
+        held = [ports.enter_context(free_port()) for _ in range(num_heter)]
+        ports.close()
+        job = HeterCluster(servers, [f"127.0.0.1:{port}" for port in held])
+        works: list[Callable[[], object]] = [
+            partial(job.run_worker, index, model(), settings, work, num_workers)
+            for index in range(num_workers)
+        ]
+        works += [
+            partial(job.run_heter, index, model(), settings, num_workers)
+            for index in range(num_heter)
+        ]
+        together(*works)
+        return job
