@@ -6,6 +6,7 @@ LocalCluster --exits, signals, time--> Supervisor --decisions--> start again, st
 
 import contextlib
 import logging
+import os
 import shutil
 import socket
 import sys
@@ -221,6 +222,7 @@ class _Launcher:
                 heter,
                 device=launch.heter_device,
             )
+            trainers = [replace(spec, variables=_one_thread()) for spec in trainers]
             self._specs = {spec.name: spec for spec in (*servers, *trainers, *workers)}
             log.info(
                 "servers %s, %d workers%s, logs in %s",
@@ -257,6 +259,15 @@ class _Launcher:
     def _remove_update_logs(self) -> None:
         if self._launch.update_logs and self._launch.update_logs.exists():
             shutil.rmtree(self._launch.update_logs)
+
+
+def _one_thread() -> dict[str, str]:
+    """Returns the variables of a heter trainer whose machine is that of all others.
+
+    With threads for all cores it trained 5,300 examples/s beside two workers and two servers on two busy
+    cores, with one thread 19,200. Who sets the variable knows better.
+    """
+    return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
 
 
 def free_port() -> socket.socket:

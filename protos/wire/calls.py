@@ -193,12 +193,12 @@ PUSH_GRAD: Call[PushGrad, Version] = _call(
 )
 PULL_STATE: Call[PullState, StateChunk] = _call(
     "PullState",
-    _record(PullState, keys=columns.KEYS),
+    record(PullState, keys=columns.KEYS),
     _value("state", StateChunk, columns.STATE),
 )
 PUSH_STATE: Call[PushState, Version] = _call(
     "PushState",
-    _record(PushState, chunk=columns.STATE),
+    record(PushState, chunk=columns.STATE),
     _value("version", Version),
 )
 POST: Call[Post, None] = _call(

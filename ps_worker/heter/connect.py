@@ -50,6 +50,14 @@ def require_heter(job: Job, model: Model) -> None:
         )
 
 
+def takes_over(job: Job) -> bool:
+    """Whether a heter trainer takes over from one that is lost.
+
+    Not synchronously: it may have pushed its part of the step that the lost one was at.
+    """
+    return job.cluster.on_worker_loss == "continue" and job.strategy.mode != "sync"
+
+
 def heter_trainers(endpoints: Sequence[str], job: Job, *, worker: int) -> HeterTrainers | None:
     """Returns a worker's way to the heter trainers; None: the job has none."""
     if not endpoints:
@@ -65,5 +73,4 @@ def heter_trainers(endpoints: Sequence[str], job: Job, *, worker: int) -> HeterT
         retry_s=min(retry_s, _RETRY_SHARE * limits.lease_s),
         calls=HETER_CALLS,
     )
-    takes_over = limits.on_worker_loss == "continue" and job.strategy.mode != "sync"
-    return HeterTrainers(transport, worker=worker, takes_over=takes_over)
+    return HeterTrainers(transport, worker=worker, takes_over=takes_over(job))

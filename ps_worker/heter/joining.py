@@ -3,8 +3,8 @@
     synchronous   one batch of each CPU trainer that it serves and that has not come to a barrier: a step
     otherwise     what is there, in the order in which it came, up to a limit
 
-Synchronously it comes to a barrier when those that it serves have, since others may take further steps with
-other heter trainers. Otherwise when all CPU trainers have: one whose heter trainer is lost comes to this one.
+It comes to a barrier when those that it serves have, since others may take further steps with other heter
+trainers. Where it takes over from one that is lost, it serves all.
 
 Sans-IO: events in, decisions out; no clock, no locks.
 """
@@ -54,7 +54,7 @@ class Joining(Generic[B]):
         Raises:
             ProtocolError: If it may not have one now.
         """
-        if self._is_sync and worker not in self.waits_for:
+        if worker not in self.waits_for:
             raise ProtocolError(
                 f"worker {worker} sent a batch to a heter trainer that serves the workers "
                 f"{sorted(self.waits_for)}: all processes need the same list of heter trainers"

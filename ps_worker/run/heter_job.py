@@ -12,7 +12,7 @@ from protos.role import HeterRole
 from protos.store import Store
 from protos.wire.heter import Attend
 from ps_worker.communicators.lockstep import HalfAsyncCommunicator
-from ps_worker.heter.connect import require_heter
+from ps_worker.heter.connect import require_heter, takes_over
 from ps_worker.heter.dense_part import DensePart
 from ps_worker.heter.inbox import Inbox
 from ps_worker.heter.joining import Joining
@@ -99,13 +99,13 @@ def train_heter(
 
 
 def _joining(job: Job, role: HeterRole) -> Joining[Any]:
-    is_sync = job.strategy.mode == "sync"
     num_heter = len(role.heter_endpoints)
     served = [
         worker
         for worker in range(role.num_workers)
-        if not is_sync or heter_trainer_of(worker, num_heter) == role.heter_index
+        if takes_over(job) or heter_trainer_of(worker, num_heter) == role.heter_index
     ]
+    is_sync = job.strategy.mode == "sync"
     return Joining(served, is_sync=is_sync, max_joined=job.heter.max_joined)
 
 

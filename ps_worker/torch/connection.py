@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from protos.errors import RoleError, UsageError
-from protos.role import ServerRole, WorkerRole, require_endpoints, role_from_environment
+from protos.role import WorkerRole, require_endpoints, role_from_environment
 from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
 from ps_worker.job import Job
 from ps_worker.job.reading import override_job
@@ -103,8 +103,10 @@ def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> Wo
             raise RoleError(f"worker is {worker}, expected 0 to {num_workers - 1}")
         return WorkerRole(endpoints=endpoints, worker_index=worker, num_workers=num_workers)
     role = role_from_environment(os.environ) or LOCAL
-    if isinstance(role, ServerRole):
-        raise RoleError("this process is a server by TRAINING_ROLE: only workers open tables")
+    if not isinstance(role, WorkerRole):
+        raise RoleError("this process is no worker by TRAINING_ROLE: only workers open tables")
+    if role.heter_endpoints:
+        raise RoleError("this job has heter trainers, which are of no use to a loop of one's own")
     return role
 
 

@@ -42,7 +42,7 @@ def classes_below(base: type[CtrPsError]) -> Iterator[type[CtrPsError]]:
 def test_every_option_has_its_row_and_every_row_its_option(title: str, app: typer.Typer) -> None:
     (section,) = re.findall(rf"^### {title}\n(.*?)^##", PAGE, re.MULTILINE | re.DOTALL)
 
-    rows = set(re.findall(r"^\| `(--[a-z-]+)`", section, re.MULTILINE))
+    rows = set(re.findall(r"(?<=[|,] `)--[a-z_-]+(?=`)", section))
 
     assert rows == options_of(app) - {"--help"}
 

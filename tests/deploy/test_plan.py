@@ -7,9 +7,11 @@ from deploy.plan import (
     describe_end,
     environment_of,
     exit_code_of,
+    heter_specs,
     server_specs,
     worker_specs,
 )
+from protos.role import HeterRole, role_from_environment
 
 ENDPOINTS = ["127.0.0.1:8500", "127.0.0.1:8501"]
 
@@ -38,6 +40,25 @@ def test_each_worker_is_told_its_id_and_all_servers() -> None:
         "PADDLE_TRAINERS_NUM": "2",
         "PADDLE_TRAINER_ID": "1",
     }
+
+
+def test_all_processes_are_told_of_heter_trainers() -> None:
+    heter = ["127.0.0.1:8600", "127.0.0.1:8601"]
+
+    servers = server_specs(["ps-server"], ENDPOINTS, 2, heter)
+    workers = worker_specs(["ps-worker"], ENDPOINTS, 2, heter)
+    trainers = heter_specs(["ps-worker", "heter"], ENDPOINTS, 2, heter, device="gpu")
+
+    roles = [role_from_environment(spec.role) for spec in (*servers, *workers, *trainers)]
+    assert [role.heter_endpoints for role in roles if role] == [tuple(heter)] * 6
+    assert [spec.name for spec in trainers] == ["heter.0", "heter.1"]
+    assert roles[-1] == HeterRole(
+        endpoints=tuple(ENDPOINTS),
+        heter_endpoints=tuple(heter),
+        heter_index=1,
+        num_workers=2,
+        device="cuda",
+    )
 
 
 def test_a_role_in_the_launchers_own_environment_does_not_leak() -> None:

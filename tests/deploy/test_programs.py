@@ -15,12 +15,14 @@ def test_workers_of_a_job_get_it_and_its_overrides(tmp_path: Path) -> None:
         [],
         server=f"{sys.executable} -m server",
         worker=f"{sys.executable} -m worker",
+        heter=f"{sys.executable} -m heter",
         overrides=["a.b=1", "c.d=x y"],
         as_json=True,
     )
 
     assert commands.server == (sys.executable, "-m", "server")
     assert commands.worker[3:] == ("job.toml", "--set", "a.b=1", "--set", "c.d=x y", "--json")
+    assert commands.heter[2:] == ("heter", *commands.worker[3:])
 
 
 def test_a_script_is_run_by_this_python_in_both_roles() -> None:

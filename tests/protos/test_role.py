@@ -5,7 +5,7 @@ import re
 import pytest
 
 from protos.errors import RoleError
-from protos.role import ServerRole, WorkerRole, role_from_environment
+from protos.role import HeterRole, ServerRole, WorkerRole, role_from_environment
 
 SERVERS = "10.0.0.1:7164,ps-1.ps:7164,[fd00::3]:7000"
 SERVER = {
@@ -20,6 +20,18 @@ WORKER = {
     "PADDLE_PSERVERS_IP_PORT_LIST": SERVERS,
     "PADDLE_TRAINERS_NUM": "2",
     "PADDLE_TRAINER_ID": "1",
+}
+
+
+HETER = {
+    "TRAINING_ROLE": "HETER_TRAINER",
+    "PADDLE_PSERVERS_IP_PORT_LIST": SERVERS,
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "h-0:9000,h-1:9000",
+    "STAGE_ID": "2",
+    "STAGE_NUM": "2",
+    "POD_IP": "h-1",
+    "PADDLE_PORT": "9000",
 }
 
 
@@ -96,7 +108,10 @@ def test_variables_without_a_role_are_refused():
             WORKER | {"TRAINING_ROLE": "WORKER"},
             "TRAINING_ROLE is 'WORKER', expected PSERVER, TRAINER or",
         ),
-        (WORKER | {"TRAINING_ROLE": ""}, "TRAINING_ROLE is '', expected PSERVER or TRAINER"),
+        (
+            WORKER | {"TRAINING_ROLE": ""},
+            "TRAINING_ROLE is '', expected PSERVER, TRAINER or HETER_TRAINER",
+        ),
         (
             WORKER | {"PADDLE_TRAINERS_NUM": "0"},
             "PADDLE_TRAINERS_NUM is '0', expected an integer of",
@@ -138,3 +153,70 @@ def test_malformed_endpoint_is_named(endpoint):
 def test_repeated_endpoint_is_refused():
     with pytest.raises(RoleError, match="names a:1 more than once"):
         role_from_environment(WORKER | {"PADDLE_PSERVERS_IP_PORT_LIST": "a:1,b:1,a:1"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+        "PADDLE_HETER_TRAINER_IP_PORT_LIST",
+        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
+    ],
+)
+@pytest.mark.parametrize("empty", [{}, {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": ""}])
+def test_heter_trainers_are_in_a_list_of_either_generation(name, empty):
+    listed = empty | {name: "h-0:9000, h-1:9000"}
+    heter = ("h-0:9000", "h-1:9000")
+
+    roles = [role_from_environment({**SERVER, **listed}), role_from_environment(WORKER | listed)]
+
+    assert [role.heter_endpoints for role in roles] == [heter, heter]
+    assert [role.num_members for role in roles] == [4, 4]
+    first = {
+        key: text for key, text in HETER.items() if not key.startswith(("PADDLE_ALL", "STAGE"))
+    }
+    role = role_from_environment(first | listed)
+    assert isinstance(role, HeterRole)
+    assert (role.heter_endpoints, role.heter_index, role.worker_index) == (heter, 1, 3)
+    assert (role.endpoint, role.port, role.num_members) == ("h-1:9000", 9000, 4)
+
+
+@pytest.mark.parametrize(
+    ("variables", "device"),
+    [
+        ({}, "cpu"),
+        ({"FLAGS_selected_gpus": "0"}, "cpu"),  # the first generation always sets it
+        ({"HETER_DEVICE_TYPE": "cpu", "FLAGS_selected_gpus": "1"}, "cpu"),
+        ({"HETER_DEVICE_TYPE": "GPU"}, "cuda"),
+        ({"HETER_DEVICE_TYPE": "gpu", "FLAGS_selected_gpus": "3,4"}, "cuda:3"),
+    ],
+)
+def test_heter_trainer_has_its_device(variables, device):
+    assert role_from_environment(HETER | variables).device == device
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (HETER | {"STAGE_ID": "3"}, "STAGE_ID is '3', expected 2: there is one stage"),
+        (HETER | {"STAGE_NUM": "3"}, "STAGE_NUM is '3', expected one stage"),
+        (
+            HETER | {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "h-0:1;h-1:9000"},
+            "'h-0:1;h-1:9000', expected one stage",
+        ),
+        (
+            HETER | {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": ""},
+            "none of PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, PADDLE_HETER_TRAINER",
+        ),
+        (HETER | {"POD_IP": "h-2"}, "is 'h-2:9000', which is not in PADDLE_ALL_HETER_TRAINER"),
+        (HETER | {"PADDLE_TRAINERS_NUM": "1"}, "2 heter trainers, but there are only 1 workers"),
+        (HETER | {"HETER_DEVICE_TYPE": "xpu"}, "HETER_DEVICE_TYPE is 'xpu', expected cpu or gpu"),
+        (
+            HETER | {"HETER_DEVICE_TYPE": "gpu", "FLAGS_selected_gpus": "a"},
+            "FLAGS_selected_gpus is 'a', expected the number of a GPU",
+        ),
+    ],
+)
+def test_heter_trainer_that_cannot_be_is_named(environ, message):
+    with pytest.raises(RoleError, match=re.escape(message)):
+        role_from_environment(environ)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
-from protos.gradients import DenseGrad, Gradients
+from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.store import PushId
 from ps_server.coordination.membership import Membership
-from ps_server.coordination.steps import StepAggregator
+from ps_server.coordination.steps import CompleteStep, StepAggregator
 
 NOTHING = np.empty(0, np.float32)
 
@@ -210,6 +210,19 @@ def test_part_of_a_step_is_refused_while_a_push_is_applied_on_arrival() -> None:
 def test_arrival_of_a_stranger_is_refused() -> None:
     with pytest.raises(ProtocolError, match="worker 2 called, but this job has 2 workers"):
         StepAggregator(Membership(2)).begin_arrival(2)
+
+
+def test_a_heter_trainers_gradient_is_over_the_examples_that_it_says() -> None:
+    """One of its CPU trainers is lost, with the part of the step that would have counted three of them."""
+    keys = np.array([1], np.uint64)
+    sparse = SparseGrad(keys, np.ones((1, 1), np.float32), 4)
+    of_worker = Gradients(sparse={"table": sparse})
+    of_heter = Gradients(dense={"dense": DenseGrad(np.ones(2, np.float32), 7)})
+
+    step = CompleteStep(0, [of_worker, of_heter], [push_id(0, 4), push_id(2, 0)])
+
+    assert step.sum().sparse["table"].examples == 4
+    assert step.sum().dense["dense"].examples == 7
 
 
 def part(worker: int, step: int) -> Gradients:

@@ -1,5 +1,6 @@
 """Heterogeneous training gives the model of the same job without heter trainers."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +14,15 @@ from torch import Tensor, nn  # noqa: E402
 from ctr_model.batch import Batch as NumpyBatch  # noqa: E402
 from ctr_model.schema import Schema  # noqa: E402
 from ctr_model.torch import Batch, Embedding, TorchModel  # noqa: E402
+from protos.errors import CtrPsError, JobError  # noqa: E402
 from protos.store import Missing, ReduceOp, Store  # noqa: E402
-from ps_worker.job import Job  # noqa: E402
+from ps_worker.heter.connect import require_heter  # noqa: E402
+from ps_worker.job import Job, override_job  # noqa: E402
 from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ps_worker.run.run import Run  # noqa: E402
 from tests.support.heter import HeterCluster, run_job  # noqa: E402
 from tests.support.torch_models import WideDeep  # noqa: E402
-from tests.support.training import NUM_DENSE, NUM_SLOTS, job, random_batches  # noqa: E402
+from tests.support.training import NUM_DENSE, NUM_SLOTS, job, random_batches, small_model  # noqa: E402
 
 SCHEMA = Schema.numbered(NUM_DENSE, NUM_SLOTS)
 ADAGRAD = ("optimizer.sparse=adagrad", "optimizer.dense=adagrad")
@@ -135,3 +138,84 @@ def test_sync_gives_the_model_of_the_same_job_without_heter_trainers(
     assert own_losses == pytest.approx(losses, rel=1e-4)
     examples = sum(2 * n * (16 + 5 * worker) for worker, n in enumerate(num_batches))
     assert sum(each["examples"] for each in job_.figures) == examples
+
+
+@pytest.mark.parametrize(("mode", "num_heter"), [("async", 1), ("async", 2), ("half_async", 1)])
+def test_other_modes_learn_no_less(mode: str, num_heter: int) -> None:
+    own = ["heter.max_joined=3", "train.thread_num=2", "cluster.on_worker_loss=continue"]
+    settings = job(mode, *ADAGRAD, *own[: 3 if num_heter == 2 else 2])
+    _, _, losses = trained(wide_deep, settings, num_heter=0, num_batches=(60, 60))
+
+    _, job_, found = trained(wide_deep, settings, num_heter=num_heter, num_batches=(60, 60))
+
+    # Fresh dense parameters for each step: where the job without merges dense gradients, this learns sooner.
+    assert np.mean(found) < np.mean(losses) + 0.02
+    assert np.mean(found) < 0.55  # untrained: 0.69
+    assert sum(each["batches"] for each in job_.figures) == 240
+
+
+def test_a_batch_that_is_not_finite_is_skipped_alone() -> None:
+    settings = job("sync", *ADAGRAD, "train.non_finite=skip")
+    found: list[tuple[Any, int]] = []
+    for num_heter in (0, 1):
+        read = Parameters(wide_deep())
+
+        def work(run: Run, index: int, read: Parameters = read) -> None:
+            data = batches_of(index, 6)
+            if index == 1:
+                dense = data[3].dense.copy()
+                dense[0, 0] = np.inf
+                data[3] = dataclasses.replace(data[3], dense=dense)
+            run.train(data)
+            run.barrier()
+            skipped = run.all_reduce(np.array([float(run.non_finite.skipped)]), ReduceOp.SUM)
+            if index == 0:
+                read.read(run.store)
+                found.append((read, int(skipped[0])))
+
+        run_job(wide_deep, settings, work, num_heter=num_heter)
+
+    (expected, _), (parameters, _) = found
+    assert [skipped for _, skipped in found] == [1, 1]
+    np.testing.assert_allclose(parameters.dense, expected.dense, atol=1e-5)
+    for table, rows in expected.rows.items():
+        np.testing.assert_allclose(parameters.rows[table], rows, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["strategy.mode=geo"], "strategy.mode is 'geo', but with heter trainers"),
+        (["cluster.on_worker_loss=wait"], "no process can take the place"),
+        (["strategy.mode=sync", "train.thread_num=2"], "start more CPU trainers"),
+        (["data.shuffle=global", "data.in_memory=true"], 'set "local"'),
+    ],
+)
+def test_what_heter_trainers_cannot_train_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        require_heter(override_job({}, settings, source="test"), wide_deep())
+
+
+def test_a_model_that_is_no_module_is_refused() -> None:
+    with pytest.raises(JobError, match=r"model\.name: .* the model is a CtrDnn"):
+        require_heter(job("sync"), small_model())
+
+
+def test_other_models_on_both_sides_of_the_cut_end_the_job() -> None:
+    class Renamed(WideDeep):
+        def __init__(self, schema: Schema, **options: Any) -> None:
+            super().__init__(schema, **options)
+            self.deep = self.embedding
+            del self.embedding
+
+    models = iter([wide_deep(), wide_deep()])
+    other = TorchModel(SCHEMA, Renamed, {"dim": 4, "hidden": [16, 8]}, seed=3)
+    for table, own in zip(other.tables, wide_deep().tables, strict=True):
+        object.__setattr__(table, "name", own.name)
+
+    with pytest.raises(CtrPsError, match=r"activations are of .*embedding.*same model file"):
+        run_job(
+            lambda: next(models, other),
+            job("sync", *ADAGRAD),
+            lambda run, index: run.train(batches_of(index, 3)),
+        )

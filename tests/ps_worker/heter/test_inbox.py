@@ -1,0 +1,105 @@
+"""Calls that wait for the thread that trains: once each, answered once, and never for ever."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from protos.errors import AbortedError, ProtocolError, WaitTimeoutError
+from protos.store import Member
+from protos.wire.heter import Attend, Train, Trained
+from ps_worker.heter.inbox import Inbox
+from ps_worker.heter.joining import Joined, Joining
+
+LIMIT_S = 20.0
+
+
+def batch(worker: int, number: int, settled: int = 0, incarnation: int = 5) -> Train:
+    return Train(
+        member=Member(worker, incarnation),
+        number=number,
+        settled=settled,
+        dense=np.zeros((1, 1), np.float32),
+        labels=np.zeros(1, np.float32),
+        outputs={},
+    )
+
+
+def answer(loss: float) -> Trained:
+    return Trained(loss=loss, probabilities=np.zeros(1, np.float32), grads={})
+
+
+def inbox_of(*workers: int, is_sync: bool = False, wait_limit_s: float = LIMIT_S) -> Inbox:
+    joining = Joining(workers, is_sync=is_sync, max_joined=8)  # type: ignore[var-annotated]
+    return Inbox(joining, lambda _: None, barriers_passed=1, wait_limit_s=wait_limit_s)
+
+
+def test_a_batch_that_comes_again_is_trained_on_once_and_answered_alike() -> None:
+    inbox = inbox_of(0)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(inbox.train, batch(0, 0)) for _ in range(2)]
+        trained = inbox.next(LIMIT_S)
+        assert isinstance(trained, Joined)
+        trained.batches[0].answer.set_result(answer(3.0))
+        assert [call.result(LIMIT_S).loss for call in calls] == [3.0, 3.0]
+
+    assert inbox.train(batch(0, 0)).loss == 3.0
+    assert inbox.next(0.0) is None
+
+
+def test_an_answer_that_has_arrived_is_forgotten() -> None:
+    inbox = inbox_of(0)
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(2):
+            call = pool.submit(inbox.train, batch(0, number, settled=number))
+            trained = inbox.next(LIMIT_S)
+            assert isinstance(trained, Joined)
+            trained.batches[0].answer.set_result(answer(number))
+            assert call.result(LIMIT_S).loss == number
+
+    with pytest.raises(ProtocolError, match="sent batch 0 again, although it had its answer"):
+        inbox.train(batch(0, 0))
+
+
+def test_who_waits_for_others_too_long_is_told_for_whom() -> None:
+    inbox = inbox_of(0, 1, is_sync=True, wait_limit_s=0.01)
+
+    with pytest.raises(WaitTimeoutError, match=r"worker 0 waited 0\.01 s .* workers \[1\]"):
+        inbox.train(batch(0, 0))
+
+
+def test_all_calls_end_with_what_ends_the_job() -> None:
+    inbox = inbox_of(0, 1, is_sync=True)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(inbox.train, batch(0, 0))
+        while inbox.next(0.01) is None and not call.running():
+            pass
+        inbox.fail(AbortedError("worker 1 is gone"))
+        with pytest.raises(AbortedError, match="worker 1 is gone"):
+            call.result(LIMIT_S)
+
+    with pytest.raises(AbortedError, match="worker 1 is gone"):
+        inbox.train(batch(1, 0))
+
+
+def test_a_barrier_is_answered_when_what_was_taken_before_has_been_pushed() -> None:
+    inbox = inbox_of(0)
+    barrier = Attend(member=Member(0, 5), number=1, name="end")
+    with ThreadPoolExecutor(2) as pool:
+        train = pool.submit(inbox.train, batch(0, 0))
+        trained = inbox.next(LIMIT_S)
+        assert isinstance(trained, Joined)
+        trained.batches[0].answer.set_result(answer(1.0))
+        train.result(LIMIT_S)
+        is_told = threading.Event()
+        attend = pool.submit(lambda: (is_told.set(), inbox.attend(barrier)))
+        is_told.wait(LIMIT_S)
+        assert not attend.done()  # its gradients are on their way to the servers
+
+        found = inbox.next(LIMIT_S)
+        attend.result(LIMIT_S)
+
+    assert found == barrier
+    inbox.attend(barrier)  # it comes again
+    assert inbox.next(0.0) is None
