@@ -176,3 +176,19 @@ def test_activations_of_another_model_are_refused(change: Any, message: str) -> 
         BackHalf(case.model).gradient(case.params, [Activations(**{**fields, **change})], dense)
 
     assert (dense == 7).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", MODULES)
+def test_back_half_computes_the_same_on_a_gpu(name: str) -> None:
+    case = case_of(name, 0, 6)
+    sent = FrontHalf(case.model).forward(case.batch, case.lookups).activations
+    dense = np.empty((2, case.model.num_params), np.float32)
+
+    results = [
+        BackHalf(case.model, device=device).gradient(case.params, [sent], dense[i])[0]
+        for i, device in enumerate(("cpu", "cuda"))
+    ]
+
+    np.testing.assert_allclose(dense[1], dense[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(results[1].probabilities, results[0].probabilities, rtol=1e-4)
