@@ -45,7 +45,7 @@ def test_server_ends_when_its_workers_are_done(port, log):
 
         assert server.wait() == 0
     for event in (
-        f"serving server=0 servers=127.0.0.1:{port} workers=1 bind=127.0.0.1 port={port}",
+        f"serving server=0 servers=127.0.0.1:{port} workers=1 heter_trainers=0 bind=127.0.0.1 port={port}",
         "table created table=t dim=2",
         "worker joins worker=0",
         "worker left worker=0 step=0",
