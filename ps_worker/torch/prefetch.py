@@ -103,9 +103,17 @@ class Prefetcher:
         """The next batch becomes the one that is trained."""
         self._current, self._next, self._next_keys = self._next, None, None
 
+    def rejoined(self) -> None:
+        """Others may have taken steps alone: rows that were asked for before may miss them."""
+        self._current = None
+        self._ask_exact()
+
     def pushed(self) -> None:
         """Another push of this worker is under way or applied."""
         self._num_pushes += 1
+        self._ask_exact()
+
+    def _ask_exact(self) -> None:
         if self._is_exact and self._next_keys is not None:
             self._ask(self._next_keys)
 

@@ -10,6 +10,7 @@ from protos.errors import CheckpointError, CtrPsError, UsageError
 from protos.gradients import Gradients, SparseGrad, Values, require_finite
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, ReduceOp, SaveRequest, Store, Version
+from ps_server.checkpoint.files.manifest import TOKEN_CHARACTERS
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.communicators.push_ids import PushIds
 from ps_worker.job import Job
@@ -102,6 +103,7 @@ class Tables:
         self.num_workers = num_workers
         self.mode = job.strategy.mode
         self.checkpoint = ""
+        self._token = ""  # of the save that made it
         self.pending = PendingGradients(max_pending_bytes)
         self._store = store
         self._job = job
@@ -217,8 +219,13 @@ class Tables:
         Raises:
             CheckpointError: If it cannot be written, for all workers.
         """
+
+        def save() -> str:
+            self._store.save(SaveRequest(url=url, base=base))
+            return Checkpoint.open(url).token
+
         self.barrier()
-        self._by_first(lambda: self._store.save(SaveRequest(url=url, base=base)), f"save {url}")
+        self._token = self._by_first(save, f"save {url}")
         self.checkpoint, self._pushes_saved = url, self._num_pushes
 
     def load(self, url: str) -> None:
@@ -234,7 +241,13 @@ class Tables:
         self._require_open()
         if self._num_pushes:
             raise UsageError(f"{url} cannot be loaded after {self._num_pushes} steps: load first")
-        self._by_first(lambda: self._store.load(url), f"load {url}")
+
+        def load() -> str:
+            found = Checkpoint.open(url)
+            self._store.load(found.url, token=found.token)
+            return found.token
+
+        self._token = self._by_first(load, f"load {url}")
         self._prefetcher.clear()
         self.checkpoint = url
 
@@ -250,8 +263,7 @@ class Tables:
                 f"first, so that the state can name their checkpoint"
             )
         dims = {name: table.dim for name, table in sorted(self._declared.items())}
-        token = Checkpoint.open(self.checkpoint).token if self.checkpoint else ""
-        return {"tables": dims, "checkpoint": self.checkpoint, "token": token}
+        return {"tables": dims, "checkpoint": self.checkpoint, "token": self._token}
 
     def require_state(self, state: Mapping[str, object]) -> None:
         """Checks that these are the tables of a state, with the rows of its checkpoint.
@@ -270,32 +282,34 @@ class Tables:
                 f"of {own['checkpoint'] or 'no checkpoint'!r}: call Tables.load with the former first"
             )
 
-    def _by_first(self, work: Callable[[], object], what: str) -> None:
-        """Has worker 0 do what concerns all; the others wait, and hear whether it failed."""
+    def _by_first(self, work: Callable[[], str], what: str) -> str:
+        """Has worker 0 do what concerns all; the others wait for its token, or hear that it failed."""
         failure: CtrPsError | None = None
+        told = np.zeros(TOKEN_CHARACTERS)
         if self.worker == 0:
             try:
-                work()
+                told[:] = np.frombuffer(work().encode("ascii"), np.uint8)
             except CheckpointError as error:
                 failure = error
-        failed = np.array([float(failure is not None)])
         name = self._next_barrier()
         answer = self._store.all_reduce(
-            name, self.worker, failed, ReduceOp.MAX, step=self.version
+            name, self.worker, told, ReduceOp.MAX, step=self.version
         ).result()
         self._rejoin(answer.version)
         if failure is not None:
             raise failure
-        if answer.values[0]:
+        if not answer.values.any():
             raise CheckpointError(f"worker 0 could not {what}: its error says why")
+        return answer.values.astype(np.uint8).tobytes().decode("ascii")
 
     def _next_barrier(self) -> str:
         self._num_barriers += 1
         return f"barrier-{self._num_barriers}"
 
     def _rejoin(self, version: Version) -> None:
-        if self.mode == SYNC:
+        if self.mode == SYNC and version != self.version:
             self.version = version
+            self._prefetcher.rejoined()
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -26,10 +26,12 @@ TOKEN = "TOKEN"
 LATEST = "LATEST"
 ATTACHMENTS = "attachments"
 
+TOKEN_CHARACTERS = 32
+
 TableKind = Literal["rows", "candidates", "removed"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_DATA = re.compile(r"data-([0-9a-f]{32})")
+_DATA = re.compile(rf"data-([0-9a-f]{{{TOKEN_CHARACTERS}}})")
 
 
 def require_name(name: str) -> None:
@@ -42,8 +44,8 @@ def require_name(name: str) -> None:
 
 
 def new_token() -> str:
-    """Returns a random token that identifies a save."""
-    return secrets.token_hex(16)
+    """Returns a random token that identifies a save: `TOKEN_CHARACTERS` of ASCII."""
+    return secrets.token_hex(TOKEN_CHARACTERS // 2)
 
 
 def data_folder(token: str) -> str:

@@ -2,6 +2,8 @@
 
 import copy
 import io
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,36 @@ def test_state_of_rows_that_were_not_saved_is_refused() -> None:
 
         with pytest.raises(UsageError, match=r"rows have changed since .*save them by Tables.save"):
             PushOptimizer(tables).state_dict()
+
+
+def test_state_names_what_was_loaded_though_a_newer_checkpoint_came(tmp_path: Path) -> None:
+    """Of a folder the newest is loaded; all workers say afterwards which one it was."""
+    folder = tmp_path / "all"
+    states: list[Any] = []
+    for number in range(2):
+        with open_tables() as tables:
+            net = Net(SGD)
+            tables.attach(net)
+            train_net(tables, net, net_batches(number + 1, seed=1))
+            tables.save(str(tmp_path / str(number)))
+            states.append(PushOptimizer(tables).state_dict())
+    folder.mkdir()
+    shutil.copytree(tmp_path / "0", folder / "0")
+    (folder / "LATEST").write_text("0")
+    loaded = threading.Barrier(2, timeout=60)
+
+    def work(tables: Tables) -> None:
+        tables.attach(Net(SGD))
+        tables.load(str(folder))
+        if loaded.wait() == 0:
+            shutil.copytree(tmp_path / "1", folder / "1")
+            (folder / "LATEST").write_text("1")
+        loaded.wait()
+        PushOptimizer(tables).load_state_dict(states[0])
+        with pytest.raises(CheckpointError, match="the state is of the rows in"):
+            PushOptimizer(tables).load_state_dict(states[1])
+
+    on_cluster(work)
 
 
 def test_state_of_another_checkpoint_or_of_other_tables_is_refused(tmp_path: Path) -> None:

@@ -75,6 +75,40 @@ def test_prefetching_in_sync_changes_no_bit(every: int, num_workers: int) -> Non
         assert torch.equal(plain, ahead)
 
 
+def test_rows_that_others_changed_before_a_barrier_are_asked_for_again() -> None:
+    """Worker 1 takes three steps alone while worker 0, whose next rows are here already, is at a barrier."""
+    keys = torch.tensor([5])
+    seen: list[float] = []
+
+    def work(tables: Tables) -> None:
+        embedding = Embedding(1, table="items", init_range=0.0, optimizer=SGD)
+        tables.attach(embedding)
+        optimizer = PushOptimizer(tables)
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                embedding(keys).sum().backward()
+                optimizer.step()
+
+        if tables.worker == 1:
+            train(4)
+            tables.barrier()
+            return
+        for number, batch in enumerate(
+            tables.prefetching([keys] * 2, lambda each: {"items": each})
+        ):
+            if number == 0:
+                train(1)
+                tables.barrier()
+                seen.append(embedding(batch).item())
+            else:
+                seen.append(embedding(batch).item())
+
+    on_cluster(work)
+
+    assert seen == [-2.0, -2.0]
+
+
 @pytest.mark.parametrize("steps_of_a_batch", [1, 2])
 def test_rows_in_async_miss_one_push_at_most(steps_of_a_batch: int) -> None:
     """Each step takes 0.5 off the row, so its value counts the pushes that a look-up has seen."""
