@@ -6,6 +6,7 @@ only names its optimizer; servers know which exist.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 DEFAULT_NUM_SHARDS = 64
 
@@ -134,10 +135,19 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSegment:
-    """`length` consecutive elements of a dense block with one initializer."""
+    """Consecutive elements of a dense block with one initializer: a tensor of the model.
+
+    Attributes:
+        length: Number of elements.
+        initializer: Initial values.
+        name: Of the tensor; empty: not known, as in older checkpoints.
+        shape: Of the tensor, row-major in the block; counts only with a name.
+    """
 
     length: int
     initializer: InitializerSpec
+    name: str = ""
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,3 +173,20 @@ class DenseSpec:
     def length(self) -> int:
         """Number of elements."""
         return sum(segment.length for segment in self.segments)
+
+    def layout_difference(self, other: "DenseSpec") -> str:
+        """Returns which tensor of another spec is first where this one has a different one; empty: none is.
+
+        Values of one spec would be read as parameters of other layers by the other. Where names are not
+        known nothing is different.
+        """
+        if not all(segment.name for segment in (*self.segments, *other.segments)):
+            return ""
+        for own, others in zip_longest(_tensors(self), _tensors(other), fillvalue="nothing"):
+            if own != others:
+                return f"{own}, not {others}"
+        return ""
+
+
+def _tensors(spec: DenseSpec) -> list[str]:
+    return [f"{segment.name} {list(segment.shape)}" for segment in spec.segments]

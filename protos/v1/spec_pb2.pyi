@@ -98,12 +98,16 @@ class TableSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., seed: _Optional[int] = ..., num_shards: _Optional[int] = ..., records_changes: bool = ..., statistics: _Optional[_Union[StatisticsSpec, _Mapping]] = ..., admission: _Optional[_Union[AdmissionSpec, _Mapping]] = ..., expiry: _Optional[_Union[ExpirySpec, _Mapping]] = ...) -> None: ...
 
 class DenseSegment(_message.Message):
-    __slots__ = ("length", "initializer")
+    __slots__ = ("length", "initializer", "name", "shape")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     length: int
     initializer: InitializerSpec
-    def __init__(self, length: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ...) -> None: ...
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, length: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ..., name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DenseSpec(_message.Message):
     __slots__ = ("name", "segments", "optimizer", "seed", "values_digest")

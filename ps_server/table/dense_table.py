@@ -1,5 +1,6 @@
 """Dense table: a server's piece of a dense block, updated as one long row."""
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +71,11 @@ class DenseTable:
                 f"dense block {spec.name!r} has optimizer {optimizer.name!r}, which is for rows only"
             )
         for segment in spec.segments:
+            if segment.name and math.prod(segment.shape) != segment.length:
+                raise SpecError(
+                    f"dense block {spec.name!r} has a tensor {segment.name!r} of shape "
+                    f"{list(segment.shape)} with {segment.length} elements"
+                )
             build_initializer(segment.initializer, spec.seed, spec.name)
         self._hyper = hyper_of(spec.optimizer)
         self.spec = spec

@@ -1,6 +1,7 @@
 """Compatibility of a declared spec with another worker's, or with a checkpoint's.
 
 dim, shards, optimizer, length    rows and blocks would not fit: an error
+names and shapes of tensors       values would become the parameters of other layers: an error
 statistics, admission             settings of a job, not of a model: a warning names the data lost
 """
 
@@ -27,7 +28,7 @@ def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseS
                 f"{spec.name!r} exists with other initial values: all workers of a job must make the same, "
                 f"by the same code and versions of its libraries, from the same options and seed"
             )
-        difference = ", ".join(
+        difference = _layout_difference(existing, spec) or ", ".join(
             f"{field} is {first!r}, not {second!r}"
             for field, first, second in _different(existing, spec)
         )
@@ -105,7 +106,11 @@ def _misfit(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> str:
     has, wants = _shape(saved), _shape(spec)
     fields = [field for field in has.keys() & wants.keys() if has[field] != wants[field]]
     if not fields:
-        return ""
+        difference = _layout_difference(saved, spec)
+        return difference and (
+            f"{spec.name!r} was saved with {difference}; values are saved in the order of the model's "
+            f"layers: give it the same layers again, with the same names and in the same order"
+        )
     of_saved, of_job = (
         ", ".join(f"{field} {shape[field]!r}" for field in sorted(fields)) for shape in (has, wants)
     )
@@ -113,6 +118,12 @@ def _misfit(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> str:
         f"{spec.name!r} was saved with {of_saved}, but the job declares {of_job}; declare it as it was "
         f"saved, or take other parts of the model alone, with checkpoint.load and checkpoint.only"
     )
+
+
+def _layout_difference(first: TableSpec | DenseSpec, second: TableSpec | DenseSpec) -> str:
+    if isinstance(first, DenseSpec) and isinstance(second, DenseSpec):
+        return first.layout_difference(second)
+    return ""
 
 
 def _shape(spec: TableSpec | DenseSpec) -> dict[str, object]:

@@ -4,11 +4,13 @@ import json
 import logging
 from collections.abc import Sequence
 
+from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.errors import CheckpointError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.job import Job, stored_job
-from ps_worker.job.model import own_model_file
+from ps_worker.job.model import DENSE_BLOCK, model_of, own_model_file
+from ps_worker.job.specs import dense_spec
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,28 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
     job = stored_job(data, overrides, source=source)
     _warn_of_other_code(checkpoint, job)
     return job
+
+
+def model_of_checkpoint(checkpoint: Checkpoint, job: Job, schema: Schema) -> Model:
+    """Returns the model of a job, whose dense parameters are those of a checkpoint.
+
+    Raises:
+        JobError: If there is no such model, or an option is wrong.
+        CheckpointError: If its tensors have other names or shapes than those that were saved, or are in
+            another order: values would be read as parameters of other layers.
+    """
+    model = model_of(job, schema)
+    saved = checkpoint.blocks.get(DENSE_BLOCK)
+    if saved is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.url} has no dense block {DENSE_BLOCK!r}: it is of no model"
+        )
+    if difference := saved.layout_difference(dense_spec(model, job)):
+        raise CheckpointError(
+            f"checkpoint {checkpoint.url} is of other code of {job.model.name}: it was saved with "
+            f"{difference}; the code that was trained is its {MODEL_ATTACHMENT}, if the model is your own"
+        )
+    return model
 
 
 def _warn_of_other_code(checkpoint: Checkpoint, job: Job) -> None:

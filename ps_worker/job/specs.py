@@ -73,6 +73,8 @@ def dense_spec(model: Model, job: Job) -> DenseSpec:
             DenseSegment(
                 length=math.prod(segment.shape),
                 initializer=InitializerSpec(kind="normal", scale=segment.init_std),
+                name=segment.name,
+                shape=segment.shape,
             )
             for segment in model.segments
         ),

@@ -8,8 +8,12 @@ from ctr_model.models.model import Model
 from protos.errors import UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
-from ps_worker.checkpoints.attachments import job_of_checkpoint, schema_of_checkpoint
-from ps_worker.job.model import DENSE_BLOCK, model_of
+from ps_worker.checkpoints.attachments import (
+    job_of_checkpoint,
+    model_of_checkpoint,
+    schema_of_checkpoint,
+)
+from ps_worker.job.model import DENSE_BLOCK
 
 if TYPE_CHECKING:
     from ctr_model.torch import TorchModel
@@ -31,7 +35,7 @@ def export(model_dir: str, output: Path) -> dict[str, Any]:
     checkpoint = Checkpoint.open(model_dir)
     checkpoint.verify()
     schema = schema_of_checkpoint(checkpoint)
-    model = torch_model(model_of(job_of_checkpoint(checkpoint), schema))
+    model = torch_model(model_of_checkpoint(checkpoint, job_of_checkpoint(checkpoint), schema))
     from ctr_model.torch.export import export as write  # late: an extra
 
     try:

@@ -17,11 +17,14 @@ from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, Version
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
-from ps_worker.checkpoints.attachments import job_of_checkpoint, schema_of_checkpoint
+from ps_worker.checkpoints.attachments import (
+    job_of_checkpoint,
+    model_of_checkpoint,
+    schema_of_checkpoint,
+)
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files
 from ps_worker.job.datasets import streamed
-from ps_worker.job.model import model_of
 from ps_worker.training.evaluator import evaluate, figures
 
 
@@ -60,7 +63,7 @@ def infer(
     with _predictions_to(output) as write:
         metrics = evaluate(
             _SavedStore(SavedModel(checkpoint)),
-            model_of(job, schema),
+            model_of_checkpoint(checkpoint, job, schema),
             dataset,
             batch_size=job.train.batch_size,
             on_predictions=write,

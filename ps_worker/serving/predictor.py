@@ -25,9 +25,13 @@ from protos.errors import UsageError
 from protos.gradients import Values
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
-from ps_worker.checkpoints.attachments import job_of_checkpoint, schema_of_checkpoint
+from ps_worker.checkpoints.attachments import (
+    job_of_checkpoint,
+    model_of_checkpoint,
+    schema_of_checkpoint,
+)
 from ps_worker.data.user_code.samples import Sample, batches_of_samples
-from ps_worker.job.model import DENSE_BLOCK, model_of
+from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.training.lookups import keys_of_batch
 
 if TYPE_CHECKING:
@@ -199,5 +203,5 @@ def _load(url: str | Path, verify: bool) -> _Loaded:
     if verify:
         checkpoint.verify()
     schema = schema_of_checkpoint(checkpoint)
-    model = model_of(job_of_checkpoint(checkpoint), schema)
+    model = model_of_checkpoint(checkpoint, job_of_checkpoint(checkpoint), schema)
     return _Loaded(SavedModel(checkpoint), schema, model)

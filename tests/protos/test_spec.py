@@ -1,6 +1,7 @@
 """Specs are compared as what they say."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -37,3 +38,35 @@ def test_dense_block_is_as_long_as_its_segments() -> None:
     spec = DenseSpec(name="mlp", segments=segments, optimizer=OptimizerSpec(name="sgd"))
 
     assert spec.length == 7
+
+
+def block(*segments: tuple[str, tuple[int, ...]]) -> DenseSpec:
+    return DenseSpec(
+        name="mlp",
+        segments=tuple(
+            DenseSegment(length=math.prod(shape), initializer=ZEROS, name=name, shape=shape)
+            for name, shape in segments
+        ),
+        optimizer=OptimizerSpec(name="sgd"),
+    )
+
+
+SAVED = (("a.weight", (2, 3)), ("a.bias", (2,)))
+
+
+@pytest.mark.parametrize(
+    ("others", "difference"),
+    [
+        (SAVED, ""),
+        (SAVED[::-1], "a.weight [2, 3], not a.bias [2]"),
+        ((("a.weight", (3, 2)), SAVED[1]), "a.weight [2, 3], not a.weight [3, 2]"),
+        ((SAVED[0], ("b.bias", (2,))), "a.bias [2], not b.bias [2]"),
+        (SAVED[:1], "a.bias [2], not nothing"),
+        ((*SAVED, ("scale", ())), "nothing, not scale []"),
+        ((("", (2, 3)), SAVED[1]), ""),
+    ],
+)
+def test_layouts_differ_in_the_first_tensor_that_does(
+    others: tuple[tuple[str, tuple[int, ...]], ...], difference: str
+) -> None:
+    assert block(*SAVED).layout_difference(block(*others)) == difference

@@ -33,8 +33,8 @@ DEEP = TableSpec(name="deep", dim=3, initializer=UNIFORM, optimizer=ADAGRAD, num
 TOWER = DenseSpec(
     name="tower",
     segments=(
-        DenseSegment(length=4, initializer=UNIFORM),
-        DenseSegment(length=2, initializer=InitializerSpec()),
+        DenseSegment(length=4, initializer=UNIFORM, name="first", shape=(2, 2)),
+        DenseSegment(length=2, initializer=InitializerSpec(), name="second", shape=(2,)),
     ),
     optimizer=OptimizerSpec(name="adam"),
 )
@@ -312,6 +312,10 @@ MISFITS: dict[str, tuple[dict[str, object], str]] = {
     "length": (
         {"tower": replace(TOWER, segments=TOWER.segments[:1])},
         f"'tower' was saved with length .*, but the job declares length {TOWER.length};",
+    ),
+    "layout": (
+        {"tower": replace(TOWER, segments=tuple(reversed(TOWER.segments)))},
+        r"'tower' was saved with second \[2\], not first \[2, 2\]; .* in the same order",
     ),
     "dense-optimizer": (
         {"tower": replace(TOWER, optimizer=BY_SGD)},

@@ -145,6 +145,10 @@ def test_gradient_over_no_examples_is_refused(examples: int) -> None:
             },
             "initializer 'xavier'",
         ),
+        (
+            {"segments": (DenseSegment(length=6, initializer=ZEROS, name="bias", shape=(2, 2)),)},
+            "dense block 'd' has a tensor 'bias' of shape [2, 2] with 6 elements",
+        ),
     ],
 )
 def test_impossible_spec_is_refused(changes: dict[str, object], message: str) -> None:

@@ -55,8 +55,11 @@ def test_dense_parameters_are_one_block_in_the_order_of_the_model() -> None:
     assert spec.optimizer == OptimizerSpec(name="sgd")
     assert spec.seed == 7
     assert sum(segment.length for segment in spec.segments) == MODEL.num_params
-    assert spec.segments[2] == DenseSegment(  # fc1.weight, behind wide.weight and wide.bias
-        length=(2 + 3 * 4) * 5, initializer=InitializerSpec(kind="normal", scale=14**-0.5)
+    assert spec.segments[2] == DenseSegment(  # behind wide.weight and wide.bias
+        length=(2 + 3 * 4) * 5,
+        initializer=InitializerSpec(kind="normal", scale=14**-0.5),
+        name="fc1.weight",
+        shape=(2 + 3 * 4, 5),
     )
 
 

@@ -1,0 +1,98 @@
+"""A model whose code has its layers in another order than when it was saved is refused, not misread."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+from protos.errors import CheckpointError
+from ps_server.store import ParameterStore
+from ps_worker.data.tools.generate import generate
+from ps_worker.job import Job, override_job, stored_job
+from ps_worker.run.plan import plan_of
+from ps_worker.run.train_job import train_job
+from ps_worker.serving.export import export
+from ps_worker.serving.inference import infer
+from ps_worker.serving.predictor import Predictor
+
+MODEL = """
+from torch import nn
+
+from ctr_model.torch import Embedding
+
+class Net(nn.Module):
+    def __init__(self, schema):
+        super().__init__()
+        self.embedding = Embedding(dim=3)
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 1)
+
+    def forward(self, batch):
+        return self.last(self.second(self.first(self.embedding(batch).sum(1)).relu()))
+"""
+LAYERS = ("        self.first = nn.Linear(3, 3)\n", "        self.second = nn.Linear(3, 3)\n")
+
+Use = Callable[[Job, Path, Path], object]
+
+
+def train_on(job: Job, *settings: str) -> None:
+    """Trains a second epoch of the job, with these settings."""
+    more = stored_job(json.loads(job.to_json()), [*settings, "train.epochs=2"], source="test")
+    train_job(plan_of(more), ParameterStore())
+
+
+USES: dict[str, Use] = {
+    "predictor": lambda job, saved, tmp_path: Predictor.load(saved),
+    "infer": lambda job, saved, tmp_path: infer(str(saved), job.data.train),
+    "export": lambda job, saved, tmp_path: export(str(saved), tmp_path / "model.pt2"),
+    "warm start": lambda job, saved, tmp_path: train_on(
+        job, f"checkpoint.load={saved}", f"checkpoint.dir={tmp_path}"
+    ),
+    "resume": lambda job, saved, tmp_path: train_on(job, "checkpoint.resume=true"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path, Path]:
+    """A job, the file of its model, and its checkpoint."""
+    folder = tmp_path_factory.mktemp("trained")
+    generate(folder / "data", rows=100, test_rows=100, files=1, test_files=1, seed=1)
+    path = folder / "net.py"
+    path.write_text(MODEL)
+    settings = [
+        f"model.name={path}:Net",
+        f"data.train={folder}/data/train/*",
+        f"checkpoint.dir={folder}/saved",
+        "train.batch_size=16",
+    ]
+    job = override_job({}, settings, source="test")
+    train_job(plan_of(job), ParameterStore())
+    return job, path, folder / "saved" / "epoch-1"
+
+
+@pytest.mark.parametrize("use", USES)
+def test_other_order_of_layers_is_refused(
+    use: str, trained: tuple[Job, Path, Path], tmp_path: Path
+) -> None:
+    job, path, saved = trained
+    path.write_text(MODEL.replace(LAYERS[0], "").replace(LAYERS[1], LAYERS[1] + LAYERS[0]))
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"saved with first.weight \[3, 3\], not second.weight \[3, 3\]"
+        ):
+            USES[use](job, saved, tmp_path)
+    finally:
+        path.write_text(MODEL)
+
+
+@pytest.mark.parametrize("use", ["predictor", "infer"])
+def test_the_code_that_was_trained_is_taken(
+    use: str, trained: tuple[Job, Path, Path], tmp_path: Path
+) -> None:
+    job, _, saved = trained
+
+    USES[use](job, saved, tmp_path)
