@@ -318,9 +318,9 @@ class Parameters:
             name: state_transfer.rows_of(self.table(name), column) for name, column in keys.items()
         }
 
-    def block_with_state(self, name: str) -> BlockState:
-        """Returns a copy of this process's piece of a dense block."""
-        return state_transfer.block_of(self.block(name))
+    def block_with_state(self, name: str, start: int = 0, stop: int | None = None) -> BlockState:
+        """Returns a copy of this process's piece of a dense block, or of a stretch of it."""
+        return state_transfer.block_of(self.block(name), start, stop)
 
     def check_state(self, state: ModelState) -> None:
         """Checks all of a push of state, so that `write_state` cannot fail on a part of it; as `check`."""

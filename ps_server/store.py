@@ -42,6 +42,7 @@ from protos.store import (
     Shrunk,
     StateChunk,
     StoreStatus,
+    Stretch,
     Version,
     WorkerProgress,
 )
@@ -349,10 +350,10 @@ class ParameterStore:
         found = self._parameters.table(table)
         return found.spec.dim + found.state_width
 
-    def element_width(self, block: str) -> int:
-        """Returns the numbers of an element of a dense block, its weight and optimizer state."""
-        (slots, _), _ = self._parameters.block(block).state_shapes
-        return 1 + slots
+    def stretch_values(self, stretch: Stretch) -> int:
+        """Returns the numbers of a stretch: weights, their optimizer state, and that of the block."""
+        (slots, _), (scalars,) = self._parameters.block(stretch.block).state_shapes
+        return (1 + slots) * (stretch.stop - stretch.start) + scalars
 
     def push_grad(
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
@@ -383,6 +384,25 @@ class ParameterStore:
             rows=parameters.rows_with_state(keys),
             blocks={name: parameters.block_with_state(name) for name in blocks},
         )
+
+    def pull_state_chunk(
+        self, keys: Mapping[str, Keys], stretches: Sequence[Stretch]
+    ) -> Future[StateChunk]:
+        """Reads rows, and stretches of this process's pieces; otherwise as `pull_state`."""
+        parameters = self._parameters
+
+        def answer() -> StateChunk:
+            blocks = [
+                (
+                    each.block,
+                    each.start,
+                    parameters.block_with_state(each.block, each.start, each.stop),
+                )
+                for each in stretches
+            ]
+            return StateChunk(list(parameters.rows_with_state(keys).items()), blocks)
+
+        return self._coordinator.at_version(None, answer)
 
     def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
         """See `protos.store.Store`; of this process's keys and pieces."""

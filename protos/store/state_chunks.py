@@ -46,7 +46,10 @@ class StateChunk:
         rows = sum(
             each.weights.size + each.state.size + 2 * each.keys.size for _, each in self.rows
         )
-        return rows + sum(each.weights.size + each.element_state.size for _, _, each in self.blocks)
+        return rows + sum(
+            each.weights.size + each.element_state.size + each.scalars.size
+            for _, _, each in self.blocks
+        )
 
 
 def row_bytes(dim: int, state_width: int) -> int:

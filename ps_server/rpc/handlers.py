@@ -29,7 +29,6 @@ from protos.store import (
     StateChunk,
     Version,
 )
-from protos.store.state_chunks import stretch_of
 from protos.wire.calls import CALLS, Call
 from protos.wire.requests import (
     CreateDense,
@@ -273,7 +272,7 @@ class Handlers:
         _require_answer_fits(size, f"a pull from the tables {sorted(dims)}")
         return self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
 
-    def _pull_state(self, request: PullState) -> StateChunk:
+    def _pull_state(self, request: PullState) -> Future[StateChunk]:
         self._require_epoch(request.shard_map_epoch)
         store = self._store
         for stretch in request.stretches:
@@ -284,21 +283,13 @@ class Handlers:
                     f"for, this server has {length}"
                 )
         _require_answer_fits(VALUE_BYTES * self._values_of(request), "a pull of rows and state")
-        blocks = sorted({stretch.block for stretch in request.stretches})
-        state = store.pull_state(request.keys, blocks).result()
-        stretches = [
-            (each.block, each.start, stretch_of(state.blocks[each.block], each.start, each.stop))
-            for each in request.stretches
-        ]
-        return StateChunk(list(state.rows.items()), stretches)
+        return store.pull_state_chunk(request.keys, request.stretches)
 
     def _values_of(self, request: PullState) -> int:
         """Returns the float32 numbers of the answer; a key counts as two."""
         store = self._store
         rows = sum((2 + store.row_width(table)) * keys.size for table, keys in request.keys.items())
-        return rows + sum(
-            store.element_width(each.block) * (each.stop - each.start) for each in request.stretches
-        )
+        return rows + sum(map(store.stretch_values, request.stretches))
 
     def _push_state(self, request: PushState) -> Future[Version]:
         self._require_epoch(request.shard_map_epoch)

@@ -131,14 +131,15 @@ class DenseTable:
         with self._lock:
             self._weights += values
 
-    def export(self) -> DensePiece:
-        """Returns a copy of weights and optimizer state."""
-        slots = optimizer_of(self.spec.optimizer).num_slots
+    def export(self, start: int = 0, stop: int | None = None) -> DensePiece:
+        """Returns a copy of weights and optimizer state: of the elements `start` to `stop`, exclusive."""
+        slots, where = optimizer_of(self.spec.optimizer).num_slots, slice(start, stop)
         with self._lock:
+            element_state = self._state[: slots * self.length].reshape(slots, self.length)
             return DensePiece(
-                start=self.piece.start,
-                weights=self._weights.copy(),
-                element_state=self._state[: slots * self.length].reshape(slots, self.length).copy(),
+                start=self.piece.start + start,
+                weights=self._weights[where].copy(),
+                element_state=element_state[:, where].copy(),
                 scalars=self._state[slots * self.length :].copy(),
             )
 

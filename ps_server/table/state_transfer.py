@@ -22,9 +22,9 @@ def rows_of(table: SparseTable, keys: Keys) -> RowStates:
     return RowStates(keys=keys, weights=weights, state=state, optimizer=table.spec.optimizer.name)
 
 
-def block_of(block: DenseTable) -> BlockState:
-    """Returns a copy of a server's piece."""
-    piece = block.export()
+def block_of(block: DenseTable, start: int = 0, stop: int | None = None) -> BlockState:
+    """Returns a copy of the elements `start` to `stop`, exclusive, of a server's piece."""
+    piece = block.export(start, stop)
     return BlockState(
         weights=piece.weights,
         element_state=piece.element_state,

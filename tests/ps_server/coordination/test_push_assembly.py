@@ -6,7 +6,7 @@ import pytest
 from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad
-from protos.store import PushId
+from protos.store import BlockState, PushId, StateChunk
 from ps_server.coordination import push_assembly
 from ps_server.coordination.push_assembly import WINDOW, PushAssembler
 
@@ -82,6 +82,21 @@ def test_parts_that_wait_for_others_are_bounded(monkeypatch):
         assembler.add(push_id(1), large)
 
     assert assembler.add(push_id(0), part(1, 2)) is not None
+
+
+def test_every_number_of_a_chunk_of_state_counts(monkeypatch):
+    """Those that a block has once, too: a sender may say that they are many."""
+    monkeypatch.setattr(push_assembly, "MAX_INCOMPLETE_VALUES", 100)
+    block = BlockState(
+        weights=np.zeros(2, np.float32),
+        element_state=np.zeros((1, 2), np.float32),
+        scalars=np.zeros(97, np.float32),
+        optimizer="adam",
+    )
+    large = StateChunk(rows=[], blocks=[("tower", 0, block)], chunk=0, num_chunks=2)
+
+    with pytest.raises(ProtocolError, match="with 101 numbers wait for others, expected up to 100"):
+        PushAssembler().add(push_id(0), large)
 
 
 @pytest.mark.parametrize(("number", "of"), [(3, 3), (0, 0)])

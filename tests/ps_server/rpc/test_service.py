@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import tracemalloc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,8 +17,8 @@ from protos.futures import Answered, WaitingFuture
 from protos.gradients import SparseGrad
 from protos.keys import Keys
 from protos.placement import FIRST_EPOCH
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Message, Missing
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Changed, Message, Missing, Stretch
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from protos.wire.grpc_status import METADATA_KEY
@@ -334,6 +335,36 @@ def test_work_of_a_push_is_that_of_all_its_chunks(num_chunks: int):
     request = requests.PushGrad(chunk=chunk, push_id=push_id(), shard_map_epoch=FIRST_EPOCH)
 
     assert Service().handlers.work(calls.PUSH_GRAD, request) == num_chunks * (8 + 2 * 4)
+
+
+def test_work_of_a_pull_of_state_is_that_of_what_is_copied():
+    """Each number of the answer, with those that a block has once; and no more of a piece is copied."""
+    service = Service()
+    length, copied = 2_000_000, 1000
+    service.store.create_dense(
+        DenseSpec(
+            name="large",
+            segments=(DenseSegment(length=length, initializer=InitializerSpec()),),
+            optimizer=OptimizerSpec(name="adam"),
+        )
+    )
+    request = requests.PullState(
+        keys={"t": KEYS},
+        stretches=[Stretch(block="large", start=length - copied, stop=length)],
+        shard_map_epoch=FIRST_EPOCH,
+    )
+    service.handlers.start(calls.PULL_STATE, request).result()  # compiled
+
+    tracemalloc.start()
+    try:
+        answer = service.handlers.start(calls.PULL_STATE, request).result()
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert service.handlers.work(calls.PULL_STATE, request) == answer.num_values
+    assert answer.num_values == 4 * (2 + 2) + 3 * copied + 2
+    assert most_bytes < 4 * length / 10
 
 
 def test_last_worker_that_is_done_is_told():
