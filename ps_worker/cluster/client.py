@@ -409,19 +409,16 @@ class ClusterClient:
     def pull_state(self, keys: Mapping[str, Keys], blocks: Sequence[str]) -> Future[ModelState]:
         """See `protos.store.Store`."""
         tables = {table: self._table(table) for table in keys}
+        specs = {block: self._block(block) for block in blocks}
         parts = state_transfer.parts_of_pull(
-            keys,
-            tables,
-            {block: self._block(block) for block in blocks},
-            self._shard_map,
-            self._chunk_bytes,
+            keys, tables, specs, self._shard_map, self._chunk_bytes
         )
         pending = [
             self._transport.call(part.server, calls.PULL_STATE, part.request) for part in parts
         ]
         return Combined(
             lambda: state_transfer.joined(
-                keys, tables, list(zip(parts, results(pending), strict=True))
+                keys, tables, specs, list(zip(parts, results(pending), strict=True))
             )
         )
 

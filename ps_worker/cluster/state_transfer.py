@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from protos.chunking import VALUE_BYTES, split_columns
 from protos.errors import ProtocolError
+from protos.gradients import Values
 from protos.keys import Keys
 from protos.placement import ShardMap
 from protos.spec import DenseSpec, TableSpec
@@ -88,6 +89,7 @@ def parts_of_pull(
 def joined(
     keys: Mapping[str, Keys],
     tables: Mapping[str, TableSpec],
+    blocks: Mapping[str, DenseSpec],
     answers: Sequence[tuple[PartOfPull, StateChunk]],
 ) -> ModelState:
     """Returns the whole state of the answers to `parts_of_pull`, in its order.
@@ -101,13 +103,15 @@ def joined(
     rows = {table: _empty_rows(tables[table], column) for table, column in keys.items()}
     stretches: dict[str, list[BlockState]] = {}
     for part, chunk in answers:
+        _require_columns(part, chunk)
         for table, found in chunk.rows:
             positions = part.positions[table]
-            _require_rows(table, found, positions.size, rows[table])
+            _require_rows(part, table, found, rows[table])
             if positions.size:
                 rows[table].weights[positions] = found.weights
                 rows[table].state[positions] = found.state
         for block, _, stretch in chunk.blocks:
+            _require_stretch(part, block, stretch, blocks[block])
             stretches.setdefault(block, []).append(stretch)
     return ModelState(rows, {block: concatenated(parts) for block, parts in stretches.items()})
 
@@ -179,13 +183,61 @@ def _empty_rows(spec: TableSpec, keys: Keys) -> RowStates:
     )
 
 
-def _require_rows(table: str, found: RowStates, num_rows: int, whole: RowStates) -> None:
-    widths = whole.weights.shape[1], whole.state.shape[1]
-    shapes = found.weights.shape, found.state.shape
-    is_right = shapes == tuple((num_rows, width) for width in widths) or not num_rows
-    if found.optimizer != whole.optimizer or not is_right:
+def _require_columns(part: PartOfPull, chunk: StateChunk) -> None:
+    """Raises ProtocolError unless a server answered with the tables and stretches that were asked for."""
+    request = part.request
+    asked: list[object] = [
+        *request.keys,
+        *((each.block, each.start, each.stop) for each in request.stretches),
+    ]
+    found: list[object] = [
+        *(table for table, _ in chunk.rows),
+        *((block, start, start + each.weights.size) for block, start, each in chunk.blocks),
+    ]
+    if found != asked:
         raise ProtocolError(
-            f"a server answered a pull of the state of table {table!r} with shapes {shapes} of optimizer "
-            f"{found.optimizer!r}, expected {num_rows} rows of widths {widths} and {whole.optimizer!r}: it "
-            f"has a table of another spec"
+            f"server {part.server} answered a pull of the state of tables and stretches of dense blocks "
+            f"{asked} with {found}"
+        )
+
+
+def _require_rows(part: PartOfPull, table: str, found: RowStates, whole: RowStates) -> None:
+    keys = part.request.keys[table]
+    if not np.array_equal(found.keys, keys):
+        raise ProtocolError(
+            f"server {part.server} answered a pull of the state of table {table!r} with other keys"
+        )
+    arrays = (found.weights, found.state)
+    widths = (whole.weights.shape[1], whole.state.shape[1])
+    expected = tuple((keys.size, width) for width in widths)
+    if keys.size:  # rows without any have no width
+        _require_found(part, f"table {table!r}", arrays, expected)
+    _require_optimizer(part, f"table {table!r}", found.optimizer, whole.optimizer)
+
+
+def _require_stretch(part: PartOfPull, block: str, found: BlockState, spec: DenseSpec) -> None:
+    optimizer, length = optimizer_of(spec.optimizer), found.weights.size
+    arrays = (found.weights, found.element_state, found.scalars)
+    expected = (length,), (optimizer.num_slots, length), (len(optimizer.initial_scalars),)
+    _require_found(part, f"dense block {block!r}", arrays, expected)
+    _require_optimizer(part, f"dense block {block!r}", found.optimizer, optimizer.name)
+
+
+def _require_found(
+    part: PartOfPull, what: str, arrays: Sequence[Values], expected: tuple[tuple[int, ...], ...]
+) -> None:
+    shapes = tuple(each.shape for each in arrays)
+    dtypes = sorted({str(each.dtype) for each in arrays})
+    if shapes != expected or dtypes != ["float32"]:
+        raise ProtocolError(
+            f"server {part.server} answered a pull of the state of {what} with shapes {shapes} and "
+            f"{dtypes}, expected {expected} and float32: it has another spec"
+        )
+
+
+def _require_optimizer(part: PartOfPull, what: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise ProtocolError(
+            f"server {part.server} answered a pull of the state of {what} with that of optimizer {found!r}, "
+            f"expected {expected!r}: it has another spec"
         )
