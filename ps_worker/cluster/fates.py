@@ -10,13 +10,21 @@ from dataclasses import dataclass
 from random import Random
 
 from protos.errors import UsageError
-from protos.wire.calls import CALLS, PULL_CHANGED, PULL_DENSE, PULL_SPARSE, PUSH_GRAD
+from protos.wire.calls import (
+    CALLS,
+    PULL_CHANGED,
+    PULL_DENSE,
+    PULL_SPARSE,
+    PULL_STATE,
+    PUSH_GRAD,
+    PUSH_STATE,
+)
 
 CHAOS = "CTR_PS_CHAOS"
 
 _CALLS: Mapping[str, frozenset[str]] = {
-    "pushes": frozenset({PUSH_GRAD.name}),
-    "pulls": frozenset({PULL_SPARSE.name, PULL_DENSE.name, PULL_CHANGED.name}),
+    "pushes": frozenset({PUSH_GRAD.name, PUSH_STATE.name}),
+    "pulls": frozenset({PULL_SPARSE.name, PULL_DENSE.name, PULL_CHANGED.name, PULL_STATE.name}),
     "calls": frozenset(CALLS),
 }
 _KINDS = ("drop", "duplicate", "delay")

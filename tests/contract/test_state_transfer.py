@@ -1,13 +1,17 @@
 """One suite for every store: rows and blocks that leave with their optimizer state, and come back."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protos.errors import CtrPsError, GradientError, ProtocolError, UnknownTableError
 from protos.spec import StatisticsSpec
-from protos.store import BlockState, ModelState, RowStates, Store
+from protos.store import BlockState, ModelState, RowStates, SaveRequest, Store
+from ps_server.checkpoint.reader import Checkpoint
+from ps_worker.cluster.fates import CHAOS
 from tests.support.cluster import cluster
 from tests.support.stores import (
     DEEP,
@@ -220,6 +224,115 @@ def test_chunks_of_gradients_and_of_state_are_not_one_push() -> None:
 
     with pytest.raises(ProtocolError, match="chunks of gradients, and others of state"):
         store.push_chunk(StateChunk([], [], 1, 2), push).result()
+
+
+def test_state_whose_calls_are_lost_or_come_twice_arrives_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Requests and replies, of pulls and pushes in several chunks."""
+    chaos = {
+        "seed": 1,
+        "journal": str(tmp_path / "journal"),
+        "faults": [
+            [kind, calls, 0.3] for kind in ("drop", "duplicate") for calls in ("pushes", "pulls")
+        ],
+    }
+    source, reference = in_process(), in_process()
+    train(source, 0, 1)
+    monkeypatch.setenv(CHAOS, json.dumps(chaos))
+    with cluster(num_servers=2) as servers:
+        client = servers.client(chunk_bytes=800)
+        declare(client)
+
+        for sequence in range(2):
+            state = state_of(source)
+            for each in (client, reference):
+                each.push_state(state, push_id(sequence=sequence, examples=8)).result()
+            found = state_of(client)
+            train(source, 2 + sequence)
+
+        assert client.digest() == reference.digest()
+        assert client.status().examples == {0: 16}
+        assert client.status().version == 2
+    np.testing.assert_array_equal(found.rows["deep"].weights, state.rows["deep"].weights)
+    np.testing.assert_array_equal(found.rows["deep"].state, state.rows["deep"].state)
+    faults = {line.rsplit(" ", 1)[0] for line in (tmp_path / "journal").read_text().splitlines()}
+    for call in ("PushState", "PullState"):
+        assert {
+            f"{fault} {call}" for fault in ("request_lost", "reply_lost", "duplicated")
+        } <= faults
+
+
+def test_push_of_state_leaves_a_snapshot_as_it_was(store: Store, tmp_path: Path) -> None:
+    """Rows and blocks that it overwrites while they are saved, and rows that it creates."""
+    train(store, 0, 1)
+    digest, state = store.digest(), changed(state_of(store))
+    expected = in_process()
+    train(expected, 0, 1)
+
+    saved = store.save(
+        SaveRequest(
+            url=str(tmp_path / "c"),
+            on_snapshot=lambda: store.push_state(state, push_id(sequence=2)).result(),
+        )
+    )
+
+    loaded = in_process()
+    loaded.load(str(tmp_path / "c"))
+    assert saved == digest
+    assert_same_parameters(expected, loaded)
+    assert store.status().tables["deep"].rows == KEYS.size > loaded.status().tables["deep"].rows
+    np.testing.assert_array_equal(pull(store)["deep"], state.rows["deep"].weights)
+    np.testing.assert_array_equal(pull(store)["tower"], state.blocks["tower"].weights)
+
+
+@pytest.mark.parametrize("is_while_saving", [True, False], ids=["while-saving", "after-a-save"])
+def test_next_delta_has_what_a_push_of_state_wrote(
+    store: Store, tmp_path: Path, is_while_saving: bool
+) -> None:
+    """Old and new rows, no others, and the block."""
+    base, delta = (str(tmp_path / name) for name in ("base", "delta"))
+    train(store, 0)
+    before = state_of(store)
+    wrote = changed(before)
+    rows = {"deep": rows_of(wrote, "deep", slice(0, 50)), "wide": rows_of(wrote, "wide", slice(9))}
+
+    def push() -> None:
+        store.push_state(ModelState(rows, wrote.blocks), push_id(sequence=1)).result()
+
+    store.save(SaveRequest(url=base, on_snapshot=push if is_while_saving else None))
+    if not is_while_saving:
+        push()
+    store.save(SaveRequest(url=delta, base=base))
+
+    loaded = in_process()
+    loaded.load(delta)
+    assert loaded.digest() == store.digest()
+    assert_same_parameters(store, loaded)
+    manifest = Checkpoint.open(delta).manifest
+    assert manifest.kind == "delta"
+    for name, written in rows.items():
+        files = manifest.files_of_table(name)
+        assert sum(batch.rows for file in files for batch in file.batches) == written.keys.size
+
+
+def changed(state: ModelState) -> ModelState:
+    """Returns a state of the same rows and blocks in which every number is another."""
+    return ModelState(
+        {
+            name: replace(rows, weights=rows.weights + 1, state=rows.state + 2)
+            for name, rows in state.rows.items()
+        },
+        {
+            name: replace(
+                block,
+                weights=block.weights + 1,
+                element_state=block.element_state + 2,
+                scalars=block.scalars * np.float32(0.5),
+            )
+            for name, block in state.blocks.items()
+        },
+    )
 
 
 def test_stretch_beyond_a_piece_is_refused() -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from protos.errors import UsageError
+from protos.wire.calls import CALLS
 from ps_worker.cluster.fates import Chaos, Fate, Fates, Fault
 
 
@@ -52,16 +53,15 @@ def test_a_share_is_that_of_the_calls_and_replies_are_lost_as_often_as_requests(
 @pytest.mark.parametrize(
     ("calls", "names"),
     [
-        ("pushes", {"PushGrad"}),
-        ("pulls", {"PullSparse", "PullDense", "PullChanged"}),
-        ("calls", {"PushGrad", "PullSparse", "PullDense", "PullChanged", "Barrier", "Join"}),
+        ("pushes", {name for name in CALLS if name.startswith("Push")}),
+        ("pulls", {name for name in CALLS if name.startswith("Pull")}),
+        ("calls", set(CALLS)),
     ],
 )
 def test_faults_are_those_of_the_calls_they_name(calls, names):
     fates = fates_of(Fault("drop", calls, 1.0))
-    all_names = ["PushGrad", "PullSparse", "PullDense", "PullChanged", "Barrier", "Join"]
 
-    assert {name for name in all_names if fates.next(name) != Fate()} == names
+    assert {name for name in CALLS if fates.next(name) != Fate()} == names
 
 
 def test_all_faults_that_are_chosen_happen():
