@@ -20,7 +20,7 @@ import numpy as np
 from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
-from protos.errors import UsageError
+from protos.errors import AbortedError, UsageError
 from protos.store import (
     Numbers,
     ReduceOp,
@@ -126,6 +126,7 @@ class Run:
         self._counting_tables = counting_tables(model, job)
         self._communicator: Communicator | None = None  # None: not started
         self._earlier_progress: WorkerProgress | None = None
+        self._partial_pass: str | None = None  # why its write back ended midway
         self._num_barriers = 0
         self._barriers_passed = 0
         self._membership = Membership(
@@ -257,7 +258,7 @@ class Run:
         With tables on a device, `after_step` is called when a pass has ended: only then the store has it.
         """
         if self._job.device.tables == "pass":
-            self._pass_trainer().train(batches, after_step, is_told_to_end)
+            self._train_passes(batches, after_step, is_told_to_end)
             return
         trainer = self._trainer(thread_num or self._job.train.thread_num)
         trainer.train(batches, after_step, is_told_to_end)
@@ -286,7 +287,17 @@ class Run:
         )
 
     def flush(self) -> None:
-        """Returns when the store has all gradients of this worker."""
+        """Returns when the store has all gradients of this worker.
+
+        Raises:
+            AbortedError: If it has a part of a pass that was to be written back from a device.
+        """
+        if self._partial_pass is not None:
+            raise AbortedError(
+                f"the write back of a pass ended midway, so the parameters may have a part of that pass, and "
+                f"cannot be saved, evaluated or trained: start the job again from its newest checkpoint, as "
+                f"with checkpoint.resume = true ({self._partial_pass})"
+            )
         if self._communicator is not None:
             self._communicator.flush()
 
@@ -356,7 +367,7 @@ class Run:
         return Peers(self.store, self.worker, self.num_workers, self.all_reduce)
 
     def save(self, request: SaveRequest) -> str:
-        """Saves what the store holds; no other worker takes part. See `Store.save`."""
+        """Saves what the store holds; no other worker takes part. See `Store.save`, and `flush`."""
         self.flush()
         self.settle()
         return self.store.save(request)
@@ -446,6 +457,21 @@ class Run:
             return name
         self._num_barriers += 1
         return f"barrier-{self._num_barriers}"
+
+    def _train_passes(
+        self,
+        batches: Batches,
+        after_pass: Callable[[], None] | None,
+        is_told_to_end: Callable[[], bool] | None,
+    ) -> None:
+        self.flush()
+        trainer = self._pass_trainer()
+        try:
+            trainer.train(batches, after_pass, is_told_to_end)
+        except BaseException as error:
+            if trainer.is_partly_written:
+                self._partial_pass = f"{type(error).__name__}: {error}"
+            raise
 
     def _pass_trainer(self) -> "PassTrainer":
         from ps_worker.training.device_pass.pass_trainer import (  # late: needs an extra

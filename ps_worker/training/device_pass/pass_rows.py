@@ -26,7 +26,7 @@ class PassRows:
     keys: Keys
     values: Values
 
-    def take(self, where: NDArray[np.bool_] | NDArray[np.int64]) -> "PassRows":
+    def take(self, where: NDArray[np.int64]) -> "PassRows":
         """Returns a copy of some rows, in their order."""
         return PassRows(self.keys[where], self.values[where])
 

@@ -3,17 +3,20 @@
     prepared in the background --> to the device --> step, step, ... --> back to the store --> next pass
                                                                          `--rows that it has, too-----^
 
-A step is that of trainer.py with one thread: gather, forward and backward, non_finite.py, update. What comes
-back is a push on arrival that completes all batches of the pass: until then the store has the pass before.
+A step is that of trainer.py with one thread: gather, forward and backward, non_finite.py, update. A write
+back is several pushes on arrival: rows, part by part, then the dense block, which completes the batches of
+the pass. Until then version and progress are those of the pass before, and parameters are partly new.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_model.models.model import StepResult
@@ -24,6 +27,7 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
 from protos.store import ModelState, Store, Version
+from protos.store.state_transfer import require_finite_state
 from ps_worker.communicators.push_ids import PushIds
 from ps_worker.data.blocks.position import Batches
 from ps_worker.training.device_pass.pass_rows import PassRows, merged, parts
@@ -56,7 +60,11 @@ class DeviceSettings:
 
 
 class PassTrainer:
-    """Trains one model on one device, the only worker of its job. For one thread."""
+    """Trains one model on one device, the only worker of its job. For one thread.
+
+    Attributes:
+        is_partly_written: The store may have a part of a pass: a write back has begun, and did not end.
+    """
 
     def __init__(
         self,
@@ -92,6 +100,7 @@ class PassTrainer:
         self._settings = settings
         self._progress = progress
         self._non_finite = non_finite
+        self.is_partly_written = False
 
     def train(
         self,
@@ -108,14 +117,13 @@ class PassTrainer:
 
         Raises:
             UsageError: If a pass does not fit the device; says both sizes.
-            CtrPsError: What went wrong; the store has the passes before, and the job must end.
+            CtrPsError: What went wrong; the store has the passes before, unless `is_partly_written`.
         """
         is_told_to_end = is_told_to_end or (lambda: False)
         version = self._store.wait_version(0).result()
         limit = self._settings.memory_bytes or memory_of(self._device)
-        state = self._store.pull_state({}, [self._dense.name]).result()
-        block = PassBlock(self._dense, state.blocks[self._dense.name], self._device)
-        before: Mapping[str, PassRows] = {}
+        block = self._pulled_block()
+        before: dict[str, PassRows] = {}
         with self._preparation(batches, block, limit) as preparation:
             ahead = preparation.begin({})
             while (prepared := ahead.result()).batches and not is_told_to_end():
@@ -127,12 +135,19 @@ class PassTrainer:
     def _run(
         self,
         prepared: PreparedPass,
-        before: Mapping[str, PassRows],
+        before: dict[str, PassRows],
         block: PassBlock,
         version: Version,
         is_told_to_end: Callable[[], bool],
-    ) -> tuple[Mapping[str, PassRows], Version]:
+    ) -> tuple[dict[str, PassRows], Version]:
         """Trains a pass, whose tables leave the device with the end of this, before those of the next come.
+
+        Args:
+            prepared: The pass; its rows are taken out.
+            before: All rows of the pass before; taken out.
+            block: The dense block.
+            version: Of the store.
+            is_told_to_end: Whether no further step is to begin.
 
         Returns:
             All rows of the pass as they are now, and the version.
@@ -150,6 +165,10 @@ class PassTrainer:
         answer = self._write_back(running, block, trained, version)
         _log(trained, running, block, time.monotonic() - start)
         return answer
+
+    def _pulled_block(self) -> PassBlock:
+        state = self._store.pull_state({}, [self._dense.name]).result()
+        return PassBlock(self._dense, state.blocks[self._dense.name], self._device)
 
     def _preparation(self, batches: Batches, block: PassBlock, limit: int | None) -> Preparation:
         if limit is not None and block.size_bytes > limit:
@@ -231,29 +250,44 @@ class PassTrainer:
 
     def _write_back(
         self, running: "_Pass", block: PassBlock, trained: "_Trained", version: Version
-    ) -> tuple[Mapping[str, PassRows], Version]:
-        """Pushes what a pass has trained; the last push completes its batches.
+    ) -> tuple[dict[str, PassRows], Version]:
+        """Pushes what a pass has trained, part by part; the last push completes its batches.
 
         Returns:
             All rows of the pass as they are now, and the version.
+
+        Raises:
+            GradientError: If a number is infinite or not a number; nothing was pushed.
         """
         rows: dict[str, PassRows] = {}
+        is_trained: dict[str, NDArray[np.bool_]] = {}
         for name, table in running.tables.items():
-            rows[name], is_trained = table.fetch()
-            changed = rows[name].take(is_trained)
-            spec = self._specs[name]
-            for part in parts(changed.keys.size, row_width(spec)):
-                push_id = self._push_ids.next(examples=0, batches=0, pulled=version, whole=())
-                some = PassRows(changed.keys[part], changed.values[part])
-                self._store.push_state(ModelState({name: some.states(spec)}), push_id).result()
+            rows[name], is_trained[name] = table.fetch()
+        dense = ModelState(blocks={self._dense.name: block.fetch()})
+        for state in chain(self._trained_parts(rows, is_trained), [dense]):
+            require_finite_state(state)
+        self.is_partly_written = True
+        for state in self._trained_parts(rows, is_trained):
+            push_id = self._push_ids.next(examples=0, batches=0, pulled=version, whole=())
+            self._store.push_state(state, push_id).result()
         push_id = self._push_ids.next(
             examples=trained.examples,
             batches=len(trained.numbers),
             pulled=version,
             whole=trained.numbers,
         )
-        state = ModelState(blocks={self._dense.name: block.fetch()})
-        return rows, self._store.push_state(state, push_id).result()
+        version = self._store.push_state(dense, push_id).result()
+        self.is_partly_written = False
+        return rows, version
+
+    def _trained_parts(
+        self, rows: Mapping[str, PassRows], is_trained: Mapping[str, NDArray[np.bool_]]
+    ) -> Iterator[ModelState]:
+        """Yields copies of the rows that were trained, as many at a time as a push transfers."""
+        for name, found in rows.items():
+            spec, places = self._specs[name], np.flatnonzero(is_trained[name])
+            for part in parts(places.size, row_width(spec)):
+                yield ModelState({name: found.take(places[part]).states(spec)})
 
 
 @dataclass(slots=True)
@@ -271,14 +305,17 @@ class _Pass:
         self,
         specs: Mapping[str, TableSpec],
         prepared: PreparedPass,
-        before: Mapping[str, PassRows],
+        before: dict[str, PassRows],
         device: torch.device,
     ) -> None:
-        """Moves rows to the device: fresh ones, and those that the pass before has left on the host."""
+        """Moves rows to the device: fresh ones, and those that the pass before has left on the host.
+
+        They are taken out of `prepared` and `before`: the host does not keep them while the pass trains.
+        """
         self.tables: dict[str, PassTable] = {}
         for name, spec in specs.items():
-            known = [before[name]] if name in before else []
-            rows = merged(prepared.keys[name], [*known, prepared.fresh[name]])
+            known = [before.pop(name)] if name in before else []
+            rows = merged(prepared.keys[name], [*known, prepared.fresh.pop(name)])
             self.tables[name] = PassTable(spec, rows, device)
 
     def gather(self, each: PassBatch) -> dict[str, GatheredRows]:

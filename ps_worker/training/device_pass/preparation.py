@@ -44,12 +44,12 @@ class PreparedPass:
     Attributes:
         batches: In their order; none: the data has ended.
         keys: By table uint64[R], ascending.
-        fresh: By table, the rows that the pass before does not have.
+        fresh: By table, the rows that the pass before does not have; taken out when the pass begins.
     """
 
     batches: Sequence[PassBatch]
     keys: Mapping[str, Keys]
-    fresh: Mapping[str, PassRows]
+    fresh: dict[str, PassRows]
 
 
 class Preparation:

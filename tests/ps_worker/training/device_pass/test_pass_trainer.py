@@ -1,8 +1,10 @@
 """Passes on a device, here the CPU: the model that training on the store gives, and when rows move."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,18 @@ from ctr_model.batch import Batch  # noqa: E402
 from ctr_model.schema import Schema  # noqa: E402
 from ctr_model.torch import Batch as SeenBatch  # noqa: E402
 from ctr_model.torch import Embedding, TorchModel  # noqa: E402
-from protos.errors import GradientError, UsageError  # noqa: E402
+from protos.errors import AbortedError, GradientError, UsageError  # noqa: E402
 from protos.keys import Keys  # noqa: E402
-from protos.store import ModelState, PushId, Store  # noqa: E402
+from protos.spec import DenseSpec  # noqa: E402
+from protos.store import BlockState, ModelState, PushId, SaveRequest, Store  # noqa: E402
 from ps_server.optimizers.registry import OPTIMIZERS  # noqa: E402
 from ps_server.store import ParameterStore  # noqa: E402
 from ps_worker.job import Job  # noqa: E402
 from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ps_worker.run.run import Run  # noqa: E402
-from ps_worker.training.device_pass.pass_table import PassTable  # noqa: E402
+from ps_worker.training.device_pass import pass_trainer  # noqa: E402
+from ps_worker.training.device_pass.pass_rows import PassRows, merged  # noqa: E402
+from ps_worker.training.device_pass.pass_table import PassBlock, PassTable  # noqa: E402
 from tests.support.cluster import cluster  # noqa: E402
 from tests.support.training import NUM_DENSE, NUM_SLOTS, job, random_batches  # noqa: E402
 
@@ -280,6 +285,103 @@ def test_error_in_the_middle_of_writing_back_ends_the_job(push: int) -> None:
 
     assert "refused by the test" in inner.failure
     assert not inner.status().progress or inner.status().progress[0].step == 0
+
+
+@pytest.mark.parametrize("push", [1, 2, 3])
+def test_part_of_a_pass_is_neither_saved_nor_trained_further(push: int, tmp_path: Path) -> None:
+    """By a script that goes on after the error, either."""
+    store = Recorder(ParameterStore())
+    data = batches(8)
+    with Run(store, model(), on_device(4)) as run:  # type: ignore[arg-type]
+        run.train(data[:4])
+        store.fails_at_push = store.pushes + push
+        with pytest.raises(GradientError, match="refused by the test"):
+            run.train(data[4:])
+
+        for call in (
+            lambda: run.save(SaveRequest(url=str(tmp_path / "c"))),
+            lambda: run.train(data),
+            lambda: run.evaluate(data),
+            run.barrier,
+            run.leave,
+        ):
+            with pytest.raises(
+                AbortedError,
+                match=r"part of that pass, .*start the job again from its newest checkpoint.*"
+                r"checkpoint\.resume = true \(GradientError: refused by the test\)",
+            ):
+                call()
+
+    assert store.pushes == store.fails_at_push
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("where", ["mean", DENSE_BLOCK])
+def test_number_that_an_update_made_infinite_is_found_before_anything_is_pushed(
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In the last table, and in the dense block: the store stays at the pass before, which may be saved."""
+    store = Recorder(ParameterStore())
+    data = batches(8)
+    with Run(store, model(), on_device(4)) as run:  # type: ignore[arg-type]
+        run.train(data[:4])
+        pushes, digest = store.pushes, store.digest()
+        overflow(where, monkeypatch)
+
+        with pytest.raises(GradientError, match=f"{where}.* infinite .*; nothing was written"):
+            run.train(data[4:])
+
+        assert (store.pushes, store.digest()) == (pushes, digest)
+        assert run.save(SaveRequest(url=str(tmp_path / "c"))) == digest
+
+
+def overflow(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the last state of a table, or of the dense block, is infinite when it comes back."""
+    fetch_rows, fetch_block = PassTable.fetch, PassBlock.fetch
+
+    def rows(table: PassTable) -> Any:
+        found, is_trained = fetch_rows(table)
+        if table._spec.name == where:
+            found.values[np.flatnonzero(is_trained)[-1], -1] = np.inf
+        return found, is_trained
+
+    def block(of: PassBlock) -> Any:
+        found = fetch_block(of)
+        if where == DENSE_BLOCK:
+            found.element_state[-1, -1] = np.inf
+        return found
+
+    monkeypatch.setattr(PassTable, "fetch", rows)
+    monkeypatch.setattr(PassBlock, "fetch", block)
+
+
+def test_host_does_not_keep_rows_that_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the pass before, and those that were pulled, of each table; and the dense block."""
+    moved: list[weakref.ref[Any]] = []
+    left: list[int] = []
+    gather = PassTable.gather
+
+    def merged_and_noted(keys: Keys, sources: Sequence[PassRows]) -> PassRows:
+        moved.extend(weakref.ref(each.values) for each in sources)
+        return merged(keys, sources)
+
+    def gathered(table: PassTable, keys: Keys) -> Any:
+        left.append(sum(each() is not None for each in moved))
+        return gather(table, keys)
+
+    class NotedBlock(PassBlock):
+        def __init__(self, spec: DenseSpec, state: BlockState, device: torch.device) -> None:
+            moved.append(weakref.ref(state.weights))
+            super().__init__(spec, state, device)
+
+    monkeypatch.setattr(pass_trainer, "PassBlock", NotedBlock)
+    monkeypatch.setattr(pass_trainer, "merged", merged_and_noted)
+    monkeypatch.setattr(PassTable, "gather", gathered)
+
+    train(ParameterStore(), on_device(2), [batches(6)])
+
+    assert len(moved) == 1 + 2 + 2 * 4  # two tables; the first pass has none before it
+    assert not any(left)
 
 
 def test_worker_that_is_told_to_end_writes_back_what_it_has_trained() -> None:
