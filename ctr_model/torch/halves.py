@@ -23,7 +23,7 @@ from ctr_model.models.checks import labels_of, require_batch, require_grads
 from ctr_model.parameters import Floats, ModelInputError
 from ctr_model.torch import batch as tensors
 from ctr_model.torch.front import fronts_of
-from ctr_model.torch.model import TorchModel, gradients_of
+from ctr_model.torch.model import TorchModel, gradients_of, in_float32
 
 Outputs = Mapping[str, Sequence[NDArray[Any]]]
 """What layers return, by layer: float32, bool or integers, [B, ...]."""
@@ -77,7 +77,7 @@ class FrontHalf:
         self._fronts = fronts_of(self._own.module)
 
     def forward(self, batch: Batch, lookups: Mapping[str, Lookup]) -> "FrontPass":
-        """Runs the fronts on a labelled batch.
+        """Runs the fronts on a labelled batch, in the precision of training.
 
         Raises:
             ModelInputError: If shapes do not match, labels are missing, or a front returns something else
@@ -87,7 +87,7 @@ class FrontHalf:
         require_batch(self._model.schema, self._model.tables, batch, lookups, self._own)
         self._own.module.train()
         seen = tensors.batch_of(batch, lookups, needs_grad=True)
-        with torch.enable_grad():
+        with torch.enable_grad(), self._model.precision("cpu"):
             found = {
                 name: returned(name, front(seen), batch.size)
                 for name, front in self._fronts.items()
@@ -271,7 +271,8 @@ def receive_instead(module: nn.Module) -> dict[str, Received]:
 
 
 def returned(name: str, value: Any, size: int) -> list[Tensor]:
-    """Returns the tensors that a front returned for `size` examples."""
+    """Returns the tensors that a front returned for `size` examples, those of lower precision as float32."""
+    value = in_float32(value)
     found = [value] if isinstance(value, Tensor) else value
     is_known = isinstance(value, Tensor) or (isinstance(value, tuple) and len(value) > 1)
     if not is_known or not all(_crosses(each, size) for each in found):

@@ -194,7 +194,7 @@ class _Workspace:
         device = "cpu" if self._device is None else self._device.type
         with self.model.precision(device):
             output = self.module(batch)
-        return _in_float32(output)
+        return in_float32(output)
 
     def gradient(
         self, batch: tensors.Batch, dense_grad: Tensor
@@ -324,16 +324,16 @@ def gradients_of(
     return [next(grads) if each.requires_grad else None for each in inputs]
 
 
-def _in_float32(output: Any) -> Any:
+def in_float32(output: Any) -> Any:
     """Returns what `forward` did, its tensors of lower precision as float32."""
     if isinstance(output, Tensor):
         return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
     if isinstance(output, Mapping):
-        return {name: _in_float32(each) for name, each in output.items()}
+        return {name: in_float32(each) for name, each in output.items()}
     if isinstance(output, tuple) and hasattr(output, "_fields"):  # a named one
-        return type(output)(*map(_in_float32, output))
+        return type(output)(*map(in_float32, output))
     if isinstance(output, tuple | list):
-        return type(output)(map(_in_float32, output))
+        return type(output)(map(in_float32, output))
     return output
 
 

@@ -20,6 +20,7 @@ from ps_worker.heter.service import HeterService
 from ps_worker.heter.trainer import HeterTrainer
 from ps_worker.heter.trainers import heter_trainer_of
 from ps_worker.job import Job
+from ps_worker.job.model import trained_model
 from ps_worker.run.run import Run
 from ps_worker.run.termination import EXIT_CODE
 
@@ -65,7 +66,7 @@ def train_heter(
         HeterService(address) as service,
     ):
         on_joined(run)
-        part = DensePart(model, device=role.device)
+        part = DensePart(trained_model(job, model), device=role.device)
         inbox = Inbox(
             _joining(job, role),
             part.require,

@@ -118,9 +118,8 @@ class Run:
         self._model = model
         self._heter = heter
         self._num_members = num_workers + num_heter
-        self._trained_model = (
-            trained_model(job, model) if heter is None else FrontModel(model, heter)
-        )
+        trained = trained_model(job, model)
+        self._trained_model = trained if heter is None else FrontModel(trained, heter)
         self._job = job
         self._is_in_process = is_in_process
         self._counting_tables = counting_tables(model, job)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from ctr_model.models.model import Model
 from ctr_model.parameters import FlatLayout, Floats
 from ctr_model.schema import Schema
-from ctr_model.torch import Batch, Embedding
+from ctr_model.torch import Batch, Embedding, Front
 
 
 def mlp(widths: Sequence[int]) -> nn.Sequential:
@@ -98,6 +98,30 @@ class DcnV2(nn.Module):
         for layer in self.cross:
             x = first * layer(x) + x
         return self.mlp(x)
+
+
+class Products(Front):
+    """Has a matrix product, which autocast rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = Embedding(dim=4, init_range=0.3)
+
+    def forward(self, batch: Batch) -> Tensor:
+        found = self.embedding(batch)
+        return torch.bmm(found, found.transpose(1, 2)).flatten(1)
+
+
+class SlotProducts(nn.Module):
+    """A cut behind the products of all pairs of slots."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        self.products = Products()
+        self.layer = nn.Linear(len(schema.slots) ** 2, 1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.layer(self.products(batch))
 
 
 TWINS: dict[str, Any] = {

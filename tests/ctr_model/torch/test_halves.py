@@ -13,7 +13,7 @@ from ctr_model.parameters import ModelInputError  # noqa: E402
 from ctr_model.torch import Batch, Embedding, Front, TorchModel  # noqa: E402
 from ctr_model.torch.halves import Activations, BackHalf, BackResult, FrontHalf  # noqa: E402
 from tests.support.model_cases import SCHEMA, SMALL, ModelCase  # noqa: E402
-from tests.support.torch_models import TWINS  # noqa: E402
+from tests.support.torch_models import TWINS, SlotProducts  # noqa: E402
 
 
 class Attention(nn.Module):
@@ -112,6 +112,24 @@ def test_halves_compute_what_the_whole_does_of_each_batch_and_of_several_joined(
             assert sum(each.loss for each in results) == pytest.approx(
                 sum(expected[i].loss for i in group), rel=1e-5
             )
+
+
+def test_halves_compute_in_bfloat16_what_the_whole_does() -> None:
+    float32 = TorchModel(SCHEMA, SlotProducts, seed=1)
+    exact = ModelCase(float32, SCHEMA, 0, 6).gradient()
+    case = ModelCase(float32.with_autocast(torch.bfloat16), SCHEMA, 0, 6)
+    expected = case.gradient()
+
+    dense, (sparse,), (result,) = in_halves([case], case.model)
+
+    sent = FrontHalf(case.model).forward(case.batch, case.lookups).activations.outputs["products"]
+    assert [each.dtype for each in sent] == [np.float32]
+    assert result.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert np.abs(dense / exact.dense - 1).max() > 1e-3
+    np.testing.assert_allclose(dense, expected.dense, rtol=1e-5)
+    for table, grad in expected.sparse.items():
+        assert not np.allclose(grad, exact.sparse[table], rtol=1e-4, atol=0)
+        np.testing.assert_allclose(sparse[table], grad, rtol=1e-5, atol=1e-7)
 
 
 def test_of_an_own_cut_only_what_it_returns_crosses() -> None:

@@ -21,7 +21,7 @@ from ps_worker.job import Job, override_job  # noqa: E402
 from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ps_worker.run.run import Run  # noqa: E402
 from tests.support.heter import HeterCluster, run_job  # noqa: E402
-from tests.support.torch_models import WideDeep  # noqa: E402
+from tests.support.torch_models import SlotProducts, WideDeep  # noqa: E402
 from tests.support.training import NUM_DENSE, NUM_SLOTS, job, random_batches, small_model  # noqa: E402
 
 SCHEMA = Schema.numbered(NUM_DENSE, NUM_SLOTS)
@@ -30,6 +30,10 @@ ADAGRAD = ("optimizer.sparse=adagrad", "optimizer.dense=adagrad")
 
 def wide_deep() -> TorchModel:
     return TorchModel(SCHEMA, WideDeep, {"dim": 4, "hidden": [16, 8]}, seed=3)
+
+
+def slot_products() -> TorchModel:
+    return TorchModel(SCHEMA, SlotProducts, seed=3)
 
 
 class Attention(nn.Module):
@@ -138,6 +142,21 @@ def test_sync_gives_the_model_of_the_same_job_without_heter_trainers(
     assert own_losses == pytest.approx(losses, rel=1e-4)
     examples = sum(2 * n * (16 + 5 * worker) for worker, n in enumerate(num_batches))
     assert sum(each["examples"] for each in job_.figures) == examples
+
+
+@pytest.mark.parametrize("build", [wide_deep, slot_products])
+def test_both_sides_of_the_cut_train_in_bfloat16(build: Any) -> None:
+    """With a single CPU trainer, so that sums are rounded in the same places."""
+    bfloat16 = job("sync", *ADAGRAD, "train.compute=bfloat16")
+    expected, _, _ = trained(build, bfloat16, num_heter=0, num_batches=(12,))
+    exact, _, _ = trained(build, job("sync", *ADAGRAD), num_heter=0, num_batches=(12,))
+
+    found, _, _ = trained(build, bfloat16, num_heter=1, num_batches=(12,))
+
+    assert np.abs(found.dense - exact.dense).max() > 1e-4
+    np.testing.assert_allclose(found.dense, expected.dense, atol=1e-6)
+    for table, rows in expected.rows.items():
+        np.testing.assert_allclose(found.rows[table], rows, atol=1e-6)
 
 
 @pytest.mark.parametrize(("mode", "num_heter"), [("async", 1), ("async", 2), ("half_async", 1)])
