@@ -7,6 +7,7 @@ number of examples is free, and so is the number of keys of a slot whose rows ar
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +69,8 @@ def export(model: TorchModel, params: Floats, path: Path) -> dict[str, list[int 
 
     Raises:
         ValueError: If the path ends with something else, the module cannot be cut, or what it computes
-            depends on its inputs in a way that a program cannot have; nothing is written then.
+            depends on its inputs in a way that a program cannot have, or ONNX; nothing is written then.
+        ModuleNotFoundError: If ONNX is not installed.
     """
     if path.suffix not in FORMATS:
         raise ValueError(f"{str(path)!r} does not end with {' or '.join(FORMATS)}")
@@ -81,9 +83,7 @@ def export(model: TorchModel, params: Floats, path: Path) -> dict[str, list[int 
         if path.suffix == ".pt2":
             torch.export.save(program, str(path))
         else:
-            graph = torch.onnx.export(
-                program, dynamo=True, verbose=False, input_names=list(inputs), output_names=[OUTPUT]
-            )
+            graph = _in_onnx(module, program, list(inputs))
             graph.save(str(path), external_data=4 * model.num_params >= _MAX_ONNX_BYTES)
     return shapes
 
@@ -128,21 +128,68 @@ def _traced(
         for shape in shapes.values()
     )
     try:
-        return torch.export.export(module, _tensors(inputs), dynamic_shapes=(dynamic,))
+        program = torch.export.export(module, _tensors(inputs), dynamic_shapes=(dynamic,))
     except Exception as error:  # of the user's code under tracing: PyTorch raises many kinds
         raise ValueError(
             f"{module.name} cannot be a program for any number of examples; PyTorch says: {error}"
         ) from error
+    # ONNX has no guards: beyond the limit the graph would compute something else than the module.
+    for size in program.range_constraints.values():
+        if size.upper.is_Integer:
+            raise ValueError(
+                f"{module.name} cannot be a program for any number of keys: forward decides by it, and the "
+                f"program would hold up to {size.upper} of them. Compute with tensors and the mask"
+            )
+    return program
 
 
 def _require_same(module: _Behind, program: ExportedProgram, inputs: Inputs) -> None:
-    """Raises ValueError unless the program computes what the module does, for another number of examples."""
-    expected, found = module(*_tensors(inputs)), program.module()(*_tensors(inputs))
+    """Raises ValueError unless the program computes what the module does, for inputs of other sizes."""
+    try:
+        expected, found = module(*_tensors(inputs)), program.module()(*_tensors(inputs))
+    except Exception as error:  # a guard of the program, or the user's code
+        sizes = ", ".join(f"{name} {list(each.shape)}" for name, each in inputs.items())
+        raise ValueError(
+            f"the program of {module.name} refuses inputs of other sizes than those that it was made from, "
+            f"here {sizes}: {_named(error, list(inputs))}. forward must not count in Python, as with "
+            f"'for i in range(rows.shape[2])' or 'if rows.shape[2] > 3': compute with tensors and the mask"
+        ) from error
     if not torch.allclose(found, expected, **_CLOSE):
         raise ValueError(
             f"the program of {module.name} computes something else than the module does for another number "
             f"of examples: forward must not turn tensors into numbers of Python"
         )
+
+
+def _named(error: Exception, names: Sequence[str]) -> str:
+    """Returns the first line of PyTorch's error, in which inputs have numbers, with their names."""
+    line = str(error).strip().partition("\n")[0] or type(error).__name__
+    return re.sub(
+        r"\binputs_(\d+)\b",
+        lambda found: names[int(found[1])] if int(found[1]) < len(names) else found[0],
+        line,
+    )
+
+
+def _in_onnx(
+    module: _Behind, program: ExportedProgram, names: Sequence[str]
+) -> torch.onnx.ONNXProgram:
+    try:
+        graph = torch.onnx.export(
+            program, dynamo=True, verbose=False, input_names=names, output_names=[OUTPUT]
+        )
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # PyTorch raises many kinds
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        raise ValueError(
+            f"{module.name} computes something that ONNX has no operation for; PyTorch says: {first}. Take "
+            f"another operation in forward, or write a .pt2, which has all of PyTorch's"
+        ) from error
+    assert graph is not None, "dynamo=True returns a program"
+    return graph
 
 
 def _example(model: TorchModel, *, size: int, num_keys: int) -> Inputs:

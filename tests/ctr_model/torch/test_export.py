@@ -41,6 +41,33 @@ class CountsExamples(Attention):
         return super().forward(batch) * len(batch.dense)
 
 
+class CountsKeys(Attention):
+    """An average over the places of a slot, of which the program would have the first number for ever."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        rows, _ = self.history(batch)
+        return super().forward(batch) / float(rows.shape[2])
+
+
+class LimitsKeys(Attention):
+    def forward(self, batch: Batch) -> Tensor:
+        rows, _ = self.history(batch)
+        return super().forward(batch) if rows.shape[2] < 3 else super().forward(batch) * 2
+
+
+class LimitsManyKeys(Attention):
+    def forward(self, batch: Batch) -> Tensor:
+        rows, _ = self.history(batch)
+        return super().forward(batch) if rows.shape[2] < 300 else super().forward(batch) * 2
+
+
+class Bessel(Attention):
+    """PyTorch has this function, ONNX has not."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        return torch.special.i1(super().forward(batch))
+
+
 def run_pt2(path: Path, inputs: Arrays) -> Any:
     program = torch.export.load(str(path)).module()
     return program(*(torch.from_numpy(each) for each in inputs.values())).detach().numpy()
@@ -107,6 +134,43 @@ def test_module_that_counts_in_python_is_refused(tmp_path: Path) -> None:
         export(model, model.initial_values, tmp_path / "model.pt2")
 
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+@pytest.mark.parametrize(
+    ("module", "guard"),
+    [(CountsKeys, r"history:\d\.size\(\)\[2\] == 2"), (LimitsKeys, r"history:\d\.size\(\)\[2\]")],
+)
+def test_module_for_some_numbers_of_keys_is_refused(
+    module: type[nn.Module], guard: str, suffix: str, tmp_path: Path
+) -> None:
+    model = TorchModel(SCHEMA, module)
+
+    message = rf"program of {module.__name__} .* history:0 \[5, 1, 4, 4\], .*{guard}.*the mask"
+    with pytest.raises(ValueError, match=message):
+        export(model, model.initial_values, tmp_path / f"model{suffix}")
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_module_that_decides_by_a_large_number_of_keys_is_refused(tmp_path: Path) -> None:
+    model = TorchModel(SCHEMA, LimitsManyKeys)
+
+    with pytest.raises(ValueError, match=r"LimitsManyKeys .* up to 299 of them"):
+        export(model, model.initial_values, tmp_path / "model.onnx")
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_onnx_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install 'ctr-ps[onnx]'")
+    model = TorchModel(SCHEMA, Bessel)
+
+    with pytest.raises(ValueError, match=r"Bessel .* ONNX .*bessel_i1.*\.pt2"):
+        export(model, model.initial_values, tmp_path / "model.onnx")
+
+    assert not list(tmp_path.iterdir())
+    export(model, model.initial_values, tmp_path / "model.pt2")
 
 
 def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
