@@ -18,7 +18,7 @@ Heter trainers have a list, too, in one of several variables: Paddle has had two
 """
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from protos.errors import RoleError
@@ -39,6 +39,48 @@ HETER_DEVICE = "HETER_DEVICE_TYPE"
 HETER_GPUS = "FLAGS_selected_gpus"
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The processes that join a job, numbered from 0: its workers, and behind them its heter trainers."""
+
+    num_workers: int
+    num_heter: int = 0
+
+    @property
+    def total(self) -> int:
+        """Workers and heter trainers."""
+        return self.num_workers + self.num_heter
+
+    @property
+    def terms(self) -> dict[str, str]:
+        """Settings by which processes find out that they are of different jobs."""
+        return {NUM_WORKERS: str(self.num_workers), "heter trainers": str(self.num_heter)}
+
+    def __str__(self) -> str:
+        """Returns how many there are."""
+        heter = f" and {self.num_heter} heter trainers" if self.num_heter else ""
+        return f"{self.num_workers} workers{heter}"
+
+    def name(self, member: int) -> str:
+        """Returns "worker 1" or "heter trainer 0"; one that is not of this job is a worker."""
+        if self.num_workers <= member < self.total:
+            return f"heter trainer {member - self.num_workers}"
+        return f"worker {member}"
+
+    def names(self, members: Collection[int]) -> str:
+        """Returns "workers [0, 1], heter trainer 0"; "workers []" of none."""
+        heter = [each for each in members if self.num_workers <= each < self.total]
+        workers = [each for each in members if each not in heter]
+        named = [f"workers {workers}"] if workers or not heter else []
+        return ", ".join([*named, *map(self.name, heter)])
+
+    def variables(self, member: int) -> str:
+        """Returns what makes a process this member, as errors say it."""
+        if self.num_workers <= member < self.total:
+            return f"the {HOST} and {PORT} of {self.name(member)}"
+        return f"{WORKER_INDEX}={member}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRole:
     """This process is server `server_index` of `endpoints`."""
@@ -49,9 +91,9 @@ class ServerRole:
     heter_endpoints: tuple[str, ...] = ()
 
     @property
-    def num_members(self) -> int:
-        """Workers and heter trainers, all of which join the job."""
-        return self.num_workers + len(self.heter_endpoints)
+    def members(self) -> Members:
+        """All processes that join the job."""
+        return Members(self.num_workers, len(self.heter_endpoints))
 
     @property
     def num_servers(self) -> int:
@@ -79,9 +121,9 @@ class WorkerRole:
     heter_endpoints: tuple[str, ...] = ()
 
     @property
-    def num_members(self) -> int:
-        """Workers and heter trainers, all of which join the job."""
-        return self.num_workers + len(self.heter_endpoints)
+    def members(self) -> Members:
+        """All processes that join the job."""
+        return Members(self.num_workers, len(self.heter_endpoints))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +145,9 @@ class HeterRole:
     device: str = "cpu"
 
     @property
-    def num_members(self) -> int:
-        """Workers and heter trainers, all of which join the job."""
-        return self.num_workers + len(self.heter_endpoints)
+    def members(self) -> Members:
+        """All processes that join the job."""
+        return Members(self.num_workers, len(self.heter_endpoints))
 
     @property
     def worker_index(self) -> int:

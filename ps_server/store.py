@@ -20,6 +20,7 @@ from protos.futures import Answered
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.placement import ShardMap
+from protos.role import Members
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Acknowledged,
@@ -81,6 +82,7 @@ class ParameterStore:
         self,
         *,
         num_workers: int = 1,
+        num_heter: int = 0,
         server_index: int = 0,
         num_servers: int = 1,
         wait_limit_s: float = DEFAULT_WAIT_LIMIT_S,
@@ -94,6 +96,7 @@ class ParameterStore:
 
         Args:
             num_workers: Workers of the job.
+            num_heter: Its heter trainers, numbered behind the workers.
             server_index: Which server of the cluster this is.
             num_servers: Servers of the cluster; 1 holds everything.
             wait_limit_s: How long a pull, a barrier or a message waits for other workers, in seconds.
@@ -105,12 +108,12 @@ class ParameterStore:
         """
         self.server_index = server_index
         self.shard_map = ShardMap.of(num_servers)
-        self.num_workers = num_workers
+        self.members = Members(num_workers, num_heter)
         self._wait_limit_s = wait_limit_s
         self._inbox_bytes = inbox_bytes
         self._roots = Roots(checkpoint_roots)
         self._parameters = Parameters(
-            num_workers=num_workers,
+            num_workers=self.members.total,
             server_index=server_index,
             shard_map=self.shard_map,
             memory_limit=memory_limit,
@@ -129,7 +132,7 @@ class ParameterStore:
         """Keeps the parameters, and forgets the workers of the last job and what was seen of them."""
         self.jobs_before += 1
         self._coordinator = Coordinator(
-            self.num_workers,
+            self.members,
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
             on_failure=self._tell_of_failure,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos.errors import ProtocolError
+from protos.role import Members
 from protos.store import Numbers, ReduceOp
 
 _OPS: Mapping[ReduceOp, np.ufunc] = {
@@ -51,7 +52,7 @@ class Reductions:
         return {worker: self._given.pop((name, worker), None) for worker in workers}
 
 
-def reduce_numbers(name: str, given: Given) -> Numbers | None:
+def reduce_numbers(name: str, given: Given, members: Members) -> Numbers | None:
     """Returns float64[N], read-only, reduced in worker order; None if no worker gave numbers.
 
     In that order a sum is the same to the last bit in any order of arrival. NaN and infinities propagate as
@@ -63,7 +64,9 @@ def reduce_numbers(name: str, given: Given) -> Numbers | None:
     if not any(given.values()):
         return None
     if len({_kind(each) for each in given.values()}) > 1:
-        told = ", ".join(f"worker {worker} {_kind(given[worker])}" for worker in sorted(given))
+        told = ", ".join(
+            f"{members.name(worker)} {_kind(given[worker])}" for worker in sorted(given)
+        )
         raise ProtocolError(
             f"all_reduce {name!r} was given different things: {told}; all workers must give as many "
             f"numbers, with the same op"

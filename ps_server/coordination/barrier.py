@@ -13,6 +13,7 @@ import numpy as np
 
 from protos.errors import ProtocolError
 from protos.limits import MAX_BARRIERS
+from protos.role import Members
 from protos.store import Reduced, Version
 from ps_server.coordination.job_state import PassedBarrier
 from ps_server.coordination.membership import Membership
@@ -36,15 +37,15 @@ class Barriers:
         require_name("barrier", name)
         if not self._members.is_present(worker):
             raise ProtocolError(
-                f"worker {worker} came to barrier {name!r}, but has left or is not of this job "
-                f"(members: {self._members.present}); after a job that failed, restart the servers that "
-                f"stayed"
+                f"{self._members.name(worker)} came to barrier {name!r}, but has left or is not of this job "
+                f"(members: {self._members.names(self._members.present)}); after a job that failed, restart "
+                f"the servers that stayed"
             )
         others = [place for place, at in self._waiting.items() if worker in at and place != name]
         if len(others) >= MAX_BARRIERS:
             raise ProtocolError(
-                f"worker {worker} came to barrier {name!r} while it waits at {len(others)} others, as "
-                f"{others[0]!r}: a worker waits at one barrier at a time"
+                f"{self._members.name(worker)} came to barrier {name!r} while it waits at {len(others)} "
+                f"others, as {others[0]!r}: a worker waits at one barrier at a time"
             )
         self._waiting.setdefault(name, set()).add(worker)
 
@@ -121,7 +122,8 @@ class PassedBarriers:
     one was; and so is a worker that did not get its answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._outcomes: dict[tuple[int, int], _Outcome] = {}  # the oldest first
         self._num_values = 0
         self._newest: dict[int, int] = {}
@@ -141,12 +143,12 @@ class PassedBarriers:
             return None
         if (passed := self._outcomes.get((worker, number))) is None:
             raise ProtocolError(
-                f"worker {worker} has passed its barrier {number} too long ago to come to {name!r} again: "
-                f"start the job again from its checkpoint"
+                f"{self._members.name(worker)} has passed its barrier {number} too long ago to come to "
+                f"{name!r} again: start the job again from its checkpoint"
             )
         if passed.name != name:
             raise ProtocolError(
-                f"worker {worker} came to barrier {name!r} as its barrier {number}, which was "
+                f"{self._members.name(worker)} came to barrier {name!r} as its barrier {number}, which was "
                 f"{passed.name!r} before: a process in another's place must come to the same barriers in the "
                 f"same order"
             )

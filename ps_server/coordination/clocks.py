@@ -18,7 +18,7 @@ class Clocks:
 
     def __init__(self, members: Membership) -> None:
         self._members = members
-        self._clocks = dict.fromkeys(range(members.num_workers), 0)
+        self._clocks = dict.fromkeys(range(members.all.total), 0)
 
     def advance(self, worker: int, clock: int, at_least: int) -> None:
         """Records that a worker has finished `clock` steps, before it waits until all finish `at_least`.
@@ -31,13 +31,13 @@ class Clocks:
         """
         if not self._members.is_present(worker):
             raise ProtocolError(
-                f"worker {worker} has finished {clock} steps, but has left or is not of this job "
-                f"(members: {self._members.present})"
+                f"{self._members.name(worker)} has finished {clock} steps, but has left or is not of this "
+                f"job (members: {self._members.names(self._members.present)})"
             )
         if at_least > clock:
             raise ProtocolError(
-                f"worker {worker} has finished {clock} steps, and waits until all have finished {at_least}: "
-                f"it would wait for itself"
+                f"{self._members.name(worker)} has finished {clock} steps, and waits until all have finished "
+                f"{at_least}: it would wait for itself"
             )
         if worker in self._clocks:
             self._clocks[worker] = max(clock, self._clocks[worker])

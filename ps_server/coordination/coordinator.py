@@ -37,6 +37,7 @@ from protos.errors import (
 from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients
 from protos.limits import CHUNK_BYTES
+from protos.role import Members
 from protos.store import (
     Acknowledged,
     Future,
@@ -100,7 +101,7 @@ class Coordinator:
 
     def __init__(
         self,
-        num_workers: int,
+        members: Members,
         *,
         wait_limit_s: float,
         inbox_bytes: int,
@@ -111,7 +112,7 @@ class Coordinator:
         """Expects all workers at version 0.
 
         Args:
-            num_workers: Workers of the job.
+            members: Workers of the job, and its heter trainers.
             wait_limit_s: How long a call waits for other workers, in seconds.
             inbox_bytes: Limit of the messages that wait for one worker.
             on_failure: Called once, from any thread, with the reason for which the job ends before its time.
@@ -123,17 +124,17 @@ class Coordinator:
         self._on_failure = on_failure
         self._wait_limit_s = wait_limit_s
         self._lock = threading.Lock()
-        self._members = Membership(num_workers)
-        self._assembler = PushAssembler()
+        self._members = Membership(members)
+        self._assembler = PushAssembler(members)
         self._steps = StepAggregator(self._members)
-        self._ledger = PushLedger()
+        self._ledger = PushLedger(members)
         self._barriers = Barriers(self._members)
         self._barrier_futures: dict[tuple[str, int], WaitingFuture[Any]] = {}
-        self._passed = PassedBarriers()
+        self._passed = PassedBarriers(members)
         self._reductions = Reductions()
         self._clocks = Clocks(self._members)
         self._mailbox = Mailbox(self._members, inbox_bytes=inbox_bytes)
-        self._missing_workers = MissingWorkers()
+        self._missing_workers = MissingWorkers(members)
         self._pending: list[_PendingCall] = []
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
@@ -168,8 +169,9 @@ class Coordinator:
 
         def describe() -> str:
             return (
-                f"worker {worker} of this job is another process, which gave no sign of life, but whose "
-                f"lease has not run out within {self._wait_limit_s:g} s: see --wait-limit and cluster.lease_s"
+                f"{self._members.name(worker)} of this job is another process, which gave no sign of life, "
+                f"but whose lease has not run out within {self._wait_limit_s:g} s: see --wait-limit and "
+                f"cluster.lease_s"
             )
 
         try:
@@ -187,7 +189,7 @@ class Coordinator:
             was_lost = member.worker in self._members.lost
             self._members.hear_of(member)
         if was_lost:
-            logger.info("worker is back worker=%d", member.worker)
+            logger.info("%s is back", self._members.name(member.worker))
 
     def require_acknowledged(self, member: Member, acknowledged: Acknowledged) -> None:
         """Raises LostPushesError if pushes of a process are missing that were acknowledged."""
@@ -203,7 +205,7 @@ class Coordinator:
             )
         else:
             return
-        raise lost_pushes(member.worker, lost)
+        raise lost_pushes(self._members.name(member.worker), lost)
 
     def require_place(self, member: Member) -> None:
         """Raises ProtocolError unless the process has its place; it is no sign of life."""
@@ -219,7 +221,7 @@ class Coordinator:
         """The lease of a worker runs out by what it says itself: it is lost when time next passes."""
         with self._lock:
             self._members.end_lease(worker)
-        logger.info("worker ends its lease worker=%d", worker)
+        logger.info("%s ends its lease", self._members.name(worker))
 
     def take_replaced(self, worker: int) -> bool:
         """Whether another process has taken the place of this worker since the last call."""
@@ -261,8 +263,8 @@ class Coordinator:
             rule = lease.on_worker_loss
             for worker in workers:
                 logger.warning(
-                    "worker lost worker=%d silent_s=%g on_worker_loss=%s",
-                    worker,
+                    "%s is lost silent_s=%g on_worker_loss=%s",
+                    self._members.name(worker),
                     lease.seconds,
                     rule.value,
                 )
@@ -273,9 +275,9 @@ class Coordinator:
         if rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and 0 in workers):
             why = "" if rule is WorkerLoss.FAIL else _NEEDS_WORKER_0
             self._fail(
-                f"nothing was heard of workers {list(workers)} for {lease.seconds:g} s (cluster.lease_s), so "
-                f"they are lost{why}: see their logs and machines, and start the job again from its "
-                f"checkpoint"
+                f"nothing was heard of {self._members.names(workers)} for {lease.seconds:g} s "
+                f"(cluster.lease_s), so they are lost{why}: see their logs and machines, and start the job "
+                f"again from its checkpoint"
             )
 
     def _forget_arrivals(self, worker: int) -> None:
@@ -286,7 +288,7 @@ class Coordinator:
         """
         self._barriers.leave(worker)
         error = ProtocolError(
-            f"another process has taken the place of worker {worker} while this one waited"
+            f"another process has taken the place of {self._members.name(worker)} while this one waited"
         )
         for name in [name for name, of in self._barrier_futures if of == worker]:
             self._reductions.take(name, [worker])
@@ -357,7 +359,7 @@ class Coordinator:
     def require_push(self, push_id: PushId) -> None:
         """Raises ProtocolError unless the job has the worker, and the push id's numbers are plausible."""
         self._members.require(push_id.worker)
-        require_plausible(push_id.worker, push_id)
+        require_plausible(self._members.name(push_id.worker), push_id)
 
     def _require_place(self, push_id: PushId) -> None:
         """Raises ProtocolError if another process has the place of the one that pushes; needs the lock.
@@ -401,7 +403,7 @@ class Coordinator:
                 )
             for worker, each in progress.items():
                 self._members.require(worker)
-                require_plausible(worker, each)
+                require_plausible(self._members.name(worker), each)
             self._steps.resume(version)
             # Else it comes late: pushes that complete no batch leave the version as it is.
             if not self._ledger.has_begun:
@@ -482,7 +484,7 @@ class Coordinator:
 
         The future raises what that one raised.
         """
-        name = f"push {push_id.sequence} of worker {push_id.worker}"
+        name = f"push {push_id.sequence} of {self._members.name(push_id.worker)}"
 
         def poll() -> Callable[[], Version] | None:
             if self._assembler.is_complete(push_id):
@@ -528,7 +530,7 @@ class Coordinator:
         has_own = gradients.dense and all(grad.examples for grad in gradients.dense.values())
         if push_id.examples < 1 and (gradients.sparse or (gradients.dense and not has_own)):
             raise ProtocolError(
-                f"worker {push_id.worker} pushed gradients for step {step} that says it has "
+                f"{self._members.name(push_id.worker)} pushed gradients for step {step} that says it has "
                 f"{push_id.examples} examples: a step is divided by the examples of its push ids"
             )
         with self._change():
@@ -575,8 +577,10 @@ class Coordinator:
             self._members.require(worker)
             has_left = not self._members.is_present(worker)
         if has_left:
-            raise ProtocolError(f"worker {worker} has left, so it cannot abort the job")
-        self._fail(f"worker {worker} aborted the job: {reason}")
+            raise ProtocolError(
+                f"{self._members.name(worker)} has left, so it cannot abort the job"
+            )
+        self._fail(f"{self._members.name(worker)} aborted the job: {reason}")
 
     def _fail(self, failure: str) -> None:
         with self._lock:
@@ -625,7 +629,7 @@ class Coordinator:
                 )
             return (
                 f"version {at} did not come within {self._wait_limit_s:g} s: step {step} lacks the "
-                f"gradients of workers {self._steps.behind(step)}; see their logs"
+                f"gradients of {self._members.names(self._steps.behind(step))}; see their logs"
             )
 
         return self._wait(lambda: answer if self._steps.version >= at else None, describe)
@@ -707,10 +711,12 @@ class Coordinator:
                 f"{self._wait_limit_s:g} s; see the server's log"
             )
         elsewhere = "".join(
-            f"; worker {other} waits at {place!r}" for other, place in places.items() if place
+            f"; {self._members.name(other)} waits at {place!r}"
+            for other, place in places.items()
+            if place
         )
         return WaitTimeoutError(
-            f"barrier {name!r}: workers {missing} did not come within {self._wait_limit_s:g} s; "
+            f"barrier {name!r}: {self._members.names(missing)} did not come within {self._wait_limit_s:g} s; "
             f"see their logs{elsewhere}"
         )
 
@@ -727,7 +733,9 @@ class Coordinator:
 
         def describe() -> str:
             clocks = self._clocks.behind(at_least).items()
-            behind = ", ".join(f"worker {worker} only {clock}" for worker, clock in clocks)
+            behind = ", ".join(
+                f"{self._members.name(worker)} only {clock}" for worker, clock in clocks
+            )
             return (
                 f"not all workers finished {at_least} steps within {self._wait_limit_s:g} s: {behind}; "
                 f"see their logs"
@@ -770,7 +778,7 @@ class Coordinator:
         def describe() -> str:
             return (
                 f"exchange {exchange!r}: nothing came for worker {worker} within {self._wait_limit_s:g} s: "
-                f"workers {self._mailbox.missing(exchange, worker)} have not posted their last "
+                f"{self._members.names(self._mailbox.missing(exchange, worker))} have not posted their last "
                 f"message; see their logs"
             )
 
@@ -830,7 +838,7 @@ class Coordinator:
         answers: list[Callable[[], None]] = []
         for name, workers in self._barriers.take_released().items():
             given = self._reductions.take(name, workers)
-            answer = cache(partial(_outcome, name, given, self._steps.version))
+            answer = cache(partial(_outcome, name, given, self._members.all, self._steps.version))
             num_values = max((each.values.size for each in given.values() if each), default=0)
             for worker in workers:
                 self._steps.rejoin(worker)
@@ -848,7 +856,9 @@ class Coordinator:
             self._reductions.take(name, workers)
             for worker in workers:
                 future = self._barrier_futures.pop((name, worker))
-                answers.append(partial(future.answer_with, partial(_refuse_stuck, stuck)))
+                answers.append(
+                    partial(future.answer_with, partial(_refuse_stuck, stuck, self._members.all))
+                )
         return answers
 
     def _take_ready(self) -> list[Callable[[], None]]:
@@ -863,8 +873,8 @@ class Coordinator:
         return answers
 
 
-def _refuse_stuck(stuck: Mapping[str, Sequence[int]]) -> NoReturn:
-    places = "; ".join(f"workers {list(workers)} at {name!r}" for name, workers in stuck.items())
+def _refuse_stuck(stuck: Mapping[str, Sequence[int]], members: Members) -> NoReturn:
+    places = "; ".join(f"{members.names(workers)} at {name!r}" for name, workers in stuck.items())
     raise ProtocolError(
         f"workers wait for each other at different barriers, which never ends: {places}; each of them must "
         f"come to the same barriers in the same order"
@@ -883,7 +893,7 @@ def _refuse(fault: str) -> NoReturn:
     raise ProtocolError(f"{fault}; all workers must take part in an exchange to its end")
 
 
-def _outcome(name: str, given: Given, version: Version) -> Version | Reduced:
+def _outcome(name: str, given: Given, members: Members, version: Version) -> Version | Reduced:
     """Returns the answer of a barrier to the workers that it releases."""
-    values = reduce_numbers(name, given)
+    values = reduce_numbers(name, given, members)
     return version if values is None else Reduced(values, version)

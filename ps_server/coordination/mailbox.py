@@ -187,7 +187,7 @@ class Mailbox:
         inbox = self._inbox(exchange, receiver)
         return [
             worker
-            for worker in range(self._members.num_workers)
+            for worker in range(self._members.all.total)
             if worker not in inbox.senders or not inbox.senders[worker].has_ended
         ]
 
@@ -199,7 +199,8 @@ class Mailbox:
         if not left:
             return None
         return (
-            f"workers {left} left without having posted their last message of exchange {exchange!r}"
+            f"{self._members.names(left)} left without having posted their last message of exchange "
+            f"{exchange!r}"
         )
 
     def leave(self, worker: int) -> None:
@@ -216,8 +217,9 @@ class Mailbox:
         require_name("exchange", exchange)
         if not self._members.is_present(worker):
             raise ProtocolError(
-                f"worker {worker} has no part in exchange {exchange!r}: it left or is not of this job (there "
-                f"are: {self._members.present}); all workers must take part in an exchange"
+                f"{self._members.name(worker)} has no part in exchange {exchange!r}: it left or is not of "
+                f"this job (members: {self._members.names(self._members.present)}); all workers must take "
+                f"part in an exchange"
             )
 
     def _require_few(self, exchange: str, receiver: int) -> None:

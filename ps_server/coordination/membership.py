@@ -11,9 +11,10 @@ Sans-IO, as every rule in this package: events in, answers out; time is an event
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from protos.errors import JobError, NotJoinedError, ProtocolError
+from protos.role import Members
 from protos.store import Lease, Member, WorkerLoss
 from ps_server.coordination.job_state import MembersState
 
@@ -28,21 +29,21 @@ MAX_LEASE_S = 86_400.0
 
 
 class Membership:
-    """Workers 0 to `num_workers` - 1, each present until it leaves. Not thread-safe.
+    """The workers of a job, each present until it leaves; heter trainers are among them. Not thread-safe.
 
     A place is taken once, unless the job waits for lost workers: a process in another's place goes on where
     the servers say that one was.
 
     Attributes:
-        num_workers: Workers of the job, including those that have left.
+        all: Workers of the job, including those that have left, and their names.
         left: Workers that have left.
         lost: Workers that were silent for a whole lease, until their next sign of life.
         replaced: Workers whose process was lost, and whose place another one has taken.
         lease: How the job loses a worker; None: never, or nobody has joined.
     """
 
-    def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
+    def __init__(self, members: Members) -> None:
+        self.all = members
         self.left: set[int] = set()
         self.lost: set[int] = set()
         self.replaced: set[int] = set()
@@ -50,7 +51,7 @@ class Membership:
         self._incarnations: dict[int, int] = {}
         self._candidates: dict[int, int] = {}  # processes that wait for the place of another one
         self._silent_s: dict[int, float] = {}
-        self._terms = {"PADDLE_TRAINERS_NUM": (str(num_workers), "the server")}
+        self._terms = {name: (value, "the server") for name, value in members.terms.items()}
 
     def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> bool:
         """A process takes the place of a worker, or begins to wait for it; taking it again is a no-op.
@@ -67,18 +68,18 @@ class Membership:
             ProtocolError: If the job does not have this worker, or another process has its place for good.
             JobError: If another process has terms that differ; says which.
         """
-        worker = member.worker
+        worker, name = member.worker, self.name(member.worker)
         if len(terms) > MAX_TERMS or any(
             len(text) > MAX_TERM for text in (*terms, *terms.values())
         ):
             raise ProtocolError(
-                f"worker {worker} has {len(terms)} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
+                f"{name} has {len(terms)} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
             )
         if lease is not None and not 0 < lease.seconds <= MAX_LEASE_S:
             raise ProtocolError(
-                f"worker {worker} has a lease of {lease.seconds} s, expected up to {MAX_LEASE_S:g}"
+                f"{name} has a lease of {lease.seconds} s, expected up to {MAX_LEASE_S:g}"
             )
-        if len(self._incarnations) == self.num_workers:
+        if len(self._incarnations) == self.all.total:
             self.require(worker)  # a stranger's terms do not end a job that runs
         if self._incarnations.get(worker) == member.incarnation:
             return False
@@ -86,8 +87,8 @@ class Membership:
             self._require_vacant(worker)
         self._require_agreement(worker, terms)
         self.require(worker)
-        for name, value in terms.items():
-            self._terms.setdefault(name, (value, f"worker {worker}"))
+        for term, value in terms.items():
+            self._terms.setdefault(term, (value, name))
         self.lease = self.lease or lease
         self._candidates[worker] = member.incarnation
         # One that has left may not have left the other servers: another process leaves these for it.
@@ -108,7 +109,7 @@ class Membership:
         told = "; ".join(differences[:MAX_TOLD])
         more = len(differences) - MAX_TOLD
         raise JobError(
-            f"worker {worker} has other settings than the rest of the job: {told}"
+            f"{self.name(worker)} has other settings than the rest of the job: {told}"
             f"{f'; and {more} more' if more > 0 else ''}. Give all processes of a job the same job, --set "
             f"and environment"
         )
@@ -118,9 +119,9 @@ class Membership:
         if self.lease is not None and self.lease.on_worker_loss is WorkerLoss.WAIT:
             return
         raise ProtocolError(
-            f"worker {worker} of this job is another process, which joined before. If that one has died, "
+            f"{self.name(worker)} of this job is another process, which joined before. If that one has died, "
             f'this one cannot take its place, since cluster.on_worker_loss is not "wait": end the job, and '
-            f"start it again from its checkpoint. Else two processes have PADDLE_TRAINER_ID={worker}"
+            f"start it again from its checkpoint. Else two processes have {self.all.variables(worker)}"
         )
 
     def _take_place(self, worker: int) -> bool:
@@ -144,8 +145,8 @@ class Membership:
         if self._candidates.get(member.worker) == member.incarnation:
             return False
         raise ProtocolError(
-            f"worker {member.worker} of this job is another process, which is alive: two processes have "
-            f"PADDLE_TRAINER_ID={member.worker}"
+            f"{self.name(member.worker)} of this job is another process, which is alive: two processes have "
+            f"{self.all.variables(member.worker)}"
         )
 
     def hear_of(self, member: Member) -> None:
@@ -157,22 +158,22 @@ class Membership:
 
     def require_place(self, member: Member) -> None:
         """Raises ProtocolError unless the process has a place."""
-        worker = member.worker
+        worker, name = member.worker, self.name(member.worker)
         if self._incarnations.get(worker) == member.incarnation:
             if worker not in self.left or worker not in self.lost:
                 return
             raise ProtocolError(
-                f"worker {worker} was silent for longer than its lease, and the others have gone on "
+                f"{name} was silent for longer than its lease, and the others have gone on "
                 f"without it"
             )
         self.require(worker)
         if worker in self._incarnations:
             raise ProtocolError(
-                f"worker {worker} of this job is another process by now: this one was silent for longer than "
-                f"its lease, or two have PADDLE_TRAINER_ID={worker}"
+                f"{name} of this job is another process by now: this one was silent for longer than "
+                f"its lease, or two have {self.all.variables(worker)}"
             )
         raise NotJoinedError(
-            f"worker {worker} has not joined this job: was this server restarted in the middle of it? "
+            f"{name} has not joined this job: was this server restarted in the middle of it? "
             f"Then start the job again from its checkpoint"
         )
 
@@ -209,19 +210,27 @@ class Membership:
         """Returns the incarnation of the process that has a worker's place; None: nobody has."""
         return self._incarnations.get(worker)
 
+    def name(self, worker: int) -> str:
+        """Returns a worker's name for messages; see `protos.role.Members`."""
+        return self.all.name(worker)
+
+    def names(self, workers: Collection[int]) -> str:
+        """Returns the names of workers for messages."""
+        return self.all.names(workers)
+
     @property
     def present(self) -> list[int]:
         """Workers that have not left, ascending."""
-        return [worker for worker in range(self.num_workers) if worker not in self.left]
+        return [worker for worker in range(self.all.total) if worker not in self.left]
 
     @property
     def all_left(self) -> bool:
         """Whether every worker has left."""
-        return len(self.left) == self.num_workers
+        return len(self.left) == self.all.total
 
     def is_present(self, worker: int) -> bool:
         """Whether the job has this worker and it has not left."""
-        return 0 <= worker < self.num_workers and worker not in self.left
+        return 0 <= worker < self.all.total and worker not in self.left
 
     def state(self) -> MembersState:
         """Returns who takes part, for `restore`; the calls of processes that wait for a place come again."""
@@ -245,10 +254,10 @@ class Membership:
 
     def require(self, worker: int) -> None:
         """Raises ProtocolError unless the job has this worker, present or not."""
-        if not 0 <= worker < self.num_workers:
+        if not 0 <= worker < self.all.total:
             raise ProtocolError(
-                f"worker {worker} called, but this job has {self.num_workers} workers, from 0: "
-                f"PADDLE_TRAINERS_NUM must be the same everywhere"
+                f"worker {worker} called, but this job has {self.all}, from 0: PADDLE_TRAINERS_NUM must be "
+                f"the same everywhere"
             )
 
     def leave(self, worker: int) -> None:

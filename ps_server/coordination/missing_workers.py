@@ -5,6 +5,8 @@ Sans-IO: time and places in, lines of the log out; no clock, no locks.
 
 from collections.abc import Mapping, Sequence
 
+from protos.role import Members
+
 FIRST_WAIT_S = 5.0
 """A wait that is shorter is nobody's concern."""
 NEXT_WAIT_S = 30.0
@@ -14,7 +16,8 @@ NEXT_WAIT_S = 30.0
 class MissingWorkers:
     """How long others have waited for workers, by place. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._waited_s: dict[str, float] = {}
         self._quiet_s = 0.0  # until waits may be told again
 
@@ -32,6 +35,6 @@ class MissingWorkers:
             return []
         self._quiet_s = NEXT_WAIT_S
         return [
-            f"waiting for workers {list(missing[place])} at={place} waited_s={waited_s:.0f}"
+            f"waiting for {self._members.names(missing[place])} at={place} waited_s={waited_s:.0f}"
             for place, waited_s in long.items()
         ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from protos.errors import ProtocolError
 from protos.limits import CHUNK_BYTES, MAX_CHUNKS
+from protos.role import Members
 from protos.store import PushId
 from ps_server.coordination.job_state import Chunk, WaitingChunk
 
@@ -58,7 +59,8 @@ class _Inbox:
 class PushAssembler:
     """Collects the chunks of pushes. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._inboxes: dict[int, _Inbox] = {}
 
     def add(self, push_id: PushId, part: Chunk) -> list[Chunk] | None:
@@ -72,8 +74,8 @@ class PushAssembler:
         """
         if not part.chunk < part.num_chunks <= MAX_CHUNKS:
             raise ProtocolError(
-                f"{_name(push_id)} has chunk {part.chunk} of {part.num_chunks}, expected up to {MAX_CHUNKS} "
-                f"chunks, numbered from 0"
+                f"{self._name(push_id)} has chunk {part.chunk} of {part.num_chunks}, expected up to "
+                f"{MAX_CHUNKS} chunks, numbered from 0"
             )
         if part.num_chunks == 1:
             return [part]
@@ -84,11 +86,13 @@ class PushAssembler:
         first = next(iter(parts.values()), part)
         if part.num_chunks != (num_chunks := first.num_chunks):
             raise ProtocolError(
-                f"{_name(push_id)} has chunk {part.chunk} of {part.num_chunks} beside chunks "
+                f"{self._name(push_id)} has chunk {part.chunk} of {part.num_chunks} beside chunks "
                 f"{sorted(parts)} of {num_chunks}"
             )
         if type(part) is not type(first):
-            raise ProtocolError(f"{_name(push_id)} has chunks of gradients, and others of state")
+            raise ProtocolError(
+                f"{self._name(push_id)} has chunks of gradients, and others of state"
+            )
         inbox.ids[push_id.sequence] = push_id
         parts[part.chunk] = part
         if len(parts) == part.num_chunks:
@@ -97,8 +101,8 @@ class PushAssembler:
             return [parts[index] for index in range(part.num_chunks)]
         if (num_values := inbox.num_values) > MAX_INCOMPLETE_VALUES:
             error = ProtocolError(
-                f"{_name(push_id)}: chunks of incomplete pushes with {num_values} numbers wait for others, "
-                f"expected up to {MAX_INCOMPLETE_VALUES}"
+                f"{self._name(push_id)}: chunks of incomplete pushes with {num_values} numbers wait for "
+                f"others, expected up to {MAX_INCOMPLETE_VALUES}"
             )
             self.refuse(push_id, error)
             raise error
@@ -151,7 +155,7 @@ class PushAssembler:
             inbox = self._inboxes[push_id.worker] = _Inbox(push_id.incarnation)
         if push_id.sequence <= inbox.newest - WINDOW:
             raise ProtocolError(
-                f"{_name(push_id)} comes in parts too slowly: push {inbox.newest} began already; keep "
+                f"{self._name(push_id)} comes in parts too slowly: push {inbox.newest} began already; keep "
                 f"fewer than {WINDOW} pushes in flight"
             )
         inbox.newest = max(inbox.newest, push_id.sequence)
@@ -161,6 +165,5 @@ class PushAssembler:
             del inbox.refused[sequence]
         return inbox
 
-
-def _name(push_id: PushId) -> str:
-    return f"push {push_id.sequence} of worker {push_id.worker}"
+    def _name(self, push_id: PushId) -> str:
+        return f"push {push_id.sequence} of {self._members.name(push_id.worker)}"

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protos.errors import LostPushesError, ProtocolError
+from protos.role import Members
 from protos.store import Member, PushId, WorkerProgress
 
 MAX_VERSION = 2**53
@@ -41,24 +42,22 @@ _MOST = {
 """Far above what any worker sends; after 2**32 such pushes a sum of examples would leave a uint64."""
 
 
-def require_plausible(worker: int, numbers: PushId | WorkerProgress) -> None:
-    """Raises ProtocolError if a number is out of its range, or the position too long."""
+def require_plausible(who: str, numbers: PushId | WorkerProgress) -> None:
+    """Raises ProtocolError if a number of the worker `who` is out of its range, or the position too long."""
     for name, most in _MOST.items():
         if not 0 <= (value := getattr(numbers, name, 0)) <= most:
-            raise ProtocolError(
-                f"worker {worker} is said to have {name} = {value}, expected 0 to {most}"
-            )
+            raise ProtocolError(f"{who} is said to have {name} = {value}, expected 0 to {most}")
     if len(numbers.position) > MAX_POSITION:
         raise ProtocolError(
-            f"worker {worker} is said to have a position of {len(numbers.position)} characters, expected up "
+            f"{who} is said to have a position of {len(numbers.position)} characters, expected up "
             f"to {MAX_POSITION}"
         )
 
 
-def lost_pushes(worker: int, lost: str) -> LostPushesError:
-    """Returns the error of a server that has less of a worker than it had acknowledged."""
+def lost_pushes(name: str, lost: str) -> LostPushesError:
+    """Returns the error of a server that has less of the worker `name` than it had acknowledged."""
     return LostPushesError(
-        f"pushes of worker {worker} are lost: {lost}. The end of this server's update log is gone, as may "
+        f"pushes of {name} are lost: {lost}. The end of this server's update log is gone, as may "
         f"happen with --log-sync os when a machine goes down: start the job again from its checkpoint"
     )
 
@@ -103,7 +102,8 @@ class PushLedger:
         duplicates: Pushes that came again, and were not applied again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._incarnations: dict[int, _Incarnation] = {}
         self._progress: dict[int, WorkerProgress] = {}
         self.duplicates = 0
@@ -129,8 +129,8 @@ class PushLedger:
         pushes = self._incarnation(push_id)
         if push_id.sequence >= pushes.next_sequence + MAX_AHEAD:
             raise ProtocolError(
-                f"push {push_id.sequence} of worker {push_id.worker} came, but push {pushes.next_sequence} "
-                f"did not: a worker numbers its pushes without gaps"
+                f"push {push_id.sequence} of {self._members.name(push_id.worker)} came, but push "
+                f"{pushes.next_sequence} did not: a worker numbers its pushes without gaps"
             )
         pushes.applying.add(push_id.sequence)
         return state

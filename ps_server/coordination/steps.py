@@ -77,8 +77,8 @@ class StepAggregator:
         self.version: Version = 0
         self.num_complete: Version = 0
         self._members = members
-        self._next_step = dict.fromkeys(range(members.num_workers), 0)
-        self._since = dict.fromkeys(range(members.num_workers), 0)
+        self._next_step = dict.fromkeys(range(members.all.total), 0)
+        self._since = dict.fromkeys(range(members.all.total), 0)
         self._absent_from: dict[int, int] = {}
         self._parts: dict[int, dict[int, tuple[Gradients, PushId]]] = {}  # until they are applied
         self._is_applying = False
@@ -154,22 +154,25 @@ class StepAggregator:
         """
         self._members.require(worker)
         if step >= self._absent_from.get(worker, step + 1):
-            raise ProtocolError(f"worker {worker} pushed step {step} after it had left the steps")
+            raise ProtocolError(
+                f"{self._members.name(worker)} pushed step {step} after it had left the steps"
+            )
         if self._num_arriving:
             raise ProtocolError(
-                f"worker {worker} pushed step {step} while another push is applied on arrival: all workers "
-                f"must train in the same mode"
+                f"{self._members.name(worker)} pushed step {step} while another push is applied on arrival: "
+                f"all workers must train in the same mode"
             )
         expected = self._next_step[worker]
         if step > expected:
             raise lost_pushes(
-                worker, f"it pushed step {step}, expected {expected}, at version {self.version}"
+                self._members.name(worker),
+                f"it pushed step {step}, expected {expected}, at version {self.version}",
             )
         # A worker that is one step ahead has pulled from other servers what this one is about to apply.
         if step != expected or step > self.num_complete + 1:
             raise ProtocolError(
-                f"worker {worker} pushed step {step}, expected {expected}, at version {self.version}: it "
-                f"takes part in every step, in order"
+                f"{self._members.name(worker)} pushed step {step}, expected {expected}, at version "
+                f"{self.version}: it takes part in every step, in order"
             )
 
     def add(self, push_id: PushId, step: Version, gradients: Gradients) -> None:
@@ -189,7 +192,7 @@ class StepAggregator:
         self._members.require(worker)
         if self._parts:
             raise ProtocolError(
-                f"worker {worker} pushed to be applied on arrival, but others have pushed steps "
+                f"{self._members.name(worker)} pushed to be applied on arrival, but others have pushed steps "
                 f"{sorted(self._parts)}: all workers must train in the same mode"
             )
         self._num_arriving += 1

@@ -172,7 +172,7 @@ class Handlers:
 
     def completed(self) -> CompletedState:
         """Returns the calls of this job that are not carried out again."""
-        workers = range(self._store.num_workers)
+        workers = range(self._store.members.total)
         return CompletedState(
             shrinks={each: self._completed.answers(self._shrinks_of(each)) for each in workers},
             loads={each: [*self._completed.answers(("Load", each))] for each in workers},
@@ -309,8 +309,8 @@ class Handlers:
                 for of, number in self._completed.answers(caller)
             ):
                 raise ProtocolError(
-                    f"PullChanged {request.number} of worker {worker} came after a later one: its rows would "
-                    f"count as known, and nobody would get them"
+                    f"PullChanged {request.number} of {self._store.members.name(worker)} came after a later "
+                    f"one: its rows would count as known, and nobody would get them"
                 )
             changed = self._store.pull_changed(request.tables, worker, max_rows=request.max_rows)
             return changed.result()

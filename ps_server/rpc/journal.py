@@ -20,6 +20,7 @@ from protos.chunking import PushChunk
 from protos.errors import CheckpointError
 from protos.futures import Answered, Future
 from protos.gradients import Values
+from protos.role import Members
 from protos.spec import DenseSpec
 from protos.store import Member, PushId, Shrunk, StateChunk
 from protos.wire import calls, requests
@@ -82,11 +83,12 @@ class CompletedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The server that writes a log: which one of how many, for how many workers."""
+    """The server that writes a log: which one of how many, for which job."""
 
     server_index: int
     num_servers: int
     num_workers: int
+    num_heter: int = 0
 
     @classmethod
     def of(cls, store: ParameterStore) -> "Owner":
@@ -94,12 +96,14 @@ class Owner:
         return cls(
             server_index=store.server_index,
             num_servers=store.shard_map.num_servers,
-            num_workers=store.num_workers,
+            num_workers=store.members.num_workers,
+            num_heter=store.members.num_heter,
         )
 
     def __str__(self) -> str:
         """Returns the server for a message."""
-        return f"server {self.server_index} of {self.num_servers}, for {self.num_workers} workers"
+        members = Members(self.num_workers, self.num_heter)
+        return f"server {self.server_index} of {self.num_servers}, for {members}"
 
 
 @with_config(ConfigDict(ser_json_inf_nan="constants"))

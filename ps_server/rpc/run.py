@@ -47,7 +47,8 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
 
     logger.info("kernels ready seconds=%.1f", precompile_kernels())
     store = ParameterStore(
-        num_workers=role.num_members,
+        num_workers=role.num_workers,
+        num_heter=len(role.heter_endpoints),
         server_index=role.server_index,
         num_servers=role.num_servers,
         wait_limit_s=settings.wait_limit_s,

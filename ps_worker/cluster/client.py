@@ -173,7 +173,7 @@ class ClusterClient:
                     f"servers have served different numbers of jobs before this one ({served}), so some were "
                     f"restarted and their parameters do not belong together: restart all of them"
                 )
-            self._require_one_job(worker, parts)
+            self._require_one_job(parts)
             # Not before: one that is refused takes nobody's place here.
             self._members[worker], self._leases[worker] = member, lease
             self._transport.servers_recover = all(part.has_update_log for part in parts)
@@ -186,7 +186,7 @@ class ClusterClient:
 
         return Combined(combine)
 
-    def _require_one_job(self, worker: int, joined: Sequence[Joined]) -> None:
+    def _require_one_job(self, joined: Sequence[Joined]) -> None:
         """Raises ProtocolError if one server has recovered an earlier job, and another began anew.
 
         A process goes from barrier to barrier when all servers say so, and nobody trains before the first.
@@ -203,7 +203,7 @@ class ClusterClient:
             )
         )
         raise ProtocolError(
-            f"worker {worker} finds the servers at points that no job has in common ({points}): one went on "
+            f"this process finds the servers at points that no job has in common ({points}): one went on "
             f"with an update log of another job. Stop all servers, remove their update logs, and start the "
             f"job again from its checkpoint"
         )

@@ -54,7 +54,8 @@ def abort_before_joining(role: WorkerRole | HeterRole, error: BaseException) -> 
     from ps_worker.cluster.grpc_transport import Deadlines
 
     # At once: servers that are not there are waited for first.
-    logger.error("worker %d ends, and with it the job: %s", role.worker_index, error)
+    name = role.members.name(role.worker_index)
+    logger.error("%s ends, and with it the job: %s", name, error)
     try:
         with connect(
             role.endpoints,
@@ -62,8 +63,8 @@ def abort_before_joining(role: WorkerRole | HeterRole, error: BaseException) -> 
             deadlines=Deadlines(rpc_s=_ANSWER_S, wait_s=0.0),
             retry_s=0.0,
         ) as store:
-            terms = {"PADDLE_TRAINERS_NUM": str(role.num_members)}
-            store.join(role.worker_index, secrets.randbits(63), terms=terms).result()
+            incarnation = secrets.randbits(63)
+            store.join(role.worker_index, incarnation, terms=role.members.terms).result()
             abort_by(error, store, role.worker_index)
     except AbortedError:
         return  # another worker was first

@@ -54,9 +54,9 @@ class LeaseRenewal:
             try:
                 self._store.renew(self._worker)
             except TransportError as error:
-                logger.warning("lease not renewed worker=%d: %s", self._worker, error)
+                logger.warning("lease not renewed: %s", error)
             except CtrPsError as error:
-                logger.warning("lease refused worker=%d: %s", self._worker, error)
+                logger.warning("lease refused: %s", error)
                 self.refusal = error
                 self._on_refusal(error)
                 self._store.disconnect()
@@ -70,7 +70,7 @@ class LeaseRenewal:
         try:
             self._store.renew(self._worker, is_last=True)
         except CtrPsError as error:
-            logger.warning("lease not given up, it runs out worker=%d: %s", self._worker, error)
+            logger.warning("lease not given up, it runs out: %s", error)
 
     def give_up(self) -> None:
         """Ends the thread, and the lease: whoever waits for this worker to be lost need not wait longer."""

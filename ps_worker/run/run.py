@@ -21,6 +21,7 @@ from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.model import Model
 from protos.errors import AbortedError, UsageError
+from protos.role import Members
 from protos.store import (
     Numbers,
     ReduceOp,
@@ -117,7 +118,7 @@ class Run:
         )
         self._model = model
         self._heter = heter
-        self._num_members = num_workers + num_heter
+        self._members = Members(num_workers, num_heter)
         trained = trained_model(job, model)
         self._trained_model = trained if heter is None else FrontModel(trained, heter)
         self._job = job
@@ -131,7 +132,7 @@ class Run:
         self._membership = Membership(
             store,
             worker,
-            terms={**terms_of(job, self._num_members), **(terms or {})},
+            terms={**terms_of(job, self._members), **(terms or {})},
             limits=job.cluster,
             is_in_process=is_in_process,
         )
@@ -359,7 +360,7 @@ class Run:
         Raises:
             UsageError: If the run has heter trainers, which take no part in an exchange.
         """
-        if self._num_members > self.num_workers:
+        if self._members.num_heter:
             raise UsageError(
                 "rows cannot be shuffled globally in a job with heter trainers: shuffle them locally"
             )
@@ -506,11 +507,11 @@ class Run:
         )
 
 
-def terms_of(job: Job, num_members: int) -> dict[str, str]:
+def terms_of(job: Job, members: Members) -> dict[str, str]:
     """Returns the settings in which all workers of a run must agree, by the names that users know."""
     names = ("model", "strategy", "optimizer", "life")
     return {
-        "PADDLE_TRAINERS_NUM": str(num_members),
+        **members.terms,
         "version of ctr-ps": _version(),
         "train.seed": str(job.train.seed),
         "train.compute": job.train.compute,

@@ -290,10 +290,12 @@ class _Training:
         if not self._run.is_first:
             return replace(own, examples=progress.examples)
         status = store.status()
-        if status.lost:
+        lost = sorted(
+            set(status.lost) & set(range(self._run.num_workers))
+        )  # heter trainers have no data
+        if lost:
             logger.warning(
-                "workers %s were lost: what was left of their data was not trained on",
-                sorted(status.lost),
+                "workers %s were lost: what was left of their data was not trained on", lost
             )
         examples = sum(status.examples.values())
         return replace(
@@ -303,7 +305,7 @@ class _Training:
             examples_per_s=examples / seconds if seconds else 0.0,
             staleness=status.staleness.as_dict(),
             duplicates=status.duplicates,
-            lost_workers=sorted(status.lost),
+            lost_workers=lost,
             tables={name: asdict(table) for name, table in status.tables.items()},
             model_digest=store.digest(),
             checkpoint=None if self._saver is None else self._saver.latest,

@@ -73,7 +73,7 @@ def open_tables(
         Membership(
             store,
             role.worker_index,
-            terms=terms_of(job, role.num_workers),
+            terms=terms_of(job, role.members),
             limits=job.cluster,
             is_in_process=is_in_process(role),
         ) as membership,

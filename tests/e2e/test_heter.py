@@ -161,8 +161,11 @@ def test_another_heter_trainer_takes_over_from_one_that_is_killed(data: Path) ->
         code, out, error = job.end_of("heter.0")
         assert code == 0, error
         assert last_object(out)["examples"] > 12_000
-        assert job.end_of("pserver")[0] == 0
+        code, _, error = job.end_of("pserver")
+        assert code == 0, error
+        assert "heter trainer 1 is lost silent_s=4 on_worker_loss=continue" in error
     assert result["examples"] == 24_000
+    assert result["lost_workers"] == []
     assert result["auc"] > 0.6
 
 

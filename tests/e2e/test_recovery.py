@@ -146,9 +146,9 @@ def test_paused_processes_do_not_change_the_model(
         job.wait_for_steps()
 
         job.pause("worker.1")
-        job.wait_for("server.0", "worker lost worker=1")
+        job.wait_for("server.0", "worker 1 is lost")
         job.resume("worker.1")
-        job.wait_for("server.0", "worker is back worker=1")
+        job.wait_for("server.0", "worker 1 is back")
         job.pause("server.1")
         time.sleep(STOPPED_S)
         job.resume("server.1")

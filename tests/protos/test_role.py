@@ -5,7 +5,7 @@ import re
 import pytest
 
 from protos.errors import RoleError
-from protos.role import HeterRole, ServerRole, WorkerRole, role_from_environment
+from protos.role import HeterRole, Members, ServerRole, WorkerRole, role_from_environment
 
 SERVERS = "10.0.0.1:7164,ps-1.ps:7164,[fd00::3]:7000"
 SERVER = {
@@ -171,14 +171,29 @@ def test_heter_trainers_are_in_a_list_of_either_generation(name, empty):
     roles = [role_from_environment({**SERVER, **listed}), role_from_environment(WORKER | listed)]
 
     assert [role.heter_endpoints for role in roles] == [heter, heter]
-    assert [role.num_members for role in roles] == [4, 4]
+    assert [role.members.total for role in roles] == [4, 4]
     first = {
         key: text for key, text in HETER.items() if not key.startswith(("PADDLE_ALL", "STAGE"))
     }
     role = role_from_environment(first | listed)
     assert isinstance(role, HeterRole)
     assert (role.heter_endpoints, role.heter_index, role.worker_index) == (heter, 1, 3)
-    assert (role.endpoint, role.port, role.num_members) == ("h-1:9000", 9000, 4)
+    assert (role.endpoint, role.port, role.members.total) == ("h-1:9000", 9000, 4)
+    assert role.members.name(role.worker_index) == "heter trainer 1"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "names"),
+    [
+        ([0, 1], "workers [0, 1]"),
+        ([1, 2, 3], "workers [1], heter trainer 0, heter trainer 1"),
+        ([3], "heter trainer 1"),
+        ([4], "workers [4]"),  # of another job
+        ([], "workers []"),
+    ],
+)
+def test_members_are_named_by_their_kind(numbers: list[int], names: str) -> None:
+    assert Members(2, 2).names(numbers) == names
 
 
 @pytest.mark.parametrize(

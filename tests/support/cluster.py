@@ -99,7 +99,7 @@ class Cluster:
         transport = GrpcTransport(self.endpoints, deadlines or Deadlines(rpc_s=10, wait_s=20))
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
-        for worker in range(self.stores[0].num_workers if joins else 0):
+        for worker in range(self.stores[0].members.total if joins else 0):
             client.join(worker, INCARNATION, terms={}).result()
         return client
 
@@ -109,6 +109,7 @@ def cluster(
     *,
     num_servers: int = 1,
     num_workers: int = 1,
+    num_heter: int = 0,
     wait_limit_s: float = 10.0,
     inbox_bytes: int = INBOX_BYTES,
 ) -> Iterator[Cluster]:
@@ -122,6 +123,7 @@ def cluster(
                 servers.start_server(
                     ParameterStore(
                         num_workers=num_workers,
+                        num_heter=num_heter,
                         server_index=server_index,
                         num_servers=num_servers,
                         wait_limit_s=wait_limit_s,

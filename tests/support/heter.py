@@ -77,7 +77,7 @@ def run_job(
     with (
         ExitStack() as ports,
         cluster(
-            num_servers=num_servers, num_workers=num_workers + num_heter, wait_limit_s=30
+            num_servers=num_servers, num_workers=num_workers, num_heter=num_heter, wait_limit_s=30
         ) as servers,
     ):
         held = [ports.enter_context(free_port()) for _ in range(num_heter)]

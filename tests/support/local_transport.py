@@ -91,7 +91,7 @@ class LocalTransport:
 def joined_client(transport: LocalTransport, **settings: int) -> ClusterClient:
     """Returns a client that has joined as each of the workers; `transport.calls` begins after that."""
     client = ClusterClient(transport, **settings)
-    for worker in range(transport.stores[0].num_workers):
+    for worker in range(transport.stores[0].members.total):
         client.join(worker, INCARNATION, terms={}).result()
     transport.calls.clear()
     return client

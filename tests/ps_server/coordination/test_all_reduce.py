@@ -6,10 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
+from protos.role import Members
 from protos.store import ReduceOp
 from ps_server.coordination.all_reduce import Contribution, Reductions, reduce_numbers
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
+WORKERS = Members(4)
+
 OVER_WORKERS = {ReduceOp.SUM: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}
 
 
@@ -30,7 +33,9 @@ def test_numbers_are_reduced_in_worker_order_whoever_came_first(rows, op, order)
     workers = list(range(len(rows)))
     order.shuffle(workers)
 
-    found = reduce_numbers("x", {worker: contribution(*rows[worker], op=op) for worker in workers})
+    found = reduce_numbers(
+        "x", {worker: contribution(*rows[worker], op=op) for worker in workers}, WORKERS
+    )
 
     expected = np.array(rows[0], np.float64)
     with np.errstate(all="ignore"):
@@ -42,7 +47,7 @@ def test_numbers_are_reduced_in_worker_order_whoever_came_first(rows, op, order)
 def test_what_was_given_stays_as_it_was() -> None:
     given = {0: contribution(1.0), 1: contribution(2.0)}
 
-    total = reduce_numbers("x", given)
+    total = reduce_numbers("x", given, WORKERS)
 
     assert given[0].values.tolist() == [1.0]
     assert total is not None
@@ -50,7 +55,7 @@ def test_what_was_given_stays_as_it_was() -> None:
 
 
 def test_barrier_without_numbers_comes_to_none() -> None:
-    assert reduce_numbers("x", {0: None, 1: None}) is None
+    assert reduce_numbers("x", {0: None, 1: None}, WORKERS) is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_numbers_that_do_not_fit_are_named_with_who_gave_them(second, told) -> N
     with pytest.raises(
         ProtocolError, match=f"all_reduce 'x' .* worker 0 2 numbers for SUM, {told};"
     ):
-        reduce_numbers("x", given)
+        reduce_numbers("x", given, WORKERS)
 
 
 def test_what_was_given_last_counts_once() -> None:

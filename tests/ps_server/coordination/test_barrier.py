@@ -6,8 +6,11 @@ import pytest
 
 from protos.errors import ProtocolError
 from protos.limits import MAX_BARRIERS, MAX_NAME_CHARACTERS
+from protos.role import Members
 from ps_server.coordination.barrier import Barriers, PassedBarriers
 from ps_server.coordination.membership import Membership
+
+WORKERS = Members(4)
 
 
 def test_barrier_is_released_when_all_members_have_come() -> None:
@@ -177,7 +180,7 @@ def test_long_name_of_a_barrier_is_refused() -> None:
 
 
 def barriers_of(num_workers: int) -> Barriers:
-    return Barriers(Membership(num_workers))
+    return Barriers(Membership(Members(num_workers)))
 
 
 def leave(barriers: Barriers, worker: int) -> None:
@@ -197,7 +200,7 @@ PASSED = [(1, "start"), (2, "pass"), (3, "pass"), (4, "end")]
 
 def passed(worker: int, *names: str) -> PassedBarriers:
     """Returns what is known of a worker that has passed these barriers, and was answered 10, 20, ..."""
-    barriers = PassedBarriers()
+    barriers = PassedBarriers(WORKERS)
     for number, name in enumerate(names, 1):
         barriers.expect(worker, number)
         barriers.note(name, worker, partial(int, 10 * number), 1)
@@ -246,7 +249,7 @@ def test_answer_with_more_numbers_than_are_kept_is_not_kept(monkeypatch) -> None
 
 
 def test_barrier_without_a_number_is_not_kept() -> None:
-    barriers = PassedBarriers()
+    barriers = PassedBarriers(WORKERS)
 
     barriers.note("pass", 0, partial(int, 10), 1)
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
+from protos.role import Members
 from ps_server.coordination.clocks import Clocks
 from ps_server.coordination.membership import Membership
 
@@ -18,7 +19,7 @@ CALLS = st.lists(
 @given(calls=CALLS, at_least=st.integers(0, 9))
 def test_behind_are_those_that_train_and_have_not_said_so(calls, at_least: int) -> None:
     """A worker has finished the most that it said since it last left a barrier."""
-    clocks = Clocks(Membership(3))
+    clocks = Clocks(Membership(Members(3)))
     said: dict[int, list[int] | None] = {worker: [] for worker in range(3)}
     for call, worker, clock in calls:
         if call == "advance":
@@ -39,7 +40,7 @@ def test_behind_are_those_that_train_and_have_not_said_so(calls, at_least: int) 
 
 
 def test_worker_that_is_done_holds_up_nobody() -> None:
-    clocks = Clocks(Membership(2))
+    clocks = Clocks(Membership(Members(2)))
     clocks.advance(0, 5, 5)
     assert clocks.behind(5) == {1: 0}
 
@@ -51,7 +52,7 @@ def test_worker_that_is_done_holds_up_nobody() -> None:
 
 @pytest.mark.parametrize("worker", [1, 2, -1])
 def test_who_is_done_or_unknown_is_refused_and_changes_nothing(worker: int) -> None:
-    clocks = Clocks(Membership(2))
+    clocks = Clocks(Membership(Members(2)))
     leave(clocks, 1)
 
     with pytest.raises(ProtocolError, match=rf"worker {worker} has finished 3 steps, but .*\[0\]"):
@@ -61,7 +62,7 @@ def test_who_is_done_or_unknown_is_refused_and_changes_nothing(worker: int) -> N
 
 
 def test_worker_that_would_wait_for_itself_is_refused_and_changes_nothing() -> None:
-    clocks = Clocks(Membership(1))
+    clocks = Clocks(Membership(Members(1)))
 
     with pytest.raises(ProtocolError, match="it would wait for itself"):
         clocks.advance(0, 3, 4)

@@ -9,6 +9,7 @@ import pytest
 
 from protos.chunking import PushChunk
 from protos.errors import (
+    AbortedError,
     CtrPsError,
     GradientError,
     LostPushesError,
@@ -17,6 +18,7 @@ from protos.errors import (
 )
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
+from protos.role import Members
 from protos.store import (
     Acknowledged,
     Future,
@@ -33,9 +35,9 @@ from ps_server.coordination.push_ledger import progress_of
 from tests.support.stores import INCARNATION, member
 
 
-def workers_of(num_workers: int, wait_limit_s: float = 10.0) -> Coordinator:
+def workers_of(num_workers: int, wait_limit_s: float = 10.0, *, num_heter: int = 0) -> Coordinator:
     return Coordinator(
-        num_workers,
+        Members(num_workers, num_heter),
         wait_limit_s=wait_limit_s,
         inbox_bytes=1000,
     )
@@ -328,7 +330,7 @@ def test_part_of_a_step_that_comes_again_counts_once() -> None:
 
 def joined_workers(policy: WorkerLoss, failures: list[str], num_workers: int = 3) -> Coordinator:
     workers = Coordinator(
-        num_workers, wait_limit_s=10.0, inbox_bytes=1000, on_failure=failures.append
+        Members(num_workers), wait_limit_s=10.0, inbox_bytes=1000, on_failure=failures.append
     )
     for worker in range(num_workers):
         join(workers, member(worker), policy).result()
@@ -600,3 +602,44 @@ def test_workers_that_others_wait_for_are_named(caplog: pytest.LogCaptureFixture
         "waiting for workers [0, 2] at=step 0 waited_s=40",
         "waiting for workers [0, 2] at=step 0 waited_s=80",
     ]
+
+
+def test_heter_trainers_that_others_wait_for_are_named_as_such(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    coordinator = workers_of(2, wait_limit_s=0.01, num_heter=1)
+    start = coordinator.barrier("start", 0, step=0)
+    coordinator.pass_time(6.0)
+
+    with pytest.raises(WaitTimeoutError, match=r"workers \[1\], heter trainer 0 did not come"):
+        start.result()
+    coordinator.push_part(Gradients(), push_id(worker=1), 0)
+    with pytest.raises(
+        WaitTimeoutError, match="step 0 lacks the gradients of heter trainer 0; see"
+    ):
+        coordinator.at_version(1, lambda: None).result()
+
+    assert caplog.messages == [
+        "waiting for workers [1], heter trainer 0 at=barrier start waited_s=6"
+    ]
+
+
+def test_lost_heter_trainer_ends_the_job_by_its_name() -> None:
+    coordinator = workers_of(2, num_heter=1)
+    for worker in range(3):
+        join(coordinator, member(worker), WorkerLoss.FAIL).result()
+
+    lose(coordinator, 2)
+
+    assert coordinator.failure.startswith("nothing was heard of heter trainer 0 for 3 s")
+    with pytest.raises(AbortedError, match="heter trainer 0"):
+        coordinator.at_version(1, lambda: None)
+
+
+def test_heter_trainer_that_aborts_the_job_is_named() -> None:
+    coordinator = workers_of(2, num_heter=2)
+
+    coordinator.abort(3, "no memory")
+
+    assert coordinator.failure == "heter trainer 1 aborted the job: no memory"

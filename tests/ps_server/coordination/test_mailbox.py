@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
 from protos.limits import MAX_EXCHANGES, MAX_NAME_CHARACTERS
+from protos.role import Members
 from protos.store import Message
 from ps_server.coordination.mailbox import Mailbox
 from ps_server.coordination.membership import Membership
@@ -41,7 +42,7 @@ def taken(mailbox: Mailbox, received: int = 0, max_bytes: int = MANY) -> list[by
 
 
 def test_messages_come_in_the_order_in_which_they_were_posted() -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     assert taken(mailbox) is None
 
     mailbox.post("exchange", message(0, b"a"))
@@ -52,7 +53,7 @@ def test_messages_come_in_the_order_in_which_they_were_posted() -> None:
 
 
 def test_what_was_not_acknowledged_comes_again_and_what_was_is_forgotten() -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     for sequence, content in enumerate([b"a", b"bb", b"ccc"]):
         mailbox.post("exchange", message(sequence, content))
 
@@ -65,14 +66,14 @@ def test_what_was_not_acknowledged_comes_again_and_what_was_is_forgotten() -> No
 
 
 def test_one_message_comes_however_large_it_is() -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     mailbox.post("exchange", message(0, b"large"))
 
     assert taken(mailbox, max_bytes=1) == [b"large"]
 
 
 def test_the_end_is_when_all_workers_have_posted_their_last_and_all_is_taken() -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     mailbox.post("exchange", message(0))
     mailbox.post("exchange", message(1, None))
     assert mailbox.missing("exchange", 1) == [1]
@@ -85,7 +86,7 @@ def test_the_end_is_when_all_workers_have_posted_their_last_and_all_is_taken() -
 
 
 def test_what_is_posted_again_does_not_count_again() -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     for sequence, content in [(0, b"a"), (0, b"a"), (1, None), (1, None), (0, b"a")]:
         mailbox.post("exchange", message(sequence, content))
     mailbox.post("exchange", message(0, None, sender=1))
@@ -98,7 +99,7 @@ def test_what_is_posted_again_does_not_count_again() -> None:
 
 
 def test_message_is_accepted_once_it_fits() -> None:
-    mailbox = Mailbox(Membership(2), inbox_bytes=10)
+    mailbox = Mailbox(Membership(Members(2)), inbox_bytes=10)
     mailbox.post("exchange", message(0, b"x" * 6))
     mailbox.post("exchange", message(0, b"y" * 5, sender=1))
     assert mailbox.is_accepted("exchange", message(0))
@@ -111,13 +112,13 @@ def test_message_is_accepted_once_it_fits() -> None:
 
 @pytest.mark.parametrize("is_restored", [False, True])
 def test_room_is_what_the_receiver_has_taken_before_a_restart_too(is_restored: bool) -> None:
-    mailbox = Mailbox(Membership(2), inbox_bytes=10)
+    mailbox = Mailbox(Membership(Members(2)), inbox_bytes=10)
     for sequence in range(2):
         mailbox.post("exchange", message(sequence, b"8 bytes."))
         mailbox.acknowledge("exchange", 1, sequence)
     if is_restored:
         state, waiting = mailbox.state(), mailbox.waiting()
-        mailbox = Mailbox(Membership(2), inbox_bytes=10)
+        mailbox = Mailbox(Membership(Members(2)), inbox_bytes=10)
         mailbox.restore(state)
         for each in waiting:
             mailbox.hold(each)
@@ -130,14 +131,14 @@ def test_room_is_what_the_receiver_has_taken_before_a_restart_too(is_restored: b
 
 
 def test_message_over_the_limit_is_accepted_when_nothing_is_before_it() -> None:
-    mailbox = Mailbox(Membership(2), inbox_bytes=10)
+    mailbox = Mailbox(Membership(Members(2)), inbox_bytes=10)
     mailbox.post("exchange", message(0, b"x" * 11))
 
     assert mailbox.is_accepted("exchange", message(0))
 
 
 def test_last_of_a_sender_needs_no_room() -> None:
-    mailbox = Mailbox(Membership(2), inbox_bytes=10)
+    mailbox = Mailbox(Membership(Members(2)), inbox_bytes=10)
     mailbox.post("exchange", message(0, b"x" * 11))
     mailbox.post("exchange", message(0, None, sender=1))
 
@@ -145,7 +146,7 @@ def test_last_of_a_sender_needs_no_room() -> None:
 
 
 def test_sender_that_does_not_wait_for_an_answer_is_refused() -> None:
-    mailbox = Mailbox(Membership(2), inbox_bytes=10)
+    mailbox = Mailbox(Membership(Members(2)), inbox_bytes=10)
     mailbox.post("exchange", message(0, b"x" * 8))
     mailbox.post("exchange", message(1, b"x" * 8))
 
@@ -158,7 +159,7 @@ def test_sender_that_does_not_wait_for_an_answer_is_refused() -> None:
 
 
 def test_message_that_leaves_a_number_out_or_comes_after_the_last_is_refused() -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     with pytest.raises(
         ProtocolError, match=r"message 1 from worker 0 .* expected 0: was this server"
     ):
@@ -173,7 +174,7 @@ def test_message_that_leaves_a_number_out_or_comes_after_the_last_is_refused() -
 
 @pytest.mark.parametrize("received", [0, 3])
 def test_receiver_that_has_what_the_server_has_not_is_refused(received: int) -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     mailbox.post("exchange", message(0))
     mailbox.post("exchange", message(1))
     mailbox.acknowledge("exchange", 1, 1)
@@ -188,7 +189,7 @@ def test_receiver_that_has_what_the_server_has_not_is_refused(received: int) -> 
 
 @pytest.mark.parametrize("worker", [0, 2, -1])
 def test_who_is_done_or_unknown_is_refused(worker: int) -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     leave(mailbox, 0)
 
     for attempt in (
@@ -207,7 +208,7 @@ def test_who_is_done_or_unknown_is_refused(worker: int) -> None:
 
 
 def test_who_waits_for_one_that_left_is_told_so() -> None:
-    mailbox = Mailbox(Membership(3), inbox_bytes=1)
+    mailbox = Mailbox(Membership(Members(3)), inbox_bytes=1)
     mailbox.post("exchange", message(0, None, sender=1))
     mailbox.post("exchange", Message(sender=1, receiver=0, sequence=0, content=b"a"))
     unanswered = Message(sender=1, receiver=0, sequence=1, content=b"b")
@@ -223,7 +224,7 @@ def test_who_waits_for_one_that_left_is_told_so() -> None:
 
 
 def test_next_exchange_makes_the_one_before_forgotten() -> None:
-    mailbox = Mailbox(Membership(2), inbox_bytes=5)
+    mailbox = Mailbox(Membership(Members(2)), inbox_bytes=5)
     mailbox.post("exchange", message(0))
     mailbox.post("next", message(0, b"new"))
     mailbox.post("exchange", message(1))
@@ -237,7 +238,7 @@ def test_next_exchange_makes_the_one_before_forgotten() -> None:
 
 
 def test_exchange_that_its_receiver_never_took_from_is_forgotten_with_the_next() -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     mailbox.post("exchange", message(0))
     mailbox.post("next", message(0, b"new"))
     mailbox.post("after", message(0, b"newest"))
@@ -248,7 +249,7 @@ def test_exchange_that_its_receiver_never_took_from_is_forgotten_with_the_next()
 
 
 def test_message_in_one_more_exchange_than_a_receiver_may_have_is_refused() -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     for number in range(MAX_EXCHANGES):
         mailbox.post(f"exchange-{number}", message(0))
 
@@ -265,7 +266,7 @@ def test_message_in_one_more_exchange_than_a_receiver_may_have_is_refused() -> N
 
 def test_empty_messages_are_bounded_by_their_number(monkeypatch) -> None:
     monkeypatch.setattr("ps_server.coordination.mailbox.MAX_MESSAGES", 3)
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     for sequence in range(3):
         mailbox.post("exchange", message(sequence, b""))
 
@@ -277,7 +278,7 @@ def test_empty_messages_are_bounded_by_their_number(monkeypatch) -> None:
 
 
 def test_long_name_of_an_exchange_is_refused() -> None:
-    mailbox = Mailbox(Membership(2))
+    mailbox = Mailbox(Membership(Members(2)))
     longest = "x" * MAX_NAME_CHARACTERS
 
     with pytest.raises(ProtocolError, match=r"exchange 'x{100}'... has 101 characters"):
@@ -302,7 +303,7 @@ def test_every_message_comes_once_and_the_inbox_stays_within_its_bound(
 
     Now and then another mailbox takes over the state.
     """
-    mailbox = Mailbox(Membership(3), inbox_bytes=50)
+    mailbox = Mailbox(Membership(Members(3)), inbox_bytes=50)
     sequences = [0, 0, 0]
     received: list[Message] = []
     may_take, may_restart = iter(takes), iter(restarts)

@@ -3,12 +3,13 @@
 import pytest
 
 from protos.errors import JobError, ProtocolError
+from protos.role import Members
 from protos.store import Lease, Member, WorkerLoss
 from ps_server.coordination.membership import Membership
 
 
 def test_workers_are_present_until_they_leave() -> None:
-    members = Membership(3)
+    members = Membership(Members(3))
     assert members.present == [0, 1, 2]
 
     members.leave(1)
@@ -26,7 +27,7 @@ def test_workers_are_present_until_they_leave() -> None:
 
 @pytest.mark.parametrize("worker", [3, -1])
 def test_worker_that_the_job_does_not_have_is_refused(worker: int) -> None:
-    members = Membership(3)
+    members = Membership(Members(3))
 
     for call in (members.require, members.leave):
         with pytest.raises(ProtocolError, match=f"worker {worker} called, but this job has 3"):
@@ -36,7 +37,7 @@ def test_worker_that_the_job_does_not_have_is_refused(worker: int) -> None:
 
 
 def test_place_is_taken_by_one_process() -> None:
-    members = Membership(2)
+    members = Membership(Members(2))
     members.join(Member(1, 5), {}, None)
     members.join(Member(1, 5), {}, None)  # sent again
 
@@ -49,7 +50,7 @@ def test_place_is_taken_by_one_process() -> None:
 
 
 def test_place_of_a_worker_that_has_left_is_not_taken_again() -> None:
-    members = Membership(2)
+    members = Membership(Members(2))
     members.join(Member(1, 5), {}, None)
     members.leave(1)
 
@@ -58,7 +59,7 @@ def test_place_of_a_worker_that_has_left_is_not_taken_again() -> None:
 
 
 def test_processes_agree_on_their_terms() -> None:
-    members = Membership(3)
+    members = Membership(Members(3))
     members.join(Member(0, 5), {"mode": "sync"}, None)
     members.join(Member(1, 6), {"mode": "sync", "epochs": "2"}, None)
 
@@ -71,7 +72,7 @@ def test_processes_agree_on_their_terms() -> None:
 
 
 def test_all_that_processes_disagree_on_is_told() -> None:
-    members = Membership(2)
+    members = Membership(Members(2))
     members.join(Member(0, 5), {"train.seed": "0", "epochs": "2", "shuffle": "none"}, None)
 
     with pytest.raises(JobError) as refused:
@@ -85,7 +86,7 @@ def test_all_that_processes_disagree_on_is_told() -> None:
 
 
 def test_of_many_disagreements_the_first_are_told() -> None:
-    members = Membership(2)
+    members = Membership(Members(2))
     terms = {f"term-{number}": "a" * 1000 for number in range(100)}
     members.join(Member(0, 5), terms, None)
 
@@ -98,7 +99,7 @@ def test_of_many_disagreements_the_first_are_told() -> None:
 
 
 def test_processes_agree_with_the_server_on_how_many_they_are() -> None:
-    members = Membership(2)
+    members = Membership(Members(2))
 
     with pytest.raises(
         JobError,
@@ -107,8 +108,29 @@ def test_processes_agree_with_the_server_on_how_many_they_are() -> None:
         members.join(Member(2, 7), {"PADDLE_TRAINERS_NUM": "3"}, None)
 
 
+def test_processes_agree_with_the_server_on_how_many_of_them_are_heter_trainers() -> None:
+    members = Membership(Members(2, 1))
+    members.join(Member(2, 7), Members(2, 1).terms, None)
+
+    told = r"heter trainers = 0 \(the server has heter trainers = 1\)"
+    with pytest.raises(JobError, match=rf"worker 0 has .* PADDLE_TRAINERS_NUM = 3 .*{told}"):
+        members.join(Member(0, 8), Members(3).terms, None)
+
+
+def test_second_process_in_a_heter_trainer_s_place_is_told_by_what_it_is_one() -> None:
+    members = Membership(Members(2, 1))
+    members.join(Member(2, 7), {}, None)
+
+    with pytest.raises(
+        ProtocolError,
+        match=r"^heter trainer 0 of this job is another process.* two processes have the POD_IP and "
+        r"PADDLE_PORT of heter trainer 0",
+    ):
+        members.join(Member(2, 8), {}, None)
+
+
 def test_stranger_has_no_say_in_the_terms_of_a_job_that_runs() -> None:
-    members = Membership(1)
+    members = Membership(Members(1))
     members.join(Member(0, 5), {"mode": "sync"}, None)
 
     for worker in (0, 1):
@@ -120,7 +142,7 @@ WAIT = Lease(seconds=3.0, on_worker_loss=WorkerLoss.WAIT)
 
 
 def job_that_waits() -> Membership:
-    members = Membership(2)
+    members = Membership(Members(2))
     members.join(Member(0, 5), {}, WAIT)
     members.join(Member(1, 6), {}, WAIT)
     return members
@@ -169,7 +191,7 @@ def test_worker_that_is_back_and_leaves_may_call_after_a_restart() -> None:
     members.hear_of(Member(0, 5))
     members.leave(0)
 
-    after = Membership(2)
+    after = Membership(Members(2))
     after.restore(members.state())
 
     after.require_place(Member(0, 5))
@@ -235,7 +257,7 @@ def test_process_that_ends_its_lease_is_lost_at_once() -> None:
 
 
 def test_process_without_a_lease_has_none_to_end() -> None:
-    members = Membership(1)
+    members = Membership(Members(1))
     members.join(Member(0, 5), {}, None)
 
     members.end_lease(0)
@@ -255,7 +277,7 @@ def test_process_whose_place_has_a_living_one_is_refused() -> None:
 
 
 def test_process_with_other_terms_takes_no_place() -> None:
-    members = Membership(1)
+    members = Membership(Members(1))
     members.join(Member(0, 5), {"mode": "sync"}, WAIT)
     members.lose(0)
 
@@ -266,7 +288,7 @@ def test_process_with_other_terms_takes_no_place() -> None:
 
 
 def test_worker_the_others_went_on_without_is_told_so() -> None:
-    members = Membership(2)
+    members = Membership(Members(2))
     lease = Lease(seconds=3.0, on_worker_loss=WorkerLoss.CONTINUE)
     members.join(Member(0, 5), {}, lease)
     members.lose(0)
@@ -278,7 +300,7 @@ def test_worker_the_others_went_on_without_is_told_so() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_lease_is_refused(seconds: float) -> None:
-    members = Membership(1)
+    members = Membership(Members(1))
 
     with pytest.raises(ProtocolError, match="has a lease of"):
         members.join(Member(0, 5), {}, Lease(seconds=seconds, on_worker_loss=WorkerLoss.FAIL))

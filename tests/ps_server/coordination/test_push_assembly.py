@@ -6,9 +6,12 @@ import pytest
 from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad
+from protos.role import Members
 from protos.store import BlockState, PushId, StateChunk
 from ps_server.coordination import push_assembly
 from ps_server.coordination.push_assembly import WINDOW, PushAssembler
+
+WORKERS = Members(4)
 
 
 def push_id(sequence=0, worker=0, incarnation=7):
@@ -28,14 +31,14 @@ def part(number, of):
 
 
 def test_push_in_one_part_is_complete_at_once():
-    assembler = PushAssembler()
+    assembler = PushAssembler(WORKERS)
 
     assert assembler.add(push_id(), part(0, 1)) == [part(0, 1)]
     assert assembler.num_incomplete == 0
 
 
 def test_push_is_complete_with_its_last_part_and_in_order():
-    assembler = PushAssembler()
+    assembler = PushAssembler(WORKERS)
 
     assert assembler.add(push_id(), part(2, 3)) is None
     assert assembler.add(push_id(), part(0, 3)) is None
@@ -44,7 +47,7 @@ def test_push_is_complete_with_its_last_part_and_in_order():
 
 
 def test_pushes_and_workers_do_not_mix():
-    assembler = PushAssembler()
+    assembler = PushAssembler(WORKERS)
 
     for sequence, worker in [(0, 0), (1, 0), (0, 1)]:
         assert assembler.add(push_id(sequence, worker), part(0, 2)) is None
@@ -54,7 +57,7 @@ def test_pushes_and_workers_do_not_mix():
 
 
 def test_contradicting_part_is_refused():
-    assembler = PushAssembler()
+    assembler = PushAssembler(WORKERS)
     assembler.add(push_id(), part(1, 3))
 
     with pytest.raises(
@@ -64,7 +67,7 @@ def test_contradicting_part_is_refused():
 
 
 def test_part_that_comes_again_counts_once():
-    assembler = PushAssembler()
+    assembler = PushAssembler(WORKERS)
 
     assert assembler.add(push_id(), part(0, 2)) is None
     assert assembler.add(push_id(), part(0, 2)) is None
@@ -73,7 +76,7 @@ def test_part_that_comes_again_counts_once():
 
 def test_parts_that_wait_for_others_are_bounded(monkeypatch):
     monkeypatch.setattr(push_assembly, "MAX_INCOMPLETE_VALUES", 100)
-    assembler = PushAssembler()
+    assembler = PushAssembler(WORKERS)
     dense = [("tower", 0, DenseGrad(np.zeros(60, np.float32), 1))]
     large = PushChunk(sparse=[], dense=dense, chunk=0, num_chunks=2)
     assembler.add(push_id(0), large)
@@ -102,11 +105,11 @@ def test_every_number_of_a_chunk_of_state_counts(monkeypatch):
 @pytest.mark.parametrize(("number", "of"), [(3, 3), (0, 0)])
 def test_part_beyond_the_last_is_refused(number, of):
     with pytest.raises(ProtocolError, match=f"has chunk {number} of {of}"):
-        PushAssembler().add(push_id(), part(number, of))
+        PushAssembler(WORKERS).add(push_id(), part(number, of))
 
 
 def test_new_incarnation_drops_what_the_old_one_began():
-    assembler = PushAssembler()
+    assembler = PushAssembler(WORKERS)
     assembler.add(push_id(incarnation=7), part(0, 2))
 
     assert assembler.add(push_id(incarnation=8), part(1, 2)) is None
@@ -114,7 +117,7 @@ def test_new_incarnation_drops_what_the_old_one_began():
 
 
 def test_incomplete_push_is_dropped_after_a_window_and_its_late_part_refused():
-    assembler = PushAssembler()
+    assembler = PushAssembler(WORKERS)
     for sequence in range(WINDOW + 1):
         assembler.add(push_id(sequence), part(0, 2))
 

@@ -5,8 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
+from protos.role import Members
 from protos.store import PushId, WorkerProgress
 from ps_server.coordination.push_ledger import MAX_AHEAD, PushLedger, PushState
+
+WORKERS = Members(4)
 
 
 def push_id(sequence: int, *, worker: int = 0, incarnation: int = 1, first_step: int = 0) -> PushId:
@@ -34,7 +37,7 @@ def steps(ledger: PushLedger) -> dict[int, int]:
 
 @given(order=st.permutations(range(6)))
 def test_progress_is_the_last_push_before_the_first_gap(order: list[int]) -> None:
-    ledger = PushLedger()
+    ledger = PushLedger(WORKERS)
     applied: set[int] = set()
 
     for sequence in order:
@@ -46,7 +49,7 @@ def test_progress_is_the_last_push_before_the_first_gap(order: list[int]) -> Non
 
 
 def test_progress_is_what_the_push_id_says() -> None:
-    ledger = PushLedger()
+    ledger = PushLedger(WORKERS)
 
     apply(ledger, push_id(0, worker=3, incarnation=9, first_step=20))
 
@@ -56,7 +59,7 @@ def test_progress_is_what_the_push_id_says() -> None:
 
 
 def test_worker_that_comes_again_begins_with_push_0() -> None:
-    ledger = PushLedger()
+    ledger = PushLedger(WORKERS)
     apply(ledger, push_id(0))
     apply(ledger, push_id(2))
 
@@ -68,7 +71,7 @@ def test_worker_that_comes_again_begins_with_push_0() -> None:
 
 
 def test_restored_progress_holds_until_the_first_push() -> None:
-    before, ledger = PushLedger(), PushLedger()
+    before, ledger = PushLedger(WORKERS), PushLedger(WORKERS)
     apply(before, push_id(0, worker=0))
     apply(before, push_id(0, worker=1))
 
@@ -81,7 +84,7 @@ def test_restored_progress_holds_until_the_first_push() -> None:
 
 
 def test_push_is_applied_once() -> None:
-    ledger = PushLedger()
+    ledger = PushLedger(WORKERS)
 
     assert ledger.begin(push_id(0)) is PushState.NEW
     assert ledger.begin(push_id(0)) is PushState.APPLYING
@@ -91,7 +94,7 @@ def test_push_is_applied_once() -> None:
 
 
 def test_push_that_overtook_another_is_known() -> None:
-    ledger = PushLedger()
+    ledger = PushLedger(WORKERS)
     apply(ledger, push_id(2))
 
     assert ledger.state(push_id(2)) is PushState.APPLIED
@@ -99,7 +102,7 @@ def test_push_that_overtook_another_is_known() -> None:
 
 
 def test_push_that_failed_may_come_again() -> None:
-    ledger = PushLedger()
+    ledger = PushLedger(WORKERS)
     ledger.begin(push_id(0))
 
     ledger.abandon(push_id(0))
@@ -108,7 +111,7 @@ def test_push_that_failed_may_come_again() -> None:
 
 
 def test_push_of_another_process_is_another_push() -> None:
-    ledger = PushLedger()
+    ledger = PushLedger(WORKERS)
     apply(ledger, push_id(0))
 
     assert ledger.begin(push_id(0, incarnation=2)) is PushState.NEW
@@ -116,7 +119,7 @@ def test_push_of_another_process_is_another_push() -> None:
 
 
 def test_push_far_beyond_a_gap_is_refused() -> None:
-    ledger = PushLedger()
+    ledger = PushLedger(WORKERS)
     apply(ledger, push_id(0))
 
     with pytest.raises(ProtocolError, match="but push 1 did not"):
@@ -124,7 +127,7 @@ def test_push_far_beyond_a_gap_is_refused() -> None:
 
 
 def test_ledger_is_restored() -> None:
-    before, after = PushLedger(), PushLedger()
+    before, after = PushLedger(WORKERS), PushLedger(WORKERS)
     for sequence in (0, 1, 4):
         apply(before, push_id(sequence))
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.role import Members
 from protos.store import PushId
 from ps_server.coordination.membership import Membership
 from ps_server.coordination.steps import CompleteStep, StepAggregator
@@ -22,7 +23,7 @@ def test_any_interleaving_completes_the_same_steps(
     num_steps: list[int], data: st.DataObject
 ) -> None:
     """Each worker adds its steps and leaves at their number; the order among workers is free."""
-    steps = StepAggregator(Membership(len(num_steps)))
+    steps = StepAggregator(Membership(Members(len(num_steps))))
     next_step = dict.fromkeys(range(len(num_steps)), 0)
     complete = []
     while next_step:
@@ -47,7 +48,7 @@ def test_any_interleaving_completes_the_same_steps(
 
 
 def test_parts_come_in_worker_order_whoever_was_first() -> None:
-    steps = StepAggregator(Membership(3))
+    steps = StepAggregator(Membership(Members(3)))
     for worker in (2, 0, 1):
         assert take_all(steps) == []
         add(steps, worker, 0)
@@ -56,7 +57,7 @@ def test_parts_come_in_worker_order_whoever_was_first() -> None:
 
 
 def test_worker_may_be_one_step_ahead() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     add(steps, 0, 0)
     add(steps, 0, 1)
     add(steps, 1, 0)
@@ -66,7 +67,7 @@ def test_worker_may_be_one_step_ahead() -> None:
 
 
 def test_leaving_completes_a_step_that_waited_for_it() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     add(steps, 0, 0)
     steps.leave(1, 0)
 
@@ -74,7 +75,7 @@ def test_leaving_completes_a_step_that_waited_for_it() -> None:
 
 
 def test_parts_sent_before_leaving_count() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     add(steps, 1, 0)
     steps.leave(1, 1)
     add(steps, 0, 0)
@@ -83,7 +84,7 @@ def test_parts_sent_before_leaving_count() -> None:
 
 
 def test_step_in_which_nobody_takes_part_does_not_complete() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     steps.leave(0, 0)
     steps.leave(1, 0)
 
@@ -92,7 +93,7 @@ def test_step_in_which_nobody_takes_part_does_not_complete() -> None:
 
 
 def test_behind_names_exactly_the_workers_that_are_missing() -> None:
-    steps = StepAggregator(Membership(4))
+    steps = StepAggregator(Membership(Members(4)))
     add(steps, 1, 0)
     steps.leave(2, 0)
     steps.leave(3, 1)
@@ -102,7 +103,7 @@ def test_behind_names_exactly_the_workers_that_are_missing() -> None:
 
 
 def test_worker_that_rejoins_goes_on_at_the_version() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     steps.leave(1, 0)
     for step in range(3):
         add(steps, 0, step)
@@ -131,7 +132,7 @@ def test_part_out_of_turn_is_refused_and_changes_nothing(
     worker: int, step: int, message: str
 ) -> None:
     """Version 1; worker 0 is a step ahead, worker 1 is behind, worker 2 has left."""
-    steps = StepAggregator(Membership(3))
+    steps = StepAggregator(Membership(Members(3)))
     steps.leave(2, 0)
     for known, number in ((0, 0), (1, 0), (0, 1)):
         add(steps, known, number)
@@ -148,7 +149,7 @@ def test_part_out_of_turn_is_refused_and_changes_nothing(
 
 
 def test_worker_two_steps_ahead_is_refused() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     add(steps, 0, 0)
     add(steps, 0, 1)
 
@@ -159,7 +160,7 @@ def test_worker_two_steps_ahead_is_refused() -> None:
 
 
 def test_arrival_moves_the_version_and_everyone_s_next_step() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
 
     steps.begin_arrival(1)
     assert steps.version == 0
@@ -172,7 +173,7 @@ def test_arrival_moves_the_version_and_everyone_s_next_step() -> None:
 
 
 def test_worker_that_waits_while_others_push_on_arrival_goes_on_at_the_version() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     steps.leave(1, 0)
     steps.begin_arrival(0)
     steps.end_arrival(5)
@@ -186,7 +187,7 @@ def test_worker_that_waits_while_others_push_on_arrival_goes_on_at_the_version()
 
 
 def test_arrival_is_refused_while_a_step_waits_for_parts() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     add(steps, 0, 0)
 
     with pytest.raises(ProtocolError, match=r"worker 1 .* others have pushed steps \[0\]"):
@@ -197,7 +198,7 @@ def test_arrival_is_refused_while_a_step_waits_for_parts() -> None:
 
 
 def test_part_of_a_step_is_refused_while_a_push_is_applied_on_arrival() -> None:
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     steps.begin_arrival(0)
 
     with pytest.raises(ProtocolError, match="worker 1 pushed step 0 while another push"):
@@ -209,7 +210,7 @@ def test_part_of_a_step_is_refused_while_a_push_is_applied_on_arrival() -> None:
 
 def test_arrival_of_a_stranger_is_refused() -> None:
     with pytest.raises(ProtocolError, match="worker 2 called, but this job has 2 workers"):
-        StepAggregator(Membership(2)).begin_arrival(2)
+        StepAggregator(Membership(Members(2))).begin_arrival(2)
 
 
 def test_a_heter_trainers_gradient_is_over_the_examples_that_it_says() -> None:
@@ -253,7 +254,7 @@ def take_all(steps: StepAggregator) -> list[list[tuple[int, int]]]:
 
 
 def test_one_step_at_a_time_is_taken_and_the_version_moves_on_when_it_is_applied() -> None:
-    steps = StepAggregator(Membership(1))
+    steps = StepAggregator(Membership(Members(1)))
     for step in range(2):
         add(steps, 0, step)
     first = steps.take_complete_step()
@@ -270,7 +271,7 @@ def test_one_step_at_a_time_is_taken_and_the_version_moves_on_when_it_is_applied
 
 def test_parts_of_the_next_steps_are_taken_while_one_is_applied() -> None:
     """A worker may be one step ahead of those that are complete, applied or not."""
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     for worker in range(2):
         add(steps, worker, 0)
     steps.take_complete_step()
@@ -289,7 +290,7 @@ def test_parts_of_the_next_steps_are_taken_while_one_is_applied() -> None:
 
 def test_sum_of_a_step_is_over_the_examples_of_all_its_workers() -> None:
     ones, nothing = DenseGrad(np.ones(2, np.float32), 8), Gradients()
-    steps = StepAggregator(Membership(2))
+    steps = StepAggregator(Membership(Members(2)))
     steps.add(push_id(0, 8), 0, Gradients(dense={"block": ones}))
     steps.add(push_id(1, 24), 0, nothing)
     step = steps.take_complete_step()

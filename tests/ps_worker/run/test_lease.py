@@ -112,8 +112,8 @@ def test_renewal_goes_on_after_servers_that_were_away(caplog) -> None:
         assert store.wait_for(5)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "lease not renewed worker=3: ps-0:1 is away",
-        "lease not renewed worker=3: ps-1:1 is away",
+        "lease not renewed: ps-0:1 is away",
+        "lease not renewed: ps-1:1 is away",
     ]
 
 
@@ -125,7 +125,7 @@ def test_renewal_ends_when_a_server_refuses_it(caplog) -> None:
         assert has_ended(lease)
 
     assert store.workers == [3, 3]
-    assert "lease refused worker=3: worker 3 is another process by now" in caplog.text
+    assert "lease refused: worker 3 is another process by now" in caplog.text
 
 
 def test_lease_is_given_up_after_its_last_renewal(caplog) -> None:
@@ -148,7 +148,7 @@ def test_lease_that_servers_do_not_hear_of_runs_out(caplog) -> None:
     with renewal(store, lease_s=3600.0) as lease:
         lease.give_up()
 
-    assert "lease not given up, it runs out worker=3: ps-0:1 is away" in caplog.text
+    assert "lease not given up, it runs out: ps-0:1 is away" in caplog.text
 
 
 def test_closing_ends_a_long_pause() -> None:

@@ -31,7 +31,7 @@ def run_of(
         small_model(),
         settings,
         worker=worker,
-        num_workers=store.num_workers,
+        num_workers=store.members.num_workers,
         is_in_process=is_in_process,
     )
 
