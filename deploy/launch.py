@@ -69,7 +69,8 @@ def command(
         ),
     ] = 0,
     heter_device: Annotated[
-        Literal["cpu", "gpu"], typer.Option(help="Device of the heter trainers.")
+        Literal["cpu", "gpu"],
+        typer.Option("--heter-device", "--heter_devices", help="Device of the heter trainers."),
     ] = "cpu",
     log_dir: Annotated[Path, typer.Option(file_okay=False, help="Folder of the log files.")] = Path(
         "log"
@@ -148,7 +149,13 @@ def command(
         policy=replace(policy, max_restarts=max_restarts, durability=durability),
         checkpoints=checkpoints,
         is_resumed=is_resumed,
-        chaos=_chaos_of(chaos, chaos_seed, num_servers=server_num, num_workers=worker_num),
+        chaos=_chaos_of(
+            chaos,
+            seed=chaos_seed,
+            num_servers=server_num,
+            num_workers=worker_num,
+            num_heter=heter_num,
+        ),
         as_json=json and bool(chaos or max_restarts),
     )
     terminal = Terminal(to_descriptor(sys.stdout.fileno()), to_descriptor(sys.stderr.fileno()))
@@ -165,11 +172,12 @@ def _policy_of_job(path: Path, job: JobSettings) -> Policy:
     )
 
 
-def _chaos_of(text: str | None, seed: int, *, num_servers: int, num_workers: int) -> Chaos:
+def _chaos_of(text: str | None, **run: int) -> Chaos:
+    """Returns what the sentences say of a run; see `parse`."""
     if text is None:
         return Chaos()
     try:
-        return parse(text, num_servers=num_servers, num_workers=num_workers, seed=seed)
+        return parse(text, **run)
     except SentenceError as error:
         raise typer.BadParameter(f"--chaos: {error}") from error
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Role = Literal["server", "worker"]
+Role = Literal["server", "worker", "heter"]
 
 FORMS = {
-    "kill": "kill server|worker N at step N|TIME",
-    "pause": "pause server|worker N for TIME at step N|TIME",
+    "kill": "kill server|worker|heter N at step N|TIME",
+    "pause": "pause server|worker|heter N for TIME at step N|TIME",
     "drop": "drop PERCENT pushes|pulls|calls",
     "duplicate": "duplicate PERCENT pushes|pulls|calls",
     "delay": "delay TIME [pushes|pulls|calls]",
@@ -20,7 +20,7 @@ FORMS = {
 """The sentences of each verb. N is a number, TIME as 20ms or 1.5s, PERCENT as 5% or 0.5%; `at TIME` counts
 from the start."""
 
-_NAMES = {"server": "pserver", "worker": "trainer"}
+_NAMES = {"server": "pserver", "worker": "trainer", "heter": "heter"}
 _CALLS = ("pushes", "pulls", "calls")
 
 
@@ -82,7 +82,9 @@ class Chaos:
     seed: int = 0
 
 
-def parse(text: str, *, num_servers: int, num_workers: int, seed: int = 0) -> Chaos:
+def parse(
+    text: str, *, num_servers: int, num_workers: int, num_heter: int = 0, seed: int = 0
+) -> Chaos:
     """Returns what sentences say, which semicolons separate.
 
     Raises:
@@ -92,11 +94,12 @@ def parse(text: str, *, num_servers: int, num_workers: int, seed: int = 0) -> Ch
     if not parsed:
         raise SentenceError(f"{text!r} says nothing: expected {_either(list(_VERBS))}")
     disturbances = tuple(each for each in parsed if isinstance(each, Disturbance))
+    numbers = {"server": num_servers, "worker": num_workers, "heter": num_heter}
     for each in disturbances:
-        number = num_servers if each.role == "server" else num_workers
-        if each.index >= number:
+        if each.index >= (number := numbers[each.role]):
+            kind = "heter trainer" if each.role == "heter" else each.role
             raise SentenceError(
-                f"there is no {each.role} {each.index}: the run has {number}, numbered from 0"
+                f"there is no {kind} {each.index}: the run has {number}, numbered from 0"
             )
     faults = tuple(each for each in parsed if isinstance(each, CallFault))
     return Chaos(disturbances=disturbances, call_faults=faults, seed=seed)
@@ -121,7 +124,7 @@ def _pause(words: "_Words", _: str) -> Disturbance:
 
 
 def _process(words: "_Words") -> dict[str, Any]:
-    return {"role": words.one_of("server", "worker"), "index": words.number()}
+    return {"role": words.one_of(*_NAMES), "index": words.number()}
 
 
 def _moment(words: "_Words") -> dict[str, Any]:

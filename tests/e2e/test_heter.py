@@ -52,10 +52,14 @@ def test_sync_gives_the_model_of_the_same_job_without_a_heter_trainer(
         cluster = ["--server-num", num_servers, "--worker-num", 2, "--heter-num", num_heter]
         own = settings(data, strategy__mode="sync", checkpoint__dir=folder)
         log = ["--log-dir", tmp_path / f"log-{num_heter}"]
+        if num_heter:
+            log += ["--chaos", "pause heter 0 for 300ms at step 5"]
         results.append(result_of("ps-launch", *cluster, *log, JOB, *own))
         saved.append(SavedModel.open(folder))
 
     expected, found = results
+    (paused,) = found["chaos"]["processes"]
+    assert (paused["process"], paused["is_done"]) == ("heter.0", True)
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-6)
     assert found["auc"] == pytest.approx(expected["auc"], abs=1e-5)
     assert found["examples"] == expected["examples"] == 6000
@@ -196,7 +200,8 @@ def test_job_without_its_only_heter_trainer_ends_by_its_name(data: Path) -> None
 
 
 def test_script_for_all_roles_runs(data: Path, tmp_path: Path) -> None:
-    cluster = ["--server-num", 1, "--worker-num", 2, "--heter-num", 1, "--log-dir", tmp_path]
+    in_paddle_s_words = ["--heter_worker_num", 1, "--heter_devices", "cpu"]
+    cluster = ["--server-num", 1, "--worker-num", 2, *in_paddle_s_words, "--log-dir", tmp_path]
     files = [f"--train-files={data}/train/part-*", f"--test-files={data}/test/part-*"]
     script = ROOT / "examples/heter_wide_deep.py"
 

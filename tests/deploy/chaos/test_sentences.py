@@ -6,7 +6,7 @@ from deploy.chaos.sentences import FORMS, CallFault, Disturbance, SentenceError,
 
 
 def parsed(text: str) -> tuple[tuple[Disturbance, ...], tuple[CallFault, ...]]:
-    chaos = parse(text, num_servers=2, num_workers=2)
+    chaos = parse(text, num_servers=2, num_workers=2, num_heter=1)
     return chaos.disturbances, chaos.call_faults
 
 
@@ -14,6 +14,7 @@ def parsed(text: str) -> tuple[tuple[Disturbance, ...], tuple[CallFault, ...]]:
     ("text", "disturbance"),
     [
         ("kill server 1 at step 200", Disturbance(role="server", index=1, step=200)),
+        ("kill heter 0 at step 7", Disturbance(role="heter", index=0, step=7)),
         ("kill server 0 at step 0", Disturbance(role="server", index=0, step=0)),
         ("kill worker 0 at 5s", Disturbance(role="worker", index=0, at_s=5.0)),
         ("kill worker 0 at 1500ms", Disturbance(role="worker", index=0, at_s=1.5)),
@@ -56,7 +57,7 @@ def test_sentences_are_separated_by_semicolons() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kill sever 1 at 5s", "'sever' in 'kill sever 1 at 5s': expected server or worker"),
+        ("kill sever 1 at 5s", "'sever' in 'kill sever 1 at 5s': expected server, worker or heter"),
         ("kill  server one at 5s", "'one' in 'kill server one at 5s': expected a number"),
         ("kill server 1", "'kill server 1' ends too early: expected 'at'"),
         ("kill server 1 at", "'kill server 1 at' ends too early: expected step or a time above 0"),
@@ -105,6 +106,7 @@ def test_sentence_without_a_verb_is_refused_with_all_verbs(text: str, said: str)
     ("text", "said"),
     [
         ("kill server 2 at 5s", "there is no server 2: the run has 2, numbered from 0"),
+        ("kill heter 1 at 5s", "there is no heter trainer 1: the run has 1, numbered from 0"),
         ("pause worker 9 for 1s at 5s", "there is no worker 9: the run has 2, numbered from 0"),
     ],
 )
