@@ -452,7 +452,8 @@ class ParameterStore:
                 apply()
                 coordinator.note_applied(push_id)
         except BaseException:
-            logger.exception("push not applied worker=%d push=%d", push_id.worker, push_id.sequence)
+            name = self.members.name(push_id.worker)
+            logger.exception("push not applied, of %s push=%d", name, push_id.sequence)
             coordinator.abandon_arrival(push_id)
             raise
         return Answered(coordinator.end_arrival(push_id))

@@ -252,7 +252,7 @@ class Handlers:
         joined = self._store.join(
             member.worker, member.incarnation, terms=request.terms, lease=request.lease
         )
-        logger.info("worker joins worker=%d", member.worker)
+        logger.info("%s joins", self._store.members.name(member.worker))
         return joined
 
     def _create_table(self, spec: TableSpec) -> None:
@@ -339,7 +339,7 @@ class Handlers:
     def _leave(self, request: Leave) -> None:
         worker = request.member.worker
         self._store.leave(worker, step=request.step)
-        logger.info("worker left worker=%d step=%d", worker, request.step)
+        logger.info("%s left step=%d", self._store.members.name(worker), request.step)
 
     def _snapshot(self, request: Snapshot) -> None:
         self._journal.snapshot(

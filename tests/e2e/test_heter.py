@@ -173,6 +173,7 @@ def test_another_heter_trainer_takes_over_from_one_that_is_killed(data: Path) ->
         assert last_object(out)["examples"] > 6_000
         code, _, error = job.end_of("pserver")
         assert code == 0, error
+        assert "heter trainer 1 joins" in error
         assert "heter trainer 1 is lost silent_s=4 on_worker_loss=continue" in error
     assert result["examples"] == 12_000
     assert result["lost_workers"] == []

@@ -337,9 +337,7 @@ def test_random_loss_leaves_a_whole_model_or_ends_the_job(
             checkpoints = run("ps-ckpt", "verify", tmp_path / "checkpoints", "--all")
             assert checkpoints.returncode == 0, f"{checkpoints.stdout}{checkpoints.stderr}{what}"
         if codes["worker.0"] == 0:
-            steps = [
-                job.wait_for(name, r"worker left worker=0 step=(\d+)")[1] for name in job.servers
-            ]
+            steps = [job.wait_for(name, r"worker 0 left step=(\d+)")[1] for name in job.servers]
             assert len(set(steps)) == 1, what
             num_left = 2 if lost in job.workers else 3
             result = job.result()
@@ -360,7 +358,7 @@ def test_others_continue_without_a_worker_that_was_told_to_end(
 
         assert job.wait() == dict.fromkeys(job.processes, 0) | {"worker.1": 143}, job.tails
         assert job.result()["examples"] >= EPOCHS * ROWS // 2
-        assert "worker left worker=1" in job.log("server.0")
+        assert "worker 1 left" in job.log("server.0")
 
 
 def test_job_ends_with_the_first_worker_if_it_is_told_to_end(data: Path, tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_server_ends_when_its_workers_are_done(port, log):
     for event in (
         f"serving server=0 servers=127.0.0.1:{port} workers=1 heter_trainers=0 bind=127.0.0.1 port={port}",
         "table created table=t dim=2",
-        "worker joins worker=0",
-        "worker left worker=0 step=0",
+        "worker 0 joins",
+        "worker 0 left step=0",
         "ended reason='all workers have left'",
     ):
         assert event in server.log
