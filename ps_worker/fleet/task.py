@@ -1,6 +1,5 @@
 """A script's model, and the job that trains it."""
 
-import json
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from ctr_model.registry import name_of
 from protos.errors import UsageError
 from ps_worker.checkpoints.attachments import attachments_of
 from ps_worker.job import Job
-from ps_worker.job.sections.section import ModelSection
+from ps_worker.job.sections.section import ModelSection, require_json
 from ps_worker.run.precompile import precompile_model
 
 logger = logging.getLogger(__name__)
@@ -62,9 +61,6 @@ def _require_saveable(model: str, option: str, value: Any) -> None:
             f"model {model}: an option cannot be called 'name', which [model] has itself"
         )
     try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"model {model}: option {option} is {value!r}, which cannot be saved with the model ({error}): "
-            f"expected what a job file has, numbers, text, lists and tables"
-        ) from error
+        require_json(value)
+    except ValueError as error:
+        raise UsageError(f"model {model}: option {option}: {error}") from error

@@ -1,8 +1,11 @@
 """The model that a job names, and the names of its parameters on the servers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ctr_model.models.model import Model
+from ctr_model.parameters import ModelInputError
 from ctr_model.registry import build_model, with_compute
 from ctr_model.schema import Schema
 from ps_worker.job.faults import first_named
@@ -35,6 +38,19 @@ def trained_model(job: Job, model: Model) -> Model:
         return with_compute(model, job.train.compute)
     except ValueError as error:
         raise job.error("train.compute", str(error)) from error
+
+
+@contextmanager
+def errors_of_model(job: Job) -> Iterator[None]:
+    """Makes what a model says of its input or output an error of the job, with the model's name.
+
+    Raises:
+        JobError: If the block raises ModelInputError.
+    """
+    try:
+        yield
+    except ModelInputError as error:
+        raise job.error("model.name", f"model {job.model.name!r}: {error}") from error
 
 
 def own_model_file(job: Job) -> Path | None:

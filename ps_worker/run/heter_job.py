@@ -20,7 +20,7 @@ from ps_worker.heter.service import HeterService
 from ps_worker.heter.trainer import HeterTrainer
 from ps_worker.heter.trainers import heter_trainer_of
 from ps_worker.job import Job
-from ps_worker.job.model import trained_model
+from ps_worker.job.model import errors_of_model, trained_model
 from ps_worker.run.run import Run
 from ps_worker.run.termination import EXIT_CODE
 
@@ -54,6 +54,7 @@ def train_heter(
     """
     require_heter(job, model)
     with (
+        errors_of_model(job),
         Run(
             store,
             model,

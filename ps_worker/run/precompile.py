@@ -26,13 +26,15 @@ from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.user_code.samples import batches_of_samples
 from ps_worker.job import Job
 from ps_worker.job.datasets import streamed
+from ps_worker.job.model import errors_of_model
 from ps_worker.run.plan import Plan, plan_of
 from ps_worker.run.run import Run
 
 
 def precompile(plan: Plan) -> None:
     """Compiles the kernels that a worker needs for this plan."""
-    precompile_model(plan.model, plan.schema, plan.job)
+    with errors_of_model(plan.job):
+        precompile_model(plan.model, plan.schema, plan.job)
     if plan.train_files and not plan.job.data.pipe_command:
         _read_a_batch(plan)
 

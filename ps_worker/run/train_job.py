@@ -39,7 +39,7 @@ from ps_worker.job.datasets import (
     order_of_data,
     streamed,
 )
-from ps_worker.job.model import DENSE_BLOCK
+from ps_worker.job.model import DENSE_BLOCK, errors_of_model
 from ps_worker.job.specs import counting_tables
 from ps_worker.run.passes import Pass, epochs
 from ps_worker.run.plan import Plan
@@ -82,17 +82,20 @@ def train_job(
     """
     job = plan.job
     # All that can fail comes after joining: the others are told, and no other process has this one's place.
-    with Run(
-        store,
-        plan.model,
-        job,
-        worker=worker,
-        num_workers=num_workers,
-        num_heter=num_heter,
-        heter=heter,
-        is_in_process=is_in_process,
-        terms=_terms(plan),
-    ) as run:
+    with (
+        errors_of_model(job),
+        Run(
+            store,
+            plan.model,
+            job,
+            worker=worker,
+            num_workers=num_workers,
+            num_heter=num_heter,
+            heter=heter,
+            is_in_process=is_in_process,
+            terms=_terms(plan),
+        ) as run,
+    ):
         on_joined(run)
         data = _data_of(plan, worker, num_workers)
         files = digest_of_files(plan.train_files)

@@ -25,6 +25,7 @@ from ps_worker.checkpoints.attachments import (
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files
 from ps_worker.job.datasets import streamed
+from ps_worker.job.model import errors_of_model
 from ps_worker.training.evaluator import evaluate, figures
 
 
@@ -60,7 +61,7 @@ def infer(
     checkpoint.verify()
     dataset = streamed(job, schema)
     dataset.set_filelist(files)
-    with _predictions_to(output) as write:
+    with errors_of_model(job), _predictions_to(output) as write:
         metrics = evaluate(
             _SavedStore(SavedModel(checkpoint)),
             model_of_checkpoint(checkpoint, job, schema),

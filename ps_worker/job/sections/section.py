@@ -1,8 +1,10 @@
 """`[model]`, `[train]`, `[heter]` and `[cluster]`: sections without checks of their own."""
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from ctr_model.models.model import Compute
 
@@ -15,14 +17,38 @@ class Section(BaseModel):
     )
 
 
+def require_json(value: Any) -> Any:
+    """Returns an option of a model; raises ValueError if a checkpoint's job.json would not give it back."""
+    match value:
+        case None | bool() | int() | str():
+            pass
+        case float() if math.isfinite(value):
+            pass
+        case list() | tuple():
+            for each in value:
+                require_json(each)
+        case dict() if all(isinstance(key, str) for key in value):
+            for each in value.values():
+                require_json(each)
+        case _:
+            raise PydanticCustomError(
+                "not_json",
+                "{value} cannot be saved with the model, expected finite numbers, text, true and false, "
+                "lists, and tables whose keys are text",
+                {"value": repr(value)},
+            )
+    return value
+
+
 class ModelSection(Section):
-    """Which model; all keys but `name` are the model's own options.
+    """Which model; all keys but `name` are the model's own options, which are saved with it as JSON.
 
     Attributes:
         name: Of a model of this package, or "my_model.py:MyModel": a class in the user's file.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(require_json)]]
 
     name: str = "ctr_dnn"
 

@@ -28,7 +28,7 @@ def test_option_that_cannot_be_saved_is_an_error_before_training() -> None:
     model = CtrDnn(SCHEMA, hidden=np.array([8, 2]))
 
     with pytest.raises(
-        UsageError, match=r"option hidden is array\(\[8, 2\]\), which cannot be saved"
+        UsageError, match=r"option hidden: array\(\[8, 2\]\) cannot be saved with the model"
     ):
         Task(model=model, job=job("sync"))
 

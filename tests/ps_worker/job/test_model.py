@@ -4,11 +4,12 @@ import sys
 
 import pytest
 
+from ctr_model.parameters import ModelInputError
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.errors import JobError
 from ps_worker.job import override_job
-from ps_worker.job.model import trained_model
+from ps_worker.job.model import errors_of_model, trained_model
 
 SCHEMA = Schema.numbered(1, 2)
 
@@ -37,3 +38,15 @@ def test_bfloat16_without_pytorch_says_which_extra_to_install(
 def test_unknown_precision_is_refused() -> None:
     with pytest.raises(JobError, match=r"train\.compute"):
         override_job({}, ["train.compute=float16"], source="test")
+
+
+def test_what_a_model_refuses_is_an_error_of_the_job() -> None:
+    job = override_job({}, ["model.name=my.py:Net"], source="test")
+
+    with (
+        pytest.raises(
+            JobError, match=r"^--set model.name=my.py:Net: model.name: model 'my.py:Net': no$"
+        ),
+        errors_of_model(job),
+    ):
+        raise ModelInputError("no")

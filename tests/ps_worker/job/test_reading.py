@@ -83,6 +83,9 @@ def test_model_alone_is_short_for_its_name(name: str, tmp_path: Path) -> None:
         ("model=3", "--set model=3: expected section.key=value"),
         ("train.epochs", "expected section.key=value"),
         ("optimizer.sparse=3", "optimizer.sparse"),
+        ("model.top=inf", "model.top is inf: inf cannot be saved with the model"),
+        ("model.tops=[1.5, nan]", "model.tops .*nan cannot be saved with the model"),
+        ("model.day=1979-05-27", "model.day .*cannot be saved with the model"),
     ],
 )
 def test_wrong_override_is_refused_by_name(override: str, message: str) -> None:
