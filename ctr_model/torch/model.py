@@ -14,10 +14,11 @@ Every thread has a module of its own, whose parameters are views of the vector t
 """
 
 import copy
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Self
@@ -38,6 +39,9 @@ from ctr_model.schema import Schema
 from ctr_model.torch import batch as tensors
 from ctr_model.torch.tables import name_tables, tables_of
 from ctr_model.torch.threads import use_one_thread
+from ctr_model.torch.unchanged import Unchanged
+
+logger = logging.getLogger(__name__)
 
 
 class TorchModel:
@@ -63,11 +67,14 @@ class TorchModel:
             seed: Of the initial values of its dense parameters.
 
         Raises:
+            TypeError: If an argument is of another type.
             ValueError: If the module cannot be built, or has parameters, buffers or embeddings that servers
                 cannot keep.
         """
+        _require_arguments(schema, module_class, options, seed)
         self.schema = schema
         self.module_class = module_class
+        self.unreached: set[str] = set()  # parameters and tables that a warning has named
         self._options = dict(options or {})
         self._origin = Origin(schema, self._options)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -175,6 +182,8 @@ class _Workspace:
         self.parameters = list(_parameters_of(module).values())
         sizes = [each.numel() for each in self.parameters]
         self._places = [slice(*each) for each in pairwise(accumulate(sizes, initial=0))]
+        self._unchanged = Unchanged(module)
+        self._has_trained = False
 
     def take(self, vector: Tensor) -> None:
         """Makes the module's parameters views of `vector` float32[P], for a step in this thread."""
@@ -192,7 +201,7 @@ class _Workspace:
     def output_of(self, batch: tensors.Batch) -> Any:
         """Returns what the module's `forward` does in the precision of training, its numbers as float32."""
         device = "cpu" if self._device is None else self._device.type
-        with self.model.precision(device):
+        with self._unchanged.required(batch), self.model.precision(device):
             output = self.module(batch)
         return in_float32(output)
 
@@ -213,12 +222,36 @@ class _Workspace:
             found = self.loss_of(batch, self.output_of(batch))
         leaves = [rows.weights for rows in batch.rows.values()]
         grads = found.gradients([*self.parameters, *leaves])
+        if not self._has_trained:
+            self._warn_of_unreached(batch, grads)
+            self._has_trained = True
         self.write(grads[: len(self.parameters)], dense_grad)
         of_rows = (None if grad is None else _dense(grad) for grad in grads[len(self.parameters) :])
         return (
             StepResult(found.loss, found.probabilities),
             dict(zip(batch.rows, of_rows, strict=True)),
         )
+
+    def _warn_of_unreached(self, batch: tensors.Batch, grads: Sequence[Tensor | None]) -> None:
+        """Names once what no gradient reaches: a layer that `forward` forgot looks like one that learns."""
+        names = [
+            *(segment.name for segment in self.model.segments),
+            *(f"table {name}" for name in batch.rows),
+        ]
+        sources = [*self.parameters, *(rows.weights for rows in batch.rows.values())]
+        unreached = {
+            name
+            for name, source, grad in zip(names, sources, grads, strict=True)
+            if grad is None and source.requires_grad and source.numel()
+        }
+        if new := unreached - self.model.unreached:
+            self.model.unreached |= new
+            logger.warning(
+                "no gradient reaches %s in the first batch: what %s.forward does not use, or detaches, is "
+                "not trained",
+                ", ".join(sorted(new)),
+                self._name,
+            )
 
     def write(self, grads: Sequence[Tensor | None], vector: Tensor) -> None:
         """Overwrites `vector` float32[P] with the gradients of the parameters; None is zeros."""
@@ -232,7 +265,11 @@ class _Workspace:
         """Returns the loss summed over the examples, and where its gradient begins."""
         own_loss = getattr(self.module, "loss", None)
         if own_loss is None:
-            return _log_loss(self._logits(output, batch.size), batch.labels)
+            found = _log_loss(self._logits(output, batch.size), batch.labels)
+            if not hasattr(self.module, "probabilities"):
+                return found
+            with torch.no_grad():
+                return replace(found, probabilities=self.probabilities_of(batch, output))
         loss = own_loss(batch, output)
         if isinstance(loss, Tensor) and loss.shape == (batch.size,):
             losses = loss.float()
@@ -242,8 +279,8 @@ class _Workspace:
             total = loss.float() * batch.size
         else:
             raise ModelInputError(
-                f"{self._name}.loss returned {_described(loss)}, expected float32[{batch.size}], one of each "
-                f"example, or their mean as a scalar"
+                f"{self._name}.loss returned {_described(loss)} for B = {batch.size} examples, expected "
+                f"float32[B], one of each example, or their mean as a scalar"
             )
         with torch.no_grad():
             return _Loss(
@@ -265,7 +302,8 @@ class _Workspace:
         found = own_probabilities(batch, output)
         if not isinstance(found, Tensor) or found.shape != (batch.size,):
             raise ModelInputError(
-                f"{self._name}.probabilities returned {_described(found)}, expected float32[{batch.size}]"
+                f"{self._name}.probabilities returned {_described(found)} for B = {batch.size} examples, "
+                f"expected float32[B]"
             )
         values = found.float().contiguous()
         if ((values < 0) | (values > 1)).any():
@@ -278,8 +316,8 @@ class _Workspace:
         if isinstance(output, Tensor) and output.shape in ((size,), (size, 1)):
             return output.float().reshape(size).contiguous()
         raise ModelInputError(
-            f"{self._name}.forward returned {_described(output)}, expected logits float32[{size}] or "
-            f"float32[{size}, 1]; a module with another output defines loss(batch, output) and "
+            f"{self._name}.forward returned {_described(output)} for B = {size} examples, expected logits "
+            f"float32[B] or float32[B, 1]; a module with another output defines loss(batch, output) and "
             f"probabilities(batch, output)"
         )
 
@@ -307,9 +345,18 @@ class _Loss:
     loss_of: Callable[[slice], float]
 
     def gradients(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """Returns the gradient of each input; see `gradients_of`."""
-        if not self.root.requires_grad:  # as for a batch without any key
-            return [None] * len(inputs)
+        """Returns the gradient of each input; see `gradients_of`.
+
+        Raises:
+            ModelInputError: If there is something to train, and the loss depends on none of it.
+        """
+        if not self.root.requires_grad:
+            if any(each.requires_grad and each.numel() for each in inputs):
+                raise ModelInputError(
+                    "the loss has no gradient, so nothing would be trained: is the model's output computed "
+                    "under torch.no_grad, or detached?"
+                )
+            return [None] * len(inputs)  # as for a batch without any key
         return gradients_of([self.root], [self.root_grad], inputs)
 
 
@@ -358,6 +405,24 @@ def _log_loss(logits: Tensor, labels: Tensor | None) -> _Loss:
         return SIGMOID.with_gradient(values[place], clicks[place], unused[0], unused[1])
 
     return _Loss(logits, torch.from_numpy(grad).to(logits.device), loss, probabilities, loss_of)
+
+
+def _require_arguments(schema: object, module_class: object, options: object, seed: object) -> None:
+    if not isinstance(schema, Schema):
+        raise TypeError(
+            f"schema is {schema!r}, expected a Schema, as Schema.named('criteo') returns"
+        )
+    if not isinstance(module_class, type) or not issubclass(module_class, nn.Module):
+        raise TypeError(
+            f"module_class is {_described(module_class)}, expected a class derived from torch.nn.Module, not "
+            f"a module that is built: each thread builds its own"
+        )
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(
+            f"options are {options!r}, expected keyword arguments by name, as {{'dim': 8}}"
+        )
+    if not isinstance(seed, int) or seed < 0:
+        raise TypeError(f"seed is {seed!r}, expected an integer of at least 0")
 
 
 def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -331,7 +331,7 @@ def test_constants_are_buffers_that_are_not_persistent() -> None:
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda batch: None, r"Wrong.forward returned a NoneType, expected logits float32\[5\]"),
+        (lambda batch: None, r"Wrong.forward returned a NoneType for B = 5 .*, expected logits"),
         (lambda batch: torch.ones(5, 2), r"returned float32\[5, 2\]"),
     ],
 )
@@ -413,13 +413,126 @@ def test_layer_that_is_called_as_a_method_is_refused() -> None:
         TorchModel(SCHEMA, Layer)
 
 
-def test_probabilities_are_from_0_to_1() -> None:
+@pytest.mark.parametrize("use", ["predict", "gradient"])
+def test_probabilities_are_from_0_to_1(use: str) -> None:
+    """Also those of a step: a mistake shows in the first one, not after training."""
+
     class Logits(Net):
         def probabilities(self, batch: Batch, output: Any) -> Any:
             return output.reshape(-1) + 7
 
+    case = ModelCase(TorchModel(SCHEMA, Logits), SCHEMA, seed=2)
     with pytest.raises(ModelInputError, match=r"probabilities returned .*, expected 0 to 1"):
-        ModelCase(TorchModel(SCHEMA, Logits), SCHEMA, seed=2).predict()
+        getattr(case, use)()
+
+
+@pytest.mark.parametrize("spoil", [torch.no_grad(), None], ids=["no_grad", "detached"])
+def test_loss_without_a_gradient_is_refused(spoil: Any) -> None:
+    class Silent(Net):
+        def forward(self, batch: Batch) -> Any:
+            if spoil is None:
+                return super().forward(batch).detach()
+            with spoil:
+                return super().forward(batch)
+
+    with pytest.raises(ModelInputError, match="nothing would be trained"):
+        ModelCase(TorchModel(SCHEMA, Silent), SCHEMA, 0, 5).gradient()
+
+
+def test_what_no_gradient_reaches_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgets(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.forgotten = nn.Linear(2, 2, bias=False)
+            self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+            self.other = Embedding(dim=2)
+
+    model = TorchModel(SCHEMA, Forgets)
+    for seed in range(2):
+        ModelCase(model, SCHEMA, seed, 5).gradient()
+
+    (message,) = caplog.messages
+    assert message.startswith(
+        "no gradient reaches forgotten.weight, table other in the first batch"
+    )
+
+
+def test_net_that_uses_all_it_has_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    ModelCase(TorchModel(SCHEMA, Net), SCHEMA, 0, 5).gradient()
+
+    assert not caplog.messages
+
+
+class Buffered(Net):
+    def __init__(self, schema: Any) -> None:
+        super().__init__(schema)
+        self.register_buffer("mean", torch.zeros(2), persistent=False)
+
+
+def adds_in_place(module: Any, batch: Batch) -> None:
+    module.mean.add_(1)
+
+
+def replaces(module: Any, batch: Batch) -> None:
+    module.mean = module.mean + 1
+
+
+def clamps(module: Any, batch: Batch) -> None:
+    with torch.no_grad():
+        module.layer.weight.clamp_(-0.01, 0.01)
+
+
+def scales_the_batch(module: Any, batch: Batch) -> None:
+    batch.dense.mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (adds_in_place, "mean"),
+        (replaces, "mean"),
+        (clamps, "layer.weight"),
+        (scales_the_batch, "batch.dense"),
+    ],
+)
+def test_forward_that_changes_what_is_shared_or_lost_is_refused(change: Any, name: str) -> None:
+    class Changes(Buffered):
+        def forward(self, batch: Batch) -> Any:
+            change(self, batch)
+            return super().forward(batch)
+
+    with pytest.raises(ModelInputError, match=f"Changes.forward changed {name}: "):
+        ModelCase(TorchModel(SCHEMA, Changes), SCHEMA, 0, 5).gradient()
+
+
+def test_buffer_may_be_a_cache() -> None:
+    class Cached(Buffered):
+        def forward(self, batch: Batch) -> Any:
+            self.mean = torch.arange(5.0) if self.mean.numel() == 2 else self.mean.clone()
+            return super().forward(batch)
+
+    case = ModelCase(TorchModel(SCHEMA, Cached), SCHEMA, 0, 5)
+    for _ in range(2):
+        case.gradient()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("criteo", Net), "schema is 'criteo'"),
+        ((SCHEMA, Net(SCHEMA)), "module_class is a Net, expected a class"),
+        ((SCHEMA, Net, [4]), "options are"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        TorchModel(*arguments)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5])
+def test_seed_is_an_integer_from_0(seed: Any) -> None:
+    with pytest.raises(TypeError, match="seed is"):
+        TorchModel(SCHEMA, Net, seed=seed)
 
 
 def test_sparse_gradients_of_layers_are_gradients() -> None:
