@@ -99,7 +99,7 @@ def test_every_number_of_a_chunk_of_state_counts(monkeypatch):
     large = StateChunk(rows=[], blocks=[("tower", 0, block)], chunk=0, num_chunks=2)
 
     with pytest.raises(ProtocolError, match="with 101 numbers wait for others, expected up to 100"):
-        PushAssembler().add(push_id(0), large)
+        PushAssembler(WORKERS).add(push_id(0), large)
 
 
 @pytest.mark.parametrize(("number", "of"), [(3, 3), (0, 0)])
