@@ -13,7 +13,7 @@ from typing import Any, Self
 import grpc
 from google.protobuf.message import DecodeError
 
-from protos.errors import BindError, CtrPsError, ProtocolError
+from protos.errors import BindError, CtrPsError, ProtocolError, TransportError
 from protos.wire.calls import Call
 from protos.wire.channel import SERVER_OPTIONS
 from protos.wire.grpc_status import details_of, metadata_of, status_of
@@ -43,6 +43,7 @@ class HeterService:
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=MAX_CALLS,
         )
+        self._inbox: Inbox | None = None
         try:
             self.port: int = self._server.add_insecure_port(address)
         except RuntimeError as error:
@@ -53,6 +54,7 @@ class HeterService:
 
     def start(self, inbox: Inbox) -> None:
         """Has `inbox` answer the calls."""
+        self._inbox = inbox
         answers: Mapping[Call[Any, Any], Callable[[Any], Any]] = {
             TRAIN: inbox.train,
             ATTEND: inbox.attend,
@@ -79,8 +81,10 @@ class HeterService:
         self.close()
 
     def close(self) -> None:
-        """Refuses new calls, lets those that are answered end, and frees the port."""
+        """Refuses new calls, lets those that are answered end, cuts off the others, and frees the port."""
         self._server.stop(GRACE_S).wait()
+        if self._inbox is not None:  # the process ends when the threads of calls do
+            self._inbox.fail(TransportError("the heter trainer has ended"))
 
 
 def _method(call: Call[Any, Any], answer: Callable[[Any], Any]) -> Callable[[bytes, Any], Any]:

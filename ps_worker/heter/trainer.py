@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from protos.errors import CtrPsError
+from protos.errors import AbortedError, CtrPsError
 from protos.gradients import DenseGrad, Gradients
 from protos.wire.heter import Attend
 from ps_worker.communicators.lockstep import HalfAsyncCommunicator
@@ -74,7 +74,7 @@ class HeterTrainer:
         """Trains until those that it serves have left, or it is told to end.
 
         Raises:
-            CtrPsError: What ends the job; calls that wait get it, too.
+            CtrPsError: What ends the job; calls that wait get it, too, and hear of any other error.
         """
         try:
             while not is_told_to_end():
@@ -88,6 +88,11 @@ class HeterTrainer:
                             return
         except CtrPsError as error:
             self._inbox.fail(error)
+            raise
+        except Exception as error:  # of the user's module: any kind
+            self._inbox.fail(
+                AbortedError(f"a heter trainer failed: {type(error).__name__}: {error}")
+            )
             raise
 
     def _step(self, batches: Sequence[Waiting]) -> None:

@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from protos.errors import AbortedError, ProtocolError, WaitTimeoutError
+from protos.errors import AbortedError, ProtocolError, TransportError, WaitTimeoutError
 from protos.store import Member
 from protos.wire.heter import Attend, Train, Trained
 from ps_worker.heter.inbox import Inbox
 from ps_worker.heter.joining import Joined, Joining
+from ps_worker.heter.service import HeterService
 
 LIMIT_S = 20.0
 
@@ -103,3 +104,14 @@ def test_a_barrier_is_answered_when_what_was_taken_before_has_been_pushed() -> N
     assert found == barrier
     inbox.attend(barrier)  # it comes again
     assert inbox.next(0.0) is None
+
+
+def test_calls_that_wait_end_with_the_service() -> None:
+    """Else their threads keep the process for as long as a call may wait."""
+    inbox = inbox_of(0, 1, is_sync=True)
+    with ThreadPoolExecutor(1) as pool:
+        with HeterService("127.0.0.1:0") as service:
+            service.start(inbox)
+            call = pool.submit(inbox.train, batch(0, 0))
+        with pytest.raises(TransportError, match="has ended"):
+            call.result(LIMIT_S / 2)

@@ -238,3 +238,27 @@ def test_other_models_on_both_sides_of_the_cut_end_the_job() -> None:
             job("sync", *ADAGRAD),
             lambda run, index: run.train(batches_of(index, 3)),
         )
+
+
+def test_error_of_the_module_is_told_to_cpu_trainers() -> None:
+    class Broken(WideDeep):
+        def forward(self, batch: Batch) -> Tensor:
+            raise ZeroDivisionError("of the user")
+
+    told: list[str] = []
+
+    def work(run: Run, index: int) -> None:
+        with pytest.raises(CtrPsError) as error:
+            run.train(batches_of(index, 3))
+        told.append(str(error.value))
+        raise error.value
+
+    with pytest.raises((CtrPsError, ZeroDivisionError)):
+        run_job(
+            lambda: TorchModel(SCHEMA, Broken, {"dim": 4, "hidden": [16, 8]}),
+            job("sync", *ADAGRAD),
+            work,
+        )
+
+    assert len(told) == 2
+    assert any("heter trainer failed: ZeroDivisionError: of the user" in each for each in told)
