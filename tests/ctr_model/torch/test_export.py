@@ -178,3 +178,30 @@ def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"model\.pb' does not end with \.onnx or \.pt2"):
         export(model, model.initial_values, tmp_path / "model.pb")
+
+
+def test_program_drops_nothing(tmp_path: Path) -> None:
+    class Dropped(Attention):
+        def forward(self, batch: Batch) -> Tensor:
+            return nn.functional.dropout(super().forward(batch), 1.0, training=self.training)
+
+    case = ModelCase(TorchModel(SCHEMA, Dropped), SCHEMA, seed=1)
+    export(case.model, case.params, tmp_path / "model.pt2")
+
+    inputs = ProgramInputs(case.model).of(case.batch, case.lookups)
+    found = run_pt2(tmp_path / "model.pt2", inputs)
+    np.testing.assert_allclose(found, case.predict(), rtol=1e-5)
+
+
+def test_module_that_computes_something_else_each_time_is_refused(tmp_path: Path) -> None:
+    class Counting(Attention):
+        times = 0
+
+        def forward(self, batch: Batch) -> Tensor:
+            Counting.times += 1
+            return super().forward(batch) + Counting.times
+
+    model = TorchModel(SCHEMA, Counting)
+
+    with pytest.raises(ValueError, match="computes something else"):
+        export(model, model.initial_values, tmp_path / "model.pt2")

@@ -11,6 +11,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from ctr_model.parameters import ModelInputError  # noqa: E402
 from ctr_model.torch import Batch, Embedding, Front, TorchModel  # noqa: E402
+from ctr_model.torch.front import fronts_of  # noqa: E402
 from ctr_model.torch.halves import Activations, BackHalf, BackResult, FrontHalf  # noqa: E402
 from tests.support.model_cases import SCHEMA, SMALL, ModelCase  # noqa: E402
 from tests.support.torch_models import TWINS, SlotProducts  # noqa: E402
@@ -210,3 +211,23 @@ def test_back_half_computes_the_same_on_a_gpu(name: str) -> None:
 
     np.testing.assert_allclose(dense[1], dense[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(results[1].probabilities, results[0].probabilities, rtol=1e-4)
+
+
+def test_fronts_whose_names_begin_alike_are_all_before_the_cut() -> None:
+    module = nn.ModuleDict({name: Embedding(dim=2) for name in ("deep", "deeper")})
+
+    assert list(fronts_of(module)) == ["deep", "deeper"]
+
+
+def test_rows_that_the_loss_does_not_need_have_no_gradient() -> None:
+    class Unused(OwnCut):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.unused = Embedding(dim=2)
+
+    case = ModelCase(TorchModel(SCHEMA, Unused), SCHEMA, seed=1)
+
+    _, (found,), _ = in_halves([case], case.model)
+
+    assert not found["unused"].any()
+    assert found["interactions_embedding"].any()

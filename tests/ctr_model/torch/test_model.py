@@ -283,8 +283,11 @@ def test_dropout_is_for_training_alone() -> None:
 
     dropped = ModelCase(TorchModel(SCHEMA, Dropped), SCHEMA, seed=2)
 
-    assert not dropped.gradient().dense.any()
-    np.testing.assert_array_equal(dropped.predict(), case.predict())
+    workspace = dropped.model.workspace(dropped.batch.size)
+
+    for _ in range(2):  # also after a prediction
+        assert not dropped.gradient(workspace).dense.any()
+        np.testing.assert_array_equal(dropped.predict(workspace), case.predict())
 
 
 def counting() -> nn.Module:
@@ -584,3 +587,28 @@ def test_module_in_a_file_is_a_model() -> None:
     )  # in a function: none can build it again
     with pytest.raises(ValueError, match="did you mean 'hidden'"):
         build_model(name, SCHEMA, {"dim": 2, "hidden": [3], "hiden": 1})
+
+
+def test_embeddings_of_one_table_must_agree_on_the_optimizer() -> None:
+    class Both(nn.Module):
+        def __init__(self, schema: Any) -> None:
+            super().__init__()
+            self.one = Embedding(dim=2, table="items", optimizer={"name": "sgd"})
+            self.other = Embedding(dim=2, table="items")
+
+    with pytest.raises(ValueError, match="table 'items' have optimizer"):
+        TorchModel(SCHEMA, Both)
+
+
+def test_embeddings_of_one_table_have_the_order_of_their_own_slots() -> None:
+    class Both(nn.Module):
+        def __init__(self, schema: Any) -> None:
+            super().__init__()
+            self.one = Embedding(["C2", "C4"], dim=2, table="items")
+            self.other = Embedding(["C4", "C2"], dim=2, table="items")
+
+        def forward(self, batch: Batch) -> Any:
+            torch.testing.assert_close(self.other(batch), self.one(batch).flip(1))
+            return self.one(batch).sum((1, 2))
+
+    assert ModelCase(TorchModel(SCHEMA, Both), SCHEMA, seed=1).predict().any()

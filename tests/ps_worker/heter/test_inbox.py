@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,3 +116,55 @@ def test_calls_that_wait_end_with_the_service() -> None:
             call = pool.submit(inbox.train, batch(0, 0))
         with pytest.raises(TransportError, match="has ended"):
             call.result(LIMIT_S / 2)
+
+
+class Watched(Joining[Any]):
+    """Of two workers, of which one is awaited; tells when the other one's call has come."""
+
+    def __init__(self) -> None:
+        super().__init__([0, 1], is_sync=True, max_joined=8)
+        self.has_call = threading.Event()
+
+    def add(self, worker: int, batch: Any) -> None:
+        super().add(worker, batch)
+        self.has_call.set()
+
+    def attend(self, barrier: Attend) -> None:
+        super().attend(barrier)
+        self.has_call.set()
+
+
+def watched_inbox() -> tuple[Watched, Inbox]:
+    joining = Watched()
+    return joining, Inbox(joining, lambda _: None, barriers_passed=1, wait_limit_s=LIMIT_S)
+
+
+def test_a_barrier_ends_with_what_ends_the_job() -> None:
+    joining, inbox = watched_inbox()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(inbox.attend, Attend(member=Member(0, 5), number=1, name="end"))
+        assert joining.has_call.wait(LIMIT_S)
+        inbox.fail(AbortedError("worker 1 is gone"))
+        with pytest.raises(AbortedError, match="worker 1 is gone"):
+            call.result(LIMIT_S / 2)
+
+
+def test_call_of_a_worker_that_is_lost_ends() -> None:
+    joining, inbox = watched_inbox()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(inbox.train, batch(0, 0))
+        assert joining.has_call.wait(LIMIT_S)
+        assert inbox.remove([0])
+        with pytest.raises(ProtocolError, match="worker 0 has left"):
+            call.result(LIMIT_S / 2)
+
+
+def test_another_process_of_a_worker_counts_from_its_own_first_batch() -> None:
+    inbox = inbox_of(0)
+    with ThreadPoolExecutor(1) as pool:
+        for incarnation in (5, 6):
+            call = pool.submit(inbox.train, batch(0, 0, incarnation=incarnation))
+            trained = inbox.next(LIMIT_S)
+            assert isinstance(trained, Joined)
+            trained.batches[0].answer.set_result(answer(incarnation))
+            assert call.result(LIMIT_S).loss == incarnation

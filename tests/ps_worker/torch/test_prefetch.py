@@ -1,5 +1,6 @@
 """Rows asked for a batch ahead: in sync those that a look-up would read, in async a push older at most."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,3 +165,23 @@ def test_loop_that_ends_early_leaves_nothing_ahead() -> None:
         batches.close()
 
         assert embedding(keys).item() == -0.5
+
+
+def test_rows_that_were_asked_for_before_a_load_are_not_used(tmp_path: Path) -> None:
+    batches, url = net_batches(2, seed=1), str(tmp_path / "rows")
+    with open_tables() as tables:
+        net = Net(ADAGRAD)
+        tables.attach(net)
+        train_net(tables, net, net_batches(3, seed=2))
+        tables.save(url)
+
+    with open_tables(mode="async") as tables, torch.no_grad():
+        net = Net(ADAGRAD)
+        tables.attach(net)
+        ahead = tables.prefetching(batches, lambda each: each.keys())
+        next(ahead)
+        tables.load(url)
+        found = net(next(ahead))
+        ahead.close()
+
+        assert torch.equal(found, net(batches[1]))
