@@ -20,12 +20,13 @@ CpuTrainer = Callable[[Run, int], object]
 
 
 class HeterCluster:
-    """A job that runs: its servers and what heter trainers returned."""
+    """A job that runs: its servers, what heter trainers returned, and which members had left in the end."""
 
     def __init__(self, servers: Cluster, endpoints: Sequence[str]) -> None:
         self.servers = servers
         self.heter_endpoints = tuple(endpoints)
         self.figures: list[dict[str, Any]] = [{} for _ in endpoints]
+        self.left: set[int] = set()
 
     def run_worker(
         self, index: int, model: Model, settings: Job, work: CpuTrainer, num_workers: int
@@ -92,4 +93,5 @@ def run_job(
             for index in range(num_heter)
         ]
         together(*works)
+        job.left = set(servers.client(joins=False).status().left)
         return job

@@ -2,17 +2,20 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from protos.errors import AbortedError, ProtocolError, TransportError, WaitTimeoutError
+from protos.futures import Answered
 from protos.store import Member
 from protos.wire.heter import Attend, Train, Trained
+from ps_worker.cluster.transport import Transport
 from ps_worker.heter.inbox import Inbox
 from ps_worker.heter.joining import Joined, Joining
 from ps_worker.heter.service import HeterService
+from ps_worker.heter.trainers import HeterTrainers
 
 LIMIT_S = 20.0
 
@@ -168,3 +171,21 @@ def test_another_process_of_a_worker_counts_from_its_own_first_batch() -> None:
             assert isinstance(trained, Joined)
             trained.batches[0].answer.set_result(answer(incarnation))
             assert call.result(LIMIT_S).loss == incarnation
+
+
+def test_a_worker_says_which_answers_have_arrived() -> None:
+    """Else all are kept."""
+    settled: list[int] = []
+
+    class Answering:
+        endpoints = ("127.0.0.1:1",)
+
+        def call(self, server: int, call: object, batch: Train) -> Answered[Trained]:
+            settled.append(batch.settled)
+            return Answered(answer(1.0))
+
+    trainers = HeterTrainers(cast(Transport, Answering()), worker=0, takes_over=False)
+    for _ in range(3):
+        trainers.train(np.zeros((1, 1), np.float32), np.zeros(1, np.float32), {})
+
+    assert settled == [0, 1, 2]

@@ -71,3 +71,21 @@ def test_batch_that_breaks_the_step_is_refused(worker: int, message: str) -> Non
 
     with pytest.raises(ProtocolError, match=message):
         joining.add(worker, "another")
+
+
+def test_what_was_sent_before_a_barrier_is_trained_on_before_it() -> None:
+    joining: Joining[str] = Joining([0], is_sync=False, max_joined=1)
+    joining.add(0, "zero")
+    joining.attend(barrier(0))
+
+    assert joining.take() == Joined(["zero"])
+    assert joining.take() == barrier(0)
+
+
+def test_barrier_of_those_that_are_lost_is_not_come_to() -> None:
+    joining: Joining[str] = Joining([0, 1], is_sync=True, max_joined=1)
+    joining.attend(barrier(1))
+
+    joining.remove({0, 1})
+
+    assert joining.take() is None

@@ -15,8 +15,10 @@ from ctr_model.batch import Batch as NumpyBatch  # noqa: E402
 from ctr_model.schema import Schema  # noqa: E402
 from ctr_model.torch import Batch, Embedding, TorchModel  # noqa: E402
 from protos.errors import CtrPsError, JobError  # noqa: E402
-from protos.store import Missing, ReduceOp, Store  # noqa: E402
+from protos.store import Member, Missing, ReduceOp, Store  # noqa: E402
+from protos.wire.heter import Train  # noqa: E402
 from ps_worker.heter.connect import require_heter  # noqa: E402
+from ps_worker.heter.dense_part import DensePart  # noqa: E402
 from ps_worker.job import Job, override_job  # noqa: E402
 from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ps_worker.run.run import Run  # noqa: E402
@@ -142,6 +144,7 @@ def test_sync_gives_the_model_of_the_same_job_without_heter_trainers(
     assert own_losses == pytest.approx(losses, rel=1e-4)
     examples = sum(2 * n * (16 + 5 * worker) for worker, n in enumerate(num_batches))
     assert sum(each["examples"] for each in job_.figures) == examples
+    assert job_.left == set(range(len(num_batches) + num_heter))
 
 
 @pytest.mark.parametrize("build", [wide_deep, slot_products])
@@ -262,3 +265,58 @@ def test_error_of_the_module_is_told_to_cpu_trainers() -> None:
 
     assert len(told) == 2
     assert any("heter trainer failed: ZeroDivisionError: of the user" in each for each in told)
+
+
+def test_a_batch_whose_dense_gradient_alone_is_not_finite_is_answered_so() -> None:
+    """The rest of its answer is finite, and its CPU trainer would push the gradients of its rows."""
+
+    class Zeros(WideDeep):
+        def __init__(self, schema: Schema, **options: Any) -> None:
+            super().__init__(schema, **options)
+            for each in self.parameters():
+                nn.init.zeros_(each)
+
+    model = TorchModel(SCHEMA, Zeros, {"dim": 4, "hidden": [16]})
+    part = DensePart(model)
+    outputs = {
+        "wide": [np.zeros((4, NUM_SLOTS, 1), np.float32)],
+        "embedding": [np.zeros((4, NUM_SLOTS, 4), np.float32)],
+    }
+    labels = np.zeros(4, np.float32)
+    batches = [
+        Train(
+            member=Member(worker, 1),
+            number=0,
+            settled=0,
+            dense=np.full((4, NUM_DENSE), scale, np.float32),
+            labels=labels,
+            outputs=outputs,
+        )
+        for worker, scale in enumerate((1.0, 3e38))
+    ]
+
+    _, examples, answers = part.train(model.initial_values, batches)
+
+    assert examples == 4
+    assert [bool(np.isfinite(each.loss)) for each in answers] == [True, False]
+
+
+def test_a_step_whose_batches_are_all_skipped_moves_nothing() -> None:
+    settings = job("sync", "optimizer.dense=adam", ADAGRAD[0], "train.non_finite=skip")
+    found: list[Parameters] = []
+    for num_heter in (0, 1):
+        read = Parameters(wide_deep())
+
+        def work(run: Run, index: int, read: Parameters = read) -> None:
+            data = batches_of(index, 4)
+            dense = np.full_like(data[2].dense, np.inf)
+            data[2] = dataclasses.replace(data[2], dense=dense)
+            run.train(data)
+            run.barrier()
+            if index == 0:
+                read.read(run.store)
+
+        run_job(wide_deep, settings, work, num_heter=num_heter)
+        found.append(read)
+
+    np.testing.assert_allclose(found[1].dense, found[0].dense, atol=1e-5)
