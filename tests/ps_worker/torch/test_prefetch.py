@@ -185,3 +185,18 @@ def test_rows_that_were_asked_for_before_a_load_are_not_used(tmp_path: Path) -> 
         ahead.close()
 
         assert torch.equal(found, net(batches[1]))
+
+
+def test_second_step_of_a_batch_in_sync_reads_what_the_first_wrote() -> None:
+    ends: list[list[Any]] = []
+    for is_ahead in (False, True):
+        with open_tables() as tables:
+            net = Net(ADAGRAD)
+            tables.attach(net)
+            own = net_batches(3, seed=1)
+            for batch in tables.prefetching(own, lambda each: each.keys()) if is_ahead else own:
+                train_net(tables, net, [batch, batch])
+            ends.append(rows_of(net))
+
+    for plain, ahead in zip(*ends, strict=True):
+        assert torch.equal(plain, ahead)

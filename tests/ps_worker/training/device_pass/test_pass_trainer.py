@@ -479,3 +479,20 @@ def test_steps_of_a_pass_are_not_single_ones() -> None:
         pytest.raises(UsageError, match="passes are trained, not single steps"),
     ):
         run.steps(batches(1))
+
+
+def test_rows_without_a_gradient_are_updated_as_on_the_store() -> None:
+    """By a gradient of zeros: moments decay, and the row is there."""
+
+    class Unused(Net):
+        def __init__(self, schema: Schema) -> None:
+            super().__init__(schema)
+            self.unused = Embedding(dim=2, init_range=0.1)
+
+    stores, data = (ParameterStore(), ParameterStore()), batches(4)
+    for store, how in zip(stores, (settings(), on_device(2)), strict=True):
+        with Run(store, TorchModel(SCHEMA, Unused), how) as run:
+            run.train(data)
+
+    first, second = (store.status().tables["unused"].rows for store in stores)
+    assert first == second > 0
