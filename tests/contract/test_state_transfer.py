@@ -10,6 +10,7 @@ import pytest
 from protos.errors import CtrPsError, GradientError, ProtocolError, UnknownTableError
 from protos.spec import StatisticsSpec
 from protos.store import BlockState, ModelState, RowStates, SaveRequest, Store
+from protos.store.state_chunks import join_state, split_state
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.cluster.fates import CHAOS
 from tests.support.cluster import cluster
@@ -365,3 +366,11 @@ def test_block_state_of_more_servers_than_elements_is_whole() -> None:
         found: BlockState = client.pull_state({}, ["tiny"]).result().blocks["tiny"]
         np.testing.assert_array_equal(found.weights, moved.weights)
         np.testing.assert_array_equal(found.element_state, moved.element_state)
+
+
+def test_stretches_in_another_order_are_no_block() -> None:
+    first, *others = split_state(ModelState({}, state_of(in_process()).blocks), limit_bytes=64)
+    assert others
+
+    with pytest.raises(ProtocolError, match="continues at element"):
+        join_state([*others, first])

@@ -17,7 +17,7 @@ from ctr_model.torch import Batch, Embedding, TorchModel  # noqa: E402
 from protos.errors import CtrPsError, JobError  # noqa: E402
 from protos.store import Member, Missing, ReduceOp, Store  # noqa: E402
 from protos.wire.heter import Train  # noqa: E402
-from ps_worker.heter.connect import require_heter  # noqa: E402
+from ps_worker.heter.connect import require_heter, takes_over  # noqa: E402
 from ps_worker.heter.dense_part import DensePart  # noqa: E402
 from ps_worker.job import Job, override_job  # noqa: E402
 from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
@@ -320,3 +320,11 @@ def test_a_step_whose_batches_are_all_skipped_moves_nothing() -> None:
         found.append(read)
 
     np.testing.assert_allclose(found[1].dense, found[0].dense, atol=1e-5)
+
+
+def test_nobody_takes_over_in_a_synchronous_job() -> None:
+    found = {
+        mode: takes_over(job(mode, "cluster.on_worker_loss=continue")) for mode in ("sync", "async")
+    }
+
+    assert found == {"sync": False, "async": True}
