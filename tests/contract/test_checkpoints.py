@@ -293,3 +293,20 @@ def test_save_that_has_no_scores_to_go_by_is_refused(store, tmp_path: Path) -> N
         )
 
     assert not (tmp_path / "high").exists()
+
+
+def test_dense_block_that_was_loaded_begins_afresh_with_the_values_that_were_given(
+    store, tmp_path: Path
+) -> None:
+    spec = replace(TOWER, name="given", values_digest=5)
+    values = np.arange(spec.length, dtype=np.float32)
+    in_process().save(SaveRequest(url=str(tmp_path / "model")))
+    store.create_dense(spec, values)
+    store.save(SaveRequest(url=str(tmp_path / "own")))
+    store.load(str(tmp_path / "own"))
+
+    store.load(str(tmp_path / "model"), only=["wide"])
+
+    out = np.empty(spec.length, np.float32)
+    store.pull_dense({"given": out}).result()
+    np.testing.assert_array_equal(out, values)

@@ -374,3 +374,13 @@ def test_stretches_in_another_order_are_no_block() -> None:
 
     with pytest.raises(ProtocolError, match="continues at element"):
         join_state([*others, first])
+
+
+def test_servers_are_told_of_an_acknowledged_push_of_state() -> None:
+    """Else one that has lost it would go on without it."""
+    with cluster() as servers:
+        client = servers.client()
+        declare(client)
+        client.push_state(state_of(client), push_id(sequence=0)).result()
+
+        assert client._acknowledgements[0].told().pushes == 1
