@@ -11,6 +11,7 @@ from typing import Any, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from ctr_model import NEEDS_TORCH
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.models.dcn_v2 import DcnV2
@@ -53,7 +54,8 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
         raise ValueError(
             f'{_unknown("model", name, list(MODELS))}; a custom model is "my_model.py:MyModel"'
         )
-    _refuse_without(name, sorted(getattr(model_class, "__abstractmethods__", ())), ClickModel)
+    abstract = sorted(getattr(model_class, "__abstractmethods__", ()))
+    _refuse_without(name, abstract, _interface(ClickModel))
     checked = _checked_options(name, model_class, options)
     if _is_module(model_class):
         from ctr_model.torch import TorchModel  # late: an extra
@@ -61,7 +63,8 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
         model: Model = TorchModel(schema, cast("type", model_class), checked, seed=seed)
     else:
         model = model_class(schema, **checked)
-    _refuse_without(name, [part for part in _MEMBERS if not hasattr(model, part)], Model)
+    missing = [part for part in _MEMBERS if not hasattr(model, part)]
+    _refuse_without(name, missing, f"{_interface(Model)}, or derive from torch.nn.Module")
     _require_tables(name, model, schema)
     return model
 
@@ -83,9 +86,7 @@ def with_compute(model: Model, compute: Compute) -> Model:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ValueError(
-            f"{compute} needs PyTorch, which is not installed: pip install 'ctr-ps[torch]'"
-        ) from error
+        raise ValueError(f"{compute} {NEEDS_TORCH}") from error
     return in_bfloat16(model)
 
 
@@ -95,12 +96,13 @@ def _is_module(model_class: ModelClass) -> bool:
     return torch is not None and issubclass(cast("type", model_class), torch.nn.Module)
 
 
-def _refuse_without(name: str, missing: list[str], contract: type) -> None:
+def _refuse_without(name: str, missing: list[str], way_out: str) -> None:
     if missing:
-        raise ValueError(
-            f"model {name!r} has no {', '.join(missing)}: see the interface "
-            f"{contract.__module__}.{contract.__name__}"
-        )
+        raise ValueError(f"model {name!r} has no {', '.join(missing)}: {way_out}")
+
+
+def _interface(contract: type) -> str:
+    return f"see the interface {contract.__module__}.{contract.__name__}"
 
 
 def _require_tables(name: str, model: Model, schema: Schema) -> None:
@@ -155,14 +157,7 @@ def _load_class(name: str) -> ModelClass:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # user code may raise anything
-        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            raise ValueError(
-                f"model {name!r}: {path!r} imports PyTorch, which is not installed: "
-                f"pip install 'ctr-ps[torch]'"
-            ) from error
-        raise ValueError(
-            f"model {name!r}: importing {path!r} failed: {type(error).__name__}: {error}"
-        ) from error
+        raise ValueError(f"model {name!r}: {_import_fault(Path(path), error)}") from error
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
         classes = [
@@ -170,8 +165,24 @@ def _load_class(name: str) -> ModelClass:
             for key, value in vars(module).items()
             if inspect.isclass(value) and value.__module__ == module.__name__
         ]
-        raise ValueError(f"model {name!r}: {path!r} has no class {class_name!r}, only {classes}")
+        fault = _unknown("class", class_name, classes)
+        raise ValueError(f"model {name!r}: {path!r} does not define it: {fault}")
     return cast("ModelClass", found)
+
+
+def _import_fault(path: Path, error: Exception) -> str:
+    """Returns what is wrong with a file whose import raised an error, and what to do."""
+    missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if missing == "torch":
+        return f"{str(path)!r} {NEEDS_TORCH}"
+    fault = f"importing {str(path)!r} failed: {type(error).__name__}: {error}"
+    module = path.parent / missing.partition(".")[0]
+    if missing and (module.is_dir() or module.with_suffix(".py").is_file()):
+        fault += (
+            "; it is beside the file, but a model is one file, which checkpoints carry: put all into that, "
+            "or install the module, or name its folder in PYTHONPATH"
+        )
+    return fault
 
 
 def _checked_options(
@@ -205,5 +216,6 @@ def _checked_options(
 def _unknown(kind: str, name: str, known: list[str]) -> str:
     if not known:
         return f"unknown {kind} {name!r}, it has none"
-    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
-    return f"unknown {kind} {name!r}, did you mean {nearest!r}? known: {', '.join(known)}"
+    without_case = {each.casefold(): each for each in known}
+    nearest = difflib.get_close_matches(name.casefold(), without_case, 1, cutoff=0.0)[0]
+    return f"unknown {kind} {name!r}, did you mean {without_case[nearest]!r}? known: {', '.join(known)}"

@@ -9,12 +9,14 @@ The counterpart of the script in Paddle's tutorial on heterogeneous parameter se
 import argparse
 import logging
 
-from torch_wide_deep import WideDeep  # beside this script
-
+# Before torch: without that, the error names the extra to install.
 from ctr_model.schema import criteo_schema
 from ctr_model.torch import TorchModel
 from ps_worker import fleet
 from ps_worker.data.files.listing import matching_files
+
+# isort: split
+from torch_wide_deep import WideDeep  # beside this script
 
 
 def parse_args() -> argparse.Namespace:

@@ -12,14 +12,16 @@ import argparse
 import os
 from pathlib import Path
 
+# Before torch: without that, the error names the extra to install.
+from ps_worker import fleet
+from ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
+
+# isort: split
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
-
-from ps_worker import fleet
-from ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
 
 NUM_USERS, NUM_ITEMS, NUM_SEEN = 50, 40, 4
 

@@ -13,6 +13,15 @@
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """
 
+from ctr_model import NEEDS_TORCH
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(f"{__name__} {NEEDS_TORCH}", name="torch") from error
+
 from ctr_model.torch.batch import Batch
 from ctr_model.torch.embedding import Embedding
 from ctr_model.torch.front import Front

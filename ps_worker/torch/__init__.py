@@ -27,6 +27,7 @@
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """
 
+import ctr_model.torch  # noqa: F401  first: without PyTorch its error names the extra
 from ps_worker.torch.connection import open_tables
 from ps_worker.torch.embedding import Embedding, EmbeddingBag
 from ps_worker.torch.optimizer import PushOptimizer

@@ -77,10 +77,23 @@ def test_model_of_ones_own_is_a_class_in_a_file(own_file: str) -> None:
     [
         ("{}:MyModel", {"dimm": 5}, "unknown option of model '.*:MyModel': 'dimm'.*'dim'"),
         ("{}:MyModel", {"dim": "ten"}, "dim is 'ten'"),
-        ("{}:MyModell", {}, "no class 'MyModell', only .*'MyModel', 'Demanding', 'Half', 'OneWay'"),
+        (
+            "{}:MyModell",
+            {},
+            "class 'MyModell', did you mean 'MyModel'. known: MyModel, Demanding, Half, OneWay$",
+        ),
+        (
+            "{}:DEMANDING",
+            {},
+            "does not define it: unknown class 'DEMANDING', did you mean 'Demanding'",
+        ),
         ("{}:Demanding", {"dim": 4}, "'.*:Demanding' needs the option 'hidden'"),
-        ("{}:Half", {}, "has no segments, num_params, .*: see the interface .*Model"),
-        ("{}:OneWay", {}, "has no backward: see the interface .*ClickModel"),
+        (
+            "{}:Half",
+            {},
+            "has no segments, num_params, .*: see the interface .*Model, or derive from torch.nn.Module",
+        ),
+        ("{}:OneWay", {}, "has no backward: see the interface .*ClickModel$"),
         ("{}", {}, 'expected "path/of/file.py:ClassName"'),
         ("{}x:MyModel", {}, 'expected "path/of/file.py:ClassName"'),
         ("nowhere/my_model.py:MyModel", {}, "no file 'nowhere/my_model.py'"),
@@ -143,6 +156,21 @@ def test_file_that_does_not_import_says_why(tmp_path: Path) -> None:
     path.write_text("import no_such_module\n")
 
     with pytest.raises(ValueError, match=r"failed: ModuleNotFoundError: .*no_such_mod"):
+        build_model(f"{path}:MyModel", Schema.numbered(2, 3), {})
+
+
+@pytest.mark.parametrize("beside", ["helpers.py", "helpers/__init__.py"])
+def test_file_that_imports_one_beside_it_says_that_a_model_is_one_file(
+    beside: str, tmp_path: Path
+) -> None:
+    (tmp_path / beside).parent.mkdir(exist_ok=True)
+    (tmp_path / beside).write_text("x = 1\n")
+    path = tmp_path / "importing.py"
+    path.write_text("from helpers import x\n")
+
+    with pytest.raises(
+        ValueError, match=r"'helpers'; it is beside the file, but a model is one file"
+    ):
         build_model(f"{path}:MyModel", Schema.numbered(2, 3), {})
 
 
@@ -224,24 +252,41 @@ def test_embeddings_start_in_the_range_that_is_asked_for(name: str) -> None:
 
 
 WITHOUT_TORCH = """
-import sys
+import importlib, sys
 sys.modules["torch"] = None  # as where it is not installed
-from ctr_model.registry import build_model
+from ctr_model.registry import build_model, with_compute
 from ctr_model.schema import criteo_schema
-build_model("ctr_dnn", criteo_schema(), {})
+model = build_model("ctr_dnn", criteo_schema(), {})
 try:
     build_model("examples/torch_wide_deep.py:WideDeep", criteo_schema(), {})
 except ValueError as error:
     print(error)
+try:
+    with_compute(model, "bfloat16")
+except ValueError as error:
+    print(error)
+for needing in sys.argv[1:]:
+    try:
+        importlib.import_module(needing)
+    except ModuleNotFoundError as error:
+        assert error.name == "torch"
+        print(error)
 """
 
 
-def test_model_that_needs_pytorch_says_which_extra_to_install() -> None:
+def test_what_needs_pytorch_says_which_extra_to_install() -> None:
+    modules = ["ctr_model.torch", "ps_worker.torch"]
+    modules += ["examples.torch_ddp", "examples.heter_wide_deep"]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False
+        [sys.executable, "-c", WITHOUT_TORCH, *modules], capture_output=True, text=True, check=False
     )
 
-    assert "imports PyTorch, which is not installed: pip install 'ctr-ps[torch]'" in done.stdout
+    needs = "needs PyTorch, which is not installed: pip install 'ctr-ps[torch]'"
+    assert done.stdout.splitlines() == [
+        f"model 'examples/torch_wide_deep.py:WideDeep': 'examples/torch_wide_deep.py' {needs}",
+        f"bfloat16 {needs}",
+        *[f"ctr_model.torch {needs}" for _ in modules],
+    ]
 
 
 ALL_MODULES = """
