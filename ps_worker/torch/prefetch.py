@@ -6,12 +6,13 @@ sync   announce(next keys)                     |
                                                '--> look-ups of the next batch
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
+from protos.errors import UsageError
 from protos.keys import Keys, unique_keys
 from protos.store import Future, Pulled
 from ps_worker.torch.keys import keys_of
@@ -60,10 +61,18 @@ class Prefetcher:
     """The rows of the batch that is trained and of the next one. For one thread."""
 
     def __init__(
-        self, pull: Callable[[Mapping[str, Keys]], Future[Pulled]], *, is_exact: bool
+        self,
+        pull: Callable[[Mapping[str, Keys]], Future[Pulled]],
+        tables: Collection[str],
+        *,
+        is_exact: bool,
     ) -> None:
-        """Asks by `pull`; rows that miss a push are good for nothing if `is_exact`."""
+        """Asks by `pull` for rows of these tables, to which others may be added.
+
+        Rows that miss a push are good for nothing if `is_exact`.
+        """
         self._pull = pull
+        self._tables = tables
         self._is_exact = is_exact
         self._num_pushes = 0
         self.clear()
@@ -74,18 +83,33 @@ class Prefetcher:
         try:
             for batch in loader:
                 self.advance()
-                self.announce(
-                    {
-                        name: unique_keys(keys_of(keys))[0]
-                        for name, keys in keys_of_batch(batch).items()
-                    }
-                )
+                self.announce(self._checked(keys_of_batch(batch)))
                 yield from waiting
                 waiting = [batch]
             self.advance()
             yield from waiting
         finally:
             self.clear()
+
+    def _checked(self, answer: Mapping[str, Tensor]) -> Mapping[str, Keys]:
+        """Returns the unique keys of what a user's function returned, by table."""
+        if not isinstance(answer, Mapping):
+            raise UsageError(
+                f"keys_of_batch returned a {type(answer).__name__}, expected its keys by table, as "
+                f'{{"items": batch["items"]}}'
+            )
+        for table, keys in answer.items():
+            if table not in self._tables:
+                known = ", ".join(sorted(self._tables)) or "none: attach a module first"
+                raise UsageError(
+                    f"keys_of_batch returned keys of the table {table!r}, but the tables are {known}"
+                )
+            if not isinstance(keys, Tensor):
+                raise UsageError(
+                    f"keys_of_batch returned a {type(keys).__name__} for the table {table!r}, expected a "
+                    f"tensor of keys"
+                )
+        return {table: unique_keys(keys_of(keys))[0] for table, keys in answer.items()}
 
     def clear(self) -> None:
         """Forgets all rows."""

@@ -108,8 +108,8 @@ class Tables:
         self._store = store
         self._job = job
         self._push_ids = PushIds(membership.member)
-        self._prefetcher = Prefetcher(self._ask, is_exact=self.mode == SYNC)
         self._declared: dict[str, EmbeddingTable] = {}
+        self._prefetcher = Prefetcher(self._ask, self._declared, is_exact=self.mode == SYNC)
         self._oldest_pull: Version | None = None  # since the last push
         self._num_pushes = 0
         self._pushes_saved = 0  # those that `checkpoint` has
@@ -171,6 +171,10 @@ class Tables:
             loader: Any iterable.
             keys_of_batch: Returns the keys of a batch by table, int64 or uint64 of any shape; what it leaves
                 out is pulled when it is looked up.
+
+        Raises:
+            UsageError: With a batch, if `keys_of_batch` returns something else, or keys of a table that no
+                attached module has.
         """
         return self._prefetcher.batches(loader, keys_of_batch)
 

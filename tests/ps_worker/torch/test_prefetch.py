@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
+from protos.errors import UsageError  # noqa: E402
 from ps_worker.torch import Embedding, PushOptimizer, Tables, open_tables  # noqa: E402
 from tests.support.torch_loop import (  # noqa: E402
     NUM_KEYS,
@@ -42,6 +43,28 @@ def test_a_batch_is_asked_for_once_with_all_its_tables(
     first = [{"items"}, {"words"}] if mode == "sync" else [both]
     rest = [both] * 4
     assert sorted(map(sorted, asked)) == sorted(map(sorted, first + rest))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            torch.tensor([1]),
+            "returned a Tensor, expected its keys by table",
+        ),
+        ({"items": [1]}, "returned a list for the table 'items', expected a tensor"),
+        ({"item": torch.tensor([1])}, "keys of the table 'item', but the tables are items, words$"),
+        ({"items": torch.tensor([1.0])}, "keys are torch.float32"),
+    ],
+)
+def test_keys_of_a_batch_that_cannot_be_are_refused_before_it_is_trained(
+    answer: Any, message: str
+) -> None:
+    with open_tables() as tables:
+        tables.attach(Net(ADAGRAD))
+
+        with pytest.raises(UsageError, match=message):
+            next(tables.prefetching([0, 1], lambda _: answer))
 
 
 @pytest.mark.parametrize("every", [1, 3])
