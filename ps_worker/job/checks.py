@@ -29,7 +29,14 @@ def require_optimizers(job: Job, model: Model) -> None:
             raise job.error(f"optimizer.tables.{name}", fault)
     for name, asked in tables.items():
         key = job.optimizer.key_of_table(name, asked)
-        _check_optimizer(job, key, job.optimizer.of_table(name, asked))
+        if asked is None or name in job.optimizer.tables:
+            _check_optimizer(job, key, job.optimizer.of_table(name, asked))
+        elif error := _optimizer_fault(job, asked):
+            raise job.error(
+                "model.name",
+                f"the model asks for the optimizer of its table {name!r}, which cannot be: {error} "
+                f"({key} overrides it)",
+            )
     _check_optimizer(job, "optimizer.sparse", job.optimizer.sparse.spec())
     dense = job.optimizer.dense.spec()
     _check_optimizer(job, "optimizer.dense", dense)
@@ -38,6 +45,13 @@ def require_optimizers(job: Job, model: Model) -> None:
 
 
 def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
+    if fault := _optimizer_fault(job, spec):
+        parameter = first_named(spec.params, fault)
+        raise job.error(f"{key}.{parameter}" if parameter else key, str(fault)) from fault
+
+
+def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
+    """Returns what is wrong with an optimizer; None: nothing."""
     try:
         hyper_of(spec)
         if spec == DELTA_OPTIMIZER:
@@ -48,9 +62,8 @@ def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
                 f'be lost in mode "geo": take another optimizer, as "adagrad", or another mode'
             )
     except SpecError as error:
-        parameter = first_named(spec.params, error)
-        place = f"{key}.{parameter}" if parameter else key
-        raise job.error(place, str(error)) from error
+        return error
+    return None
 
 
 def require_life(job: Job, model: Model) -> None:
@@ -160,12 +173,18 @@ def _has_cuda() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def require_one_worker(job: Job, num_workers: int) -> None:
-    """Refuses tables on a device in a job of several workers, which would not see each other's rows.
+def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
+    """Refuses tables on a device in a job of several processes, which would not see each other's rows.
 
     Raises:
         JobError: Says how many there are.
     """
+    if job.device.tables == "pass" and num_heter:
+        raise job.error(
+            "device.tables",
+            f'is "pass", with which the worker trains the dense part, too, but the job has heter trainers '
+            f'({num_heter}): start none (ps-launch without --heter-num), or set device.tables = "host"',
+        )
     if job.device.tables == "pass" and num_workers > 1:
         raise job.error(
             "device.tables",

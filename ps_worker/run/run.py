@@ -105,7 +105,7 @@ class Run:
             JobError: If workers do not agree, or the model cannot be trained in the job's precision.
             CtrPsError: If servers do not answer, or hold another model.
         """
-        require_one_worker(job, num_workers + num_heter)
+        require_one_worker(job, num_workers, num_heter)
         self.store = store
         self.worker = worker
         self.num_workers = num_workers

@@ -1,5 +1,6 @@
 """Settings that no server would take are refused before a run begins, with the place to change."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,32 @@ def test_optimizer_that_would_lose_what_others_learnt_is_refused_in_geo(tmp_path
         require_optimizers(load_job(path), small_model())
 
 
+@pytest.mark.parametrize(
+    ("asked", "mode", "fault"),
+    [
+        ({"name": "ftrl"}, "geo", "'ftrl' computes weights"),
+        ({"name": "adam", "rate": 0.1}, "async", "did you mean"),
+    ],
+)
+def test_optimizer_that_the_model_asks_for_is_refused_as_the_models(
+    asked: dict[str, object], mode: str, fault: str
+) -> None:
+    model = OfTorch()
+    model.tables = tuple(replace(each, optimizer=asked) for each in model.tables)
+    overrides = [f"strategy.mode={mode}"]
+    name = model.tables[0].name
+
+    with pytest.raises(
+        JobError,
+        match=f"^net.toml: model.name: the model asks .* table '{name}', .*{fault}.*"
+        rf"\(optimizer\.tables\.{name} overrides it\)",
+    ):
+        require_optimizers(override_job({}, overrides, source="net.toml"), model)
+
+    set_here = [*overrides, f"optimizer.tables.{name}=adagrad"]
+    require_optimizers(override_job({}, set_here, source="net.toml"), model)
+
+
 def test_table_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('[optimizer.tables]\nwide = "ftrl"\n')
@@ -164,6 +191,8 @@ def test_device_of_one_worker_is_taken() -> None:
     require_one_worker(job, 1)
     with pytest.raises(JobError, match=r"the job has 2: start one"):
         require_one_worker(job, 2)
+    with pytest.raises(JobError, match=r"the job has heter trainers \(1\): start none"):
+        require_one_worker(job, 1, 1)
 
 
 def test_model_of_numpy_stays_on_the_host() -> None:
