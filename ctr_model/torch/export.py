@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from ctr_model import PROGRAM_FORMATS
 from ctr_model.batch import Batch
 from ctr_model.lookup import Lookup
 from ctr_model.parameters import Floats
@@ -30,9 +31,9 @@ from ctr_model.torch.model import TorchModel
 Inputs = dict[str, NDArray[Any]]
 """By name: `dense` float32[B, num_dense], and what each front returns, `deep:0` of the attribute `deep`."""
 
-FORMATS = (".onnx", ".pt2")
 OUTPUT = "probabilities"
 
+_EXPORTERS = ("torch", "onnxscript", "onnx_ir")
 _MAX_ONNX_BYTES = 2**31  # of one file; the weights of a larger model are in another one beside it
 _CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # another number of examples may be summed in another order
 
@@ -72,8 +73,8 @@ def export(model: TorchModel, params: Floats, path: Path) -> dict[str, list[int 
             depends on its inputs in a way that a program cannot have, or ONNX; nothing is written then.
         ModuleNotFoundError: If ONNX is not installed.
     """
-    if path.suffix not in FORMATS:
-        raise ValueError(f"{str(path)!r} does not end with {' or '.join(FORMATS)}")
+    if path.suffix not in PROGRAM_FORMATS:
+        raise ValueError(f"{str(path)!r} does not end with {' or '.join(PROGRAM_FORMATS)}")
     inputs, others = _example(model, size=3, num_keys=2), _example(model, size=5, num_keys=4)
     module = _Behind(model, params, inputs)
     shapes = {name: _free(each.shape, others[name].shape) for name, each in inputs.items()}
@@ -229,11 +230,13 @@ def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """PyTorch's exporters log what users of this one cannot act on."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """The exporters log what users of this one cannot act on."""
+    loggers = [logging.getLogger(name) for name in _EXPORTERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ctr_model import PROGRAM_FORMATS
 from ctr_model.models.model import Model
 from protos.errors import UsageError
 from ps_server.checkpoint.reader import Checkpoint
@@ -32,6 +33,8 @@ def export(model_dir: str, output: Path) -> dict[str, Any]:
     Raises:
         CtrPsError: If the model is none of PyTorch, or cannot be a program, or the file cannot be written.
     """
+    if output.suffix not in PROGRAM_FORMATS:
+        raise UsageError(f"{str(output)!r} does not end with {' or '.join(PROGRAM_FORMATS)}")
     checkpoint = Checkpoint.open(model_dir)
     checkpoint.verify()
     schema = schema_of_checkpoint(checkpoint)

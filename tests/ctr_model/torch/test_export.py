@@ -1,5 +1,6 @@
 """A program for other runtimes computes what its module does."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,11 @@ def run_onnx(path: Path, inputs: Arrays) -> Any:
 @pytest.mark.parametrize(("suffix", "run"), [(".pt2", run_pt2), (".onnx", run_onnx)])
 @pytest.mark.parametrize("name", [*TWINS, "attention"])
 def test_program_predicts_what_the_module_predicts(
-    name: str, suffix: str, run: Callable[[Path, Arrays], Any], tmp_path: Path
+    name: str,
+    suffix: str,
+    run: Callable[[Path, Arrays], Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if suffix == ".onnx":
         pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install 'ctr-ps[onnx]'")
@@ -92,8 +97,10 @@ def test_program_predicts_what_the_module_predicts(
     model = TorchModel(SCHEMA, TWINS.get(name, Attention), options, seed=1)
     cases = [ModelCase(model, SCHEMA, seed, batch_size=size) for seed, size in ((1, 4), (2, 9))]
 
-    export(model, cases[0].params, tmp_path / f"model{suffix}")
+    with caplog.at_level(logging.INFO):
+        export(model, cases[0].params, tmp_path / f"model{suffix}")
 
+    assert not caplog.records
     for case in cases:
         case.params = cases[0].params
         inputs = ProgramInputs(model).of(replace(case.batch, labels=None), case.lookups)

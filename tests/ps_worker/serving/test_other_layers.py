@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from protos.errors import CheckpointError
+from protos.errors import CheckpointError, UsageError
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job, stored_job
@@ -87,6 +87,11 @@ def test_other_order_of_layers_is_refused(
             USES[use](job, saved, tmp_path)
     finally:
         path.write_text(MODEL)
+
+
+def test_export_to_another_format_is_refused_before_the_model_is_read() -> None:
+    with pytest.raises(UsageError, match=r"^'out/model\.txt' does not end with \.onnx or \.pt2$"):
+        export("no/such/model", Path("out/model.txt"))
 
 
 @pytest.mark.parametrize("use", ["predictor", "infer"])
