@@ -10,6 +10,7 @@ from ctr_model.parameters import ModelInputError
 from protos.errors import ProtocolError, UsageError
 from protos.gradients import Values
 from protos.wire.heter import Train, Trained
+from ps_worker.job.checks import missing_gpu
 
 if TYPE_CHECKING:  # an extra, which only a model that was built with it needs
     from ctr_model.torch.halves import Activations, BackResult
@@ -42,6 +43,8 @@ class DensePart:
             UsageError: If the model cannot be cut, or there is no such device.
         """
         module = module_of(model)
+        if fault := missing_gpu(device, "heter trainer"):
+            raise UsageError(f"the device {fault}")
         from ctr_model.torch.halves import BackHalf
 
         try:

@@ -160,17 +160,19 @@ def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, s
         not rows or rows >= job.train.batch_size,
         f"is {rows}, less than the {job.train.batch_size} of a batch",
     )
-    yield (
-        "device.kind",
-        job.device.kind == "cpu" or _has_cuda(),
-        'is "cuda", but PyTorch finds no GPU here: start the worker where there is one, or set cpu',
-    )
+    fault = missing_gpu(job.device.kind, "worker")
+    yield "device.kind", not fault, fault
 
 
-def _has_cuda() -> bool:
+def missing_gpu(device: str, process: str) -> str:
+    """Returns what is wrong with the device of a kind of process: a GPU that is not there; else ""."""
+    if not device.startswith("cuda"):
+        return ""
     import torch  # late: an extra, and no other job needs it
 
-    return bool(torch.cuda.is_available())
+    if torch.cuda.is_available():
+        return ""
+    return f'is "{device}", but PyTorch finds no GPU here: start the {process} where there is one, or set cpu'
 
 
 def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:

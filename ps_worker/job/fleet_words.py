@@ -35,7 +35,8 @@ WITHOUT_COUNTERPART = {
     "merged with",
     "runtime_split_send_recv": "remove it, sending and receiving are never part of the model",
     "launch_barrier": "remove it, workers always wait for each other before their first step",
-    "heter_worker_device_guard": "remove it, every worker runs the whole model, on its CPU",
+    "heter_worker_device_guard": "remove it, layers behind the cut of a module run on the device of a heter "
+    "trainer (docs/heterogeneous.md)",
     "lr_decay_steps": "remove it, learning rates are constant: set them in [optimizer]",
     "use_ps_gpu": 'set device.tables = "pass"',
     "use_gpu_graph": "remove it, there are no graph tables",

@@ -14,9 +14,10 @@ from torch import Tensor, nn  # noqa: E402
 from ctr_model.batch import Batch as NumpyBatch  # noqa: E402
 from ctr_model.schema import Schema  # noqa: E402
 from ctr_model.torch import Batch, Embedding, TorchModel  # noqa: E402
-from protos.errors import CtrPsError, JobError  # noqa: E402
+from protos.errors import CtrPsError, JobError, UsageError  # noqa: E402
 from protos.store import Member, Missing, ReduceOp, Store  # noqa: E402
 from protos.wire.heter import Train  # noqa: E402
+from ps_server.store import ParameterStore  # noqa: E402
 from ps_worker.heter.connect import require_heter, takes_over  # noqa: E402
 from ps_worker.heter.dense_part import DensePart  # noqa: E402
 from ps_worker.job import Job, override_job  # noqa: E402
@@ -328,3 +329,28 @@ def test_nobody_takes_over_in_a_synchronous_job() -> None:
     }
 
     assert found == {"sync": False, "async": True}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r'the device is "cuda", but PyTorch finds no GPU here: .* or set cpu'
+    ):
+        DensePart(wide_deep(), device="cuda")
+
+
+def test_tables_on_a_device_are_trained_without_heter_trainers() -> None:
+    on_device = job("sync", "device.tables=pass", "device.kind=cpu", "data.in_memory=true")
+
+    with pytest.raises(
+        JobError, match=r"device\.tables: is .*has heter trainers \(1\): start none"
+    ):
+        Run(
+            ParameterStore(),
+            wide_deep(),
+            on_device,
+            worker=0,
+            num_workers=1,
+            num_heter=1,
+            is_in_process=False,
+        )

@@ -133,6 +133,11 @@ def test_every_option_of_fleet_has_a_translation_or_advice() -> None:
             ({"a_sync_configs": {word: 1}}, f"a_sync_configs.{word}", advice)
             for word, advice in WITHOUT_COUNTERPART.items()
         ),
+        (
+            {"a_sync_configs": {"heter_worker_device_guard": "gpu"}},
+            "a_sync_configs.heter_worker_device_guard",
+            "run on the device of a heter trainer",
+        ),
     ],
     ids=str,
 )
