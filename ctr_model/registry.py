@@ -179,8 +179,8 @@ def _import_fault(path: Path, error: Exception) -> str:
     module = path.parent / missing.partition(".")[0]
     if missing and (module.is_dir() or module.with_suffix(".py").is_file()):
         fault += (
-            "; it is beside the file, but a model is one file, which checkpoints carry: put all into that, "
-            "or install the module, or name its folder in PYTHONPATH"
+            "; it is beside the file, but a model is one file, which checkpoints carry: put its code there, "
+            "or install it, or name its folder in PYTHONPATH"
         )
     return fault
 
