@@ -310,7 +310,11 @@ def test_wish_of_a_model_is_refused_where_the_job_can_overrule_it(tmp_path: Path
     with pytest.raises(JobError) as caught:
         plan_of(load_job(path))
 
-    assert str(caught.value).startswith(f"{path}: optimizer.tables.wide: unknown optimizer 'ftlr'")
+    assert str(caught.value).startswith(
+        f"{path}: model.name: the model asks for the optimizer of its table 'wide', which cannot be: "
+        f"unknown optimizer 'ftlr'"
+    )
+    assert "optimizer.tables.wide overrides it" in str(caught.value)
 
 
 def test_table_is_declared_with_its_own_optimizer() -> None:
