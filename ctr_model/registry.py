@@ -18,7 +18,7 @@ from ctr_model.models.dcn_v2 import DcnV2
 from ctr_model.models.deepfm import DeepFm
 from ctr_model.models.fm import Fm
 from ctr_model.models.lr import LogisticRegression
-from ctr_model.models.model import Compute, Model
+from ctr_model.models.model import Compute, Model, module_class_of
 from ctr_model.models.wide_deep import WideDeep
 from ctr_model.schema import Schema
 
@@ -129,7 +129,7 @@ def _require_tables(name: str, model: Model, schema: Schema) -> None:
 
 def name_of(model: Model) -> str | None:
     """Returns the name by which `build_model` knows a model; None for one that it cannot build again."""
-    module_class = getattr(model, "module_class", None)
+    module_class = module_class_of(model)
     if module_class is not None:
         if module_class.__module__ == "__main__" or "." in module_class.__qualname__:
             return None

@@ -7,7 +7,7 @@ same shapes. The model handles slots and pooling, the trainer keys and tables.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ctr_model.batch import Batch
 from ctr_model.lookup import Lookup
@@ -21,6 +21,7 @@ __all__ = [
     "StepResult",
     "Workspace",
     "initial_values_of",
+    "module_class_of",
 ]
 
 
@@ -82,6 +83,14 @@ class Workspace(Protocol):
     def max_batch_size(self) -> int:
         """The largest supported batch size."""
         ...
+
+
+def module_class_of(model: "Model") -> type[Any] | None:
+    """Returns the class of the module of PyTorch that a model is; None: it is none.
+
+    By a member, not by the model's class: that needs PyTorch, which is an extra.
+    """
+    return getattr(model, "module_class", None)
 
 
 def initial_values_of(model: "Model") -> Floats | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protos.chunking import KEY_BYTES, VALUE_BYTES, split_columns
 from protos.errors import ProtocolError
@@ -71,7 +72,7 @@ def split_state(state: ModelState, limit_bytes: int) -> list[StateChunk]:
     return [
         StateChunk(
             [
-                (tables[column][0], _rows(tables[column][1], where))
+                (tables[column][0], rows_at(tables[column][1], where))
                 for column, where in group
                 if column < len(tables)
             ],
@@ -91,7 +92,8 @@ def split_state(state: ModelState, limit_bytes: int) -> list[StateChunk]:
     ]
 
 
-def _rows(rows: RowStates, where: slice) -> RowStates:
+def rows_at(rows: RowStates, where: slice | NDArray[np.int32]) -> RowStates:
+    """Returns the rows in a range, as views, or at positions int32[M], as copies."""
     return replace(
         rows, keys=rows.keys[where], weights=rows.weights[where], state=rows.state[where]
     )

@@ -5,7 +5,7 @@ state --route--> the part of each server --split--> chunks
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from protos.keys import Keys
 from protos.placement import ShardMap
 from protos.spec import DenseSpec, TableSpec
 from protos.store import BlockState, ModelState, RowStates, StateChunk, Stretch
-from protos.store.state_chunks import concatenated, row_bytes
+from protos.store.state_chunks import concatenated, row_bytes, rows_at, stretch_of
 from protos.wire.requests import PullState
 from ps_server.optimizers.registry import optimizer_of
 
@@ -130,18 +130,9 @@ def part_of_server(
         pieces: By block, the server's elements.
         server: Which one.
     """
-    rows = {}
-    for table, whole in state.rows.items():
-        where = routes[table][server]
-        rows[table] = replace(
-            whole, keys=whole.keys[where], weights=whole.weights[where], state=whole.state[where]
-        )
+    rows = {table: rows_at(whole, routes[table][server]) for table, whole in state.rows.items()}
     blocks = {
-        block: replace(
-            whole,
-            weights=whole.weights[pieces[block]],
-            element_state=whole.element_state[:, pieces[block]],
-        )
+        block: stretch_of(whole, pieces[block].start, pieces[block].stop)
         for block, whole in state.blocks.items()
     }
     return ModelState(rows, blocks)

@@ -10,6 +10,7 @@ Without a role everything is in this process: it is worker 0 of 1, and has the p
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
@@ -30,6 +31,8 @@ from ps_worker.heter.connect import heter_trainers, require_heter
 from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.run import Run
 from ps_worker.run.termination import Termination
+
+R = TypeVar("R", ServerRole, WorkerRole, HeterRole)
 
 
 class Fleet:
@@ -477,29 +480,19 @@ class Fleet:
         return self._role
 
     def _worker_role(self, call: str) -> WorkerRole:
-        role = self._known_role(call)
-        if not isinstance(role, WorkerRole):
-            raise RoleError(
-                f"{call} is for workers, and this process is {_named(role)}: call it where "
-                f"fleet.is_worker()"
-            )
-        return role
+        return self._role_of(WorkerRole, call, "workers", "is_worker")
 
     def _heter_role(self, call: str) -> HeterRole:
-        role = self._known_role(call)
-        if not isinstance(role, HeterRole):
-            raise RoleError(
-                f"{call} is for heter trainers, and this process is {_named(role)}: call it where "
-                f"fleet.is_heter_worker()"
-            )
-        return role
+        return self._role_of(HeterRole, call, "heter trainers", "is_heter_worker")
 
     def _server_role(self, call: str) -> ServerRole:
+        return self._role_of(ServerRole, call, "servers", "is_server")
+
+    def _role_of(self, kind: type[R], call: str, whose: str, test: str) -> R:
         role = self._known_role(call)
-        if not isinstance(role, ServerRole):
+        if not isinstance(role, kind):
             raise RoleError(
-                f"{call} is for servers, and this process is {_named(role)}: call it where "
-                f"fleet.is_server()"
+                f"{call} is for {whose}, and this process is {_named(role)}: call it where fleet.{test}()"
             )
         return role
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ctr_model.models.model import Model
+from ctr_model.models.model import Model, module_class_of
 from ctr_model.parameters import ModelInputError
 from protos.errors import ProtocolError, UsageError
 from protos.gradients import Values
@@ -23,8 +23,7 @@ def module_of(model: Model) -> "TorchModel":
     Raises:
         UsageError: If it is none.
     """
-    # By a member, not by the class: that needs PyTorch, which is an extra.
-    if not hasattr(model, "module_class"):
+    if module_class_of(model) is None:
         raise UsageError(
             f"heter trainers train the dense part of a module of PyTorch, and the model is a "
             f"{type(model).__name__}: take a module (docs/models.md), or no heter trainers"
@@ -49,11 +48,7 @@ class DensePart:
 
         try:
             self._back: BackHalf = BackHalf(module, device=device)
-        except (
-            ValueError,
-            RuntimeError,
-            AssertionError,
-        ) as error:  # as PyTorch without CUDA raises
+        except (ValueError, RuntimeError) as error:  # cannot be cut; no such GPU
             raise UsageError(f"the model cannot run on the device {device!r}: {error}") from error
         self._grad = np.empty(model.num_params, np.float32)
         self._one = np.empty(model.num_params, np.float32)

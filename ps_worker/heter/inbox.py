@@ -60,9 +60,8 @@ class Inbox:
         self._barriers_passed = barriers_passed
         self._wait_limit_s = wait_limit_s
         self._senders: dict[int, _Sender] = {}
-        self._attended: list[
-            Future[None]
-        ] = []  # answers due when the thread has pushed what it had
+        # Answers that are due when the thread has pushed what it had.
+        self._attended: list[Future[None]] = []
         self._changed = threading.Condition()
         self._error: CtrPsError | None = None
 

@@ -1,6 +1,7 @@
 """A job: one TOML file that says what to train on what, and how.
 
-    [model] [data] [train] [optimizer] [life] [strategy] [device] [checkpoint] [cluster]
+    [model] [data] [train] [optimizer] [life] [strategy] [device] [checkpoint] [heter]
+    [cluster]
 
 Each key can be overridden by `--set section.key=value`. Every error begins with the file or the override
 that has to change and names the key; for an unknown key also the nearest known one. Paths are relative to

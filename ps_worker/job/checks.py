@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ctr_model.models.model import Model
+from ctr_model.models.model import Model, module_class_of
 from protos.errors import SpecError
 from protos.spec import OptimizerSpec
 from ps_server.optimizers.registry import hyper_of, optimizer_of
@@ -121,7 +121,7 @@ def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, s
     mode, rows = job.strategy.mode, job.device.pass_rows
     yield (
         "model.name",
-        hasattr(model, "module_class"),
+        module_class_of(model) is not None,
         f"{job.model.name!r} is not a module of PyTorch, which alone trains on a device "
         f"(docs/models.md#pytorch)",
     )

@@ -293,9 +293,8 @@ class _Training:
         if not self._run.is_first:
             return replace(own, examples=progress.examples)
         status = store.status()
-        lost = sorted(
-            set(status.lost) & set(range(self._run.num_workers))
-        )  # heter trainers have no data
+        # Not heter trainers, which have no data.
+        lost = sorted(worker for worker in status.lost if worker < self._run.num_workers)
         if lost:
             logger.warning(
                 "workers %s were lost: what was left of their data was not trained on", lost

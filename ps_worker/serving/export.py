@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ctr_model import PROGRAM_FORMATS
-from ctr_model.models.model import Model
+from ctr_model.models.model import Model, module_class_of
 from protos.errors import UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
@@ -62,7 +62,7 @@ def export(model_dir: str, output: Path) -> dict[str, Any]:
 
 def torch_model(model: Model) -> "TorchModel":
     """Returns the model if it is a module of PyTorch; else raises UsageError."""
-    if not hasattr(model, "module_class"):
+    if module_class_of(model) is None:
         raise UsageError(
             f"only a model in PyTorch has a program, and this one is {type(model).__name__}: the Predictor "
             f"serves it"
