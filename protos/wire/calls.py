@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from protos.errors import ProtocolError
 from protos.spec import TableSpec
 from protos.store import (
     Changed,
@@ -106,6 +108,20 @@ class Call(Generic[Q, A]):
     def path(self) -> str:
         """Its path on the wire."""
         return f"/{self.service}/{self.name}"
+
+    def decode_request(self, data: bytes) -> Q:
+        """Returns what the call is given, of the bytes of its message.
+
+        Raises:
+            ProtocolError: If they are no such message, or one that cannot be.
+        """
+        try:
+            message = self.request.message.FromString(data)
+        except DecodeError as error:
+            raise ProtocolError(
+                f"{self.name} was sent {len(data)} bytes that are no {self.request.message.DESCRIPTOR.name}"
+            ) from error
+        return self.request.decode(message)
 
 
 CodecOf = Callable[[Descriptor], Codec[T]]

@@ -14,9 +14,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from protos.errors import CtrPsError, LogError, ProtocolError
+from protos.errors import CtrPsError, LogError
 from protos.futures import Future, WaitingFuture
 from protos.wire.calls import CALLS, SERVICE, Call
 from protos.wire.grpc_status import details_of, metadata_of, status_of
@@ -140,7 +139,7 @@ class Service:
         async def method(request: bytes, context: grpc.aio.ServicerContext) -> Any:
             async with _Answering(self._activity, context, call.name, self._on_log_error):
                 self._backlog.require_room(call.name)
-                argument = _decoded(call, request)
+                argument = call.decode_request(request)
                 start = partial(self._handlers.start, call, argument, request)
                 if self._handlers.work(call, argument) <= self._inline_values:
                     answer = start()
@@ -154,16 +153,6 @@ class Service:
                 return call.answer.encode(answered)
 
         return method
-
-
-def _decoded(call: Call[Q, Any], request: bytes) -> Q:
-    try:
-        message = call.request.message.FromString(request)
-    except DecodeError as exc:
-        raise ProtocolError(
-            f"{call.name} was sent {len(request)} bytes that are no {call.request.message.DESCRIPTOR.name}"
-        ) from exc
-    return call.request.decode(message)
 
 
 async def _settled(future: Future[T], *, is_shared: bool = False) -> T:

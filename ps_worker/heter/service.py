@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from protos.errors import BindError, CtrPsError, ProtocolError, TransportError
+from protos.errors import BindError, CtrPsError, TransportError
 from protos.wire.calls import Call
 from protos.wire.channel import SERVER_OPTIONS
 from protos.wire.grpc_status import details_of, metadata_of, status_of
@@ -92,7 +91,7 @@ def _method(call: Call[Any, Any], answer: Callable[[Any], Any]) -> Callable[[byt
 
     def method(request: bytes, context: grpc.ServicerContext) -> Any:
         try:
-            return call.answer.encode(answer(_decoded(call, request)))
+            return call.answer.encode(answer(call.decode_request(request)))
         except CtrPsError as error:
             context.set_trailing_metadata(metadata_of(error))
             context.abort(status_of(error), details_of(error))
@@ -104,13 +103,3 @@ def _method(call: Call[Any, Any], answer: Callable[[Any], Any]) -> Callable[[byt
             )
 
     return method
-
-
-def _decoded(call: Call[Any, Any], request: bytes) -> Any:
-    try:
-        message = call.request.message.FromString(request)
-    except DecodeError as error:
-        raise ProtocolError(
-            f"{call.name} was sent {len(request)} bytes that are no {call.request.message.DESCRIPTOR.name}"
-        ) from error
-    return call.request.decode(message)
