@@ -188,6 +188,6 @@ def _join_stretches(block: str, pieces: list[tuple[int, DenseGrad]]) -> DenseGra
     )
 
 
-def _require_equal(what: str, attribute: str, numbers: list[int]) -> None:
+def _require_equal(what: str, attribute: str, numbers: Sequence[float]) -> None:
     if len(set(numbers)) > 1:
         raise ProtocolError(f"the chunks of a push to {what} differ in {attribute}: {numbers}")

@@ -30,6 +30,18 @@ Raising one leaves all parameters as they were.
 """
 
 
+def counted(number: int, noun: str, spec: str = "") -> str:
+    """Returns a number with its noun for a message: "1 file", "0 files", "2 batches".
+
+    Args:
+        number: How many.
+        noun: For one.
+        spec: Format of the number, as in "{number:,}".
+    """
+    plural = "es" if noun.endswith(("tch", "sh")) else "s"
+    return f"{number:{spec}} {noun}{'' if number == 1 else plural}"
+
+
 class CtrPsError(Exception):
     """Any error of ours; the message says what is wrong, the value, and what to do."""
 

@@ -2,7 +2,8 @@
 
 The server divides a gradient by the number of examples, once, when it is applied. So batches, threads and
 workers are merged by adding, and the mean over all their examples is applied: merging never multiplies a
-step (it does in systems that add up means).
+step (it does in systems that add up means). An example with a weight counts as that: what is applied is the
+weighted mean, sum(w_i g_i) / sum(w_i).
 
 A gradient carries counts: the occurrences of each key in its batches. They are added as gradients are, so
 that each occurrence counts once, however batches were merged.
@@ -11,6 +12,7 @@ Float addition is not associative: `sum_sparse` and `sum_dense` add in the order
 order on a server and thread order in a worker. That order is part of the contract of sync training.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,12 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import GradientError
+from protos.errors import GradientError, counted
 from protos.keys import Keys, unique_keys
 from protos.runtime.jit import kernel
 
 Values = NDArray[np.float32]
 Counts = NDArray[np.uint32]
+
+MIN_EXAMPLES = 2.0**-100
+"""The least number of examples, where they have weights: its reciprocal is a float32."""
 
 NUM_COUNTS = 2
 """Columns of counts: occurrences, and those that were clicked."""
@@ -36,14 +41,15 @@ class SparseGrad:
     Attributes:
         keys: uint64[N], unique.
         values: float32[N, D], summed over the examples.
-        examples: Number of examples summed over, including examples without any of the keys.
+        examples: Number of examples summed over, each counted as its weight, including examples without any
+            of the keys.
         counts: uint32[N, 2], occurrences of each key, and those of them in examples that were clicked; None
             for a table that keeps no statistics.
     """
 
     keys: Keys
     values: Values
-    examples: int
+    examples: float
     counts: Counts | None = None
 
     def take(self, positions: NDArray[np.int32]) -> "SparseGrad":
@@ -65,11 +71,11 @@ class DenseGrad:
 
     Attributes:
         values: float32[P], summed over the examples.
-        examples: Number of examples summed over.
+        examples: Number of examples summed over, each counted as its weight.
     """
 
     values: Values
-    examples: int
+    examples: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,20 @@ def sum_gradients(parts: Sequence[Gradients]) -> Gradients:
     )
 
 
+def require_examples(what: str, examples: float) -> None:
+    """Checks the number of examples that a gradient is divided by.
+
+    Args:
+        what: The table or dense block, for messages.
+        examples: Of its gradient.
+
+    Raises:
+        GradientError: If it is not positive and finite, or so small that the mean would not be finite.
+    """
+    if not MIN_EXAMPLES <= examples < math.inf:
+        raise GradientError(f"push to {what} says that it sums over {examples:g} examples")
+
+
 def require_counts(table: str, grad: SparseGrad, *, keeps_statistics: bool) -> None:
     """Checks the counts of a push: present exactly if the table keeps statistics, and valid.
 
@@ -170,7 +190,7 @@ def require_counts(table: str, grad: SparseGrad, *, keeps_statistics: bool) -> N
         occurrences, clicks = counts[wrong[0]].tolist()
         raise GradientError(
             f"push to table {table!r} says that key {int(grad.keys[wrong[0]])} occurred "
-            f"{occurrences} times and was clicked {clicks} times"
+            f"{counted(occurrences, 'time')} and was clicked {counted(clicks, 'time')}"
         )
 
 

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import WrongServerError
+from protos.errors import WrongServerError, counted
 from protos.keys import Keys, mix64, require_uint64
 from protos.runtime.jit import kernel
 
@@ -140,9 +140,9 @@ class ShardMap:
             if strangers.size:
                 shard = int(strangers[0])
                 raise WrongServerError(
-                    f"server {server} of {self.num_servers} was sent {counts[shard]} keys of shard "
-                    f"{shard}, which lives on server {self.server_of(shard)}: client and server must "
-                    f"agree on the list of servers"
+                    f"server {server} of {self.num_servers} was sent {counted(int(counts[shard]), 'key')} "
+                    f"of shard {shard}, which lives on server {self.server_of(shard)}: client and server "
+                    f"must agree on the list of servers"
                 )
         return counts
 

@@ -21,7 +21,7 @@ import ipaddress
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from protos.errors import RoleError
+from protos.errors import RoleError, counted
 
 ROLE = "TRAINING_ROLE"
 SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
@@ -58,8 +58,8 @@ class Members:
 
     def __str__(self) -> str:
         """Returns how many there are."""
-        heter = f" and {self.num_heter} heter trainers" if self.num_heter else ""
-        return f"{self.num_workers} workers{heter}"
+        heter = f" and {counted(self.num_heter, 'heter trainer')}" if self.num_heter else ""
+        return f"{counted(self.num_workers, 'worker')}{heter}"
 
     def name(self, member: int) -> str:
         """Returns "worker 1" or "heter trainer 0"; one that is not of this job is a worker."""
@@ -273,8 +273,8 @@ def require_work(heter_endpoints: Sequence[str], num_workers: int, source: str) 
     """Raises RoleError if there are more heter trainers than workers; `source` names them."""
     if len(heter_endpoints) > num_workers:
         raise RoleError(
-            f"{source} names {len(heter_endpoints)} heter trainers, but there are only {num_workers} "
-            f"workers: some would have nothing to do"
+            f"{source} names {len(heter_endpoints)} heter trainers, but the job has only "
+            f"{counted(num_workers, 'worker')}: some would have nothing to do"
         )
 
 

@@ -12,11 +12,42 @@ DEFAULT_NUM_SHARDS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSpec:
+    """A schedule: the factor of the learning rate at each step (docs/optimizers.md#schedules).
+
+    A step is a batch of any worker, in every mode.
+
+    Attributes:
+        kind: What follows the warm-up: "constant", "linear", "cosine" or "step".
+        warmup_steps: In which the factor grows to 1, by the same amount in each.
+        total_steps: After which the factor stays at `end_factor`, those of the warm-up included; of "linear"
+            and "cosine".
+        end_factor: Factor in the end; of the same two.
+        step_size: Steps from one multiplication by `gamma` to the next; of "step".
+        gamma: See `step_size`.
+    """
+
+    kind: str = "constant"
+    warmup_steps: int = 0
+    total_steps: int = 0
+    end_factor: float = 0.0
+    step_size: int = 0
+    gamma: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """An optimizer by name, with the hyper-parameters that differ from its defaults."""
+    """An optimizer by name, with the hyper-parameters that differ from its defaults.
+
+    Attributes:
+        name: Of the optimizer.
+        params: By name.
+        schedule: Of the learning rate; None: it stays as it is.
+    """
 
     name: str
     params: Mapping[str, float] = field(default_factory=dict)
+    schedule: ScheduleSpec | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "params", dict(sorted(self.params.items())))
@@ -142,12 +173,14 @@ class DenseSegment:
         initializer: Initial values.
         name: Of the tensor; empty: not known, as in older checkpoints.
         shape: Of the tensor, row-major in the block; counts only with a name.
+        values: `length` initial values, in the initializer's place; empty: its own.
     """
 
     length: int
     initializer: InitializerSpec
     name: str = ""
     shape: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

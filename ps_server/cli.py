@@ -114,11 +114,14 @@ def _server_role() -> ServerRole:
 
 
 def _check(role: ServerRole) -> int:
-    """Asks the server of this environment; returns the exit code."""
+    """Asks the server of this environment, and says why it does not serve; returns the exit code."""
     # Imported here, and not the server with numba and all: a health check runs every few seconds.
-    from ps_server.rpc.health import is_serving
+    from ps_server.rpc.health import why_not_serving
 
-    return 0 if is_serving(role.endpoint, CHECK_LIMIT_S) else 1
+    if fault := why_not_serving(role.endpoint, CHECK_LIMIT_S):
+        typer.echo(f"no server serves at {role.endpoint}: {fault}", err=True)
+        return 1
+    return 0
 
 
 def main() -> None:

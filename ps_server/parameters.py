@@ -28,6 +28,7 @@ from protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
 from protos.placement import ShardMap
 from protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from protos.store import (
+    Applied,
     BlockState,
     Missing,
     ModelState,
@@ -35,7 +36,6 @@ from protos.store import (
     Shrunk,
     TableStatus,
     Version,
-    WorkerProgress,
 )
 from protos.store.state_transfer import require_finite_state
 from ps_server.checkpoint.files.digest import shard_digest
@@ -297,8 +297,14 @@ class Parameters:
                     f"ttl_s), admit fewer ([life] admission), use more servers, or raise --memory-limit"
                 )
 
-    def apply(self, gradients: Gradients, source: int) -> None:
-        """Applies gradients that passed `check`; `source` is the worker that sent them, or NOBODY."""
+    def apply(self, gradients: Gradients, source: int, *, step: int) -> None:
+        """Applies gradients that passed `check`.
+
+        Args:
+            gradients: Of a step or a push.
+            source: The worker that sent them, or NOBODY.
+            step: Of schedules: batches applied before.
+        """
         admits_by_score = []
         for name, grad in gradients.sparse.items():
             table = self._tables[name]
@@ -306,11 +312,11 @@ class Parameters:
                 scoring = self._tables[table.spec.admission.table]
                 admits_by_score.append((scoring, table, grad))
             else:
-                table.push(grad, source)
+                table.push(grad, source, step=step)
         for scoring, table, grad in admits_by_score:  # once this push is in the scores
-            table.push(grad, source, scoring.scores(grad.keys))
+            table.push(grad, source, scoring.scores(grad.keys), step=step)
         for name, dense in gradients.dense.items():
-            self._blocks[name].push(dense)
+            self._blocks[name].push(dense, step=step)
 
     def rows_with_state(self, keys: Mapping[str, Keys]) -> dict[str, RowStates]:
         """Returns rows by table; see `protos.store.StateTransfer`."""
@@ -385,14 +391,11 @@ class Parameters:
         for table in self._saved()[0]:
             table.prepare_snapshot()
 
-    def take_snapshot(
-        self, version: Version, workers: Mapping[int, WorkerProgress], base: str
-    ) -> StoreSnapshot:
+    def take_snapshot(self, applied: Applied, base: str) -> StoreSnapshot:
         """Takes a snapshot of all that is saved, while nothing else changes it; see `snapshot_all`.
 
         Args:
-            version: Of the store.
-            workers: Progress of each worker.
+            applied: What is in it.
             base: Token of the save since which changes are taken; empty: everything is.
 
         Raises:
@@ -406,7 +409,7 @@ class Parameters:
                 f"server {self._server_index} does not know what changed since the checkpoint of save "
                 f"{base}: the last one that it saved or loaded whole is {last}; save a full checkpoint"
             )
-        return snapshot_all(tables, blocks, version, workers, is_delta=bool(base))
+        return snapshot_all(tables, blocks, applied, is_delta=bool(base))
 
     def load(
         self,

@@ -1,6 +1,7 @@
-"""Compilation of every kernel of a server before it serves, so that no worker waits for it.
+"""Compilation of the kernels of a server before it needs them, those of the job's tables alone.
 
-    python -m ps_server.precompile    # fills numba's cache, as when an image is built
+    a table is declared --> kernels of its optimizer and admission --> it is created --> pulls, pushes
+    python -m ps_server.precompile    # all kernels, into numba's cache, as when an image is built
 
 A tiny store runs every operation of a server, with read-only arrays as they are decoded from messages: numba
 compiles another function for writable ones.
@@ -8,8 +9,11 @@ compiles another function for writable ones.
 
 import logging
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -31,6 +35,8 @@ from protos.store import Missing, PushId
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
 from ps_server.table.contents import Rows
+from ps_server.table.feature_life.admission import filter_settings
+from ps_server.table.feature_life.bloom_filter import counter_dtype
 from ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)
@@ -42,17 +48,73 @@ _ADMISSIONS = (
     AdmissionSpec(threshold=2, counter="bloom", expected_keys=_NUM_KEYS),
     AdmissionSpec(threshold=300, counter="bloom", expected_keys=_NUM_KEYS),  # of wider counters
 )
+"""One of each kind of kernels."""
 
 
-def precompile_kernels() -> float:
-    """Compiles all kernels, or loads them from numba's cache; returns the seconds."""
-    start = time.perf_counter()
-    with compile_lock():
+class Kernels:
+    """Compiled kernels, or loaded ones, of tables and dense blocks. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Has none yet."""
+        self._lock = threading.Lock()
+        self._optimizers: set[str] = set()
+        self._admissions: set[AdmissionSpec] = set()
+
+    def are_ready(self, spec: TableSpec | DenseSpec) -> bool:
+        """Whether a table or dense block needs no others."""
+        return not self._missing(spec)
+
+    def prepare(self, spec: TableSpec | DenseSpec) -> None:
+        """Compiles what a table or dense block needs, seconds for the first of a kind."""
+        if self.are_ready(spec):
+            return
+        with self._lock, compile_lock():
+            for compile_part in self._missing(spec):
+                compile_part()
+
+    def prepare_loading(self) -> None:
+        """Compiles what it takes to load tables whose specs are not known yet."""
+        any_optimizer = next(iter(OPTIMIZERS))
+        self.prepare(_dense_spec(any_optimizer))
+
+    def prepare_all(self) -> None:
+        """Compiles what any job may need."""
         for name in OPTIMIZERS:
-            _exercise(name)
+            self.prepare(_dense_spec(name))
         for admission in _ADMISSIONS:
-            _admit(admission)
-    return time.perf_counter() - start
+            self.prepare(replace(_table_spec(name), admission=admission))
+
+    def _missing(self, spec: TableSpec | DenseSpec) -> list[Callable[[], None]]:
+        """Returns what is left to compile; nothing for a spec that will be refused."""
+        missing: list[Callable[[], None]] = []
+        optimizer = spec.optimizer.name
+        if optimizer in OPTIMIZERS and optimizer not in self._optimizers:
+            missing.append(partial(self._compile_optimizer, optimizer))
+        admission = spec.admission if isinstance(spec, TableSpec) else None
+        if admission is not None and (kind := kind_of(admission)) not in self._admissions:
+            missing.append(partial(self._compile_admission, kind))
+        return missing
+
+    def _compile_optimizer(self, name: str) -> None:
+        _exercise(name)
+        self._optimizers.add(name)
+
+    def _compile_admission(self, kind: AdmissionSpec) -> None:
+        _admit(kind)
+        self._admissions.add(kind)
+
+
+KERNELS = Kernels()
+"""Those of this process."""
+
+
+def kind_of(admission: AdmissionSpec) -> AdmissionSpec:
+    """Returns the admission of `_ADMISSIONS` whose kernels an admission needs."""
+    exact, narrow, wide = _ADMISSIONS
+    if admission.counter != "bloom":
+        return exact
+    is_wide = counter_dtype(filter_settings(admission).max_count) is np.uint16
+    return wide if is_wide else narrow
 
 
 def _exercise(optimizer: str) -> None:
@@ -135,9 +197,11 @@ def _optimizer_spec(optimizer: str) -> OptimizerSpec:
 
 
 def main() -> int:
-    """Compiles the kernels and logs the seconds."""
+    """Compiles all kernels and logs the seconds."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logger.info("kernels ready seconds=%.1f", precompile_kernels())
+    start = time.perf_counter()
+    KERNELS.prepare_all()
+    logger.info("kernels ready seconds=%.1f", time.perf_counter() - start)
     return 0
 
 

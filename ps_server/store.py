@@ -371,7 +371,8 @@ class ParameterStore:
         self._parameters.check(gradients)
         if at is None:
             return self._push_on_arrival(
-                lambda: self._parameters.apply(gradients, push_id.worker), push_id
+                lambda: self._parameters.apply(gradients, push_id.worker, step=coordinator.batches),
+                push_id,
             )
         coordinator.push_part(gradients, push_id, at)
         self._apply_complete_steps(self._step_executor)
@@ -481,7 +482,7 @@ class ParameterStore:
             with self._snapshots.changing():
                 if coordinator.waits_for_lost:
                     self._before_step = self._parameters.before(gradients, step.step)
-                self._parameters.apply(gradients, NOBODY)
+                self._parameters.apply(gradients, NOBODY, step=coordinator.batches)
                 coordinator.step_applied(step)
         except BaseException as error:
             logger.exception("step not applied step=%d", step.step)
@@ -636,9 +637,12 @@ class ParameterStore:
             self._roots.require([folder])
             shared = shared_folder(folder, token)
             where = (shared, self.server_index, snapshot.tables, snapshot.blocks)
+            applied = snapshot.applied
             if inference is not None:
                 entries = write_inference_share(*where, inference)
-                return Share(entries=tuple(entries), version=snapshot.version)
+                return Share(
+                    entries=tuple(entries), version=applied.version, batches=applied.batches
+                )
             entries = write_share(
                 *where,
                 candidates=snapshot.candidates,
@@ -646,11 +650,15 @@ class ParameterStore:
                 removed=snapshot.removed,
             )
             self._parameters.base = token
-        return Share(entries=tuple(entries), version=snapshot.version, workers=snapshot.workers)
+        return Share(
+            entries=tuple(entries),
+            version=applied.version,
+            batches=applied.batches,
+            workers=applied.workers,
+        )
 
     def _take_snapshot(self, base: str) -> StoreSnapshot:
-        version, progress = self._coordinator.applied()
-        return self._parameters.take_snapshot(version, progress, base)
+        return self._parameters.take_snapshot(self._coordinator.applied(), base)
 
     def between_saves(self, what: str) -> AbstractContextManager[None]:
         """Held while no save may run, by who calls `load` or `shrink` within; `what` is for messages.
@@ -677,9 +685,11 @@ class ParameterStore:
             checkpoint.require_token(token)
             self._parameters.load(checkpoint, only, self._snapshots.alone)
 
-    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+    def resume(
+        self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
+    ) -> None:
         """See `protos.store.Store`."""
-        self._coordinator.resume(version, progress)
+        self._coordinator.resume(version, progress, batches)
 
     def shrink(
         self,

@@ -4,6 +4,7 @@ from protos.futures import Future
 from protos.store.admin import Admin
 from protos.store.changes import Changed, Changes
 from protos.store.checkpoints import (
+    Applied,
     Checkpoints,
     InferenceDtype,
     InferenceSettings,
@@ -53,6 +54,7 @@ __all__ = [
     "MAX_NUMBERS",
     "Acknowledged",
     "Admin",
+    "Applied",
     "BlockState",
     "Changed",
     "Changes",

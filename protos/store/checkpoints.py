@@ -76,6 +76,21 @@ class WorkerProgress:
     position: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What a store has applied at one moment.
+
+    Attributes:
+        version: Of the store.
+        batches: Of all workers.
+        workers: Progress of each worker.
+    """
+
+    version: Version = 0
+    batches: int = 0
+    workers: Mapping[int, WorkerProgress] = field(default_factory=dict)
+
+
 class Checkpoints(Protocol):
     """Saving and loading."""
 
@@ -119,12 +134,15 @@ class Checkpoints(Protocol):
         """
         ...
 
-    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+    def resume(
+        self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
+    ) -> None:
         """Resumes an earlier run whose parameters were loaded, before the first push.
 
         Args:
             version: That of the parameters.
             progress: How much of each worker's training is in them; holds until that worker pushes.
+            batches: Of all workers, that are in them: where schedules of learning rates go on.
 
         Raises:
             ProtocolError: If a worker has pushed, or the job does not have such a worker.

@@ -65,6 +65,7 @@ class PushId:
         pulled: The version of the parameters that the gradients were computed from; of merged batches the
             oldest.
         position: Position in the worker's data after these `step` batches, opaque to stores; empty: unknown.
+        weight: Sum of the weights of these examples; None: each has weight 1.
     """
 
     worker: int
@@ -75,6 +76,12 @@ class PushId:
     batches: int
     pulled: Version
     position: str = ""
+    weight: float | None = None
+
+    @property
+    def divisor(self) -> float:
+        """What the sum of a synchronous step is divided by on behalf of this push."""
+        return self.examples if self.weight is None else self.weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,8 @@ class StoreStatus:
         last_save: Of the last save; None: there was none.
         duplicates: Pushes that came again, because their answer was lost, and were not applied again.
         lost: Workers whose leases ran out, and whose places no other processes have taken.
+        batches: Of all workers, that are applied, those of the runs that this one resumes included: the step
+            of schedules of learning rates.
     """
 
     version: Version
@@ -99,6 +101,7 @@ class StoreStatus:
     last_save: SaveStatus | None = None
     duplicates: int = 0
     lost: frozenset[int] = frozenset()
+    batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
         last_save=merge_saves([part.last_save for part in parts]),
         duplicates=sum(part.duplicates for part in parts),
         lost=frozenset.union(*(part.lost for part in parts)),
+        batches=min(part.batches for part in parts),
     )
 
 

@@ -25,7 +25,7 @@ class Member(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class PushId(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "step", "examples", "batches", "pulled", "position")
+    __slots__ = ("worker", "incarnation", "sequence", "step", "examples", "batches", "pulled", "position", "weight")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class PushId(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     worker: int
     incarnation: int
     sequence: int
@@ -42,7 +43,8 @@ class PushId(_message.Message):
     batches: int
     pulled: int
     position: str
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., pulled: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
+    weight: float
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., pulled: _Optional[int] = ..., position: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class KeyColumn(_message.Message):
     __slots__ = ("table", "keys")
@@ -117,30 +119,34 @@ class PullChangedResponse(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[ChangedColumn, _Mapping]]] = ..., version: _Optional[int] = ..., has_more: bool = ...) -> None: ...
 
 class SparseGradColumn(_message.Message):
-    __slots__ = ("table", "keys", "values", "examples", "counts")
+    __slots__ = ("table", "keys", "values", "examples", "counts", "weight")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     table: str
     keys: bytes
     values: bytes
     examples: int
     counts: bytes
-    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., counts: _Optional[bytes] = ...) -> None: ...
+    weight: float
+    def __init__(self, table: _Optional[str] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., counts: _Optional[bytes] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class DenseGradColumn(_message.Message):
-    __slots__ = ("block", "values", "examples", "start")
+    __slots__ = ("block", "values", "examples", "start", "weight")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     block: str
     values: bytes
     examples: int
     start: int
-    def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
+    weight: float
+    def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., start: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class PushChunk(_message.Message):
     __slots__ = ("sparse", "dense", "chunk", "num_chunks")

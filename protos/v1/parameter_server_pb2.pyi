@@ -372,7 +372,7 @@ class WorkerProgress(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("version", "progress", "member")
+    __slots__ = ("version", "progress", "member", "batches")
     class ProgressEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -383,10 +383,12 @@ class ResumeRequest(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
     version: int
     progress: _containers.MessageMap[int, WorkerProgress]
     member: _data_plane_pb2.Member
-    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ...) -> None: ...
+    batches: int
+    def __init__(self, version: _Optional[int] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., batches: _Optional[int] = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ()
@@ -413,7 +415,7 @@ class SaveStatus(_message.Message):
     def __init__(self, pause_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., is_over: bool = ...) -> None: ...
 
 class StoreStatus(_message.Message):
-    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save", "duplicates", "lost")
+    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save", "duplicates", "lost", "batches")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -444,6 +446,7 @@ class StoreStatus(_message.Message):
     LAST_SAVE_FIELD_NUMBER: _ClassVar[int]
     DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
     version: int
     tables: _containers.MessageMap[str, TableStatus]
     examples: _containers.ScalarMap[int, int]
@@ -453,7 +456,8 @@ class StoreStatus(_message.Message):
     last_save: SaveStatus
     duplicates: int
     lost: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
+    batches: int
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("store", "server_index", "num_servers")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/v1/spec.proto\x12\tctr_ps.v1\"\x82\x01\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x34\n\x06params\x18\x02 \x03(\x0b\x32$.ctr_ps.v1.OptimizerSpec.ParamsEntry\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\".\n\x0fInitializerSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\"J\n\x0eStatisticsSpec\x12\x14\n\x0cnonclk_coeff\x18\x01 \x01(\x01\x12\x13\n\x0b\x63lick_coeff\x18\x02 \x01(\x01\x12\r\n\x05\x64\x65\x63\x61y\x18\x03 \x01(\x01\"\x9d\x01\n\rAdmissionSpec\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x11\n\tthreshold\x18\x02 \x01(\x01\x12\r\n\x05table\x18\x03 \x01(\t\x12\x0f\n\x07\x63ounter\x18\x04 \x01(\t\x12\x15\n\rexpected_keys\x18\x05 \x01(\x04\x12\x1b\n\x13\x66\x61lse_positive_rate\x18\x06 \x01(\x01\x12\x15\n\rdefault_value\x18\x07 \x01(\x01\"}\n\nExpirySpec\x12\x18\n\x10\x64\x65lete_threshold\x18\x01 \x01(\x01\x12\x12\n\nmax_unseen\x18\x02 \x01(\x04\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x10\n\x08max_rows\x18\x04 \x01(\x04\x12\x11\n\tmax_bytes\x18\x05 \x01(\x04\x12\r\n\x05\x65vict\x18\x06 \x01(\t\"\xf9\x02\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12/\n\x0binitializer\x18\x03 \x01(\x0b\x32\x1a.ctr_ps.v1.InitializerSpec\x12+\n\toptimizer\x18\x04 \x01(\x0b\x32\x18.ctr_ps.v1.OptimizerSpec\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nnum_shards\x18\x06 \x01(\r\x12\x17\n\x0frecords_changes\x18\x07 \x01(\x08\x12\x32\n\nstatistics\x18\x08 \x01(\x0b\x32\x19.ctr_ps.v1.StatisticsSpecH\x00\x88\x01\x01\x12\x30\n\tadmission\x18\t \x01(\x0b\x32\x18.ctr_ps.v1.AdmissionSpecH\x01\x88\x01\x01\x12*\n\x06\x65xpiry\x18\n \x01(\x0b\x32\x15.ctr_ps.v1.ExpirySpecH\x02\x88\x01\x01\x42\r\n\x0b_statisticsB\x0c\n\n_admissionB\t\n\x07_expiry\"l\n\x0c\x44\x65nseSegment\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12/\n\x0binitializer\x18\x02 \x01(\x0b\x32\x1a.ctr_ps.v1.InitializerSpec\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x04\"\x96\x01\n\tDenseSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x08segments\x18\x02 \x03(\x0b\x32\x17.ctr_ps.v1.DenseSegment\x12+\n\toptimizer\x18\x03 \x01(\x0b\x32\x18.ctr_ps.v1.OptimizerSpec\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x15\n\rvalues_digest\x18\x05 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/v1/spec.proto\x12\tctr_ps.v1\"}\n\x0cScheduleSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x14\n\x0cwarmup_steps\x18\x02 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x04\x12\x12\n\nend_factor\x18\x04 \x01(\x01\x12\x11\n\tstep_size\x18\x05 \x01(\x04\x12\r\n\x05gamma\x18\x06 \x01(\x01\"\xbf\x01\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x34\n\x06params\x18\x02 \x03(\x0b\x32$.ctr_ps.v1.OptimizerSpec.ParamsEntry\x12.\n\x08schedule\x18\x03 \x01(\x0b\x32\x17.ctr_ps.v1.ScheduleSpecH\x00\x88\x01\x01\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_schedule\".\n\x0fInitializerSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\"J\n\x0eStatisticsSpec\x12\x14\n\x0cnonclk_coeff\x18\x01 \x01(\x01\x12\x13\n\x0b\x63lick_coeff\x18\x02 \x01(\x01\x12\r\n\x05\x64\x65\x63\x61y\x18\x03 \x01(\x01\"\x9d\x01\n\rAdmissionSpec\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x11\n\tthreshold\x18\x02 \x01(\x01\x12\r\n\x05table\x18\x03 \x01(\t\x12\x0f\n\x07\x63ounter\x18\x04 \x01(\t\x12\x15\n\rexpected_keys\x18\x05 \x01(\x04\x12\x1b\n\x13\x66\x61lse_positive_rate\x18\x06 \x01(\x01\x12\x15\n\rdefault_value\x18\x07 \x01(\x01\"}\n\nExpirySpec\x12\x18\n\x10\x64\x65lete_threshold\x18\x01 \x01(\x01\x12\x12\n\nmax_unseen\x18\x02 \x01(\x04\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x10\n\x08max_rows\x18\x04 \x01(\x04\x12\x11\n\tmax_bytes\x18\x05 \x01(\x04\x12\r\n\x05\x65vict\x18\x06 \x01(\t\"\xf9\x02\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12/\n\x0binitializer\x18\x03 \x01(\x0b\x32\x1a.ctr_ps.v1.InitializerSpec\x12+\n\toptimizer\x18\x04 \x01(\x0b\x32\x18.ctr_ps.v1.OptimizerSpec\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x12\n\nnum_shards\x18\x06 \x01(\r\x12\x17\n\x0frecords_changes\x18\x07 \x01(\x08\x12\x32\n\nstatistics\x18\x08 \x01(\x0b\x32\x19.ctr_ps.v1.StatisticsSpecH\x00\x88\x01\x01\x12\x30\n\tadmission\x18\t \x01(\x0b\x32\x18.ctr_ps.v1.AdmissionSpecH\x01\x88\x01\x01\x12*\n\x06\x65xpiry\x18\n \x01(\x0b\x32\x15.ctr_ps.v1.ExpirySpecH\x02\x88\x01\x01\x42\r\n\x0b_statisticsB\x0c\n\n_admissionB\t\n\x07_expiry\"|\n\x0c\x44\x65nseSegment\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12/\n\x0binitializer\x18\x02 \x01(\x0b\x32\x1a.ctr_ps.v1.InitializerSpec\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x04\x12\x0e\n\x06values\x18\x05 \x03(\x01\"\x96\x01\n\tDenseSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x08segments\x18\x02 \x03(\x0b\x32\x17.ctr_ps.v1.DenseSegment\x12+\n\toptimizer\x18\x03 \x01(\x0b\x32\x18.ctr_ps.v1.OptimizerSpec\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x15\n\rvalues_digest\x18\x05 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +33,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPTIMIZERSPEC_PARAMSENTRY']._loaded_options = None
   _globals['_OPTIMIZERSPEC_PARAMSENTRY']._serialized_options = b'8\001'
-  _globals['_OPTIMIZERSPEC']._serialized_start=36
-  _globals['_OPTIMIZERSPEC']._serialized_end=166
-  _globals['_OPTIMIZERSPEC_PARAMSENTRY']._serialized_start=121
-  _globals['_OPTIMIZERSPEC_PARAMSENTRY']._serialized_end=166
-  _globals['_INITIALIZERSPEC']._serialized_start=168
-  _globals['_INITIALIZERSPEC']._serialized_end=214
-  _globals['_STATISTICSSPEC']._serialized_start=216
-  _globals['_STATISTICSSPEC']._serialized_end=290
-  _globals['_ADMISSIONSPEC']._serialized_start=293
-  _globals['_ADMISSIONSPEC']._serialized_end=450
-  _globals['_EXPIRYSPEC']._serialized_start=452
-  _globals['_EXPIRYSPEC']._serialized_end=577
-  _globals['_TABLESPEC']._serialized_start=580
-  _globals['_TABLESPEC']._serialized_end=957
-  _globals['_DENSESEGMENT']._serialized_start=959
-  _globals['_DENSESEGMENT']._serialized_end=1067
-  _globals['_DENSESPEC']._serialized_start=1070
-  _globals['_DENSESPEC']._serialized_end=1220
+  _globals['_SCHEDULESPEC']._serialized_start=35
+  _globals['_SCHEDULESPEC']._serialized_end=160
+  _globals['_OPTIMIZERSPEC']._serialized_start=163
+  _globals['_OPTIMIZERSPEC']._serialized_end=354
+  _globals['_OPTIMIZERSPEC_PARAMSENTRY']._serialized_start=296
+  _globals['_OPTIMIZERSPEC_PARAMSENTRY']._serialized_end=341
+  _globals['_INITIALIZERSPEC']._serialized_start=356
+  _globals['_INITIALIZERSPEC']._serialized_end=402
+  _globals['_STATISTICSSPEC']._serialized_start=404
+  _globals['_STATISTICSSPEC']._serialized_end=478
+  _globals['_ADMISSIONSPEC']._serialized_start=481
+  _globals['_ADMISSIONSPEC']._serialized_end=638
+  _globals['_EXPIRYSPEC']._serialized_start=640
+  _globals['_EXPIRYSPEC']._serialized_end=765
+  _globals['_TABLESPEC']._serialized_start=768
+  _globals['_TABLESPEC']._serialized_end=1145
+  _globals['_DENSESEGMENT']._serialized_start=1147
+  _globals['_DENSESEGMENT']._serialized_end=1271
+  _globals['_DENSESPEC']._serialized_start=1274
+  _globals['_DENSESPEC']._serialized_end=1424
 # @@protoc_insertion_point(module_scope)

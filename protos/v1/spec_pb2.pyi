@@ -6,8 +6,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ScheduleSpec(_message.Message):
+    __slots__ = ("kind", "warmup_steps", "total_steps", "end_factor", "step_size", "gamma")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    END_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    STEP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    warmup_steps: int
+    total_steps: int
+    end_factor: float
+    step_size: int
+    gamma: float
+    def __init__(self, kind: _Optional[str] = ..., warmup_steps: _Optional[int] = ..., total_steps: _Optional[int] = ..., end_factor: _Optional[float] = ..., step_size: _Optional[int] = ..., gamma: _Optional[float] = ...) -> None: ...
+
 class OptimizerSpec(_message.Message):
-    __slots__ = ("name", "params")
+    __slots__ = ("name", "params", "schedule")
     class ParamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -17,9 +33,11 @@ class OptimizerSpec(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     name: str
     params: _containers.ScalarMap[str, float]
-    def __init__(self, name: _Optional[str] = ..., params: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    schedule: ScheduleSpec
+    def __init__(self, name: _Optional[str] = ..., params: _Optional[_Mapping[str, float]] = ..., schedule: _Optional[_Union[ScheduleSpec, _Mapping]] = ...) -> None: ...
 
 class InitializerSpec(_message.Message):
     __slots__ = ("kind", "scale")
@@ -98,16 +116,18 @@ class TableSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., seed: _Optional[int] = ..., num_shards: _Optional[int] = ..., records_changes: bool = ..., statistics: _Optional[_Union[StatisticsSpec, _Mapping]] = ..., admission: _Optional[_Union[AdmissionSpec, _Mapping]] = ..., expiry: _Optional[_Union[ExpirySpec, _Mapping]] = ...) -> None: ...
 
 class DenseSegment(_message.Message):
-    __slots__ = ("length", "initializer", "name", "shape")
+    __slots__ = ("length", "initializer", "name", "shape", "values")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     length: int
     initializer: InitializerSpec
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, length: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ..., name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, length: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ..., name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DenseSpec(_message.Message):
     __slots__ = ("name", "segments", "optimizer", "seed", "values_digest")

@@ -80,6 +80,8 @@ class Deadline(enum.Enum):
     """As long as other workers, if its argument has a version `at` to wait for; else a moment."""
     WORKERS = enum.auto()
     """As long as other workers."""
+    KERNELS = enum.auto()
+    """As long as kernels take to compile, on the first start of a server."""
     CHECKPOINT = enum.auto()
     """As long as a pass over all rows, or over a checkpoint."""
 
@@ -179,11 +181,14 @@ def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> 
 JOIN: Call[Join, Joined] = _call("Join", record(Join), record(Joined), deadline=Deadline.WORKERS)
 # The next one comes soon.
 RENEW: Call[Renew, None] = _call("Renew", record(Renew), no_fields, retry=False)
-CREATE_TABLE: Call[TableSpec, None] = _call("CreateTable", _value("spec", TableSpec), no_fields)
+CREATE_TABLE: Call[TableSpec, None] = _call(
+    "CreateTable", _value("spec", TableSpec), no_fields, deadline=Deadline.KERNELS
+)
 CREATE_DENSE: Call[CreateDense, None] = _call(
     "CreateDense",
     record(CreateDense, values=columns.VALUES),
     no_fields,
+    deadline=Deadline.KERNELS,
 )
 PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     "PullSparse",

@@ -73,6 +73,16 @@ def _decode_pieces(columns: Any) -> dict[str, Values]:
     return {column.block: decode_values(column.values) for column in columns}
 
 
+def _encode_examples(examples: float) -> Message:
+    is_count = 0 <= examples < 2**64 and float(examples).is_integer()
+    return {"examples": int(examples)} if is_count else {"weight": examples}
+
+
+def _examples_of(column: Any) -> float:
+    examples: float = column.weight if column.HasField("weight") else column.examples
+    return examples
+
+
 def _encode_chunk(chunk: PushChunk) -> Message:
     return {
         "sparse": [
@@ -80,7 +90,7 @@ def _encode_chunk(chunk: PushChunk) -> Message:
                 "table": table,
                 "keys": encode_keys(grad.keys),
                 "values": encode_values(grad.values),
-                "examples": grad.examples,
+                **_encode_examples(grad.examples),
                 "counts": encode_counts(grad.counts),
             }
             for table, grad in chunk.sparse
@@ -89,7 +99,7 @@ def _encode_chunk(chunk: PushChunk) -> Message:
             {
                 "block": block,
                 "values": encode_values(grad.values),
-                "examples": grad.examples,
+                **_encode_examples(grad.examples),
                 "start": start,
             }
             for block, start, grad in chunk.dense
@@ -105,9 +115,9 @@ def _decode_chunk(found: Any) -> PushChunk:
         keys = decode_keys(column.keys)
         values = decode_rows(column.values, keys.size)
         counts = decode_counts(column.counts, keys.size)
-        sparse.append((column.table, SparseGrad(keys, values, column.examples, counts)))
+        sparse.append((column.table, SparseGrad(keys, values, _examples_of(column), counts)))
     dense = [
-        (column.block, column.start, DenseGrad(decode_values(column.values), column.examples))
+        (column.block, column.start, DenseGrad(decode_values(column.values), _examples_of(column)))
         for column in found.dense
     ]
     return PushChunk(sparse, dense, found.chunk, found.num_chunks)

@@ -231,6 +231,7 @@ class Resume:
 
     version: Version
     progress: Mapping[int, WorkerProgress]
+    batches: int
     member: Member
 
 

@@ -3,6 +3,7 @@
     <name>/MANIFEST.json      replaced atomically, last
     <name>/data-<token>/      files of one save; has a file TOKEN while it is being written
     LATEST                    in a folder of checkpoints: the name of the newest
+    BEST                      likewise, of the one with the best validation
 
 A manifest names its `data-` folder, so a crash at any point leaves either the old checkpoint or the new one,
 and perhaps a `data-` folder without a manifest, which the next save to the same target removes. Concurrent
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from protos.errors import CheckpointError
 from ps_server.checkpoint.files.manifest import (
+    BEST,
     LATEST,
     MANIFEST,
     TOKEN,
@@ -127,12 +129,36 @@ def write_latest(root: str | Path, name: str) -> None:
     Raises:
         CheckpointError: If it is not a checkpoint, or `LATEST` cannot be written.
     """
+    _write_name(folder_at(root), LATEST, name, "latest")
+
+
+def write_best(root: str | Path, name: str) -> None:
+    """Makes `name` the best of the checkpoints in `root`, which `root/BEST` then leads to.
+
+    Raises:
+        CheckpointError: If it is not a checkpoint, or `BEST` cannot be written.
+    """
+    _write_name(folder_at(root), BEST, name, "best")
+
+
+def best_in(root: str | Path) -> str | None:
+    """Returns the name of the best checkpoint in a folder; None: none is called so, or it was removed.
+
+    Raises:
+        CheckpointError: If the storage cannot be reached.
+    """
     folder = folder_at(root)
-    if not _is_checkpoint_in(folder, name):
-        raise CheckpointError(
-            f"{name!r} is not a checkpoint in {folder.url}: it cannot be the latest one"
-        )
-    folder.put(LATEST, f"{name}\n".encode())
+    name = _named_by(folder, BEST) if folder.has(BEST) else ""
+    return name if _is_checkpoint_in(folder, name) else None
+
+
+def forget_best(root: str | Path) -> None:
+    """Removes `BEST`, so that no checkpoint in `root` is called the best; the checkpoint itself stays.
+
+    Raises:
+        CheckpointError: If it cannot be removed.
+    """
+    folder_at(root).remove_file(BEST)
 
 
 def has_latest(root: str | Path) -> bool:
@@ -145,13 +171,19 @@ def has_latest(root: str | Path) -> bool:
 
 
 def resolve(url: str | Path) -> Folder:
-    """Returns the folder of the checkpoint `url`, or of the latest one in that folder.
+    """Returns the folder of the checkpoint `url`, of the latest one in that folder, or of `folder/BEST`.
 
     Raises:
         CheckpointError: If there is none; names what is missing.
     """
     folder = folder_at(url)
-    return folder if folder.has(MANIFEST) else _resolve_latest(folder)
+    if folder.has(MANIFEST):
+        return folder
+    if folder.name in (LATEST, BEST):
+        root = folder_at(folder.url.rpartition("/")[0])
+        if root.has(folder.name):
+            return _resolve_name(root, folder.name)
+    return _resolve_latest(folder)
 
 
 def _resolve_latest(root: Folder) -> Folder:
@@ -164,14 +196,30 @@ def _resolve_latest(root: Folder) -> Folder:
             f"no {MANIFEST} in {root.url}: not a checkpoint, or its save did not finish; and no {LATEST}: "
             f"not a folder of checkpoints"
         )
-    name = root.read(LATEST).decode(errors="replace").strip()
+    return _resolve_name(root, LATEST)
+
+
+def _resolve_name(root: Folder, file: str) -> Folder:
+    name = _named_by(root, file)
     if not _is_checkpoint_in(root, name):
         raise CheckpointError(
-            f"{root.url}/{LATEST} names {name!r}, which is not a checkpoint in {root.url}: no folder of that "
+            f"{root.url}/{file} names {name!r}, which is not a checkpoint in {root.url}: no folder of that "
             f"name has a {MANIFEST}, so its save did not finish or it was removed; give the path of a "
-            f"complete one, or write its name into {LATEST}"
+            f"complete one, or write its name into {file}"
         )
     return folder_at(root.child(name).url)
+
+
+def _named_by(root: Folder, file: str) -> str:
+    return root.read(file).decode(errors="replace").strip()
+
+
+def _write_name(root: Folder, file: str, name: str, rank: str) -> None:
+    if not _is_checkpoint_in(root, name):
+        raise CheckpointError(
+            f"{name!r} is not a checkpoint in {root.url}: it cannot be the {rank} one"
+        )
+    root.put(file, f"{name}\n".encode())
 
 
 def published_in(root: Folder) -> dict[str, PublishedManifest]:

@@ -7,7 +7,14 @@ import logging
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from ps_server.checkpoint.files.manifest import LATEST, MANIFEST, TOKEN, Manifest, is_data_folder
+from ps_server.checkpoint.files.manifest import (
+    BEST,
+    LATEST,
+    MANIFEST,
+    TOKEN,
+    Manifest,
+    is_data_folder,
+)
 from ps_server.checkpoint.publish import OWN_FILES, published_in
 from ps_server.checkpoint.storage.folders import Folder, folder_at
 
@@ -17,7 +24,7 @@ logger = logging.getLogger(__name__)
 def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
     """Removes all but the newest checkpoints of a run, and the rest of removals that were interrupted.
 
-    The one that LATEST names, those of kind inference, and the bases of those kept are never removed.
+    Those that LATEST and BEST name, those of kind inference, and the bases of those kept are never removed.
 
     Args:
         root: Folder of checkpoints.
@@ -33,15 +40,37 @@ def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
     if not number:
         return []
     folder = folder_at(root)
-    latest = folder.read(LATEST).decode().strip() if folder.has(LATEST) else ""
     for name in folder.folders():
         if name in own:
             _finish_removal(folder.child(name))
     manifests = manifests_in(root)
     candidates = [name for name in manifests if name in own and manifests[name].kind != "inference"]
-    old = candidates[:-number]
-    kept = _with_bases([latest, *(name for name in manifests if name not in old)], manifests)
-    removed = [name for name in candidates if name not in kept]
+    return _remove(folder, candidates[:-number], manifests)
+
+
+def remove_checkpoints(root: str | Path, names: Collection[str]) -> list[str]:
+    """Removes checkpoints, but not those that `keep_last` never removes.
+
+    Args:
+        root: Folder of checkpoints.
+        names: Of those to remove; one that does not exist is removed.
+
+    Returns:
+        Names of the checkpoints removed.
+
+    Raises:
+        CheckpointError: If the folder cannot be read, or a checkpoint cannot be removed.
+    """
+    manifests = manifests_in(root)
+    old = [name for name in manifests if name in names and manifests[name].kind != "inference"]
+    return _remove(folder_at(root), old, manifests)
+
+
+def _remove(folder: Folder, old: Collection[str], manifests: dict[str, Manifest]) -> list[str]:
+    """Removes those of `old` that nothing needs; returns their names."""
+    named = [folder.read(file).decode().strip() for file in (LATEST, BEST) if folder.has(file)]
+    kept = _with_bases([*named, *(name for name in manifests if name not in old)], manifests)
+    removed = [name for name in manifests if name in old and name not in kept]
     for name in removed:
         child = folder.child(name)
         child.remove_file(MANIFEST)  # first: half a checkpoint must not look like one

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
 from protos.gradients import Values
@@ -50,11 +51,19 @@ class SavedModel:
         Raises:
             CheckpointError: If there is no such table.
         """
+        return self.find(table, keys)[0]
+
+    def find(self, table: str, keys: Keys) -> tuple[Values, NDArray[np.bool_]]:
+        """Returns what `read` does, and bool[N], whether each key has a row.
+
+        Raises:
+            CheckpointError: If there is no such table.
+        """
         if table not in self._rows:
             raise CheckpointError(
                 f"checkpoint {self.checkpoint.url} has no table {table!r}, only {sorted(self._rows)}"
             )
         spec = self.checkpoint.tables[table]
         rows = np.full((keys.size, spec.dim), spec.default_value, np.float32)
-        read_layers(self._rows[table], keys, rows)
-        return rows
+        has_row = read_layers(self._rows[table], keys, rows)
+        return rows, has_row

@@ -151,6 +151,7 @@ def save_checkpoint(
             data_folder=data.name,
             created=created,
             version=min((share.version for share in shares), default=0),
+            batches=min((share.batches for share in shares), default=0),
             workers=merge_progress([share.workers for share in shares]),
             model_digest="",  # filled in below, when all files are there
             tables=tuple(tables.values()),

@@ -9,7 +9,7 @@ Ho et al., "More effective distributed ML via a stale synchronous parallel param
 
 from collections.abc import Mapping
 
-from protos.errors import ProtocolError
+from protos.errors import ProtocolError, counted
 from ps_server.coordination.membership import Membership
 
 
@@ -31,13 +31,13 @@ class Clocks:
         """
         if not self._members.is_present(worker):
             raise ProtocolError(
-                f"{self._members.name(worker)} has finished {clock} steps, but has left or is not of this "
-                f"job (members: {self._members.names(self._members.present)})"
+                f"{self._members.name(worker)} has finished {counted(clock, 'step')}, but has left or is "
+                f"not of this job (members: {self._members.names(self._members.present)})"
             )
         if at_least > clock:
             raise ProtocolError(
-                f"{self._members.name(worker)} has finished {clock} steps, and waits until all have finished "
-                f"{at_least}: it would wait for itself"
+                f"{self._members.name(worker)} has finished {counted(clock, 'step')}, and waits until all "
+                f"have finished {at_least}: it would wait for itself"
             )
         if worker in self._clocks:
             self._clocks[worker] = max(clock, self._clocks[worker])

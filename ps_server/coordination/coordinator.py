@@ -33,6 +33,7 @@ from protos.errors import (
     JobError,
     ProtocolError,
     WaitTimeoutError,
+    counted,
 )
 from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients
@@ -40,6 +41,7 @@ from protos.limits import CHUNK_BYTES
 from protos.role import Members
 from protos.store import (
     Acknowledged,
+    Applied,
     Future,
     Joined,
     Lease,
@@ -145,6 +147,11 @@ class Coordinator:
         """Steps applied."""
         return self._steps.version
 
+    @property
+    def batches(self) -> int:
+        """Batches applied, those of the runs that this one resumes included."""
+        return self._steps.batches
+
     def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> Future[Joined]:
         """See `protos.store.Store`; of this store alone."""
         if self._failure:
@@ -197,7 +204,7 @@ class Coordinator:
             pushes = self._ledger.num_applied(member)
             steps = self._steps.next_step(member.worker)
         if pushes < acknowledged.pushes:
-            lost = f"{acknowledged.pushes} pushes were acknowledged to it, and {pushes} are there"
+            lost = f"acknowledged to it: {counted(acknowledged.pushes, 'push')}, there: {pushes}"
         elif steps < acknowledged.steps:
             lost = (
                 f"its part of step {acknowledged.steps - 1} was acknowledged, and that of step {steps} is "
@@ -303,6 +310,7 @@ class Coordinator:
             return JobState(
                 members=self._members.state(),
                 version=self._steps.version,
+                batches=self._steps.batches,
                 next_step=self._steps.next_steps_without_waiting(),
                 since=self._steps.since(),
                 absent_from=self._steps.absent(),
@@ -342,7 +350,9 @@ class Coordinator:
         """Takes over what `state` returned, before anything was called."""
         with self._lock:
             self._members.restore(state.members)
-            self._steps.restore(state.version, state.next_step, state.since, state.absent_from)
+            self._steps.restore(
+                state.version, state.batches, state.next_step, state.since, state.absent_from
+            )
             self._ledger.restore(state.progress)
             self._ledger.restore_applied(state.applied)
             self._examples = dict(state.examples)
@@ -388,29 +398,32 @@ class Coordinator:
                 progress=self._ledger.progress(),
                 last_save=last_save,
                 duplicates=self._ledger.duplicates,
+                batches=self._steps.batches,
             )
 
-    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+    def resume(
+        self, version: Version, progress: Mapping[int, WorkerProgress], batches: int
+    ) -> None:
         """Resumes an earlier run; its workers' progress holds until they push.
 
         Raises:
             ProtocolError: If this run has begun, or the other had more workers.
         """
         with self._lock:
-            if version > MAX_VERSION:
+            if max(version, batches) > MAX_VERSION:
                 raise ProtocolError(
-                    f"a run cannot resume at version {version}, above {MAX_VERSION}"
+                    f"a run cannot resume at version {version} with {batches} batches, above {MAX_VERSION}"
                 )
             for worker, each in progress.items():
                 self._members.require(worker)
                 require_plausible(self._members.name(worker), each)
-            self._steps.resume(version)
+            self._steps.resume(version, batches)
             # Else it comes late: pushes that complete no batch leave the version as it is.
             if not self._ledger.has_begun:
                 self._ledger.restore(progress)
 
-    def applied(self) -> tuple[Version, Mapping[int, WorkerProgress]]:
-        """Returns what is applied: the version, and the progress of each worker.
+    def applied(self) -> Applied:
+        """Returns what is applied.
 
         Raises:
             AbortedError: If the job has ended by an error: after a failed step the parameters may have a part
@@ -418,7 +431,11 @@ class Coordinator:
         """
         with self._lock:
             self._require_no_failure()
-            return self._steps.version, self._ledger.progress()
+            return Applied(
+                version=self._steps.version,
+                batches=self._steps.batches,
+                workers=self._ledger.progress(),
+            )
 
     # Pushes
 
@@ -528,10 +545,10 @@ class Coordinator:
                 process has its place.
         """
         has_own = gradients.dense and all(grad.examples for grad in gradients.dense.values())
-        if push_id.examples < 1 and (gradients.sparse or (gradients.dense and not has_own)):
+        if push_id.divisor <= 0 and (gradients.sparse or (gradients.dense and not has_own)):
             raise ProtocolError(
                 f"{self._members.name(push_id.worker)} pushed gradients for step {step} that says it has "
-                f"{push_id.examples} examples: a step is divided by the examples of its push ids"
+                f"{push_id.divisor:g} examples: a step is divided by the examples of its push ids"
             )
         with self._change():
             self._require_place(push_id)
@@ -562,7 +579,7 @@ class Coordinator:
             for push_id in step.push_ids:
                 self._ledger.note_part(push_id)
                 self._count(push_id, version=step.step, batches=1)
-            self._steps.step_applied()
+            self._steps.step_applied(sum(push_id.batches for push_id in step.push_ids))
 
     def step_failed(self, step: CompleteStep, error: BaseException) -> None:
         """Ends the job: every call that waits raises, and so does every later one that needs the step."""
@@ -737,8 +754,8 @@ class Coordinator:
                 f"{self._members.name(worker)} only {clock}" for worker, clock in clocks
             )
             return (
-                f"not all workers finished {at_least} steps within {self._wait_limit_s:g} s: {behind}; "
-                f"see their logs"
+                f"not all workers finished {counted(at_least, 'step')} within {self._wait_limit_s:g} s: "
+                f"{behind}; see their logs"
             )
 
         with self._change():

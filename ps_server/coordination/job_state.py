@@ -82,6 +82,7 @@ class JobState:
     Attributes:
         members: Who takes part.
         version: Steps applied.
+        batches: Batches applied.
         next_step: By worker, the first step of which its part is neither applied nor among the waiting ones.
         since: By worker, the step at which it last left a barrier.
         absent_from: By worker that has left or came to a barrier, the first step in which it takes no part.
@@ -96,6 +97,7 @@ class JobState:
 
     members: MembersState
     version: Version
+    batches: int = 0  # in older logs, which have no schedule
     next_step: Mapping[int, Version]
     since: Mapping[int, Version]
     absent_from: Mapping[int, Version]

@@ -15,6 +15,7 @@ Sans-IO: pushes in, decisions and progress out; no clock, no locks.
 """
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -47,6 +48,9 @@ def require_plausible(who: str, numbers: PushId | WorkerProgress) -> None:
     for name, most in _MOST.items():
         if not 0 <= (value := getattr(numbers, name, 0)) <= most:
             raise ProtocolError(f"{who} is said to have {name} = {value}, expected 0 to {most}")
+    weight = getattr(numbers, "weight", None)
+    if weight is not None and not 0 <= weight < math.inf:
+        raise ProtocolError(f"{who} is said to have weight = {weight}, expected 0 or more")
     if len(numbers.position) > MAX_POSITION:
         raise ProtocolError(
             f"{who} is said to have a position of {len(numbers.position)} characters, expected up "

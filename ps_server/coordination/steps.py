@@ -48,10 +48,11 @@ class CompleteStep:
     def sum(self) -> Gradients:
         """Returns the sum of the parts, added in worker order, over the examples of all push ids.
 
-        A worker without gradients has examples, too. A heter trainer has none of its own, since those that it
-        trains on are others': where one takes part, dense gradients are over the examples that they say.
+        An example counts as its weight. A worker without gradients has examples, too. A heter trainer has
+        none of its own, since those that it trains on are others': where one takes part, dense gradients are
+        over the examples that they say.
         """
-        examples = sum(push_id.examples for push_id in self.push_ids)
+        examples = sum(push_id.divisor for push_id in self.push_ids)
         total = sum_gradients(self.parts)
         has_heter = any(
             part.dense and not push_id.examples
@@ -70,11 +71,13 @@ class StepAggregator:
 
     Attributes:
         version: Steps applied.
+        batches: Batches applied, those of the runs that this one resumes included.
         num_complete: Steps that are complete, applied or not; also the number of the step collected now.
     """
 
     def __init__(self, members: Membership) -> None:
         self.version: Version = 0
+        self.batches = 0
         self.num_complete: Version = 0
         self._members = members
         self._next_step = dict.fromkeys(range(members.all.total), 0)
@@ -84,8 +87,8 @@ class StepAggregator:
         self._is_applying = False
         self._num_arriving = 0
 
-    def resume(self, version: Version) -> None:
-        """Resumes at the version of an earlier run.
+    def resume(self, version: Version, batches: int) -> None:
+        """Resumes at the version of an earlier run, which had applied a number of batches.
 
         Raises:
             ProtocolError: If this run has begun.
@@ -98,6 +101,7 @@ class StepAggregator:
                 f"{self.version}: restart the servers"
             )
         self.version = self.num_complete = version
+        self.batches = batches
         self._next_step = dict.fromkeys(self._next_step, version)
         self._since = dict(self._next_step)
 
@@ -129,12 +133,14 @@ class StepAggregator:
     def restore(
         self,
         version: Version,
+        batches: int,
         next_step: Mapping[int, Version],
         since: Mapping[int, Version],
         absent_from: Mapping[int, Version],
     ) -> None:
         """Takes over an earlier state; parts that waited are added afterwards."""
         self.version = self.num_complete = version
+        self.batches = batches
         self._next_step, self._since = dict(next_step), dict(since)
         self._absent_from = dict(absent_from)
 
@@ -201,6 +207,7 @@ class StepAggregator:
         """Counts the batches of a push that was applied; returns the version, every worker's next step."""
         self._num_arriving -= 1
         self.version += batches
+        self.batches += batches
         self.num_complete = self.version
         self._next_step = dict.fromkeys(self._next_step, self.version)
         self._since = dict(self._next_step)
@@ -249,8 +256,9 @@ class StepAggregator:
             [push_id for _, push_id in in_worker_order],
         )
 
-    def step_applied(self) -> None:
-        """Counts the step that was taken."""
+    def step_applied(self, batches: int) -> None:
+        """Counts the step that was taken, and the batches in it."""
         del self._parts[self.version]
         self.version += 1
+        self.batches += batches
         self._is_applying = False

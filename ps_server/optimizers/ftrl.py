@@ -13,6 +13,13 @@ z = -w * beta / learning_rate: the first proximal term is centred at the initial
 "Follow-the-regularized-leader and mirror descent", AISTATS 2011). Without penalties the formula returns that
 weight, and each step is one of gradient descent with the rate learning_rate / (beta + sqrt(n)). Penalties
 pull initial weights to zero too: with l1 a key that was hardly seen gets zeros, whatever its initial weights.
+
+A schedule of the learning rate weights the gradients that z adds up, by its factor f:
+
+    z += f * g - s * w
+
+So without penalties a step has the rate f * learning_rate / (beta + sqrt(n)), and the weight of l1 and l2
+against all gradients so far does not change with f: penalties that go to 0 would let go of their zeros.
 """
 
 import math
@@ -25,12 +32,13 @@ from ps_server.optimizers.row_update import Optimizer, row_function
 
 
 class Ftrl(NamedTuple):
-    """Hyper-parameters; `learning_rate` is the paper's alpha."""
+    """Hyper-parameters; `learning_rate` is the paper's alpha, `gradient_weight` the schedule's f."""
 
     learning_rate: float = 0.05
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
+    gradient_weight: float = 1.0
 
 
 @row_function(Ftrl)
@@ -46,7 +54,7 @@ def update(hyper: Ftrl, weights: Values, state: Values, grad: Values, scale: np.
         new_n = n + g * g
         # The roots are nearly equal: their difference in float32 would be noise.
         s = math.sqrt(np.float64(new_n)) - math.sqrt(np.float64(n))
-        rate_z += hyper.learning_rate * g - np.float32(s) * weights[j]
+        rate_z += hyper.gradient_weight * hyper.learning_rate * g - np.float32(s) * weights[j]
         state[j] = rate_z
         state[dim + j] = new_n
         excess = abs(rate_z) - hyper.learning_rate * hyper.l1
@@ -66,6 +74,8 @@ FTRL = Optimizer(
         "l1": (0.0, 1e6),
         "l2": (0.0, 1e6),
     },
+    scheduled="gradient_weight",
+    decays=False,
     num_slots=2,
     is_movable=False,
 )

@@ -1,7 +1,7 @@
 """Optimizers by name, and hyper-parameters from a spec."""
 
 import difflib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ps_server.optimizers.adam_row import ADAM_ROW
 from ps_server.optimizers.ftrl import FTRL
 from ps_server.optimizers.momentum import MOMENTUM
 from ps_server.optimizers.row_update import Optimizer
+from ps_server.optimizers.schedule import factor_at, require_schedule
 from ps_server.optimizers.sgd import SGD
 from ps_server.optimizers.sum import SUM
 
@@ -21,6 +22,9 @@ OPTIMIZERS = {
     optimizer.name: optimizer
     for optimizer in (SGD, MOMENTUM, ADAGRAD, ADAGRAD_ROW, ADAM, ADAM_ROW, FTRL, SUM)
 }
+
+WEIGHT_DECAY = "weight_decay"
+"""Parameter of a spec that optimizers with `decays` have in common."""
 
 
 def _unknown(what: str, name: str, known: list[str]) -> SpecError:
@@ -42,20 +46,22 @@ def optimizer_of(spec: OptimizerSpec) -> Optimizer:
 
 
 def hyper_of(spec: OptimizerSpec) -> Any:
-    """Returns the named tuple of hyper-parameters, as float32, with defaults.
+    """Returns the named tuple of hyper-parameters, as float32, with defaults; without a schedule.
 
     Raises:
         SpecError: If a parameter is unknown, out of range, or required and missing.
     """
     optimizer = optimizer_of(spec)
-    for name, value in spec.params.items():
+    own = {name: value for name, value in spec.params.items() if name != WEIGHT_DECAY}
+    for name, value in own.items():
         if not optimizer.ranges:
             raise SpecError(
                 f"optimizer {spec.name!r} has no parameters, but is given {name!r}: remove it"
             )
         if name not in optimizer.ranges:
             what = f"parameter of optimizer {spec.name!r}:"
-            raise _unknown(what, name, list(optimizer.ranges))
+            common = [WEIGHT_DECAY] if optimizer.decays else []
+            raise _unknown(what, name, [*optimizer.ranges, *common])
         low, high = optimizer.ranges[name]
         if not low <= value <= high:  # also refuses NaN
             raise SpecError(
@@ -69,8 +75,69 @@ def hyper_of(spec: OptimizerSpec) -> Any:
                 f"optimizer {spec.name!r} needs {name}, which has no default: write "
                 f'{{ name = "{spec.name}", {name} = 0.1 }}'
             )
-    values = optimizer.hyper(**spec.params)
+    values = optimizer.hyper(**own)
     return optimizer.hyper(*(np.float32(value) for value in values))
+
+
+def _weight_decay_of(spec: OptimizerSpec, learning_rate: float) -> float:
+    """Returns the weight decay of a spec, of which each update takes a share times the learning rate."""
+    value = spec.params.get(WEIGHT_DECAY, 0.0)
+    if value and not optimizer_of(spec).decays:
+        own = ": it has penalties of its own, l1 and l2" if spec.name == FTRL.name else ""
+        raise SpecError(f"optimizer {spec.name!r} has no {WEIGHT_DECAY}{own}")
+    if not (value >= 0 and value * learning_rate <= 1):  # also refuses NaN
+        raise SpecError(
+            f"{WEIGHT_DECAY} of optimizer {spec.name!r} is {value!r}, expected at least 0, and times "
+            f"the learning rate {learning_rate:g} at most 1"
+        )
+    return value
+
+
+class AtStep(NamedTuple):
+    """What an update applies at one step.
+
+    Attributes:
+        hyper: Hyper-parameters; their type selects the row function.
+        decay: Share of the weights that they lose before.
+    """
+
+    hyper: Any
+    decay: np.float32
+
+
+class Tuning:
+    """The hyper-parameters of a spec at each step of its schedule. Immutable."""
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        """Checks the spec.
+
+        Raises:
+            SpecError: As `hyper_of`, or if the weight decay or the schedule is impossible.
+        """
+        self._hyper = hyper_of(spec)
+        self._scheduled = optimizer_of(spec).scheduled
+        self._schedule = spec.schedule
+        rate = float(getattr(self._hyper, "learning_rate", 0.0))
+        self._decay = _weight_decay_of(spec, rate) * rate
+        if spec.schedule is not None:
+            if not self._scheduled:
+                raise SpecError(f"optimizer {spec.name!r} has no learning rate for a schedule")
+            require_schedule(spec.schedule)
+        self._constant = AtStep(self._hyper, np.float32(self._decay))
+
+    def at(self, step: int) -> AtStep:
+        """Returns what an update applies after `step` batches of all workers."""
+        if self._schedule is None:
+            return self._constant
+        factor = factor_at(self._schedule, step)
+        base = getattr(self._hyper, self._scheduled)
+        hyper = self._hyper._replace(**{self._scheduled: np.float32(float(base) * factor)})
+        return AtStep(hyper, np.float32(self._decay * factor))
+
+    def rate_at(self, step: int) -> float:
+        """Returns the learning rate after `step` batches; 0 for an optimizer without one."""
+        rate = float(getattr(self._hyper, "learning_rate", 0.0))
+        return rate if self._schedule is None else rate * factor_at(self._schedule, step)
 
 
 def initial_state(spec: OptimizerSpec, dim: int) -> np.ndarray[Any, np.dtype[np.float32]]:

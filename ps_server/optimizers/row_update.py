@@ -13,6 +13,7 @@ import numpy as np
 from numba.extending import overload
 
 from protos.gradients import Values
+from protos.runtime.jit import inlined_kernel
 
 RowFunction = Callable[[Any, Values, Values, Values, np.float32], None]
 
@@ -28,7 +29,9 @@ class Optimizer:
     Attributes:
         name: Name in jobs and specs.
         hyper: Named tuple of hyper-parameters; those without a default are required.
-        ranges: Closed interval of each hyper-parameter.
+        ranges: Closed interval of each hyper-parameter that a spec may give.
+        scheduled: Hyper-parameter that a schedule multiplies; empty: there is no learning rate.
+        decays: Whether it takes a `weight_decay`, by which rows and dense blocks shrink before each update.
         switches: Hyper-parameters that are 0 or 1.
         num_slots: States of each weight.
         initial_slot: Hyper-parameter that slots start at; None starts them at 0.
@@ -42,6 +45,8 @@ class Optimizer:
     name: str
     hyper: type[Any]
     ranges: dict[str, tuple[float, float]]
+    scheduled: str = "learning_rate"
+    decays: bool = True
     switches: frozenset[str] = frozenset()
     num_slots: int
     initial_slot: str | None = None
@@ -67,6 +72,17 @@ def row_function(hyper: type[Any]) -> Callable[[RowFunction], RowFunction]:
         return function
 
     return register
+
+
+@inlined_kernel
+def decay_row(weights: Values, decay: np.float32) -> None:
+    """Takes the share `decay` off the weights of a row, float32[D], in place.
+
+    Decoupled weight decay: Loshchilov, Hutter, "Decoupled weight decay regularization", ICLR 2019.
+    """
+    if decay != np.float32(0.0):
+        for j in range(weights.size):
+            weights[j] -= decay * weights[j]
 
 
 def update_row(hyper: Any, weights: Values, state: Values, grad: Values, scale: np.float32) -> None:

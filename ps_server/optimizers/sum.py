@@ -25,4 +25,4 @@ def update(hyper: Sum, weights: Values, state: Values, grad: Values, scale: np.f
         weights[j] += grad[j] * scale
 
 
-SUM = Optimizer(name="sum", hyper=Sum, ranges={}, num_slots=0)
+SUM = Optimizer(name="sum", hyper=Sum, ranges={}, scheduled="", decays=False, num_slots=0)

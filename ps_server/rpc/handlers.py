@@ -17,7 +17,7 @@ from protos.chunking import KEY_BYTES, VALUE_BYTES, require_piece_fits
 from protos.errors import ProtocolError
 from protos.futures import Answered, Future, WaitingFuture
 from protos.limits import MAX_NUMBERS_BYTES
-from protos.spec import TableSpec
+from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Joined,
@@ -29,7 +29,7 @@ from protos.store import (
     StateChunk,
     Version,
 )
-from protos.wire.calls import CALLS, Call
+from protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, Call
 from protos.wire.requests import (
     CreateDense,
     Join,
@@ -49,6 +49,7 @@ from protos.wire.requests import (
     Snapshot,
 )
 from ps_server.checkpoint.files.manifest import share_to_json
+from ps_server.precompile import Kernels
 from ps_server.rpc.completed_calls import CompletedCalls
 from ps_server.rpc.journal import NO_JOURNAL, CompletedState, Journal
 from ps_server.store import ParameterStore
@@ -62,6 +63,9 @@ _LONG_CALLS = frozenset(
     {"PullChanged", "Leave", "CheckFolder", "Snapshot", "Save", "Load", "Shrink", "GetDigest"}
 )
 """Calls that look at all rows, reach a file system, or apply the steps that they complete."""
+
+_DECLARATIONS = frozenset({CREATE_TABLE.name, CREATE_DENSE.name})
+"""Calls for which kernels may have to be compiled first."""
 
 _REMEMBERED_SHRINKS = 4096
 _REMEMBERED_LOADS = 64
@@ -84,6 +88,12 @@ def _member_of(request: Any) -> Member | None:
     return member
 
 
+def _spec_of(declaration: Any) -> TableSpec | DenseSpec:
+    """Returns what a call of `_DECLARATIONS` declares."""
+    spec: TableSpec | DenseSpec = getattr(declaration, "spec", declaration)
+    return spec
+
+
 def _require_answer_fits(num_bytes: int, what: str) -> None:
     """Raises ProtocolError if an answer of `num_bytes` fits no message; before memory is taken for it."""
     if num_bytes > MAX_NUMBERS_BYTES:
@@ -100,9 +110,18 @@ class Handlers:
         self,
         store: ParameterStore,
         on_all_left: Callable[[], None] = lambda: None,
+        *,
+        kernels: Kernels | None = None,
     ) -> None:
-        """Answers from `store`; calls `on_all_left` when the last worker has left."""
+        """Answers from `store`.
+
+        Args:
+            store: What is asked for.
+            on_all_left: Called when the last worker has left.
+            kernels: Compiled before the tables are created that need them; None: as they are first run.
+        """
         self._store = store
+        self._kernels = kernels
         self._on_all_left = on_all_left
         self._journal: Journal = NO_JOURNAL
         # What decides who has a place is logged in the order in which it happens.
@@ -121,6 +140,7 @@ class Handlers:
             argument: What it is given.
             payload: The bytes of the message that it came as; None: it did not come over the wire.
         """
+        self._prepare(call, argument)
         if isinstance(argument, Join):
             with self._places:
                 return self._carry_out(call, argument, payload)
@@ -132,6 +152,15 @@ class Handlers:
             if (acknowledged := getattr(argument, "acknowledged", None)) is not None:
                 self._store.require_acknowledged(member, acknowledged)
         return self._carry_out(call, argument, payload)
+
+    def _prepare(self, call: Call[Any, Any], argument: Any) -> None:
+        """Compiles what a call declares or loads; before any lock is held."""
+        if self._kernels is None:
+            return
+        if call.name in _DECLARATIONS:
+            self._kernels.prepare(_spec_of(argument))
+        elif isinstance(argument, Load):
+            self._kernels.prepare_loading()
 
     def _hear_of(self, member: Member) -> None:
         """A process has called: raises ProtocolError unless it has its place."""
@@ -164,6 +193,7 @@ class Handlers:
         argument = call.request.decode(call.request.message.FromString(request))
         if (member := _member_of(argument)) is not None:
             self._store.require_place(member)
+        self._prepare(call, argument)
         self._carry_out(call, argument)
 
     def durable(self) -> Future[None]:
@@ -230,6 +260,9 @@ class Handlers:
                 return self._values_of(argument)
             case PushGrad() | PushState():
                 return argument.chunk.num_chunks * argument.chunk.num_values
+        if call.name in _DECLARATIONS:
+            is_ready = self._kernels is None or self._kernels.are_ready(_spec_of(argument))
+            return 0 if is_ready else math.inf
         return math.inf if call.name in _LONG_CALLS else 0
 
     def _handler_of(self, name: str) -> Callable[[Any], Any]:
@@ -378,8 +411,8 @@ class Handlers:
         )
 
     def _resume(self, request: Resume) -> None:
-        self._store.resume(request.version, request.progress)
-        logger.info("resumed version=%d", request.version)
+        self._store.resume(request.version, request.progress, batches=request.batches)
+        logger.info("resumed version=%d batches=%d", request.version, request.batches)
 
     def _shrink(self, request: Shrink) -> Mapping[str, Shrunk]:
         def shrink() -> Mapping[str, Shrunk]:

@@ -9,13 +9,21 @@ from protos.wire.channel import CHANNEL_OPTIONS
 SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 
 
-def is_serving(endpoint: str, limit_s: float) -> bool:
-    """Asks a server's health service; False if it does not answer within the limit."""
+def why_not_serving(endpoint: str, limit_s: float) -> str:
+    """Asks a server's health service; returns why it does not serve, "" if it does.
+
+    Args:
+        endpoint: "host:port".
+        limit_s: Seconds to wait for an answer.
+    """
     with grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=SERVICE), timeout=limit_s
             )
-        except grpc.RpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+        return ""
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return f"it says that it is {status}"

@@ -1,6 +1,6 @@
 """One server from its start to its end: what `ps-server` runs, and a script in a server's role.
 
-    precompile -> recover or load -> bind -> serve -> all workers left | idle | a signal
+    recover or load -> bind -> serve -> all workers left | idle | a signal
 
 Heavy imports are made late: a health check imports this module every few seconds.
 """
@@ -41,11 +41,9 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keep_freed_memory()
-    from ps_server.precompile import precompile_kernels
     from ps_server.rpc.server import serve
     from ps_server.store import ParameterStore
 
-    logger.info("kernels ready seconds=%.1f", precompile_kernels())
     store = ParameterStore(
         num_workers=role.num_workers,
         num_heter=len(role.heter_endpoints),

@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from protos.errors import AbortedError, BindError, IdleError, LogError
 from protos.wire.channel import SERVER_OPTIONS
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.precompile import KERNELS
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
@@ -65,7 +66,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._handlers = Handlers(store, self._on_all_left)
+        self._handlers = Handlers(store, self._on_all_left, kernels=KERNELS)
         self._service = Service(
             self._handlers, self._activity, backlog=backlog, on_log_error=self._end_by
         )
@@ -124,6 +125,7 @@ class Server:
         """Loads the checkpoint to start with, and returns it; None: fresh parameters."""
         if self._settings.load is None:
             return None
+        KERNELS.prepare_loading()
         checkpoint = Checkpoint.open(self._settings.load)
         self._store.load(checkpoint.url, token=checkpoint.token)
         logger.info("loaded folder=%s", self._settings.load)

@@ -10,14 +10,14 @@ Pushes share a lock that a snapshot takes alone, so it has each push and each st
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Condition
 
 from protos.errors import CheckpointError, SnapshotLostError, WaitTimeoutError
 from protos.spec import DenseSpec
-from protos.store import SaveStatus, Version, WorkerProgress
+from protos.store import Applied, SaveStatus
 from ps_server.snapshot.phase_lock import PhaseLock
 from ps_server.table.contents import DensePiece
 from ps_server.table.dense_table import DenseTable
@@ -53,16 +53,14 @@ class StoreSnapshot:
         tables: Copied while they are written.
         live: The tables themselves.
         blocks: Copied already.
-        version: Of the store.
-        workers: Progress of each worker.
+        applied: What is in them.
         is_delta: Whether the tables have only the rows that changed since the last snapshot that was saved.
     """
 
     tables: Sequence[TableSnapshot]
     live: Sequence[SparseTable]
     blocks: Sequence[BlockSnapshot]
-    version: Version
-    workers: Mapping[int, WorkerProgress]
+    applied: Applied
     is_delta: bool = False
 
     @property
@@ -93,8 +91,7 @@ class StoreSnapshot:
 def snapshot_all(
     tables: Sequence[SparseTable],
     blocks: Sequence[DenseTable],
-    version: Version,
-    workers: Mapping[int, WorkerProgress],
+    applied: Applied,
     *,
     is_delta: bool = False,
 ) -> StoreSnapshot:
@@ -117,7 +114,7 @@ def snapshot_all(
                 "saved; let fewer processes share the machine, or use more servers"
             ) from exc
         undo.pop_all()
-    return StoreSnapshot(snapshots, tables, pieces, version, workers, is_delta)
+    return StoreSnapshot(snapshots, tables, pieces, applied, is_delta)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,27 @@ from typing import Any
 import numpy as np
 
 from protos.errors import GradientError, SpecError
-from protos.gradients import DenseGrad, Values
+from protos.gradients import DenseGrad, Values, require_examples
 from protos.placement import ONE_SERVER, ShardMap
 from protos.runtime.jit import kernel, read_only
-from protos.spec import DenseSpec, InitializerSpec
-from ps_server.optimizers.registry import hyper_of, initial_state, optimizer_of
-from ps_server.optimizers.row_update import update_row
+from protos.spec import DenseSegment, DenseSpec
+from ps_server.optimizers.registry import Tuning, initial_state, optimizer_of
+from ps_server.optimizers.row_update import decay_row, update_row
 from ps_server.table.contents import DensePiece
 from ps_server.table.rows.initializers import build_initializer, initialize_elements
 from ps_server.table.spec_checks import check_name
 
 
 @kernel
-def _apply(hyper: Any, weights: Values, state: Values, grad: Values, scale: np.float32) -> None:
+def _apply(
+    hyper: Any,
+    decay: np.float32,
+    weights: Values,
+    state: Values,
+    grad: Values,
+    scale: np.float32,
+) -> None:
+    decay_row(weights, decay)
     update_row(hyper, weights, state, grad, scale)
 
 
@@ -76,8 +84,18 @@ class DenseTable:
                     f"dense block {spec.name!r} has a tensor {segment.name!r} of shape "
                     f"{list(segment.shape)} with {segment.length} elements"
                 )
+            if len(segment.values) not in (0, segment.length):
+                raise SpecError(
+                    f"dense block {spec.name!r} has {len(segment.values)} initial values for the "
+                    f"{segment.length} elements of tensor {segment.name!r}"
+                )
+            if not np.isfinite(np.array(segment.values, np.float32)).all():
+                raise SpecError(
+                    f"dense block {spec.name!r} has initial values of tensor {segment.name!r} that are "
+                    f"no finite float32 numbers: {list(segment.values)}"
+                )
             build_initializer(segment.initializer, spec.seed, spec.name)
-        self._hyper = hyper_of(spec.optimizer)
+        self._tuning = Tuning(spec.optimizer)
         self.spec = spec
         self.given = None if given is None else read_only(given.copy())
 
@@ -104,10 +122,7 @@ class DenseTable:
                 f"push to dense block {self.spec.name!r} has values of {grad.values.dtype}, "
                 f"expected float32"
             )
-        if grad.examples < 1:
-            raise GradientError(
-                f"push to dense block {self.spec.name!r} says that it sums over {grad.examples} examples"
-            )
+        require_examples(f"dense block {self.spec.name!r}", grad.examples)
 
     def pull(self, out: Values) -> None:
         """Copies the weights to `out` float32[p]."""
@@ -120,11 +135,12 @@ class DenseTable:
         with self._lock:
             yield self._weights
 
-    def push(self, grad: DenseGrad) -> None:
-        """Applies the mean of a gradient that `check` accepted."""
-        values = read_only(grad.values)
+    def push(self, grad: DenseGrad, *, step: int = 0) -> None:
+        """Applies the mean of a gradient that `check` accepted; `step` is of the optimizer's schedule."""
+        values, scale = read_only(grad.values), np.float32(1.0 / grad.examples)
+        hyper, decay = self._tuning.at(step)
         with self._lock:
-            _apply(self._hyper, self._weights, self._state, values, np.float32(1.0 / grad.examples))
+            _apply(hyper, decay, self._weights, self._state, values, scale)
 
     def add(self, values: Values) -> None:
         """Adds float32[p] to the weights; keeps the optimizer state."""
@@ -152,12 +168,18 @@ class DenseTable:
     def _initialize_all(self) -> None:
         position = 0
         for segment in self.spec.segments:
-            self._initialize(position, position + segment.length, segment.initializer)
+            self._initialize(position, segment)
             position += segment.length
 
-    def _initialize(self, start: int, stop: int, initializer_spec: InitializerSpec) -> None:
-        first, last = max(start, self.piece.start), min(stop, self.piece.stop)
-        if first < last:
-            initializer = build_initializer(initializer_spec, self.spec.seed, self.spec.name)
-            out = self._weights[first - self.piece.start : last - self.piece.start]
-            initialize_elements(initializer, first, out)
+    def _initialize(self, start: int, segment: DenseSegment) -> None:
+        """Overwrites what this piece has of a segment that begins at element `start` of the block."""
+        first = max(start, self.piece.start)
+        last = min(start + segment.length, self.piece.stop)
+        if first >= last:
+            return
+        out = self._weights[first - self.piece.start : last - self.piece.start]
+        if segment.values:
+            out[:] = segment.values[first - start : last - start]
+            return
+        initializer = build_initializer(segment.initializer, self.spec.seed, self.spec.name)
+        initialize_elements(initializer, first, out)

@@ -10,18 +10,19 @@ cost more than the work.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import GradientError, ProtocolError, SpecError
-from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts
+from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts, require_examples
 from protos.keys import Keys, require_unique
 from protos.placement import ONE_SERVER, ShardMap, shard_of
 from protos.runtime.jit import read_only
 from protos.spec import StatisticsSpec, TableSpec
 from protos.store import Missing, Shrunk, TableStatus
-from ps_server.optimizers.registry import hyper_of, initial_state
+from ps_server.optimizers.registry import Tuning, initial_state
 from ps_server.table.changes.subscribers import NOBODY
 from ps_server.table.contents import Rows
 from ps_server.table.feature_life.candidates import (
@@ -116,11 +117,11 @@ class SparseTable:
     def _set_spec(self, spec: TableSpec) -> None:
         """Sets the spec and what follows from it; if it is invalid, changes nothing."""
         check_table_spec(spec)
-        hyper = hyper_of(spec.optimizer)
+        tuning = Tuning(spec.optimizer)
         state = initial_state(spec.optimizer, spec.dim)
         initializer = build_initializer(spec.initializer, spec.seed, spec.name)
         self._max_rows = max_rows_of_shard(spec)
-        self.spec, self._hyper, self._initial_state = spec, hyper, state
+        self.spec, self._tuning, self._initial_state = spec, tuning, state
         self._initializer = initializer
         self._candidates = candidates_of(
             spec, self.shards, region_bytes=self._region_bytes, known=self._candidates
@@ -171,11 +172,8 @@ class SparseTable:
             raise GradientError(
                 f"push to table {self.spec.name!r} has values of {grad.values.dtype}, expected float32"
             )
-        if grad.keys.size and grad.examples < 1:
-            raise GradientError(
-                f"push to table {self.spec.name!r} has {grad.keys.size} keys but says that it sums "
-                f"over {grad.examples} examples"
-            )
+        if grad.keys.size:
+            require_examples(f"table {self.spec.name!r}", grad.examples)
         require_counts(self.spec.name, grad, keeps_statistics=self.spec.statistics is not None)
         self._count_by_shard(grad.keys)
         require_unique(f"push to table {self.spec.name!r}", grad.keys, GradientError)
@@ -247,27 +245,37 @@ class SparseTable:
             )
         return out
 
-    def push(self, grad: SparseGrad, source: int = NOBODY, scores: Values | None = None) -> None:
+    def push(
+        self,
+        grad: SparseGrad,
+        source: int = NOBODY,
+        scores: Values | None = None,
+        *,
+        step: int = 0,
+    ) -> None:
         """Applies the mean gradient to each key's row, creating rows for missing keys that are admitted.
 
         Args:
             grad: A gradient that `check` accepted.
             source: The subscriber that sent it, for which the rows do not count as changed.
             scores: float32[N], the keys' scores in the other table, if that decides about admission.
+            step: Of the optimizer's schedule.
         """
         if not grad.keys.size:
             return
         keys = read_only(grad.keys)
+        hyper, decay = self._tuning.at(step)
         push = Push(
             keys=keys,
             grads=read_only(grad.values),
             scale=np.float32(1.0 / grad.examples),
+            decay=decay,
             counts=_NO_COUNTS if grad.counts is None else read_only(grad.counts),
             admitted=self._admitted(keys.size, scores),
             now=seconds_of(self._clock),
             source=source,
         )
-        self._with_room(keys, lambda start: self._apply(push, start))
+        self._with_room(keys, lambda start: self._apply(hyper, push, start))
 
     def _admitted(self, num_keys: int, scores: Values | None) -> NDArray[np.uint8]:
         """Returns which keys without a row get one in `apply_rows`; `Candidates.admit` has run before."""
@@ -277,11 +285,11 @@ class SparseTable:
             return read_only(np.zeros(num_keys, np.uint8))
         return read_only((scores >= np.float32(self.spec.admission.threshold)).view(np.uint8))
 
-    def _apply(self, push: Push, start: int) -> int:
+    def _apply(self, hyper: Any, push: Push, start: int) -> int:
         """Applies a push from key `start` until a shard is full; returns the same as `apply_rows`."""
         initializer, state = self._initializer, self._initial_state
         if self._candidates is None:
-            return apply_rows(self._arrays, initializer, state, self._hyper, push, start)
+            return apply_rows(self._arrays, initializer, state, hyper, push, start)
         stop = self._candidates.admit(self._arrays, initializer, state, push, start)
         counted = push._replace(
             keys=push.keys[:stop],
@@ -289,7 +297,7 @@ class SparseTable:
             counts=push.counts[:stop],
             admitted=push.admitted[:stop],
         )
-        return apply_rows(self._arrays, initializer, state, self._hyper, counted, start)
+        return apply_rows(self._arrays, initializer, state, hyper, counted, start)
 
     def write(self, rows: Rows) -> None:
         """Writes whole rows of this server's shards, as from a checkpoint.

@@ -3,10 +3,12 @@
 dim, shards, optimizer, length    rows and blocks would not fit: an error
 names and shapes of tensors       values would become the parameters of other layers: an error
 statistics, admission             settings of a job, not of a model: a warning names the data lost
+initial values of a tensor        of the data of one job: another job's are ignored
 """
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from protos.errors import CheckpointError, SpecConflictError
@@ -19,9 +21,13 @@ logger = logging.getLogger(__name__)
 def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
     """Checks that a worker declares the same spec as the workers before it.
 
+    The values that a block began with do not count: they are of the data of the job that declared it first,
+    and servers that stay keep its parameters for the next job, whose data are others.
+
     Raises:
         SpecConflictError: If not; says which fields differ.
     """
+    existing, spec = _without_values(existing), _without_values(spec)
     if existing != spec:
         if _only_values_differ(existing, spec):
             raise SpecConflictError(
@@ -87,6 +93,12 @@ def log_changes(saved: TableSpec, table: SparseTable) -> None:
         for field, before, now in _different(counted, counting)
     )
     logger.warning("counts of keys without a row start at 0, %s table=%s", difference, spec.name)
+
+
+def _without_values(spec: TableSpec | DenseSpec) -> TableSpec | DenseSpec:
+    if isinstance(spec, TableSpec):
+        return spec
+    return replace(spec, segments=tuple(replace(each, values=()) for each in spec.segments))
 
 
 def _only_values_differ(first: TableSpec | DenseSpec, second: TableSpec | DenseSpec) -> bool:

@@ -32,7 +32,14 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.futures import Combined, Future, results, results_of_all_ended
-from protos.gradients import DenseGrad, Gradients, Values, require_counts, require_finite
+from protos.gradients import (
+    DenseGrad,
+    Gradients,
+    Values,
+    require_counts,
+    require_examples,
+    require_finite,
+)
 from protos.keys import Keys, require_unique
 from protos.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
 from protos.placement import ShardMap
@@ -509,14 +516,14 @@ class ClusterClient:
                     f"push to table {table!r} has values of shape {grad.values.shape}, expected "
                     f"{expected}: one row of dim {expected[1]} for each key"
                 )
-            _require_examples(f"table {table!r}", grad.examples if grad.keys.size else 1)
+            require_examples(f"table {table!r}", grad.examples if grad.keys.size else 1)
             keeps_statistics = self._table(table).statistics is not None
             require_counts(table, grad, keeps_statistics=keeps_statistics)
             if len(self._servers) > 1:  # one server refuses the whole push by itself
                 require_unique(f"push to table {table!r}", grad.keys, GradientError)
         for block, dense in gradients.dense.items():
             _require_length(self._block(block), dense.values, GradientError, "push to")
-            _require_examples(f"dense block {block!r}", dense.examples)
+            require_examples(f"dense block {block!r}", dense.examples)
         require_finite(gradients)
 
     # Steps, barriers and messages
@@ -676,9 +683,13 @@ class ClusterClient:
         )
         results_of_all_ended(self._call_all(calls.LOAD, request))
 
-    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+    def resume(
+        self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
+    ) -> None:
         """See `protos.store.Store`."""
-        request = requests.Resume(version=version, progress=progress, member=self._member())
+        request = requests.Resume(
+            version=version, progress=progress, batches=batches, member=self._member()
+        )
         results(self._call_all(calls.RESUME, request))
 
     def shrink(
@@ -736,8 +747,3 @@ def _require_length(
         raise error(
             f"{what} dense block {spec.name!r} has shape {vector.shape}, expected ({spec.length},)"
         )
-
-
-def _require_examples(what: str, examples: int) -> None:
-    if examples < 1:
-        raise GradientError(f"push to {what} says that it sums over {examples} examples")

@@ -52,7 +52,7 @@ class Deadlines:
                 return self.rpc_s
             case Deadline.VERSION if getattr(argument, "at") is None:  # noqa: B009 - typed by its row
                 return self.rpc_s
-            case Deadline.VERSION | Deadline.WORKERS:
+            case Deadline.VERSION | Deadline.WORKERS | Deadline.KERNELS:
                 return self.rpc_s + self.wait_s
             case Deadline.CHECKPOINT:
                 return self.rpc_s + self.checkpoint_s

@@ -113,9 +113,10 @@ def test_run_goes_on_at_its_version_with_its_progress(open_job):
     first, second = open_job(num_workers=2)
     progress = {0: progress_of(5, "there"), 1: progress_of(4, "here")}
 
-    first.resume(5, progress)
+    first.resume(5, progress, batches=9)
 
     assert (first.status().version, first.status().progress) == (5, progress)
+    assert first.status().batches == 9
     together = [
         store.barrier("start", worker, step=0) for worker, store in enumerate([first, second])
     ]
@@ -123,7 +124,7 @@ def test_run_goes_on_at_its_version_with_its_progress(open_job):
     first.push_grad(random_gradients(0), push_id(0, 0, pulled=5), at=5).result()
     assert first.status().progress == progress
     second.push_grad(random_gradients(1), push_id(1, 0, pulled=5), at=5).result()
-    assert first.status().version == 6
+    assert (first.status().version, first.status().batches) == (6, 11)
     assert first.status().staleness.largest == 0
     assert {each.position for each in first.status().progress.values()} == {""}
 

@@ -117,6 +117,35 @@ def test_parts_of_large_pushes_and_pulls_make_the_same_model(open_job):
     assert store.status().examples == {0: 3}
 
 
+def test_gradient_is_divided_by_the_weight_of_its_examples(store):
+    """Whole or not: what is applied is the weighted mean."""
+    keys = KEYS[:3]
+    before = pull(store)["wide"][:3].copy()
+    grad = SparseGrad(keys, np.ones((3, 1), np.float32), 2.5)
+
+    store.push_grad(Gradients({"wide": grad}), push_id()).result()
+
+    np.testing.assert_allclose(pull(store)["wide"][:3], before - 0.5 / 2.5, rtol=1e-6)
+
+
+def test_step_is_divided_by_the_weights_of_all_workers(open_job):
+    """A worker's push id says it, as its gradients may be of other tables than another's."""
+    first, second = open_job(num_workers=2)
+    before = pull(first)["wide"][:3].copy()
+    pushes = []
+    for worker, store, total, weight in ((0, first, 1.0, 0.25), (1, second, 2.0, 2.75)):
+        grad = SparseGrad(KEYS[:3], np.full((3, 1), total, np.float32), weight)
+        identity = replace(push_id(worker=worker, examples=9), weight=weight)
+        pushes.append(store.push_grad(Gradients({"wide": grad}), identity, at=0))
+
+    for push in pushes:
+        push.result()
+    first.wait_version(1).result()
+
+    np.testing.assert_allclose(pull(first)["wide"][:3], before - 0.5 * 3.0 / 3.0, rtol=1e-6)
+    assert first.status().examples == {0: 9, 1: 9}
+
+
 def test_empty_gradients_change_nothing(store):
     before = store.digest()
     empty = SparseGrad(np.empty(0, np.uint64), np.empty((0, 5), np.float32), 0)

@@ -38,3 +38,11 @@ def test_picture_shows_the_tree() -> None:
         for error_class in tree(errors.CtrPsError)
     }
     assert drawn == depths
+
+
+def test_a_counted_noun_is_in_the_plural_but_for_one() -> None:
+    counts = [errors.counted(number, "batch") for number in (0, 1, 2)]
+
+    assert counts == ["0 batches", "1 batch", "2 batches"]
+    assert errors.counted(2, "epoch") == "2 epochs"
+    assert errors.counted(1234, "malformed row", ",") == "1,234 malformed rows"

@@ -74,7 +74,7 @@ def test_key_of_another_server_is_refused_by_shard_and_owner() -> None:
     key = np.array([reference.unmix64(5 << 58)], np.uint64)  # shard 5 of 64, on server 2 of 3
 
     with pytest.raises(
-        WrongServerError, match=r"server 1 of 3 was sent 1 keys of shard 5.*server 2"
+        WrongServerError, match=r"server 1 of 3 was sent 1 key of shard 5.*server 2"
     ):
         ShardMap.of(3).count_by_shard(key, 64, 1)
 

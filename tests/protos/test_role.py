@@ -224,7 +224,7 @@ def test_heter_trainer_has_its_device(variables, device):
             "none of PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, PADDLE_HETER_TRAINER",
         ),
         (HETER | {"POD_IP": "h-2"}, "is 'h-2:9000', which is not in PADDLE_ALL_HETER_TRAINER"),
-        (HETER | {"PADDLE_TRAINERS_NUM": "1"}, "2 heter trainers, but there are only 1 workers"),
+        (HETER | {"PADDLE_TRAINERS_NUM": "1"}, "2 heter trainers, but the job has only 1 worker"),
         (HETER | {"HETER_DEVICE_TYPE": "xpu"}, "HETER_DEVICE_TYPE is 'xpu', expected cpu or gpu"),
         (
             HETER | {"HETER_DEVICE_TYPE": "gpu", "FLAGS_selected_gpus": "a"},

@@ -1,12 +1,17 @@
 """After the warm-up no kernel is compiled for a worker."""
 
+import json
+import math
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from protos.chunking import PushChunk
+from protos.errors import SpecError
 from protos.gradients import DenseGrad, SparseGrad
 from protos.spec import (
     AdmissionSpec,
@@ -14,15 +19,19 @@ from protos.spec import (
     DenseSpec,
     ExpirySpec,
     InitializerSpec,
+    OptimizerSpec,
     StatisticsSpec,
     TableSpec,
 )
 from protos.store import Missing, PushId, SaveRequest
-from protos.wire.calls import PULL_SPARSE, PUSH_GRAD
+from protos.wire.calls import CREATE_TABLE, PULL_SPARSE, PUSH_GRAD
 from protos.wire.requests import PullSparse, PushGrad
 from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.precompile import precompile_kernels
+from ps_server.precompile import Kernels, kind_of
+from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
+from ps_server.table.feature_life.admission import filter_settings
+from ps_server.table.feature_life.bloom_filter import counter_dtype
 from ps_server.table.sparse_table import SparseTable
 from tests.support.local_transport import through
 from tests.support.optimizers import plain_optimizer
@@ -39,12 +48,20 @@ def compiled_kernels() -> Counter[str]:
     return +counts
 
 
+def table_of(optimizer: str) -> TableSpec:
+    return TableSpec(
+        name="t",
+        dim=10,
+        initializer=InitializerSpec(kind="uniform", scale=0.1),
+        optimizer=plain_optimizer(optimizer),
+    )
+
+
 def serve_a_job(optimizer: str, folder: str) -> None:
     """Does what two workers ask of a server, with arrays as they come off the wire."""
     spec = plain_optimizer(optimizer)
     store = ParameterStore(num_workers=2)
-    initializer = InitializerSpec(kind="uniform", scale=0.1)
-    table_spec = TableSpec(name="t", dim=10, initializer=initializer, optimizer=spec)
+    table_spec = table_of(optimizer)
     counting_spec = replace(
         table_spec, name="c", statistics=StatisticsSpec(), expiry=ExpirySpec(max_rows=1000)
     )
@@ -52,7 +69,7 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     store.create_table(counting_spec)
     dense = []
     if OPTIMIZERS[optimizer].is_elementwise:
-        segment = DenseSegment(length=100, initializer=initializer)
+        segment = DenseSegment(length=100, initializer=table_spec.initializer)
         store.create_dense(DenseSpec(name="d", segments=(segment,), optimizer=spec))
         dense.append(("d", 0, DenseGrad(np.ones(100, np.float32), 4)))
     keys = np.arange(20_000, dtype=np.uint64)
@@ -111,7 +128,7 @@ def admit_keys(admission: AdmissionSpec) -> None:
 
 
 def test_job_after_the_warm_up_compiles_nothing(tmp_path):
-    precompile_kernels()
+    Kernels().prepare_all()
     before = compiled_kernels()
 
     for optimizer in OPTIMIZERS:
@@ -125,3 +142,112 @@ def test_job_after_the_warm_up_compiles_nothing(tmp_path):
 
     assert before["ps_server.table.rows.kernels.apply_rows"] >= len(OPTIMIZERS)
     assert compiled_kernels() == before
+
+
+ONE_OPTIMIZER = """
+import json, sys
+from pathlib import Path
+from ps_server.precompile import Kernels
+from tests.ps_server.test_precompile import compiled_kernels, serve_a_job, table_of
+
+kernels = Kernels()
+kernels.prepare(table_of("adagrad"))
+before = compiled_kernels()
+serve_a_job("adagrad", sys.argv[1])
+print(json.dumps({
+    "optimizers": before["ps_server.table.rows.kernels.apply_rows"],
+    "admissions": [name for name in before if "admit_" in name],
+    "compiled later": dict(compiled_kernels() - before),
+    "is another ready": kernels.are_ready(table_of("adam")),
+}))
+"""
+
+
+def test_server_compiles_what_the_declared_tables_need_and_no_more(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", ONE_OPTIMIZER, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+
+    assert json.loads(run.stdout.splitlines()[-1]) == {
+        "optimizers": 1,
+        "admissions": [],
+        "compiled later": {},
+        "is another ready": False,
+    }
+
+
+class WatchedKernels(Kernels):
+    """Notes what is prepared while the table is not there yet."""
+
+    def __init__(self, store: ParameterStore) -> None:
+        super().__init__()
+        self.store = store
+        self.prepared: list[tuple[str, bool]] = []
+
+    def prepare(self, spec):
+        self.prepared.append((spec.name, spec.name in self.store.status().tables))
+        super().prepare(spec)
+
+
+def test_kernels_of_a_table_are_compiled_before_it_is_there_in_a_thread():
+    store = ParameterStore()
+    kernels = WatchedKernels(store)
+    handlers = Handlers(store, kernels=kernels)
+    spec = table_of("momentum")
+
+    assert handlers.work(CREATE_TABLE, spec) == math.inf
+    handlers.start(CREATE_TABLE, spec).result()
+
+    assert kernels.prepared == [("t", False)]
+    assert "t" in store.status().tables
+    assert handlers.work(CREATE_TABLE, spec) == 0
+
+
+def test_table_is_not_ready_while_its_kernels_are_compiled(monkeypatch):
+    """Another thread that creates a table waits for them, and one whose compilation failed begins again."""
+    kernels, spec = Kernels(), replace(table_of("adam"), admission=AdmissionSpec(threshold=2))
+    seen = []
+    for compile_part in ("_exercise", "_admit"):
+        monkeypatch.setattr(
+            f"ps_server.precompile.{compile_part}",
+            lambda _: seen.append(len(kernels._missing(spec))),
+        )
+
+    kernels.prepare(spec)
+
+    assert seen == [2, 1]
+    assert kernels.are_ready(spec)
+
+
+def test_unknown_optimizer_is_refused_and_compiles_nothing():
+    handlers = Handlers(ParameterStore(), kernels=Kernels())
+    spec = replace(table_of("adam"), optimizer=OptimizerSpec(name="nadam", params={}))
+
+    assert handlers.work(CREATE_TABLE, spec) == 0
+    with pytest.raises(SpecError, match="nadam"):
+        handlers.start(CREATE_TABLE, spec)
+
+
+@pytest.mark.parametrize(
+    ("admission", "counters"),
+    [
+        (AdmissionSpec(threshold=3), None),
+        (AdmissionSpec(policy="score", threshold=3.0, table="other"), None),
+        (AdmissionSpec(threshold=255, counter="bloom", expected_keys=9), np.uint8),
+        (AdmissionSpec(threshold=256, counter="bloom", expected_keys=9), np.uint16),
+        (
+            AdmissionSpec(policy="probability", threshold=0.5, counter="bloom", expected_keys=9),
+            np.uint16,
+        ),
+    ],
+)
+def test_kinds_of_admission_are_told_by_what_counts_the_keys(admission, counters):
+    kind = kind_of(admission)
+
+    assert kind.counter == admission.counter
+    if counters is not None:
+        assert counter_dtype(filter_settings(kind).max_count) is counters

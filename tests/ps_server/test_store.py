@@ -430,7 +430,7 @@ def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
 def test_push_that_could_not_be_applied_leaves_steps_as_they_were(monkeypatch) -> None:
     store = new_store(num_workers=1)
 
-    def no_memory(*_: object) -> None:
+    def no_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(store._parameters.table("deep"), "push", no_memory)

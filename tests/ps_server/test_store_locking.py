@@ -33,13 +33,13 @@ class HeldStep:
         self.num_applied = 0
         monkeypatch.setattr(self.store._parameters, "apply", self._apply_when_told)
 
-    def _apply_when_told(self, gradients: Gradients, source: int) -> None:
+    def _apply_when_told(self, gradients: Gradients, source: int, *, step: int) -> None:
         self.has_begun.set()
         assert self._may_end.wait(LIMIT_S)
         if self._error is not None:
             raise self._error
         self.num_applied += 1
-        self._apply(gradients, source)
+        self._apply(gradients, source, step=step)
 
     def push(self, worker: int, step: int) -> "Future[int]":
         """Pushes a part in a thread, as a server does."""
@@ -300,7 +300,7 @@ def test_chunks_of_the_last_job_are_forgotten() -> None:
     store.begin_job()
 
     assert store.push_chunk(first, push_id(sequence=0)).result() == 0
-    with pytest.raises(ProtocolError, match="this job has 1 workers"):
+    with pytest.raises(ProtocolError, match="this job has 1 worker"):
         store.push_chunk(first, push_id(worker=1))
 
 

@@ -179,8 +179,8 @@ def test_load_comes_between_two_pushes(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         loads: list[Future[None]] = []
 
-        def push_and_load(*arguments: Any) -> None:
-            SparseTable.push(first, *arguments)
+        def push_and_load(*arguments: Any, **settings: Any) -> None:
+            SparseTable.push(first, *arguments, **settings)
             loads.append(threads.submit(store.load, url))
             wait(loads, SOON_S)
 

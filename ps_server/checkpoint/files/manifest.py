@@ -24,6 +24,7 @@ FORMAT_VERSION = 3
 MANIFEST = "MANIFEST.json"
 TOKEN = "TOKEN"
 LATEST = "LATEST"
+BEST = "BEST"
 ATTACHMENTS = "attachments"
 
 TOKEN_CHARACTERS = 32
@@ -159,11 +160,13 @@ class Share:
     Attributes:
         entries: One per file.
         version: The server's version at its snapshot.
+        batches: Batches that it had applied.
         workers: Training progress of each worker at the snapshot.
     """
 
     entries: tuple[Entry, ...]
     version: int = 0
+    batches: int = 0
     workers: Mapping[int, WorkerProgress] = field(default_factory=dict)
 
 
@@ -187,6 +190,8 @@ class Manifest:
         data_folder: Name of the folder with the files, beside the manifest.
         created: Time of the save, in seconds since 1970.
         version: Steps applied on every server.
+        batches: Batches of all workers that are applied on every server, those of the runs that the one which
+            saved it resumed included; 0: not known, as in older checkpoints.
         workers: Training progress of each worker that is applied on every server.
         model_digest: Of the saved model; empty for a delta, as it would take reading all rows.
         tables: Specs as declared.
@@ -201,6 +206,7 @@ class Manifest:
     data_folder: str
     created: float
     version: int = 0
+    batches: int = 0
     workers: Mapping[int, WorkerProgress] = field(default_factory=dict)
     model_digest: str
     tables: tuple[TableSpec, ...]

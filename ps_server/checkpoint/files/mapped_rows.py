@@ -142,30 +142,39 @@ class Layer:
     removed: Sequence[MappedRows]
 
 
-def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> None:
+def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> NDArray[np.bool_]:
     """Writes the rows of the `keys` uint64[N] that exist into `out` float32[N, D].
 
     Args:
         layers: Newest first.
         keys: Keys to look up.
         out: Rows of keys not found are left unchanged.
+
+    Returns:
+        bool[N], whether each key has a row.
     """
     newest, *older = layers
-    is_open = ~_read_layer(newest, keys, out)
+    has_row, is_removed = _read_layer(newest, keys, out)
+    is_open = ~(has_row | is_removed)
     for layer in older:
         places = np.flatnonzero(is_open)
         if not places.size:
-            return
+            break
         found = out[places]
-        is_open[places] = ~_read_layer(layer, keys[places], found)
+        is_there, is_removed = _read_layer(layer, keys[places], found)
         out[places] = found
+        has_row[places] = is_there
+        is_open[places] = ~(is_there | is_removed)
+    return has_row
 
 
-def _read_layer(layer: Layer, keys: Keys, out: Values) -> NDArray[np.bool_]:
-    """Writes the rows of this layer; returns bool[N], whether it has or removes each key."""
-    is_known = np.zeros(keys.size, np.bool_)
+def _read_layer(
+    layer: Layer, keys: Keys, out: Values
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Writes the rows of this layer; returns bool[N] twice: whether it has, and whether it removes a key."""
+    has_row, is_removed = np.zeros((2, keys.size), np.bool_)
     for file in layer.rows:
-        is_known |= file.read(keys, out)
+        has_row |= file.read(keys, out)
     for file in layer.removed:
-        is_known |= file.read(keys, out[:, :0])
-    return is_known
+        is_removed |= file.read(keys, out[:, :0])
+    return has_row, is_removed

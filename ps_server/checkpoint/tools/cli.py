@@ -1,30 +1,28 @@
-"""`ps-ckpt`: inspects, verifies, compares, exports and reshards checkpoints.
+"""The commands of `ps-ckpt` that need a checkpoint alone: inspect, verify, compare, reshard.
 
 ps-ckpt inspect output/demo/model
 ps-ckpt verify s3://models/clicks/epoch-3
 ps-ckpt diff output/demo/model/epoch-1 output/demo/model/epoch-2
-ps-ckpt export output/demo/model exported --format parquet
 ps-ckpt reshard output/demo/model resharded --servers 8
 ps-ckpt compact output/demo/model/step-900 compacted
 
-A folder of checkpoints means the latest one in it. Exit codes are those of protos/errors.py.
+`ps_worker.serving.checkpoint_cli` adds `export`, which may read the model's data, too. A folder of
+checkpoints means the latest one in it. Exit codes are those of protos/errors.py.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from protos.errors import CheckpointError, CtrPsError, UsageError
-from protos.store import InferenceDtype, InferenceSettings
+from protos.errors import CheckpointError, CtrPsError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
-from ps_server.checkpoint.tools.export import ExportFormat, export_inference, export_table
 from ps_server.checkpoint.tools.inspection import (
     QUANTILES,
     BlockReport,
@@ -127,64 +125,6 @@ def diff(first: Url, second: Url, as_json: AsJson = False) -> None:
             for each in differences
         ],
     )
-
-
-@app.command()
-def export(
-    url: Url,
-    to: Annotated[str, typer.Argument(help="Folder or URL for the files, one per table.")],
-    kind: Annotated[
-        Literal["tables", "inference"],
-        typer.Option(help="Files for other programs, or an inference checkpoint."),
-    ] = "tables",
-    file_format: Annotated[
-        ExportFormat, typer.Option("--format", help="File format; for kind tables.")
-    ] = "parquet",
-    table: Annotated[
-        list[str] | None, typer.Option(help="Only this table; repeatable; default: all.")
-    ] = None,
-    state: Annotated[
-        bool, typer.Option("--state", help="Include optimizer state; for kind tables.")
-    ] = False,
-    dtype: Annotated[
-        InferenceDtype, typer.Option(help="Of the rows' weights; for kind inference.")
-    ] = "float32",
-    min_score: Annotated[
-        float, typer.Option(min=0, help="Omit rows with a lower score; for kind inference.")
-    ] = 0.0,
-) -> None:
-    """Export the rows of tables for other programs, or an inference checkpoint."""
-    if kind == "inference":
-        if table or state or file_format != "parquet":
-            raise UsageError("--table, --state and --format need --kind tables")
-        _export_inference(url, to, InferenceSettings(dtype=dtype, min_score=min_score))
-        return
-    if dtype != "float32" or min_score:
-        raise UsageError("--dtype and --min-score need --kind inference")
-    checkpoint, folder = Checkpoint.open(url), folder_at(to)
-    names = table or sorted(checkpoint.tables)
-    for name in names:
-        if name not in checkpoint.tables:
-            known = ", ".join(sorted(checkpoint.tables))
-            raise UsageError(f"--table: {checkpoint.url} has no table {name!r}, only {known}")
-    folder.make()
-    for name in names:
-        file = export_table(checkpoint, name, folder, file_format, with_state=state)
-        typer.echo(f"{folder.url}/{file}")
-
-
-def _export_inference(url: str, to: str, settings: InferenceSettings) -> None:
-    checkpoint = Checkpoint.open(url)
-    for name in checkpoint.tables:
-        files = checkpoint.manifest.files_of_table(name)
-        if settings.min_score and not files[0].statistics_width:
-            raise UsageError(
-                f"--min-score {settings.min_score:g}: table {name!r} keeps no statistics, so its rows have "
-                f"no scores: leave the option out"
-            )
-    rows = export_inference(checkpoint, to, settings)
-    left_out = f" left_out={rows.left_out}" if settings.min_score else ""
-    typer.echo(f"{folder_at(to).url} rows={rows.written}{left_out}")
 
 
 @app.command()

@@ -82,6 +82,7 @@ def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> Non
             Share(
                 entries=tuple(_write_share(checkpoint, folder, server, shard_map)),
                 version=manifest.version,
+                batches=manifest.batches,
                 workers=manifest.workers,
             )
             for server in shard_map.servers

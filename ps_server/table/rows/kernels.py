@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from protos.gradients import Counts, Values
 from protos.keys import Keys
 from protos.runtime.jit import inlined_kernel, kernel
-from ps_server.optimizers.row_update import update_row
+from ps_server.optimizers.row_update import decay_row, update_row
 from ps_server.table.changes.dirty_rows import (
     mark_dirty,
     prefetch_dirty_bit,
@@ -36,6 +36,7 @@ class Push(NamedTuple):
         keys: uint64[N].
         grads: float32[N, D], sums over examples.
         scale: One over the number of examples.
+        decay: Share of a row's weights that it loses before the update.
         counts: uint32[N, 2], occurrences and clicks; uint32[0, 2] for a table without statistics.
         admitted: uint8[N], whether a key without a row gets one; uint8[0]: all do.
         now: Seconds since 1970.
@@ -45,6 +46,7 @@ class Push(NamedTuple):
     keys: Keys
     grads: Values
     scale: np.float32
+    decay: np.float32
     counts: Counts
     admitted: NDArray[np.uint8]
     now: np.uint32
@@ -78,7 +80,8 @@ def gather_rows(
             elif reads_initial:
                 initialize_row(initializer, keys[start + i], out[start + i])
             else:
-                out[start + i, :] = default
+                for j in range(dim):
+                    out[start + i, j] = default
 
 
 @kernel
@@ -104,7 +107,8 @@ def gather_states(
             row = rows[i]
             if row < 0:
                 initialize_row(initializer, keys[start + i], weights[start + i])
-                state[start + i, :] = initial_state
+                for j in range(state_width):
+                    state[start + i, j] = initial_state[j]
                 continue
             for j in range(dim):
                 weights[start + i, j] = table.slab[row, KEY_COLUMNS + j]
@@ -203,10 +207,13 @@ def make_row(
     slab, first = table.slab.reshape(-1), row * table.slab.shape[1]
     weights = borrow(slab, first + KEY_COLUMNS, dim)
     initialize_row(initializer, key, weights)
-    borrow(slab, first + KEY_COLUMNS + dim, initial_state.size)[:] = initial_state
+    # Loops, not slices: assigning an array compiles its error of shapes, too, for 3 s.
+    for j in range(initial_state.size):
+        slab[first + KEY_COLUMNS + dim + j] = initial_state[j]
     # Statistics are 0 already: memory after the last row is zeroed.
     if table.base_column:
-        borrow(slab, first + table.base_column, dim)[:] = weights
+        for j in range(dim):
+            slab[first + table.base_column + j] = weights[j]
     return row
 
 
@@ -259,6 +266,7 @@ def apply_rows(
             first = row * table.slab.shape[1]
             weights = borrow(slab, first + KEY_COLUMNS, dim)
             state = borrow(slab, first + KEY_COLUMNS + dim, state_width)
+            decay_row(weights, push.decay)
             update_row(
                 hyper, weights, state, borrow(flat_grads, (start + i) * dim, dim), push.scale
             )

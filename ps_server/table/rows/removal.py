@@ -44,6 +44,21 @@ def _clear_slot(table: TableArrays, shard: Int, slot: Int) -> None:
             hole = probed
 
 
+# Copied by loops: assigning a row to another compiles its error of shapes, too, for 3 s.
+
+
+@kernel
+def _copy_row(table: TableArrays, source: Int, target: Int) -> None:
+    for column in range(table.slab.shape[1]):
+        table.slab[target, column] = table.slab[source, column]
+
+
+@kernel
+def _copy_words(table: TableArrays, source: Int, target: Int) -> None:
+    for word in range(table.change_words.shape[1]):
+        table.change_words[target, word] = table.change_words[source, word]
+
+
 @kernel
 def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
     """Removes a row, a position in `table.slab`; the shard's last row takes its place.
@@ -62,8 +77,8 @@ def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
         slot = _slot_of_row(table, shard, last)
         tag = table.slots[slot] & np.uint64(0xFFFFFFFF00000000)
         table.slots[slot] = tag | np.uint64(row_in_shard + 1)
-        table.slab[row] = table.slab[last]
-        table.change_words[words + row_in_shard] = table.change_words[words + last_in_shard]
+        _copy_row(table, last, row)
+        _copy_words(table, words + last_in_shard, words + row_in_shard)
     table.slab[last] = np.float32(0.0)
     table.change_words[words + last_in_shard] = np.uint64(0)
     table.num_rows[shard] = last_in_shard
@@ -92,9 +107,9 @@ def drop_rows(table: TableArrays, shard: Int, to_remove: NDArray[np.uint8]) -> i
             continue
         if kept < row_in_shard:
             move_dirty_bit(table, shard, row, shard * table.region_rows + kept)
-            table.slab[shard * table.region_rows + kept] = table.slab[row]
+            _copy_row(table, row, shard * table.region_rows + kept)
             words = shard * table.change_rows
-            table.change_words[words + kept] = table.change_words[words + row_in_shard]
+            _copy_words(table, words + row_in_shard, words + kept)
         kept += 1
     table.num_rows[shard] = kept
     return kept

@@ -1,5 +1,11 @@
-"""One process at a time compiles."""
+"""One process at a time compiles, and the log says so."""
 
+import itertools
+import logging
+import threading
+from types import SimpleNamespace
+
+import numba
 import pytest
 
 from protos.errors import WaitTimeoutError
@@ -23,3 +29,97 @@ def test_lock_that_another_holds_is_not_waited_for_without_limit(tmp_path):
         compile_lock(path, limit_s=0.0),
     ):
         pass
+
+
+def messages(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_wait_for_another_is_told_once_and_has_an_end(tmp_path, caplog, monkeypatch):
+    """By a clock of seconds that sleeping alone moves on."""
+    caplog.set_level(logging.INFO)
+    clock = SimpleNamespace(now=0.0, told=[], monotonic=lambda: clock.now)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        clock.told.append(len(caplog.records))
+
+    clock.sleep = sleep
+    monkeypatch.setattr("protos.runtime.compile_lock.time", clock)
+
+    with (
+        compile_lock(tmp_path / "lock"),
+        pytest.raises(WaitTimeoutError, match="has compiled kernels for 5 s"),
+        compile_lock(tmp_path / "lock", limit_s=5.0),
+    ):
+        pass
+
+    assert clock.now == pytest.approx(5.0, abs=0.2)
+    assert clock.told[9] == 0  # for a second, as who loads alone is ready before
+    assert clock.told[-1] == len(messages(caplog)) == 1
+
+
+def test_first_kernel_that_is_compiled_is_announced_before_it_is_there(
+    tmp_path, caplog, monkeypatch
+):
+    caplog.set_level(logging.INFO)
+    clock = SimpleNamespace(monotonic=itertools.count(100, 5).__next__)
+    monkeypatch.setattr("protos.runtime.compile_lock.time", clock)
+    seen_while_compiling = []
+
+    def first(x):
+        return x + 1
+
+    def second(x):
+        return x + 2
+
+    with compile_lock(tmp_path / "lock"):
+        assert messages(caplog) == []
+        numba.njit(first)(1)
+        seen_while_compiling += messages(caplog)
+        numba.njit(second)(1)
+
+    assert len(seen_while_compiling) == 1
+    assert seen_while_compiling[0].startswith("compiles kernels: ")
+    assert messages(caplog)[0] == seen_while_compiling[0]
+    assert messages(caplog)[1] == "kernels compiled kernels=2 seconds=5.0"  # since the first
+    assert len(messages(caplog)) == 2
+
+
+def test_nothing_is_announced_when_nothing_is_compiled(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    compiled = numba.njit(lambda x: x)
+    compiled(1)
+    caplog.clear()
+
+    with compile_lock(tmp_path / "lock"):
+        compiled(1)
+
+    assert messages(caplog) == []
+
+
+def test_process_that_waits_for_another_says_so(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "lock"
+    told = threading.Event()
+
+    class Watch(logging.Handler):
+        def emit(self, record):
+            if "waits for another process" in record.getMessage():
+                told.set()
+
+    def wait():
+        with compile_lock(path, limit_s=60.0):
+            pass
+
+    watch = Watch()
+    logging.getLogger("protos.runtime.compile_lock").addHandler(watch)
+    try:
+        with compile_lock(path):
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            assert told.wait(30.0)
+        waiting.join(30.0)
+        assert not waiting.is_alive()
+    finally:
+        logging.getLogger("protos.runtime.compile_lock").removeHandler(watch)

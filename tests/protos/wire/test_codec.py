@@ -15,6 +15,7 @@ from protos.spec import (
     ExpirySpec,
     InitializerSpec,
     OptimizerSpec,
+    ScheduleSpec,
     StatisticsSpec,
     TableSpec,
 )
@@ -150,18 +151,32 @@ def test_digests_survive_the_wire(digests: dict[tuple[str, int], bytes]) -> None
     assert through(GET_DIGEST.answer, digests) == digests
 
 
-@given(version=UINT64, progress=PROGRESS)
+@given(version=UINT64, batches=UINT64, progress=PROGRESS)
 def test_run_to_go_on_with_survives_the_wire(
-    version: int, progress: dict[int, WorkerProgress]
+    version: int, batches: int, progress: dict[int, WorkerProgress]
 ) -> None:
-    request = Resume(version=version, progress=progress, member=member())
+    request = Resume(version=version, batches=batches, progress=progress, member=member())
 
     assert through(RESUME.request, request) == request
 
 
 NUMBERS = st.floats(allow_nan=False)
 INITIALIZERS = st.builds(InitializerSpec, kind=NAMES, scale=NUMBERS)
-OPTIMIZERS = st.builds(OptimizerSpec, name=NAMES, params=st.dictionaries(NAMES, NUMBERS))
+SCHEDULES = st.builds(
+    ScheduleSpec,
+    kind=NAMES,
+    warmup_steps=UINT64,
+    total_steps=UINT64,
+    end_factor=NUMBERS,
+    step_size=UINT64,
+    gamma=NUMBERS,
+)
+OPTIMIZERS = st.builds(
+    OptimizerSpec,
+    name=NAMES,
+    params=st.dictionaries(NAMES, NUMBERS),
+    schedule=st.none() | SCHEDULES,
+)
 STATISTICS = st.builds(StatisticsSpec, nonclk_coeff=NUMBERS, click_coeff=NUMBERS, decay=NUMBERS)
 ADMISSIONS = st.builds(
     AdmissionSpec,

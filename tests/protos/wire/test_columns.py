@@ -28,6 +28,7 @@ PUSH_IDS = st.builds(
     batches=UINT64,
     pulled=UINT64,
     position=st.text(),
+    weight=st.none() | st.floats(0, 1e300),
 )
 
 
@@ -134,6 +135,16 @@ def test_gradients_survive_the_wire_in_their_order() -> None:
         ("deep", [], [], 5),
         ("also", [3], [[1.0, 1.0]], 5),
     ]
+
+
+@pytest.mark.parametrize("examples", [0.25, 7, 2.0**63, 1e30])
+def test_weights_of_examples_survive_the_wire(examples: float) -> None:
+    """A whole number of examples takes the field that it had before there were weights."""
+    grad = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), examples)
+
+    ((_, found),) = chunk_of(("wide", grad)).sparse
+
+    assert found.examples == examples
 
 
 @pytest.mark.parametrize("counts", [None, [[3, 0], [2**32 - 1, 2**32 - 2]]])

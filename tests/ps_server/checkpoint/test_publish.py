@@ -9,10 +9,13 @@ import pytest
 
 from protos.errors import CheckpointError
 from ps_server.checkpoint.publish import (
+    best_in,
+    forget_best,
     open_data,
     read_manifest,
     require_writable,
     resolve,
+    write_best,
     write_latest,
 )
 from ps_server.checkpoint.storage.folders import LocalFolder
@@ -287,6 +290,50 @@ def test_latest_is_the_one_last_named(tmp_path: Path) -> None:
     assert [old, new] == [first, second]
     assert (tmp_path / "LATEST").read_text() == "epoch-2\n"
     assert resolve(tmp_path) == resolve(tmp_path / "epoch-2") == LocalFolder(tmp_path / "epoch-2")
+
+
+def test_best_and_latest_can_stand_behind_the_folder(tmp_path: Path) -> None:
+    OLD.save(tmp_path / "epoch-1")
+    NEW.save(tmp_path / "epoch-2")
+    write_latest(tmp_path, "epoch-2")
+    assert best_in(tmp_path) is None
+
+    write_best(tmp_path, "epoch-1")
+
+    assert best_in(tmp_path) == "epoch-1"
+    assert resolve(f"{tmp_path}/BEST") == LocalFolder(tmp_path / "epoch-1")
+    assert resolve(f"{tmp_path}/LATEST") == resolve(tmp_path) == LocalFolder(tmp_path / "epoch-2")
+
+
+def test_checkpoint_may_have_the_name_of_the_best(tmp_path: Path) -> None:
+    OLD.save(tmp_path / "BEST")
+
+    assert resolve(tmp_path / "BEST") == LocalFolder(tmp_path / "BEST")
+
+
+def test_best_that_is_forgotten_leaves_its_checkpoint(tmp_path: Path) -> None:
+    old = OLD.save(tmp_path / "epoch-1")
+    write_best(tmp_path, "epoch-1")
+
+    forget_best(tmp_path)
+    forget_best(tmp_path)
+
+    assert best_in(tmp_path) is None
+    assert whole_at(tmp_path / "epoch-1") == old
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*BEST"):
+        resolve(tmp_path / "BEST")
+
+
+def test_best_that_was_removed_is_said(tmp_path: Path) -> None:
+    OLD.save(tmp_path / "epoch-1")
+    write_best(tmp_path, "epoch-1")
+    (tmp_path / "epoch-1/MANIFEST.json").unlink()
+
+    assert best_in(tmp_path) is None
+    with pytest.raises(CheckpointError, match=r"BEST names 'epoch-1', which is not a checkpoint"):
+        resolve(tmp_path / "BEST")
+    with pytest.raises(CheckpointError, match="cannot be the best one"):
+        write_best(tmp_path, "epoch-1")
 
 
 def test_killed_at_any_step_of_naming_the_latest_one_of_the_two_is_found(tmp_path: Path) -> None:

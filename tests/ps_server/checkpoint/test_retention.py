@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ps_server.checkpoint.files.manifest import manifest_to_json
-from ps_server.checkpoint.publish import open_data, read_manifest, write_latest
+from ps_server.checkpoint.publish import open_data, read_manifest, write_best, write_latest
 from ps_server.checkpoint.retention import keep_last, remove_unfinished
 from ps_server.checkpoint.storage.folders import LocalFolder
 from tests.support.checkpoints import fake_model, whole_at
@@ -50,6 +50,15 @@ def test_latest_and_what_is_needed_are_kept_however_old(tmp_path: Path) -> None:
 
     assert removed == ["epoch-3"]
     assert {"LATEST", "epoch-1", "epoch-2", "epoch-4"} == names_in(tmp_path)
+
+
+def test_best_is_kept_however_old(tmp_path: Path) -> None:
+    saved_epochs(tmp_path, 10, 20, 30, 40)
+    write_latest(tmp_path, "epoch-4")
+    write_best(tmp_path, "epoch-1")
+
+    assert keep_last(tmp_path, 1, EPOCHS) == ["epoch-2", "epoch-3"]
+    assert {"LATEST", "BEST", "epoch-1", "epoch-4"} == names_in(tmp_path)
 
 
 def test_checkpoints_of_others_stay_with_what_they_need(tmp_path: Path) -> None:

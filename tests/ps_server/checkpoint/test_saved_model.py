@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from protos.errors import CheckpointError
+from protos.store import SaveRequest
 from ps_server.checkpoint.saved_model import SavedModel
 from tests.support.checkpoints import fake_counting_model
+from tests.support.stores import in_process, push_id, random_gradients
 
 MASKS = (0x01, 0x40, 0xFF)
 
@@ -45,3 +47,22 @@ def test_file_whose_end_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=f"{path.name} was altered: "):
         SavedModel.open(tmp_path / "saved")
+
+
+def test_keys_with_a_row_are_told_from_those_without_and_removed_ones(tmp_path: Path) -> None:
+    store = in_process()
+    store.push_grad(random_gradients(0), push_id(sequence=0)).result()
+    store.save(SaveRequest(url=str(tmp_path / "0"), base=""))
+    store.shrink(max_norm=1e30)
+    store.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0")))
+    base, delta = SavedModel.open(tmp_path / "0"), SavedModel.open(tmp_path / "1")
+    shards = base.checkpoint.read_shards("deep", range(base.checkpoint.table("deep").num_shards))
+    keys = np.concatenate([rows.keys for _, rows in shards])
+
+    asked = np.concatenate([keys, np.arange(100, dtype=np.uint64)])
+
+    rows, has_row = base.find("deep", asked)
+    assert has_row.tolist() == [True] * len(keys) + [False] * 100
+    assert rows[: len(keys)].any(axis=1).all()
+    assert not rows[len(keys) :].any()
+    assert not delta.find("deep", keys)[1].any()

@@ -21,6 +21,7 @@ from protos.gradients import Gradients
 from protos.role import Members
 from protos.store import (
     Acknowledged,
+    Applied,
     Future,
     Joined,
     Lease,
@@ -104,10 +105,10 @@ def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
     assert step is not None
     workers.step_applied(step)
 
-    assert before == (0, {})
-    version, progress = workers.applied()
-    assert version == 1
-    assert progress.keys() == {0, 1}
+    assert before == Applied()
+    after = workers.applied()
+    assert (after.version, after.batches) == (1, 2)
+    assert after.workers.keys() == {0, 1}
 
 
 def test_pushes_that_were_acknowledged_and_are_missing_are_an_error() -> None:
@@ -117,9 +118,9 @@ def test_pushes_that_were_acknowledged_and_are_missing_are_an_error() -> None:
 
     workers.require_acknowledged(process, Acknowledged(pushes=1))
 
-    with pytest.raises(LostPushesError, match=r"2 pushes were acknowledged to it, and 1 are there"):
+    with pytest.raises(LostPushesError, match=r"acknowledged to it: 2 pushes, there: 1"):
         workers.require_acknowledged(process, Acknowledged(pushes=2))
-    with pytest.raises(LostPushesError, match=r"1 pushes were acknowledged to it, and 0 are there"):
+    with pytest.raises(LostPushesError, match=r"acknowledged to it: 1 push, there: 0"):
         workers.require_acknowledged(Member(1, 5), Acknowledged(pushes=1))
 
 
@@ -137,14 +138,14 @@ def test_parts_of_steps_that_were_acknowledged_and_are_missing_are_an_error() ->
 def test_push_is_progress_when_it_is_applied() -> None:
     workers = workers_of(1)
     workers.begin_arrival(push_id())
-    assert workers.applied() == (0, {})
+    assert workers.applied() == Applied()
 
     workers.note_applied(push_id())
     workers.end_arrival(push_id())
 
-    version, progress = workers.applied()
-    assert version == 1
-    assert workers.status({}, None).progress == progress != {}
+    after = workers.applied()
+    assert (after.version, after.batches) == (1, 1)
+    assert workers.status({}, None).progress == after.workers != {}
 
 
 def test_push_that_was_abandoned_does_not_count() -> None:
@@ -153,7 +154,7 @@ def test_push_that_was_abandoned_does_not_count() -> None:
 
     workers.abandon_arrival(push_id())
 
-    assert workers.applied() == (0, {})
+    assert workers.applied() == Applied()
     workers.push_part(Gradients(), push_id(), 0)
 
 
@@ -215,7 +216,7 @@ def test_step_that_could_not_be_applied_fails_every_call() -> None:
 
 
 def test_chunk_of_a_stranger_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="this job has 1 workers"):
+    with pytest.raises(ProtocolError, match="this job has 1 worker"):
         workers_of(1).assemble(PushChunk([], [], 0, 2), push_id(3))
 
 
@@ -457,13 +458,14 @@ def test_step_does_not_wait_for_a_process_in_the_place_of_one_at_a_barrier() -> 
 def test_resumption_that_comes_late_forgets_no_push() -> None:
     """A push that completes no batch leaves the version as it was resumed."""
     workers = workers_of(1)
-    workers.resume(5, {0: progress_of(replace(push_id(), step=4))})
+    workers.resume(5, {0: progress_of(replace(push_id(), step=4))}, batches=9)
     first = push_id(batches=0)
     apply_on_arrival(workers, first)
 
-    workers.resume(5, {0: progress_of(replace(push_id(), step=4))})
+    workers.resume(5, {0: progress_of(replace(push_id(), step=4))}, batches=9)
 
     assert not workers.begin_arrival(first), "it was applied"
+    assert (workers.version, workers.batches) == (5, 9)
 
 
 def replaced_worker() -> tuple[Coordinator, PushId, PushId]:

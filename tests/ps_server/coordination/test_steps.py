@@ -249,7 +249,7 @@ def take_all(steps: StepAggregator) -> list[list[tuple[int, int]]]:
         names = [name.split() for gradients in taken.parts for name in gradients.dense]
         complete.append([(int(worker), int(step)) for worker, step in names])
         assert [each.worker for each in taken.push_ids] == [worker for worker, _ in complete[-1]]
-        steps.step_applied()
+        steps.step_applied(1)
     return complete
 
 
@@ -261,7 +261,7 @@ def test_one_step_at_a_time_is_taken_and_the_version_moves_on_when_it_is_applied
 
     assert steps.take_complete_step() is None
     assert (steps.version, steps.num_complete) == (0, 2)
-    steps.step_applied()
+    steps.step_applied(1)
     second = steps.take_complete_step()
 
     assert first is not None

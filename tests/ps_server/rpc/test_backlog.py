@@ -67,11 +67,11 @@ class Table(threading.Event):
         self._waited_for = 0
         store._parameters.apply = self._begin
 
-    def _begin(self, *arguments: object) -> None:
+    def _begin(self, *arguments: object, step: int) -> None:
         self.num_begun += 1
         if self.num_begun == self._waited_for:
             self.set()
-        self._apply(*arguments)
+        self._apply(*arguments, step=step)
 
     @contextmanager
     def locked(self, num_pushes: int) -> Iterator[None]:

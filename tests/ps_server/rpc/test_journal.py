@@ -559,13 +559,13 @@ def test_run_that_was_resumed_goes_on_at_its_version_after_a_restart(tmp_path: P
     handlers, log = begun_log(tmp_path, in_process())
     join(handlers, member()).result()
     progress = {0: progress_of(push_id(sequence=6))}
-    resume = requests.Resume(version=70, progress=progress, member=member())
+    resume = requests.Resume(version=70, batches=90, progress=progress, member=member())
     handlers.start(calls.RESUME, resume).result()
     log.close()
 
     status = recovered_store(tmp_path).status()
 
-    assert (status.version, status.progress) == (70, progress)
+    assert (status.version, status.batches, status.progress) == (70, 90, progress)
 
 
 def test_nobody_waits_again_for_a_worker_that_was_far_enough_before_a_restart(

@@ -72,6 +72,7 @@ VALID = {
     "worker": 0,
     "incarnation": INCARNATION,
     "examples": 1,
+    "weight": None,
     "at": None,
 }
 """What these fields have nine times out of ten; None: nothing."""

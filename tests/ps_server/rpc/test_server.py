@@ -16,7 +16,7 @@ from protos.errors import AbortedError, BindError, IdleError
 from protos.store import Lease, Member, WorkerLoss
 from protos.wire import calls, requests
 from protos.wire.calls import Call
-from ps_server.rpc.health import SERVICE, is_serving
+from ps_server.rpc.health import SERVICE, why_not_serving
 from ps_server.rpc.server import ALL_LEFT, Server, serve
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
@@ -203,7 +203,7 @@ def test_port_is_free_again_after_the_stop():
 def asking_in_a_thread():
     """The probe blocks, as it does in the process that asks."""
     with ThreadPoolExecutor(1) as pool:
-        yield lambda endpoint: asyncio.wrap_future(pool.submit(is_serving, endpoint, 5.0))
+        yield lambda endpoint: asyncio.wrap_future(pool.submit(why_not_serving, endpoint, 5.0))
 
 
 def test_health_says_whether_it_serves():
@@ -211,7 +211,7 @@ def test_health_says_whether_it_serves():
         server = Server(joined(ParameterStore()), settings(), address=FREE)
         endpoint = f"127.0.0.1:{await server.start()}"
         with asking_in_a_thread() as ask:
-            assert await ask(endpoint)
+            assert await ask(endpoint) == ""
             async with grpc.aio.insecure_channel(endpoint) as channel:
                 for service in ("", SERVICE):
                     answer = await health_pb2_grpc.HealthStub(channel).Check(
@@ -219,7 +219,7 @@ def test_health_says_whether_it_serves():
                     )
                     assert answer.status == health_pb2.HealthCheckResponse.SERVING
             await server.stop()
-            assert not await ask(endpoint)
+            assert "UNAVAILABLE" in await ask(endpoint)
 
     run(body())
 

@@ -12,6 +12,7 @@ import pytest
 from protos.errors import CheckpointError, ProtocolError, SnapshotLostError, WaitTimeoutError
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, TableSpec
+from protos.store import Applied
 from ps_server.snapshot.phase_lock import PhaseLock
 from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot, snapshot_all
 from ps_server.table.dense_table import DenseTable
@@ -62,7 +63,7 @@ class Store:
     def __init__(self, clock: Clock | None = None, wait_limit_s: float = LIMIT_S) -> None:
         self.table = new_table()
         self.snapshots = Snapshots(
-            lambda _: snapshot_all([self.table], [], 0, {}),
+            lambda _: snapshot_all([self.table], [], Applied()),
             wait_limit_s=wait_limit_s,
             hold_limit_s=60.0,
             monotonic=clock or Clock(),
@@ -198,7 +199,7 @@ def test_pushes_that_a_snapshot_waited_for_do_not_count_as_time_in_which_nobody_
 
     def take_snapshot(_: str) -> StoreSnapshot:
         clock.now += 61
-        return snapshot_all([table], [], 0, {})
+        return snapshot_all([table], [], Applied())
 
     snapshots = Snapshots(take_snapshot, wait_limit_s=LIMIT_S, hold_limit_s=60.0, monotonic=clock)
     snapshots.take("a")
@@ -315,7 +316,7 @@ def test_out_of_memory_leaves_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tables[1], "begin_snapshot", fail)
 
     with pytest.raises(CheckpointError, match="no memory"):
-        snapshot_all(tables, [DenseTable(TOWER)], 0, {})
+        snapshot_all(tables, [DenseTable(TOWER)], Applied())
 
     assert not tables[0]._regions.snapshot.is_in_snapshot
     assert num_changed(tables[0]) == KEYS.size

@@ -50,13 +50,16 @@ def test_segments_start_as_they_say() -> None:
 
 @pytest.mark.parametrize("num_servers", [2, 3, 7, 9])
 def test_pieces_start_as_the_whole_block(num_servers: int) -> None:
+    given = DenseSegment(length=5, initializer=UNIFORM, values=(1.5, -2.0, 0.0, 4.0, 5.0))
+    spec = spec_of(segments=(*spec_of().segments, given))
     pieces = [
-        DenseTable(spec_of(), server_index=server, shard_map=ShardMap.of(num_servers))
+        DenseTable(spec, server_index=server, shard_map=ShardMap.of(num_servers))
         for server in range(num_servers)
     ]
 
     together = [weight for piece in pieces for weight in pulled(piece)]
-    assert together == pulled(DenseTable(spec_of()))
+    assert together == pulled(DenseTable(spec))
+    assert together[7:] == [1.5, -2.0, 0.0, 4.0, 5.0]
 
 
 def test_blocks_of_other_names_and_seeds_start_elsewhere() -> None:
@@ -148,6 +151,18 @@ def test_gradient_over_no_examples_is_refused(examples: int) -> None:
         (
             {"segments": (DenseSegment(length=6, initializer=ZEROS, name="bias", shape=(2, 2)),)},
             "dense block 'd' has a tensor 'bias' of shape [2, 2] with 6 elements",
+        ),
+        (
+            {
+                "segments": (
+                    DenseSegment(length=2, initializer=ZEROS, name="b", shape=(2,), values=(1,)),
+                )
+            },
+            "dense block 'd' has 1 initial values for the 2 elements of tensor 'b'",
+        ),
+        (
+            {"segments": (DenseSegment(length=1, initializer=ZEROS, values=(float("nan"),)),)},
+            "no finite float32 numbers: [nan]",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from protos.store import Message, Missing, Pulled
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
-from ps_server.rpc.health import is_serving
+from ps_server.rpc.health import why_not_serving
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
@@ -150,7 +150,7 @@ def test_call_that_is_not_answered_ends_at_its_deadline():
 
 @pytest.mark.parametrize("name", calls.CALLS)
 def test_calls_that_wait_have_longer_deadlines(name: str) -> None:
-    """Longer by what they wait for: other workers, or a pass over all rows."""
+    """Longer by what they wait for: other workers, kernels, or a pass over all rows."""
     deadlines = Deadlines(rpc_s=1.0, wait_s=10.0, checkpoint_s=100.0)
     now, later = (
         requests.PullDense(blocks=[], at=at, shard_map_epoch=FIRST_EPOCH) for at in (None, 3)
@@ -168,6 +168,8 @@ def test_calls_that_wait_have_longer_deadlines(name: str) -> None:
             | "AllReduce"
             | "Advance"
             | "Snapshot"
+            | "CreateTable"
+            | "CreateDense"
         ):
             assert found == (11.0, 11.0)
         case "Save" | "Load" | "Shrink" | "GetDigest":
@@ -230,7 +232,7 @@ def test_proxy_of_the_environment_is_not_for_servers(monkeypatch):
 
     with cluster() as servers:
         assert servers.client().status().version == 0
-        assert is_serving(servers.endpoints[0], limit_s=10)
+        assert why_not_serving(servers.endpoints[0], limit_s=10) == ""
 
 
 class LostReply(grpc.RpcError):

@@ -1,7 +1,6 @@
-"""`ps-ckpt`, command by command."""
+"""The commands of `ps-ckpt` that read checkpoints alone."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +11,15 @@ from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.tools import cli
 from tests.support.checkpoints import fake_counting_model
+from tests.support.commands import in_this_process
 from tests.support.stores import in_process, push_id, random_gradients, trained_chain
 
 MODEL = fake_counting_model(1)
 
 
-class Done:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["ps-ckpt", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return Done(int(ended.value.code or 0), captured.out, captured.err)
-
-    return call
+    return in_this_process("ps-ckpt", cli.main, monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -182,24 +170,6 @@ def test_diff_counts_rows(run, root: Path) -> None:
     assert "largest difference" in shown.out
 
 
-def test_export_writes_the_tables_asked_for(run, root: Path, tmp_path: Path) -> None:
-    everything = run("export", root, tmp_path / "all")
-    one = run("export", root, tmp_path / "one", "--table", "exact", "--format", "text", "--state")
-    none = run("export", root, tmp_path / "none", "--table", "deep")
-
-    assert everything.out.split() == [
-        f"{tmp_path}/all/{name}.parquet" for name in ("bloom", "exact")
-    ]
-    assert one.out.split() == [f"{tmp_path}/one/exact.tsv"]
-    assert (tmp_path / "one" / "exact.tsv").read_text().startswith("key\tweights\tstate\tshow\t")
-    again = run("export", root, tmp_path / "all")
-
-    assert (none.code, again.code) == (2, 2)
-    assert "has no table 'deep', only bloom, exact" in none.err
-    assert "bloom.parquet exists" in again.err
-    assert not (tmp_path / "none").exists()
-
-
 def test_reshard_writes_a_checkpoint(run, root: Path, tmp_path: Path) -> None:
     done = run("reshard", root / "epoch-1", tmp_path / "resharded", "--servers", "4")
 
@@ -207,32 +177,6 @@ def test_reshard_writes_a_checkpoint(run, root: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(tmp_path / "resharded")
     checkpoint.verify()
     assert checkpoint.model_digest == Checkpoint.open(root / "epoch-1").model_digest
-
-
-def test_export_writes_a_checkpoint_to_predict_with(run, root: Path, tmp_path: Path) -> None:
-    settings = ("--kind", "inference", "--dtype", "float16", "--min-score", "1e-30")
-    done = run("export", root, tmp_path / "exported", *settings)
-
-    manifest = Checkpoint.open(tmp_path / "exported").manifest
-    rows = sum(map(Checkpoint.open(root).manifest.num_rows, ("bloom", "exact")))
-    assert done.out == f"{tmp_path}/exported rows={rows} left_out=0\n"
-    everything = run("export", root, tmp_path / "everything", "--kind", "inference")
-    assert everything.out == f"{tmp_path}/everything rows={rows}\n"
-    assert manifest.kind == "inference"
-    assert {entry.dtype for entry in manifest.files_of_table("exact")} == {"float16"}
-    for wrong in (["--kind", "inference", "--state"], ["--dtype", "float16"]):
-        assert run("export", root, tmp_path / "other", *wrong).code == 2
-
-
-def test_scores_of_rows_without_statistics_are_no_option(run, tmp_path: Path) -> None:
-    trained_chain(tmp_path, 0)
-    arguments = ("export", tmp_path / "0", tmp_path / "served", "--kind", "inference")
-
-    done = run(*arguments, "--min-score", "0.5")
-
-    assert done.code == 2
-    assert done.err.startswith("error: --min-score 0.5: table 'deep' keeps no statistics")
-    assert not (tmp_path / "served").exists()
 
 
 def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
@@ -251,11 +195,5 @@ def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_end_with_2(run, root: Path) -> None:
-    served = ["export", root, root / "served", "--kind", "inference"]
-    for arguments in (
-        ["reshard", root, root],
-        [*served, "--min-score", "-1"],
-        ["export", root, root, "--format", "csv"],
-        ["x"],
-    ):
+    for arguments in (["reshard", root, root], ["x"]):
         assert run(*arguments).code == 2
