@@ -9,9 +9,16 @@ Slots may hold any number of keys, so `keys` is one flat array with `offsets` (C
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+ROW_COLUMNS = ("labels", "other_labels", "weights", "ids", "groups")
+"""Columns of a `Batch` with one entry an example, each of which data may lack."""
+
+GROUP_SLOT = 1
+"""Slot number that the values of `Batch.groups` are hashed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,20 +27,38 @@ class Batch:
 
     Attributes:
         labels: float32[B], 1.0 for a click, else 0.0; None for rows without labels.
+        other_labels: float32[B, T - 1], the other labels of a schema of T, 1.0 or 0.0; None: there are none.
         dense: float32[B, num_dense], transformed and scaled by the schema.
         keys: uint64[L], all occurrences, by example and slot.
         offsets: int32[B * S + 1], from 0 to L; example `b`, slot `s` (from 0) owns
             `keys[offsets[b * S + s] : offsets[b * S + s + 1]]`.
         num_slots: S.
+        weights: float32[B], sample weights of at least 0; None: every example has weight 1.
+        ids: object[B] of str, to name predictions by; None where they were not read.
+        groups: uint64[B], keys in `GROUP_SLOT`, to group figures by; None where they were not read.
     """
 
-    labels: NDArray[np.float32] | None
+    labels: NDArray[np.float32] | None = None
+    other_labels: NDArray[np.float32] | None = None
     dense: NDArray[np.float32]
     keys: NDArray[np.uint64]
     offsets: NDArray[np.int32]
     num_slots: int
+    weights: NDArray[np.float32] | None = None
+    ids: NDArray[np.object_] | None = None
+    groups: NDArray[np.uint64] | None = None
 
     @property
     def size(self) -> int:
         """B, the number of examples."""
         return len(self.dense)
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights: B for examples without."""
+        return self.size if self.weights is None else float(self.weights.sum(dtype=np.float64))
+
+    def row_columns(self) -> dict[str, NDArray[Any]]:
+        """Returns those of `ROW_COLUMNS` that the batch has, by name."""
+        columns = {name: getattr(self, name) for name in ROW_COLUMNS}
+        return {name: column for name, column in columns.items() if column is not None}

@@ -25,7 +25,7 @@ from ctr_model.jit import kernel
 HASH_VERSION = 1
 MAX_SLOT = 2**31 - 1
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 
@@ -41,7 +41,7 @@ def mix64(word: np.uint64) -> np.uint64:
 @kernel
 def hash_bytes(buffer: NDArray[np.uint8], start: int, stop: int, slot: int) -> np.uint64:
     """Returns the key of the value `buffer[start:stop]` in slot number `slot`."""
-    state = mix64(np.uint64(slot) * _GAMMA)
+    state = mix64(np.uint64(slot) * GAMMA)
     word = np.uint64(0)
     shift = np.uint64(0)
     for position in range(start, stop):
@@ -59,7 +59,7 @@ def hash_bytes(buffer: NDArray[np.uint8], start: int, stop: int, slot: int) -> n
 @kernel
 def cross_key(first: np.uint64, second: np.uint64) -> np.uint64:
     """Returns the key of the cross of two features; their order matters."""
-    return mix64(mix64(first + _GAMMA) ^ second)
+    return mix64(mix64(first + GAMMA) ^ second)
 
 
 def key_of(slot: int, value: str | bytes) -> int:

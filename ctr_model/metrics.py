@@ -6,6 +6,8 @@ AUC is computed from histograms of the predictions for clicks and non-clicks, wi
 
 the area by the trapezoidal rule; predictions in one bucket count as ties. (Paddle's tutorials use 4096
 thresholds, too.)
+
+Examples may have weights: each counts as that many in every sum and histogram, but in the number of examples.
 """
 
 import math
@@ -24,28 +26,46 @@ _SMALLEST_PROBABILITY = 1e-7
 
 Floats = NDArray[np.float32]
 
+_NO_WEIGHTS: Floats = np.empty(0, np.float32)
+
 # Positions in the vector of sums.
-_LOG_LOSS, _ABSOLUTE, _SQUARED, _PREDICTED, _CLICKS, _CORRECT, _EXAMPLES, _NUM_SUMS = range(8)
+(
+    _LOG_LOSS,
+    _ABSOLUTE,
+    _SQUARED,
+    _PREDICTED,
+    _CLICKS,
+    _CORRECT,
+    _WEIGHT,
+    _EXAMPLES,
+    _NUM_SUMS,
+) = range(9)
 
 
 @kernel
 def _add(
-    labels: Floats, probabilities: Floats, histograms: NDArray[np.int64], sums: NDArray[np.float64]
+    labels: Floats,
+    probabilities: Floats,
+    weights: Floats,
+    histograms: NDArray[np.float64],
+    sums: NDArray[np.float64],
 ) -> None:
     buckets = histograms.shape[1]
     for b in range(labels.size):
         p = np.float64(probabilities[b])
+        weight = np.float64(weights[b]) if weights.size else 1.0
         clicked = labels[b] > np.float32(0.5)
         bucket = min(np.int64(p * buckets), buckets - 1)
-        histograms[1 if clicked else 0, bucket] += 1
+        histograms[1 if clicked else 0, bucket] += weight
         bounded = min(max(p, _SMALLEST_PROBABILITY), 1.0 - _SMALLEST_PROBABILITY)
-        sums[_LOG_LOSS] -= math.log(bounded) if clicked else math.log1p(-bounded)
+        sums[_LOG_LOSS] -= weight * (math.log(bounded) if clicked else math.log1p(-bounded))
         error = p - (1.0 if clicked else 0.0)
-        sums[_ABSOLUTE] += abs(error)
-        sums[_SQUARED] += error * error
-        sums[_PREDICTED] += p
-        sums[_CLICKS] += clicked
-        sums[_CORRECT] += (p >= 0.5) == clicked
+        sums[_ABSOLUTE] += weight * abs(error)
+        sums[_SQUARED] += weight * error * error
+        sums[_PREDICTED] += weight * p
+        sums[_CLICKS] += weight * clicked
+        sums[_CORRECT] += weight * ((p >= 0.5) == clicked)
+        sums[_WEIGHT] += weight
         sums[_EXAMPLES] += 1
 
 
@@ -70,15 +90,16 @@ class ClickMetrics:
     """Sums over labelled predictions, and metrics computed from them. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._histograms = np.zeros((2, THRESHOLDS), np.int64)  # others, clicks
+        self._histograms = np.zeros((2, THRESHOLDS))  # others, clicks
         self._sums = np.zeros(_NUM_SUMS)
 
-    def add(self, labels: Floats, probabilities: Floats) -> None:
+    def add(self, labels: Floats, probabilities: Floats, weights: Floats | None = None) -> None:
         """Adds examples; on an error none of them.
 
         Args:
             labels: float32[B], 1 for a click, else 0.
             probabilities: float32[B], of a click.
+            weights: float32[B], finite and at least 0; None: each example has weight 1.
 
         Raises:
             ValueError: If a probability is not in [0, 1], or the lengths differ.
@@ -87,7 +108,10 @@ class ClickMetrics:
             raise ValueError(f"{labels.size} labels came with {probabilities.size} predictions")
         if not np.all((probabilities >= 0) & (probabilities <= 1)):
             raise ValueError("a predicted probability is not in [0, 1]: the model has diverged")
-        _add(labels, probabilities, self._histograms, self._sums)
+        if weights is not None and weights.shape != labels.shape:
+            raise ValueError(f"{labels.size} labels came with {weights.size} weights")
+        weights = _NO_WEIGHTS if weights is None else np.require(weights, np.float32, ["C", "W"])
+        _add(labels, probabilities, weights, self._histograms, self._sums)
 
     def merge(self, other: "ClickMetrics") -> None:
         """Adds the examples of another worker or thread."""
@@ -95,8 +119,8 @@ class ClickMetrics:
         self._sums += other._sums
 
     def to_vector(self) -> NDArray[np.float64]:
-        """Returns all sums as float64[2 * THRESHOLDS + 7]; vectors of workers can be added."""
-        return np.concatenate([self._histograms.reshape(-1).astype(np.float64), self._sums])
+        """Returns all sums as float64[2 * THRESHOLDS + 8]; vectors of workers can be added."""
+        return np.concatenate([self._histograms.reshape(-1), self._sums])
 
     @classmethod
     def from_vector(cls, vector: NDArray[np.float64]) -> Self:
@@ -120,9 +144,19 @@ class ClickMetrics:
         return int(self._sums[_EXAMPLES])
 
     @property
-    def correct(self) -> int:
+    def weight(self) -> float:
+        """Sum of the weights of the examples: their number where they have none."""
+        return float(self._sums[_WEIGHT])
+
+    @property
+    def clicks(self) -> float:
+        """Sum of the weights of clicked examples: their number where they have none."""
+        return float(self._sums[_CLICKS])
+
+    @property
+    def correct(self) -> float:
         """Number of examples on the right side of 0.5."""
-        return int(self._sums[_CORRECT])
+        return float(self._sums[_CORRECT])
 
     @property
     def absolute_error(self) -> float:
@@ -143,6 +177,13 @@ class ClickMetrics:
         """Returns the mean log loss, predictions bounded away from 0 and 1 by 1e-7; nan if empty."""
         return self._mean(_LOG_LOSS)
 
+    def base_log_loss(self) -> float:
+        """Returns the mean log loss of always predicting the click rate; nan with one class only."""
+        rate = self._mean(_CLICKS)
+        if not 0.0 < rate < 1.0:
+            return math.nan
+        return -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
+
     def accuracy(self) -> float:
         """Returns the share of examples on the right side of 0.5; nan if empty."""
         return self._mean(_CORRECT)
@@ -153,7 +194,8 @@ class ClickMetrics:
         return float(self._sums[_PREDICTED] / clicks) if clicks else math.nan
 
     def _mean(self, index: int) -> float:
-        return float(self._sums[index] / self._sums[_EXAMPLES]) if self.examples else math.nan
+        weight = self._sums[_WEIGHT]
+        return float(self._sums[index] / weight) if weight else math.nan
 
 
 class SlidingMetrics:
@@ -161,15 +203,15 @@ class SlidingMetrics:
 
     def __init__(self, window: int = SLIDING_WINDOW) -> None:
         self.window = window
-        self._batches: deque[tuple[Floats, Floats]] = deque(maxlen=window)
+        self._batches: deque[tuple[Floats, Floats, Floats | None]] = deque(maxlen=window)
 
-    def add(self, labels: Floats, probabilities: Floats) -> None:
+    def add(self, labels: Floats, probabilities: Floats, weights: Floats | None = None) -> None:
         """Adds a batch and drops the oldest one."""
-        self._batches.append((labels, probabilities.copy()))
+        self._batches.append((labels, probabilities.copy(), weights))
 
     def metrics(self) -> ClickMetrics:
         """Returns the metrics of the window."""
         metrics = ClickMetrics()
-        for labels, probabilities in self._batches:
-            metrics.add(labels, probabilities)
+        for batch in self._batches:
+            metrics.add(*batch)
         return metrics

@@ -16,9 +16,12 @@ from ctr_model.models.click_model import ClickModel
 from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.models.dcn_v2 import DcnV2
 from ctr_model.models.deepfm import DeepFm
+from ctr_model.models.din import Din
 from ctr_model.models.fm import Fm
 from ctr_model.models.lr import LogisticRegression
-from ctr_model.models.model import Compute, Model, module_class_of
+from ctr_model.models.model import Compute, Model, module_class_of, tasks_of
+from ctr_model.models.multi_task.esmm import Esmm
+from ctr_model.models.multi_task.mmoe import Mmoe
 from ctr_model.models.wide_deep import WideDeep
 from ctr_model.schema import Schema
 
@@ -31,7 +34,13 @@ MODELS: dict[str, ModelClass] = {
     "wide_deep": WideDeep,
     "deepfm": DeepFm,
     "dcn_v2": DcnV2,
+    "din": Din,
 }
+
+TASK_MODELS: dict[str, ModelClass] = {"esmm": Esmm, "mmoe": Mmoe}
+"""Models that learn several labels."""
+
+_ALL_MODELS = MODELS | TASK_MODELS
 
 _MEMBERS = ("tables", "segments", "num_params", "workspace", "predict", "gradient")
 
@@ -40,7 +49,8 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     """Returns a model for the columns of a schema.
 
     Args:
-        name: A key of `MODELS`, or "path/of/file.py:ClassName": a `Model`, or a module of PyTorch.
+        name: A key of `MODELS` or `TASK_MODELS`, or "path/of/file.py:ClassName": a `Model`, or a module of
+            PyTorch.
         schema: The columns of a batch.
         options: Keyword arguments of the class, as in a job file.
         seed: Of the initial values of a module of PyTorch; other models leave theirs to the servers.
@@ -49,10 +59,10 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
         ValueError: If the model or an option is unknown (names the nearest one), the file cannot be imported,
             or an option is invalid.
     """
-    model_class = _load_class(name) if ".py" in name else MODELS.get(name)
+    model_class = _load_class(name) if ".py" in name else _ALL_MODELS.get(name)
     if model_class is None:
         raise ValueError(
-            f'{_unknown("model", name, list(MODELS))}; a custom model is "my_model.py:MyModel"'
+            f'{_unknown("model", name, list(_ALL_MODELS))}; a custom model is "my_model.py:MyModel"'
         )
     abstract = sorted(getattr(model_class, "__abstractmethods__", ()))
     _refuse_without(name, abstract, _interface(ClickModel))
@@ -66,6 +76,11 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     missing = [part for part in _MEMBERS if not hasattr(model, part)]
     _refuse_without(name, missing, f"{_interface(Model)}, or derive from torch.nn.Module")
     _require_tables(name, model, schema)
+    if schema.other_labels and not tasks_of(model):
+        raise ValueError(
+            f"model {name!r} learns one label, and the schema has {', '.join(schema.labels)}: choose one of "
+            f"{', '.join(TASK_MODELS)}, or name one in it, as in label = {schema.label!r}"
+        )
     return model
 
 
@@ -88,6 +103,50 @@ def with_compute(model: Model, compute: Compute) -> Model:
             raise
         raise ValueError(f"{compute} {NEEDS_TORCH}") from error
     return in_bfloat16(model)
+
+
+def with_dropout(model: Model, rate: float, seed: int) -> Model:
+    """Returns a model with dropout in its gradients; its predictions are the same as before.
+
+    Args:
+        model: Without.
+        rate: Probability of each output of a hidden layer to be left out; 0: the model itself.
+        seed: Of the choice.
+
+    Raises:
+        ValueError: If it has no hidden layers with dropout, or brings its own.
+    """
+    if not rate:
+        return model
+    if module_class_of(model) is not None:
+        raise ValueError(
+            "a module of PyTorch has dropout of its own: put torch.nn.Dropout between its layers, which is "
+            "on in training alone, and remove this"
+        )
+    if isinstance(model, ClickModel):
+        return model.with_dropout(rate, seed)
+    raise ValueError(
+        f"{type(model).__name__} brings its own arithmetic: dropout is for classes that derive from "
+        f"ClickModel"
+    )
+
+
+def with_logit_offset(model: Model, offset: float) -> Model:
+    """Returns a model whose loss is that of the logit plus `offset`; it predicts as before.
+
+    Raises:
+        ValueError: If the model has a loss of its own, of which nothing says what its logit is.
+    """
+    if not offset:
+        return model
+    own = getattr(model, "with_logit_offset", None)
+    if own is None or not getattr(model, "has_log_loss", False):
+        raise ValueError(
+            f"{type(model).__name__} has a loss of its own, whose logit cannot be corrected: set "
+            f"data.negative_correction = 'weight'"
+        )
+    shifted: Model = own(offset)
+    return shifted
 
 
 def _is_module(model_class: ModelClass) -> bool:
@@ -134,7 +193,7 @@ def name_of(model: Model) -> str | None:
         if module_class.__module__ == "__main__" or "." in module_class.__qualname__:
             return None
         return f"{inspect.getfile(module_class)}:{module_class.__qualname__}"
-    return next((name for name, known in MODELS.items() if type(model) is known), None)
+    return next((name for name, known in _ALL_MODELS.items() if type(model) is known), None)
 
 
 def _load_class(name: str) -> ModelClass:
@@ -202,8 +261,11 @@ def _checked_options(
     except NameError:  # annotations imported under TYPE_CHECKING
         types = {}
     checked = {}
+    refused: Mapping[str, str] = getattr(model_class, "refused_options", {})
     for option, value in options.items():
         if option not in known:
+            if option in refused:
+                raise ValueError(f"model {name!r} has no option {option!r}: {refused[option]}")
             raise ValueError(_unknown(f"option of model {name!r}:", option, sorted(known)))
         try:
             checked[option] = TypeAdapter(types.get(option, Any)).validate_python(value)

@@ -45,13 +45,14 @@ def sigmoid_probabilities(logits: Floats, out: Floats) -> None:
 
 @kernel
 def binary_cross_entropy(
-    logits: Floats, labels: Floats, probabilities: Floats, logit_grad: Floats
+    logits: Floats, labels: Floats, weights: Floats, probabilities: Floats, logit_grad: Floats
 ) -> float:
-    """Returns the log loss summed over the examples, with its gradient.
+    """Returns the weighted sum of the examples' log losses, with its gradient.
 
     Args:
         logits: float32[B].
         labels: float32[B], 1 for a click, else 0.
+        weights: float32[B].
         probabilities: float32[B], overwritten with the probability of a click.
         logit_grad: float32[B], overwritten with the gradient of the sum.
     """
@@ -60,9 +61,9 @@ def binary_cross_entropy(
         logit = np.float64(logits[b])
         exponential = math.exp(-abs(logit))
         probability = _logistic(logit, exponential)
-        loss += _loss_of(logit, exponential, labels[b])
+        loss += weights[b] * _loss_of(logit, exponential, labels[b])
         probabilities[b] = np.float32(probability)
-        logit_grad[b] = np.float32(probability - labels[b])
+        logit_grad[b] = np.float32(probability - labels[b]) * weights[b]
     return loss
 
 
@@ -76,13 +77,14 @@ def click_probabilities(logits: Floats, out: Floats) -> None:
 
 @kernel
 def cross_entropy(
-    logits: Floats, labels: Floats, probabilities: Floats, logit_grad: Floats
+    logits: Floats, labels: Floats, weights: Floats, probabilities: Floats, logit_grad: Floats
 ) -> float:
-    """Returns the cross entropy summed over the examples, with its gradient.
+    """Returns the weighted sum of the examples' cross entropies, with its gradient.
 
     Args:
         logits: float32[B, 2].
         labels: float32[B], 1 for a click, else 0.
+        weights: float32[B].
         probabilities: float32[B], overwritten with the probability of a click.
         logit_grad: float32[B, 2], overwritten with the gradient of the sum.
     """
@@ -91,9 +93,9 @@ def cross_entropy(
         difference = np.float64(logits[b, 1]) - np.float64(logits[b, 0])
         exponential = math.exp(-abs(difference))
         probability = _logistic(difference, exponential)
-        loss += _loss_of(difference, exponential, labels[b])
+        loss += weights[b] * _loss_of(difference, exponential, labels[b])
         probabilities[b] = np.float32(probability)
-        error = np.float32(probability - labels[b])
+        error = np.float32(probability - labels[b]) * weights[b]
         logit_grad[b, 0] = -error
         logit_grad[b, 1] = error
     return loss
@@ -103,6 +105,8 @@ def cross_entropy(
 class Loss:
     """A loss, and the mapping of logits to probabilities.
 
+    That of a model of K tasks has labels float32[B, T], and probabilities float32[B, K].
+
     Attributes:
         shape: Shape of an example's logits; () for one logit.
         probabilities: A function like `sigmoid_probabilities`.
@@ -111,7 +115,7 @@ class Loss:
 
     shape: tuple[int, ...]
     probabilities: Callable[[Floats, Floats], None]
-    with_gradient: Callable[[Floats, Floats, Floats, Floats], float]
+    with_gradient: Callable[[Floats, Floats, Floats, Floats, Floats], float]
 
 
 SIGMOID = Loss((), sigmoid_probabilities, binary_cross_entropy)

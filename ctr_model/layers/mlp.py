@@ -2,6 +2,7 @@
 
     A0 = X,   Ai = relu(A(i-1) Wi + bi),   out = A(n-1) Wn + bn
 
+In training each Ai may have dropout (dropout.py).
 Initial weights are normal with standard deviation 1/sqrt(fan-in), biases zero.
 """
 
@@ -10,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ctr_model.layers.dropout import Dropout
 from ctr_model.layers.linear import add_bias, add_bias_relu, relu_backward, sum_rows
 from ctr_model.layers.products import NewProduct, float32_product
 from ctr_model.parameters import Floats, Segment
@@ -18,12 +20,23 @@ from ctr_model.parameters import Floats, Segment
 class MlpBuffers:
     """The matrices of one step: input X, outputs of the layers, and gradients of all but the last output.
 
-    `products` has the product of each layer.
+    `products` has the product of each layer; `dropout` that of the hidden ones, numbered from `first_hidden`.
     """
 
-    def __init__(self, widths: Sequence[int], max_batch_size: int, new_product: NewProduct) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int],
+        max_batch_size: int,
+        new_product: NewProduct,
+        dropout: Dropout | None = None,
+        shared_input: Floats | None = None,
+    ) -> None:
+        self.dropout = dropout
+        self.first_hidden = 0 if dropout is None else dropout.take_layers(len(widths) - 2)
         self.products = [new_product(*shape, max_batch_size) for shape in pairwise(widths)]
         self._outputs = [np.empty((max_batch_size, width), np.float32) for width in widths]
+        if shared_input is not None:
+            self._outputs[0] = shared_input
         self._grads = [np.empty((max_batch_size, width), np.float32) for width in widths[:-1]]
 
     def input(self, size: int) -> Floats:
@@ -54,9 +67,22 @@ class Mlp:
             )
         )
 
-    def buffers(self, max_batch_size: int, new_product: NewProduct = float32_product) -> MlpBuffers:
-        """Returns buffers for batches of up to `max_batch_size` examples, with products of a precision."""
-        return MlpBuffers(self.widths, max_batch_size, new_product)
+    def buffers(
+        self,
+        max_batch_size: int,
+        new_product: NewProduct = float32_product,
+        dropout: Dropout | None = None,
+        shared_input: Floats | None = None,
+    ) -> MlpBuffers:
+        """Returns buffers for batches of up to `max_batch_size` examples.
+
+        Args:
+            max_batch_size: The largest batch.
+            new_product: Makes the products, in a precision.
+            dropout: Of the hidden layers' outputs; None: none.
+            shared_input: The X float32[max_batch_size, n] of several perceptrons; None: it has its own.
+        """
+        return MlpBuffers(self.widths, max_batch_size, new_product, dropout, shared_input)
 
     def forward(self, tensors: Sequence[Floats], buffers: MlpBuffers, size: int) -> Floats:
         """Returns the output for the X of `size` examples and the tensors of `segments`."""
@@ -67,6 +93,8 @@ class Mlp:
             buffers.products[i].forward(x, weight, out)  # [B, H]
             if i < last:
                 add_bias_relu(bias, out)
+                if buffers.dropout is not None:
+                    buffers.dropout.forward(buffers.first_hidden + i, out)
             else:
                 add_bias(bias, out)
         return outputs[-1]
@@ -84,6 +112,8 @@ class Mlp:
         for i in range(last, -1, -1):  # grad: dA, or for the last layer dZ
             weight, weight_grad, bias_grad = tensors[2 * i], *tensor_grads[2 * i : 2 * i + 2]
             if i < last:
+                if buffers.dropout is not None:
+                    buffers.dropout.backward(grad)
                 relu_backward(outputs[i + 1], grad, bias_grad)
             else:
                 sum_rows(grad, bias_grad)

@@ -1,12 +1,26 @@
-"""Checks of the inputs of models, because kernels do not check bounds."""
+"""Checks of the inputs of models, because kernels do not check bounds, and of models of the user's own."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 
 from ctr_model.batch import Batch
 from ctr_model.lookup import Lookup
-from ctr_model.models.model import EmbeddingTable, Workspace
+from ctr_model.models.model import (
+    EmbeddingTable,
+    Model,
+    StepResult,
+    Workspace,
+    module_class_of,
+)
 from ctr_model.parameters import Floats, ModelInputError
 from ctr_model.schema import Schema
+
+_MAX_SHOWN = 8
 
 
 def require_widths(**widths: int | Sequence[int]) -> None:
@@ -51,11 +65,51 @@ def _require_lookup(schema: Schema, table: EmbeddingTable, batch: Batch, lookup:
 
 
 def labels_of(batch: Batch) -> Floats:
-    """Returns the labels float32[B]; raises ModelInputError if they are missing or too few."""
+    """Returns the labels float32[B] for a model of one label.
+
+    Raises:
+        ModelInputError: If they are missing or too few, or an example has others that would not be learnt.
+    """
+    if batch.other_labels is not None:
+        raise ModelInputError(
+            f"the model learns one label, and this batch has {1 + batch.other_labels.shape[1]}: take a model "
+            f"of several, or name one label in the schema"
+        )
+    return _first_labels_of(batch)
+
+
+def _first_labels_of(batch: Batch) -> Floats:
     if batch.labels is None:
         raise ModelInputError("a gradient needs labels, and this batch has none")
     _require_equal("number of labels", batch.labels.size, batch.size)
     return batch.labels
+
+
+def all_labels_of(batch: Batch, out: Floats) -> Floats:
+    """Returns the labels float32[B, T], written to `out` float32[max, T].
+
+    Raises:
+        ModelInputError: If some are missing, or there are too few.
+    """
+    labels = out[: batch.size]
+    labels[:, 0] = _first_labels_of(batch)
+    if batch.other_labels is None:
+        raise ModelInputError(
+            f"a gradient needs {labels.shape[1]} labels, and this batch has one: name all in the schema, as "
+            f"'labels'"
+        )
+    expected = (batch.size, labels.shape[1] - 1)
+    _require_equal("shape of the other labels", batch.other_labels.shape, expected)
+    labels[:, 1:] = batch.other_labels
+    return labels
+
+
+def weights_of(batch: Batch, ones: Floats) -> Floats:
+    """Returns the weights float32[B], of `ones` for examples without; raises ModelInputError if too few."""
+    if batch.weights is None:
+        return ones[: batch.size]
+    _require_equal("number of weights", batch.weights.size, batch.size)
+    return np.require(batch.weights, np.float32, ["C", "W"])  # of one type for the kernels
 
 
 def require_grads(lookups: Mapping[str, Lookup], sparse_grads: Mapping[str, Floats]) -> None:
@@ -64,6 +118,118 @@ def require_grads(lookups: Mapping[str, Lookup], sparse_grads: Mapping[str, Floa
         _require_equal(
             f"shape of the gradient of table {name!r}", sparse_grads[name].shape, lookup.rows.shape
         )
+
+
+@contextmanager
+def errors_with_shapes(
+    model: Model, method: str, batch: Batch, lookups: Mapping[str, Lookup]
+) -> Iterator[None]:
+    """Makes what a model of the user's own raises an error that says where, and of which shapes.
+
+    Args:
+        model: Errors of a model of this package pass as they are.
+        method: What runs in the block.
+        batch: What it is given.
+        lookups: What it is given, by table.
+
+    Raises:
+        ModelInputError: If the block raises anything but that.
+    """
+    try:
+        yield
+    except (ModelInputError, MemoryError):
+        raise
+    except Exception as error:  # user code may raise anything
+        if not is_own(model):
+            raise
+        raise ModelInputError(
+            f"{method} failed{_place_in(model, error)}: {type(error).__name__}: {error}; it was given "
+            f"{_shapes(model, batch, lookups)}"
+        ) from error
+
+
+def is_own(model: Model) -> bool:
+    """Whether a model is the user's own: its class, or its module's, is not of this package."""
+    return _class_of(model).__module__.partition(".")[0] not in _OURS
+
+
+def require_result(result: object, batch: Batch) -> None:
+    """Raises ModelInputError unless `gradient` returned what it should."""
+    if not isinstance(result, StepResult):
+        raise ModelInputError(
+            f"gradient returned a {type(result).__name__}, expected StepResult(loss, probabilities)"
+        )
+    require_probabilities("gradient", result.probabilities, batch)
+
+
+def require_probabilities(
+    method: str, probabilities: object, batch: Batch, num_tasks: int = 0
+) -> None:
+    """Raises ModelInputError unless these are float32[B], or of several tasks float32[B, K]."""
+    found = (
+        f"{probabilities.dtype}{list(probabilities.shape)}"
+        if isinstance(probabilities, np.ndarray)
+        else f"a {type(probabilities).__name__}"
+    )
+    shape = [batch.size, num_tasks] if num_tasks else [batch.size]
+    if found != f"float32{shape}":
+        raise ModelInputError(
+            f"{method} returned probabilities as {found}, expected float32{shape} for a batch of "
+            f"{batch.size} examples"
+        )
+
+
+_UNWRITTEN = np.uint32(0x7FC0DEAD)
+"""Bits of a number that no computation has: not a number, with a mark that survives a sum."""
+
+
+def mark(arrays: Iterable[Floats]) -> None:
+    """Fills arrays with what `require_written` finds again."""
+    for array in arrays:
+        array.view(np.uint32)[...] = _UNWRITTEN
+
+
+def require_written(method: str, arrays: Mapping[str, Floats]) -> None:
+    """Raises ModelInputError if some of the marked arrays, by name, were not overwritten as a whole."""
+    for name, array in arrays.items():
+        left = int(np.count_nonzero(array.view(np.uint32) == _UNWRITTEN))
+        if left:
+            raise ModelInputError(
+                f"{method} left {left} of {array.size} numbers of {name}, {array.dtype}{list(array.shape)}, "
+                f"as they were: the arrays are not initialized, so overwrite them as a whole, in place "
+                f"(out[:] = ...) before anything is added to them"
+            )
+
+
+_OURS = ("ctr_model", "ps_worker")
+
+
+def _class_of(model: Model) -> type[Any]:
+    return module_class_of(model) or type(model)
+
+
+def _place_in(model: Model, error: Exception) -> str:
+    """Returns the last line of the model's file that ran, for a message."""
+    try:
+        path = inspect.getfile(_class_of(model))
+    except (TypeError, OSError):  # a class without a file, as of an interpreter's input
+        return ""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == path
+    ]
+    return f" in {path}, line {lines[-1]}" if lines else ""
+
+
+def _shapes(model: Model, batch: Batch, lookups: Mapping[str, Lookup]) -> str:
+    tables = [
+        f"table {name!r} with rows {list(lookup.rows.shape)} of {lookup.num_slots} slots"
+        for name, lookup in lookups.items()
+    ]
+    tensors = [f"{segment.name} {list(segment.shape)}" for segment in model.segments]
+    given = [f"{batch.size} examples, dense {list(batch.dense.shape)}", *tables]
+    return ", ".join([*given, *tensors[:_MAX_SHOWN], *(["..."] if tensors[_MAX_SHOWN:] else [])])
 
 
 def _require_equal(name: str, actual: object, expected: object) -> None:

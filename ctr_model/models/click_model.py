@@ -8,18 +8,31 @@ and `backward`.
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 
 from ctr_model.batch import Batch
+from ctr_model.layers.dropout import Dropout
 from ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
 from ctr_model.layers.products import NewProduct, float32_product
 from ctr_model.lookup import Lookup
-from ctr_model.models.checks import labels_of, require_batch, require_grads
-from ctr_model.models.model import EmbeddingTable, StepResult, Workspace
+from ctr_model.models.checks import (
+    all_labels_of,
+    errors_with_shapes,
+    is_own,
+    labels_of,
+    mark,
+    require_batch,
+    require_grads,
+    require_written,
+    weights_of,
+)
+from ctr_model.models.model import EmbeddingTable, StepResult, Task, Workspace
 from ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment
 from ctr_model.schema import Schema
 
@@ -27,7 +40,8 @@ from ctr_model.schema import Schema
 class ClickModel(ABC):
     """A `Model` without `forward` and `backward`.
 
-    `products` makes the matrix products of its layers, for `buffers` to pass on.
+    `products` makes the matrix products of its layers, and `dropout` leaves out some of their outputs, for
+    `buffers` to pass on.
     """
 
     def __init__(
@@ -37,8 +51,15 @@ class ClickModel(ABC):
         tables: Sequence[EmbeddingTable],
         segments: Sequence[Segment],
         loss: Loss = SIGMOID,
+        tasks: Sequence[Task] = (),
+        biases: Sequence[Segment] = (),
     ) -> None:
-        """Takes the columns of a batch, embedding tables, dense parameters, and the loss."""
+        """Takes the columns of a batch, embedding tables, dense parameters, and the loss.
+
+        `tasks` are those of a model of several labels; the loss then has all labels and probabilities.
+        `biases` are those of the segments that are the bias of a logit, one a task; see `initial_biases`.
+        """
+        self.tasks = tuple(tasks)
         self.tables = tuple(tables)
         self.segments = tuple(segments)
         self._schema = schema
@@ -46,11 +67,59 @@ class ClickModel(ABC):
         self._loss = loss
         self.num_params = self._layout.length
         self.products: NewProduct = float32_product
+        self.dropout: Dropout | None = None
+        self._logit_offset = 0.0
+        self._biases = tuple(biases)
+
+    def initial_biases(self, rates: Sequence[float]) -> dict[str, tuple[float, ...]]:
+        """Returns the initial values of the logits' biases with which each task predicts its rate.
+
+        A logit starts at log(rate / (1 - rate)), as in section 4.1 of Lin et al., "Focal loss for dense
+        object detection", ICCV 2017: else the rows of frequent keys learn the rate, which is not theirs.
+
+        Args:
+            rates: Of the tasks, or of clicks, each above 0 and below 1.
+
+        Returns:
+            By name of a segment, as many values as it has elements.
+        """
+        return {
+            bias.name: (0.0,) * (bias.shape[0] - 1) + (math.log(rate / (1.0 - rate)),)
+            for bias, rate in zip(self._biases, rates, strict=False)
+        }
 
     def with_products(self, products: NewProduct) -> Self:
         """Returns the same model with other matrix products; workspaces belong to one of the two."""
         other = copy.copy(self)
         other.products = products
+        return other
+
+    def with_dropout(self, rate: float, seed: int) -> Self:
+        """Returns the same model with dropout in its gradients; its predictions have none.
+
+        Args:
+            rate: Probability of each output of a hidden layer to be left out, above 0 and below 1.
+            seed: Of the choice.
+
+        Raises:
+            ValueError: If it has no layers with dropout.
+        """
+        other = copy.copy(self)
+        other.dropout = Dropout(rate, seed)
+        if not other.workspace(1).has_dropout:
+            raise ValueError(
+                f"{type(self).__name__} has no hidden layers with dropout: those of Mlp have it, if "
+                f"buffers() passes self.dropout on"
+            )
+        return other
+
+    def with_logit_offset(self, offset: float) -> Self:
+        """Returns the same model, whose loss is that of the logits of a click plus `offset`.
+
+        Its predictions are without. Workspaces belong to one of the two.
+        """
+        other = copy.copy(self)
+        other._logit_offset = offset
         return other
 
     @property
@@ -106,16 +175,20 @@ class ClickModel(ABC):
 
     def workspace(self, max_batch_size: int) -> "_Workspace":
         """Returns buffers for batches of up to `max_batch_size` examples."""
-        return _Workspace(self, self._loss.shape, max_batch_size)
+        num_labels = len(self._schema.labels)
+        return _Workspace(self, self._loss.shape, num_labels, max_batch_size)
 
     def predict(
         self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
     ) -> Floats:
-        """Returns click probabilities float32[B]; see `Model`."""
+        """Returns click probabilities float32[B], of K tasks float32[B, K]; see `Model`."""
         own = self._own(workspace)
         require_batch(self._schema, self.tables, batch, lookups, own)
         logits, probabilities = own.logits[: batch.size], own.probabilities[: batch.size]
-        self.forward(self._layout.views(params), batch, lookups, own.buffers, logits)
+        tensors = self._layout.views(params)
+        own.begin(trains=False)
+        with errors_with_shapes(self, "forward", batch, lookups):
+            self.forward(tensors, batch, lookups, own.buffers, logits)
         self._loss.probabilities(logits, probabilities)
         return probabilities
 
@@ -130,17 +203,49 @@ class ClickModel(ABC):
     ) -> StepResult:
         """Computes the gradients of the loss summed over the examples; see `Model`."""
         own = self._own(workspace)
-        labels = labels_of(batch)
+        labels = all_labels_of(batch, own.labels) if self.tasks else labels_of(batch)
         require_batch(self._schema, self.tables, batch, lookups, own)
         require_grads(lookups, sparse_grads)
-        tensors, tensor_grads = self._layout.views(params), self._layout.views(dense_grad)
+        # Neither list nor dict: an array that takes the place of one of ours would never be seen.
+        tensors, tensor_grads = self._layout.views(params), tuple(self._layout.views(dense_grad))
+        sparse_grads = MappingProxyType(sparse_grads)
 
         logits, logit_grad = own.logits[: batch.size], own.logit_grad[: batch.size]
         probabilities = own.probabilities[: batch.size]
-        self.forward(tensors, batch, lookups, own.buffers, logits)
-        loss = self._loss.with_gradient(logits, labels, probabilities, logit_grad)
-        self.backward(tensors, batch, lookups, own.buffers, logit_grad, tensor_grads, sparse_grads)
+        is_first = not own.is_checked and is_own(self)
+        if is_first:
+            mark([logits, dense_grad, *sparse_grads.values()])
+        own.begin(trains=True)
+        with errors_with_shapes(self, "forward", batch, lookups):
+            self.forward(tensors, batch, lookups, own.buffers, logits)
+        if is_first:
+            require_written("forward", {"the logits": logits})
+        if self._logit_offset:
+            of_click = logits[:, -1] if self._loss.shape else logits
+            of_click += np.float32(self._logit_offset)
+        weights = weights_of(batch, own.weights)
+        loss = self._loss.with_gradient(logits, labels, weights, probabilities, logit_grad)
+        with errors_with_shapes(self, "backward", batch, lookups):
+            self.backward(
+                tensors, batch, lookups, own.buffers, logit_grad, tensor_grads, sparse_grads
+            )
+        if is_first:
+            require_written("backward", self._written(tensor_grads, sparse_grads))
+            own.is_checked = True
+        if self.tasks:
+            own.of_click[: batch.size] = probabilities[:, 0]
+            probabilities = own.of_click[: batch.size]
         return StepResult(loss, probabilities)
+
+    def _written(
+        self, tensor_grads: Sequence[Floats], sparse_grads: Mapping[str, Floats]
+    ) -> dict[str, Floats]:
+        """Returns what `backward` has to overwrite, by name."""
+        tensors = zip(self.segments, tensor_grads, strict=True)
+        return {
+            **{f"the gradient of {segment.name}": grad for segment, grad in tensors},
+            **{f"the gradient of table {name!r}": grad for name, grad in sparse_grads.items()},
+        }
 
     def _own(self, workspace: Workspace) -> "_Workspace":
         if not isinstance(workspace, _Workspace) or workspace.model is not self:
@@ -151,12 +256,40 @@ class ClickModel(ABC):
 
 
 class _Workspace:
-    """Buffers of one thread: those of every model, and the model's own."""
+    """Buffers of one thread: those of every model, and the model's own.
 
-    def __init__(self, model: ClickModel, shape: tuple[int, ...], max_batch_size: int) -> None:
+    Attributes:
+        batch_number: Of the next batch; see `models.model.number_batch`.
+    """
+
+    def __init__(
+        self, model: ClickModel, shape: tuple[int, ...], num_labels: int, max_batch_size: int
+    ) -> None:
         self.model = model
         self.max_batch_size = max_batch_size
-        self.buffers = model.buffers(max_batch_size)
+        self.is_checked = False  # whether the user's own code was seen to fill all that it should
+        self.batch_number = 0
+        of_thread = model
+        if model.dropout is not None:
+            of_thread = copy.copy(model)
+            of_thread.dropout = model.dropout.of_thread()
+        self._dropout = of_thread.dropout
+        self.buffers = of_thread.buffers(max_batch_size)
         self.logits = np.empty((max_batch_size, *shape), np.float32)
         self.logit_grad = np.empty_like(self.logits)
-        self.probabilities = np.empty(max_batch_size, np.float32)
+        of_tasks = (len(model.tasks),) if model.tasks else ()
+        self.probabilities = np.empty((max_batch_size, *of_tasks), np.float32)
+        if model.tasks:
+            self.labels = np.empty((max_batch_size, num_labels), np.float32)
+            self.of_click = np.empty(max_batch_size, np.float32)
+        self.weights = np.ones(max_batch_size, np.float32)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a layer has it."""
+        return self._dropout is not None and self._dropout.num_layers > 0
+
+    def begin(self, *, trains: bool) -> None:
+        """The next forward pass is one of training, in which there is dropout, or of a prediction."""
+        if self._dropout is not None:
+            self._dropout.begin(self.batch_number if trains else None)

@@ -1,6 +1,6 @@
 """CTR-DNN: a multilayer perceptron over embeddings and numbers.
 
-    X = [ dense | sum-pooled embedding of slot 1 | ... | of slot S ]          [B, num_dense + S * D]
+    X = [ dense | pooled embedding of slot 1 | ... | of slot S ]              [B, num_dense + S * D]
     A1 = relu(X W1 + b1)   A2 = relu(A1 W2 + b2)   A3 = relu(A2 W3 + b3)      [B, H]
     softmax(A3 W4 + b4) over (no click, click)                                [B, 2]
 
@@ -11,13 +11,12 @@ The network of PaddlePaddle's CTR tutorial: D = 10, H = 400, initial weights nor
 from collections.abc import Mapping, Sequence
 
 from ctr_model.batch import Batch
-from ctr_model.layers.embedding import pool_slots, scatter_slots
 from ctr_model.layers.losses import SOFTMAX
 from ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
 from ctr_model.lookup import Lookup
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
-from ctr_model.models.model import EmbeddingTable
 from ctr_model.models.origin import keeps_origin
 from ctr_model.parameters import Floats
 from ctr_model.schema import Schema
@@ -36,6 +35,8 @@ class CtrDnn(ClickModel):
         dim: int = 10,
         hidden: Sequence[int] = (400, 400, 400),
         init_range: float = 0.01,
+        pooling: Pooling = "sum",
+        slots: Mapping[str, SlotOptions] = {},
         table: str = "embedding",
     ) -> None:
         """Builds the network for the columns of a schema.
@@ -45,20 +46,25 @@ class CtrDnn(ClickModel):
             dim: D, width of the embeddings.
             hidden: Widths of the hidden layers.
             init_range: Initial embeddings are uniform in [-init_range, init_range).
+            pooling: Of the embeddings of a slot's keys: "sum", "mean" or "max".
+            slots: By name of a slot, the `dim` and `pooling` that it has instead.
             table: Name of the embedding table.
 
         Raises:
-            ValueError: If a width is less than 1, or the range negative.
+            ValueError: If a width is less than 1, the range negative, or a slot or pooling unknown.
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
-        self._mlp = Mlp((schema.num_dense + len(schema.slots) * dim, *hidden, CLASSES))
-        self._table = table
+        self._input = PooledSlots(
+            schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots, table=table
+        )
+        self._mlp = Mlp((self._input.width, *hidden, CLASSES))
         super().__init__(
             schema,
-            tables=[EmbeddingTable(name=table, dim=dim, init_range=init_range)],
+            tables=self._input.tables,
             segments=self._mlp.segments,
             loss=SOFTMAX,
+            biases=self._mlp.segments[-1:],
         )
 
     def forward(
@@ -70,7 +76,7 @@ class CtrDnn(ClickModel):
         logits: Floats,
     ) -> None:
         """Overwrites `logits` float32[B, 2]."""
-        pool_slots(batch.dense, lookups[self._table], buffers.input(batch.size))
+        self._input.forward(batch.dense, lookups, buffers.input(batch.size))
         logits[:] = self._mlp.forward(tensors, buffers, batch.size)
 
     def backward(
@@ -85,8 +91,8 @@ class CtrDnn(ClickModel):
     ) -> None:
         """Overwrites the gradients of all parameters and rows."""
         input_grad = self._mlp.backward(tensors, buffers, logit_grad, tensor_grads)
-        scatter_slots(input_grad, lookups[self._table], sparse_grads[self._table])
+        self._input.backward(input_grad, lookups, sparse_grads)
 
     def buffers(self, max_batch_size: int) -> MlpBuffers:
         """Returns the buffers of the layers."""
-        return self._mlp.buffers(max_batch_size, self.products)
+        return self._mlp.buffers(max_batch_size, self.products, self.dropout)

@@ -1,6 +1,6 @@
 """DCN-v2: cross layers, stacked with or parallel to a multilayer perceptron.
 
-    X0     = [ dense | sum-pooled embedding of slot 1 | ... | of slot S ]     [B, n = num_dense + S * D]
+    X0     = [ dense | pooled embedding of slot 1 | ... | of slot S ]         [B, n = num_dense + S * D]
     X(l+1) = X0 * (Xl Wl + bl) + Xl     for l = 0, ..., L - 1                 [B, n]
     M(X)   = relu(... relu(X U1 + c1) ... Un + cn) u + c                      [B], the perceptron
 
@@ -22,13 +22,12 @@ import numpy as np
 
 from ctr_model.batch import Batch
 from ctr_model.layers.cross import Cross, CrossBuffers
-from ctr_model.layers.embedding import pool_slots, scatter_slots
 from ctr_model.layers.linear import outer
 from ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
 from ctr_model.lookup import Lookup
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
-from ctr_model.models.model import EmbeddingTable
 from ctr_model.models.origin import keeps_origin
 from ctr_model.parameters import Floats, Segment
 from ctr_model.schema import Schema
@@ -50,6 +49,8 @@ class DcnV2(ClickModel):
         num_cross_layers: int = 2,
         cross_rank: int | None = None,
         init_range: float = 0.01,
+        pooling: Pooling = "sum",
+        slots: Mapping[str, SlotOptions] = {},
     ) -> None:
         """Builds the network for the columns of a schema.
 
@@ -61,15 +62,21 @@ class DcnV2(ClickModel):
             num_cross_layers: L.
             cross_rank: Rank of the cross layers' W; None: full.
             init_range: Initial embeddings are uniform in [-init_range, init_range).
+            pooling: Of the embeddings of a slot's keys: "sum", "mean" or "max".
+            slots: By name of a slot, the `dim` and `pooling` that it has instead.
 
         Raises:
-            ValueError: If a width or number of layers is less than 1, or the range negative.
+            ValueError: If a width or number of layers is less than 1, the range negative, or a slot or
+                pooling unknown.
         """
         require_widths(dim=dim, hidden=hidden, num_cross_layers=num_cross_layers)
         require_range(init_range=init_range)
         if cross_rank is not None:
             require_widths(cross_rank=cross_rank)
-        self._width = width = schema.num_dense + len(schema.slots) * dim
+        self._input = PooledSlots(
+            schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots, table=EMBEDDING
+        )
+        self._width = width = self._input.width
         self._cross = Cross(width, num_cross_layers, rank=cross_rank)
         self._mlp = Mlp((width, *hidden, 1))
         self._is_stacked = structure == "stacked"
@@ -77,8 +84,9 @@ class DcnV2(ClickModel):
         heads = () if self._is_stacked else (head,)
         super().__init__(
             schema,
-            tables=[EmbeddingTable(name=EMBEDDING, dim=dim, init_range=init_range)],
+            tables=self._input.tables,
             segments=[*self._cross.segments, *self._mlp.segments, *heads],
+            biases=self._mlp.segments[-1:],
         )
 
     def forward(
@@ -92,7 +100,7 @@ class DcnV2(ClickModel):
         """Overwrites `logits` float32[B]."""
         of_cross, of_mlp, of_head = self._parts(tensors)
         crossed = self._crossed(buffers, batch.size)
-        pool_slots(batch.dense, lookups[EMBEDDING], crossed[0])
+        self._input.forward(batch.dense, lookups, crossed[0])
         last = self._cross.forward(of_cross, crossed, buffers.cross)  # [B, n]
         deep = self._mlp.forward(of_mlp, buffers.mlp, batch.size).reshape(-1)  # [B]
         if self._is_stacked:
@@ -123,7 +131,7 @@ class DcnV2(ClickModel):
             outer(logit_grad, of_head[0], cross_grad)
             self._cross.backward(of_cross, crossed, buffers.cross, cross_grad, cross_grads)
             grad += cross_grad
-        scatter_slots(grad, lookups[EMBEDDING], sparse_grads[EMBEDDING])
+        self._input.backward(grad, lookups, sparse_grads)
 
     def _parts(self, tensors: Sequence[Floats]) -> tuple[Sequence[Floats], ...]:
         """Returns the tensors of the cross layers, of the perceptron and of the head."""
@@ -140,7 +148,7 @@ class DcnV2(ClickModel):
         """Returns the buffers of the layers, and of the gradient of parallel cross layers."""
         return _Buffers(
             cross=self._cross.buffers(max_batch_size, self.products),
-            mlp=self._mlp.buffers(max_batch_size, self.products),
+            mlp=self._mlp.buffers(max_batch_size, self.products, self.dropout),
             cross_grad=np.empty((max_batch_size, self._width), np.float32),
         )
 

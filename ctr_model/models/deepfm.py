@@ -1,12 +1,12 @@
 """DeepFM: a factorization machine and a multilayer perceptron over the same embeddings.
 
     fm   = bias + sum of weighted numbers + sum of w_i + sum over pairs i < j of <v_i, v_j>   [B]
-    X    = [ dense | sum-pooled v of slot 1 | ... | of slot S ]               [B, num_dense + S * D]
+    X    = [ dense | pooled v of slot 1 | ... | of slot S ]                   [B, num_dense + S * D]
     A1 = relu(X W1 + b1)   ...   An = relu(A(n-1) Wn + bn)                    [B, H]
     sigmoid(fm + An w + b)                                                    [B]
 
 The features i are an example's keys, each occurrence of value 1, with weights w_i in a table of dim 1 and
-embeddings v_i in one of dim D, shared by both parts.
+embeddings v_i in one of dim D, shared by both parts. Pooling is of X alone: pairs are of all keys.
 
 Guo, Tang, Ye, Li and He, "DeepFM: a factorization-machine based neural network for CTR prediction",
 IJCAI 2017.
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctr_model.batch import Batch
-from ctr_model.layers.embedding import pool_slots, scatter_slots
 from ctr_model.layers.first_order import first_order, first_order_backward, first_order_segments
 from ctr_model.layers.interactions import add_interactions, interactions_backward
 from ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
 from ctr_model.lookup import Lookup
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
@@ -44,6 +44,8 @@ class DeepFm(ClickModel):
         dim: int = 10,
         hidden: Sequence[int] = (400, 400, 400),
         init_range: float = 0.01,
+        pooling: Pooling = "sum",
+        slots: Mapping[str, SlotOptions] = {},
     ) -> None:
         """Builds the network for the columns of a schema.
 
@@ -52,22 +54,30 @@ class DeepFm(ClickModel):
             dim: D, width of the embeddings.
             hidden: Widths of the hidden layers.
             init_range: Initial embeddings are uniform in [-init_range, init_range), weights of keys zero.
+            pooling: In X, of the embeddings of a slot's keys: "sum", "mean" or "max".
+            slots: By name of a slot, the `pooling` that it has instead.
 
         Raises:
-            ValueError: If a width is less than 1, or the range negative.
+            ValueError: If a width is less than 1, the range negative, a slot or pooling unknown, or a slot
+                has another width.
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
-        num_dense = schema.num_dense
         self._dim = dim
-        self._mlp = Mlp((num_dense + len(schema.slots) * dim, *hidden, 1))
+        self._input = PooledSlots(
+            schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots, table=EMBEDDING
+        )
+        _require_one_dim(dim, slots)
+        self._mlp = Mlp((self._input.width, *hidden, 1))
+        weight, bias = first_order_segments(schema.num_dense)
         super().__init__(
             schema,
             tables=[
                 EmbeddingTable(name=LINEAR, dim=1),
-                EmbeddingTable(name=EMBEDDING, dim=dim, init_range=init_range),
+                *self._input.tables,
             ],
-            segments=[*first_order_segments(num_dense), *self._mlp.segments],
+            segments=[weight, bias, *self._mlp.segments],
+            biases=[bias],
         )
 
     def forward(
@@ -83,7 +93,7 @@ class DeepFm(ClickModel):
         embedding, sums = lookups[EMBEDDING], buffers.sums[: batch.size]
         first_order(batch.dense, lookups[LINEAR], weight, bias, logits)
         add_interactions(embedding, sums, logits)
-        pool_slots(batch.dense, embedding, buffers.mlp.input(batch.size))
+        self._input.forward(batch.dense, lookups, buffers.mlp.input(batch.size))
         logits += self._mlp.forward(of_mlp, buffers.mlp, batch.size).reshape(-1)
 
     def backward(
@@ -105,13 +115,22 @@ class DeepFm(ClickModel):
         input_grad = self._mlp.backward(
             tensors[2:], buffers.mlp, logit_grad.reshape(-1, 1), mlp_grads
         )
-        scatter_slots(input_grad, embedding, sparse_grads[EMBEDDING])
+        self._input.backward(input_grad, lookups, sparse_grads)
         interactions_backward(logit_grad, sums, embedding, sparse_grads[EMBEDDING])
 
     def buffers(self, max_batch_size: int) -> "_Buffers":
         """Returns the buffers of both parts."""
         sums = np.empty((max_batch_size, self._dim), np.float32)
-        return _Buffers(self._mlp.buffers(max_batch_size, self.products), sums)
+        return _Buffers(self._mlp.buffers(max_batch_size, self.products, self.dropout), sums)
+
+
+def _require_one_dim(dim: int, slots: Mapping[str, SlotOptions]) -> None:
+    for name, options in slots.items():
+        if options.get("dim", dim) != dim:
+            raise ValueError(
+                f"slots.{name}.dim is {options['dim']}, but the factorization machine multiplies the "
+                f"embeddings of all slots with each other, so all have dim = {dim}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,11 @@ LINEAR, EMBEDDING = "linear", "embedding"
 class Fm(ClickModel):
     """A factorization machine."""
 
+    refused_options = dict.fromkeys(
+        ("pooling", "slots"),
+        "it multiplies the embeddings of all pairs of keys: nothing is pooled, and all have one dim",
+    )
+
     def __init__(self, schema: Schema, *, dim: int = 10, init_range: float = 0.01) -> None:
         """Builds the model for the columns of a schema.
 
@@ -45,13 +50,15 @@ class Fm(ClickModel):
         require_widths(dim=dim)
         require_range(init_range=init_range)
         self._dim = dim
+        weight, bias = first_order_segments(schema.num_dense)
         super().__init__(
             schema,
             tables=[
                 EmbeddingTable(name=LINEAR, dim=1),
                 EmbeddingTable(name=EMBEDDING, dim=dim, init_range=init_range),
             ],
-            segments=first_order_segments(schema.num_dense),
+            segments=[weight, bias],
+            biases=[bias],
         )
 
     def forward(

@@ -25,12 +25,18 @@ LINEAR = "linear"
 class LogisticRegression(ClickModel):
     """Logistic regression."""
 
+    refused_options = dict.fromkeys(
+        ("pooling", "slots"), "it has one weight for each key, and adds those of all keys"
+    )
+
     def __init__(self, schema: Schema) -> None:
         """Builds the model for the columns of a schema; initial weights are zero."""
+        weight, bias = first_order_segments(schema.num_dense)
         super().__init__(
             schema,
-            tables=[EmbeddingTable(name=LINEAR, dim=1)],
-            segments=first_order_segments(schema.num_dense),
+            tables=[EmbeddingTable(name=LINEAR, dim=1, learning_rate=0.1)],
+            segments=[weight, bias],
+            biases=[bias],
         )
 
     def forward(

@@ -5,12 +5,12 @@ rows of the batch's unique keys and a flat vector of all dense parameters; the m
 same shapes. The model handles slots and pooling, the trainer keys and tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ctr_model.batch import Batch
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import EmbeddingTable, Lookup
 from ctr_model.parameters import Floats, Segment
 
 __all__ = [
@@ -19,9 +19,13 @@ __all__ = [
     "Lookup",
     "Model",
     "StepResult",
+    "Task",
     "Workspace",
+    "initial_biases_of",
     "initial_values_of",
     "module_class_of",
+    "number_batch",
+    "tasks_of",
 ]
 
 
@@ -29,51 +33,32 @@ Compute = Literal["float32", "bfloat16"]
 """Precisions of the matrix products of a gradient; parameters, sums and predictions are float32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingTable:
-    """An embedding table of the model.
-
-    Attributes:
-        name: Of the table.
-        dim: Width of an embedding.
-        init_range: New embeddings are uniform in [-init_range, init_range).
-        slots: Slots to look up, by number from 0; None: all.
-        crosses: Crosses to look up, pairs of slot numbers (ctr_model/slots.py).
-        optimizer: Default optimizer of this table, as in a job: {"name": "ftrl", "learning_rate": 0.1};
-            None: that of all tables. A job may override it.
-    """
-
-    name: str
-    dim: int
-    init_range: float = 0.0
-    slots: tuple[int, ...] | None = None
-    crosses: tuple[tuple[int, int], ...] = ()
-    optimizer: Mapping[str, str | float] | None = None
-
-    def __post_init__(self) -> None:
-        """Converts lists to tuples."""
-        if self.slots is not None:
-            object.__setattr__(self, "slots", tuple(self.slots))
-        object.__setattr__(
-            self, "crosses", tuple((first, second) for first, second in self.crosses)
-        )
-
-    def num_slots(self, of_schema: int) -> int:
-        """Returns how many slots and crosses are looked up in this table, for a schema of so many slots."""
-        return (of_schema if self.slots is None else len(self.slots)) + len(self.crosses)
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Results of a step besides its gradients.
 
     Attributes:
-        loss: Summed over the examples.
-        probabilities: float32[B], of a click, before the step; a view into the workspace.
+        loss: Summed over the examples, each times its weight.
+        probabilities: float32[B], of a click (the first task), before the step; a view into the workspace.
     """
 
     loss: float
     probabilities: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One of several probabilities that a model predicts, and the rows that tell how good they are.
+
+    Attributes:
+        name: Of the probability.
+        labels: Labels of the schema, by number from 0: the event is that all of them are 1.
+        given: Labels that are 1 in the rows that count; the probability is under that condition.
+    """
+
+    name: str
+    labels: tuple[int, ...]
+    given: tuple[int, ...] = ()
 
 
 class Workspace(Protocol):
@@ -83,6 +68,15 @@ class Workspace(Protocol):
     def max_batch_size(self) -> int:
         """The largest supported batch size."""
         ...
+
+
+def number_batch(workspace: Workspace, number: int) -> None:
+    """Tells a workspace the number of the next batch of its worker, by which dropout draws.
+
+    Workspaces of models without dropout may have no place for it.
+    """
+    if hasattr(workspace, "batch_number"):
+        workspace.batch_number = number
 
 
 def module_class_of(model: "Model") -> type[Any] | None:
@@ -96,6 +90,18 @@ def module_class_of(model: "Model") -> type[Any] | None:
 def initial_values_of(model: "Model") -> Floats | None:
     """Returns the `initial_values` float32[P] that a model has; None: its segments say how they are drawn."""
     return getattr(model, "initial_values", None)
+
+
+def initial_biases_of(model: "Model", rates: Sequence[float]) -> Mapping[str, Sequence[float]]:
+    """Returns the model's `initial_biases` at the rates of its tasks; without: none."""
+    biases = getattr(model, "initial_biases", None)
+    return {} if biases is None else biases(rates)
+
+
+def tasks_of(model: "Model") -> tuple[Task, ...]:
+    """Returns the `tasks` that a model has; without: it predicts one label, the first."""
+    tasks: tuple[Task, ...] = getattr(model, "tasks", ())
+    return tasks
 
 
 class Model(Protocol):
@@ -125,6 +131,8 @@ class Model(Protocol):
     ) -> Floats:
         """Returns click probabilities float32[B], a view into the workspace.
 
+        A model of several tasks has `tasks`, K of them, and returns float32[B, K].
+
         Args:
             params: float32[P].
             batch: Labels are ignored.
@@ -145,9 +153,10 @@ class Model(Protocol):
         dense_grad: Floats,
         sparse_grads: Mapping[str, Floats],
     ) -> StepResult:
-        """Computes the gradients of the loss SUMMED over the batch's examples.
+        """Computes the gradients of the loss SUMMED over the batch's examples, each times its weight.
 
-        Sums, unlike means, can be merged; optimizers divide by the number of examples.
+        Sums, unlike means, can be merged; optimizers divide by the sum of the weights, which are 1 for
+        examples without.
 
         Args:
             params: float32[P].

@@ -1,7 +1,7 @@
 """Wide & deep: logistic regression plus a multilayer perceptron.
 
     wide = bias + sum over numbers of weight * number + sum over keys and crosses of w_key    [B]
-    X    = [ dense | sum-pooled embedding of slot 1 | ... | of slot S ]       [B, num_dense + S * D]
+    X    = [ dense | pooled embedding of slot 1 | ... | of slot S ]           [B, num_dense + S * D]
     A1 = relu(X W1 + b1)   ...   An = relu(A(n-1) Wn + bn)                    [B, H]
     sigmoid(wide + An w + b)                                                  [B]
 
@@ -15,9 +15,9 @@ categorical features and crosses; in PaddlePaddle's examples it only covers the 
 from collections.abc import Mapping, Sequence
 
 from ctr_model.batch import Batch
-from ctr_model.layers.embedding import pool_slots, scatter_slots
 from ctr_model.layers.first_order import first_order, first_order_backward, first_order_segments
 from ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
 from ctr_model.lookup import Lookup
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
@@ -49,6 +49,8 @@ class WideDeep(ClickModel):
         dim: int = 10,
         hidden: Sequence[int] = (400, 400, 400),
         init_range: float = 0.01,
+        pooling: Pooling = "sum",
+        slots: Mapping[str, SlotOptions] = {},
         crosses: Sequence[tuple[str, str]] = (),
     ) -> None:
         """Builds the network for the columns of a schema.
@@ -58,23 +60,29 @@ class WideDeep(ClickModel):
             dim: D, width of the embeddings.
             hidden: Widths of the hidden layers.
             init_range: Initial embeddings are uniform in [-init_range, init_range), weights of keys zero.
+            pooling: Of the deep part: of the embeddings of a slot's keys: "sum", "mean" or "max".
+            slots: By name of a slot, the `dim` and `pooling` that it has there instead.
             crosses: Pairs of slots, by name, with weights in the wide part.
 
         Raises:
-            ValueError: If a width is less than 1, the range negative, or a slot unknown.
+            ValueError: If a width is less than 1, the range negative, or a slot or pooling unknown.
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
-        num_dense = schema.num_dense
-        self._mlp = Mlp((num_dense + len(schema.slots) * dim, *hidden, 1))
+        self._input = PooledSlots(
+            schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots, table=DEEP
+        )
+        self._mlp = Mlp((self._input.width, *hidden, 1))
         pairs = tuple((schema.slot_index(a), schema.slot_index(b)) for a, b in crosses)
+        weight, bias = first_order_segments(schema.num_dense, name=WIDE)
         super().__init__(
             schema,
             tables=[
                 EmbeddingTable(name=WIDE, dim=1, crosses=pairs, optimizer=_WIDE_OPTIMIZER),
-                EmbeddingTable(name=DEEP, dim=dim, init_range=init_range),
+                *self._input.tables,
             ],
-            segments=[*first_order_segments(num_dense, name=WIDE), *self._mlp.segments],
+            segments=[weight, bias, *self._mlp.segments],
+            biases=[bias],
         )
 
     def forward(
@@ -88,7 +96,7 @@ class WideDeep(ClickModel):
         """Overwrites `logits` float32[B]."""
         weight, bias, *of_mlp = tensors
         first_order(batch.dense, lookups[WIDE], weight, bias, logits)
-        pool_slots(batch.dense, lookups[DEEP], buffers.input(batch.size))
+        self._input.forward(batch.dense, lookups, buffers.input(batch.size))
         logits += self._mlp.forward(of_mlp, buffers, batch.size).reshape(-1)
 
     def backward(
@@ -107,8 +115,8 @@ class WideDeep(ClickModel):
             logit_grad, batch.dense, lookups[WIDE], sparse_grads[WIDE], weight_grad, bias_grad
         )
         input_grad = self._mlp.backward(tensors[2:], buffers, logit_grad.reshape(-1, 1), mlp_grads)
-        scatter_slots(input_grad, lookups[DEEP], sparse_grads[DEEP])
+        self._input.backward(input_grad, lookups, sparse_grads)
 
     def buffers(self, max_batch_size: int) -> MlpBuffers:
         """Returns the buffers of the layers."""
-        return self._mlp.buffers(max_batch_size, self.products)
+        return self._mlp.buffers(max_batch_size, self.products, self.dropout)

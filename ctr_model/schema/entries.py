@@ -15,6 +15,13 @@ def list_entry(where: str, value: object) -> list[object]:
     return list(value)
 
 
+def table_entry(where: str, value: object) -> Mapping[str, object]:
+    """Returns `value`, a table of TOML."""
+    if not isinstance(value, Mapping):
+        raise SchemaError(f"{where} is {value!r}, expected a table")
+    return value
+
+
 def text_entry(where: str, value: object) -> str:
     """Returns `value`, a non-empty string."""
     if not isinstance(value, str) or not value:

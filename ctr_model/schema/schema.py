@@ -1,4 +1,4 @@
-"""The schema: dense columns with their scaling, and slots in order.
+"""The schema: dense columns with their scaling, slots in order, and the names of columns beside features.
 
 A schema is part of a model, since keys depend on the order of slots and inputs on the scaling. Checkpoints
 contain it (`to_dict`), and its `fingerprint` is compared before training resumes.
@@ -25,8 +25,12 @@ from ctr_model.schema.entries import (
     list_entry,
     refuse_duplicates,
     refuse_unknown_keys,
+    table_entry,
     text_entry,
 )
+
+_NAMES = ("label", "weight", "id")
+"""Entries that name a column beside the features."""
 
 _PACKAGED = resources.files("ctr_model.schema") / "schemas"
 
@@ -37,20 +41,40 @@ class Schema:
 
     Attributes:
         dense: Dense columns.
-        slots: Names of the S slots; a slot's number in the feature hash is its position, from 1.
+        slots: Names of the S slots.
+        shares: By name of a slot, the slot whose keys it has: equal values in the two have the same key.
+        slot_numbers: The number of each slot in the feature hash: its position, from 1, or that of the slot
+            whose keys it shares.
         hash_version: Version of the feature hash of the model's keys.
+        label: Name of the label's column; None: each format finds it by its place or a usual name.
+        other_labels: Names of further labels, for models of several tasks; only with `label`. In a file both
+            are the list `labels`.
+        weight: Name of the column of sample weights; None: every example has weight 1.
+        id: Name of the column that predictions are named by; None: they are not.
+        is_for_prediction: Whether files may lack the columns of labels and weight, and the column `id`
+            is read. Not part of a schema file or the fingerprint, as it belongs to a reading.
+        group: Name of the column by whose values an evaluation groups examples; None: none is read. It
+            belongs to a reading, too.
     """
 
     dense: tuple[DenseColumn, ...]
     slots: tuple[str, ...]
     hash_version: int = HASH_VERSION
+    shares: Mapping[str, str] = field(default_factory=dict, hash=False)
+    label: str | None = None
+    other_labels: tuple[str, ...] = ()
+    weight: str | None = None
+    id: str | None = None
+    is_for_prediction: bool = field(default=False, repr=False, compare=False)
+    group: str | None = field(default=None, repr=False, compare=False)
+    slot_numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _scaling: DenseScaling = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Checks the hash version, and that there are slots and names are unique.
+        """Checks hash version and names: there are slots, and no column is two things.
 
         Raises:
-            SchemaError: Names the duplicate or the version.
+            SchemaError: Names the duplicate, the slot, the column or the version.
         """
         if self.hash_version != HASH_VERSION:
             raise SchemaError(
@@ -61,7 +85,25 @@ class Schema:
             raise SchemaError("the schema has no slots: list at least one name under 'slots'")
         refuse_duplicates("dense column", (column.name for column in self.dense))
         refuse_duplicates("slot", self.slots)
-        object.__setattr__(self, "_scaling", DenseScaling(self.dense))  # a frozen dataclass
+        refuse_duplicates("label", self.labels)
+        if self.other_labels and self.label is None:
+            raise SchemaError("other_labels without label: name the first label, too")
+        for label in self.labels:
+            if label in self.features:
+                raise SchemaError(
+                    f"column {label!r} is the label and a feature: a model that reads its label predicts "
+                    f"it; leave it out of 'dense' and 'slots'"
+                )
+        if self.weight is not None and self.weight in (*self.labels, *self.features):
+            raise SchemaError(f"column {self.weight!r} is the weight and a label or feature")
+        if self.id is not None and self.id in (*self.labels, self.weight):
+            raise SchemaError(f"column {self.id!r} is the id and the label or weight")
+        # A frozen dataclass.
+        object.__setattr__(self, "shares", dict(self.shares))
+        object.__setattr__(self, "slot_numbers", tuple(map(self._slot_number, self.slots)))
+        object.__setattr__(self, "_scaling", DenseScaling(self.dense))
+        for slot in self.shares:
+            self.slot_index(slot)  # it exists
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
@@ -109,10 +151,12 @@ class Schema:
         Raises:
             SchemaError: Names the entry, its value and, for an unknown key, the nearest known one.
         """
-        refuse_unknown_keys("schema", data, ("dense", "slots", "hash_version"))
+        known = ("dense", "slots", "shares", "hash_version", "labels", *_NAMES)
+        refuse_unknown_keys("schema", data, known)
         hash_version = data.get("hash_version")
         if type(hash_version) is not int:  # excludes bool
             raise SchemaError(f"schema: hash_version is {hash_version!r}, expected a whole number")
+        label, other_labels = _labels(data)
         return cls(
             dense=tuple(
                 DenseColumn.from_dict(entry)
@@ -122,25 +166,75 @@ class Schema:
                 text_entry("slots", name) for name in list_entry("schema: slots", data.get("slots"))
             ),
             hash_version=hash_version,
+            shares={
+                slot: text_entry(f"shares.{slot}", target)
+                for slot, target in table_entry("schema: shares", data.get("shares", {})).items()
+            },
+            label=label,
+            other_labels=other_labels,
+            weight=_optional_name("weight", data),
+            id=_optional_name("id", data),
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Returns plain values for JSON or TOML, which `from_dict` reads."""
+        """Returns plain values for JSON or TOML, which `from_dict` reads, without unused entries."""
+        # Their absence keeps the fingerprint of schemas from before there were such entries.
         return {
             "hash_version": self.hash_version,
+            **self._names(),
             "slots": list(self.slots),
+            **({"shares": dict(self.shares)} if self.shares else {}),
             "dense": [column.to_dict() for column in self.dense],
         }
 
-    def to_toml(self) -> str:
-        """Returns the content of a schema file, which `from_toml` reads."""
-        lines = [f"hash_version = {self.hash_version}", "", "slots = ["]
-        lines += [f"    {_toml(name)}," for name in self.slots]
-        lines += ["]", "", "dense = ["]
+    def to_toml(self, comments: Mapping[str, str] | None = None) -> str:
+        """Returns the content of a schema file, which `from_toml` reads.
+
+        Args:
+            comments: By the name of a column, written behind its line; one line each.
+        """
+        noted = {name: f"  # {comment}" for name, comment in (comments or {}).items()}
+        lines = [f"hash_version = {self.hash_version}"]
+        lines += [
+            f"{key} = {_toml(name)}{noted.get(str(name), '')}"
+            for key, name in self._names().items()
+        ]
+        lines += ["", "slots = ["]
+        lines += [f"    {_toml(name)},{noted.get(name, '')}" for name in self.slots]
+        lines += ["]", ""]
+        if self.shares:
+            pairs = (f"{_toml(slot)} = {_toml(target)}" for slot, target in self.shares.items())
+            lines += [f"shares = {{ {', '.join(pairs)} }}", ""]
+        lines += ["dense = ["]
         for column in self.dense:
             pairs = (f"{key} = {_toml(value)}" for key, value in column.to_dict().items())
-            lines.append(f"    {{ {', '.join(pairs)} }},")
+            lines.append(f"    {{ {', '.join(pairs)} }},{noted.get(column.name, '')}")
         return "\n".join([*lines, "]", ""])
+
+    def _names(self) -> dict[str, object]:
+        names = {key: getattr(self, key) for key in _NAMES}
+        if self.other_labels:
+            names = {"labels": list(self.labels), **names, "label": None}
+        return {key: name for key, name in names.items() if name is not None}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels' columns, as far as they are named; empty: one label without a name."""
+        return () if self.label is None else (self.label, *self.other_labels)
+
+    @property
+    def required_row_columns(self) -> Mapping[str, tuple[str, ...]]:
+        """By name in `ROW_COLUMNS` the columns that every file must have, in any format."""
+        required: dict[str, tuple[str, ...]] = {"other_labels": self.other_labels}
+        required["weights"] = () if self.weight is None else (self.weight,)
+        if self.is_for_prediction:
+            required = {"ids": () if self.id is None else (self.id,)}
+        return {key: names for key, names in required.items() if names}
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the dense columns, then of the slots."""
+        return (*(column.name for column in self.dense), *self.slots)
 
     @property
     def num_dense(self) -> int:
@@ -164,6 +258,18 @@ class Schema:
             raise SchemaError(f"the schema has no slot {name!r}, did you mean {nearest!r}?")
         return self.slots.index(name)
 
+    def _slot_number(self, name: str) -> int:
+        target = self.shares.get(name, name)
+        if target in self.shares:
+            raise SchemaError(
+                f"shares.{name} is {target!r}, which itself shares the keys of {self.shares[target]!r}: "
+                f"name that one"
+            )
+        try:
+            return self.slot_index(target) + 1
+        except SchemaError as error:
+            raise SchemaError(f"shares.{name}: {error}") from error
+
     def scale_dense(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Scales the numbers of N examples. Thread-safe.
 
@@ -183,6 +289,22 @@ class Schema:
 def criteo_schema() -> Schema:
     """Returns the schema of Criteo's click logs: counts I1..I13 and slots C1..C26."""
     return Schema.load("criteo")
+
+
+def _labels(data: Mapping[str, object]) -> tuple[str | None, tuple[str, ...]]:
+    """Returns the name of the first label, and those of the others, of the entry `label` or `labels`."""
+    if data.get("labels") is None:
+        return _optional_name("label", data), ()
+    if data.get("label") is not None:
+        raise SchemaError("schema: there are 'label' and 'labels': list all labels in 'labels'")
+    names = [text_entry("labels", name) for name in list_entry("schema: labels", data["labels"])]
+    if not names:
+        raise SchemaError("schema: labels is empty, expected the names of the labels' columns")
+    return names[0], tuple(names[1:])
+
+
+def _optional_name(key: str, data: Mapping[str, object]) -> str | None:
+    return None if data.get(key) is None else text_entry(key, data[key])
 
 
 def _toml(value: object) -> str:

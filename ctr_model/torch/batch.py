@@ -43,11 +43,14 @@ class Batch:
         dense: float32[B, num_dense], transformed and scaled by the schema.
         labels: float32[B], 1.0 for a click, else 0.0; None for rows without labels.
         rows: By table; for `Embedding`.
+        weights: float32[B], sample weights; None: every example has weight 1. The loss is weighted for the
+            module, which need not look at them.
     """
 
     dense: Tensor
     labels: Tensor | None
     rows: Mapping[str, Rows]
+    weights: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -60,6 +63,7 @@ def batch_of(batch: numpy_batch.Batch, lookups: Mapping[str, Lookup], *, needs_g
     return Batch(
         dense=tensor_of(batch.dense),
         labels=None if batch.labels is None else tensor_of(batch.labels),
+        weights=None if batch.weights is None else tensor_of(batch.weights),
         rows={
             name: Rows(
                 weights=tensor_of(lookup.rows).requires_grad_(needs_grad),

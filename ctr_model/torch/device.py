@@ -53,6 +53,7 @@ class DeviceModel:
         seen = tensors.Batch(
             dense=self._moved(batch.dense),
             labels=None if batch.labels is None else self._moved(batch.labels),
+            weights=None if batch.weights is None else self._moved(batch.weights),
             rows=rows,
         )
         return self._workspace.gradient(seen, dense_grad)

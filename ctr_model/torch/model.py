@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 class TorchModel:
     """A `Model` whose formulas are those of an nn.Module.
 
-    `precision` is the context of a forward pass of training on a device.
+    `precision` is the context of a forward pass of training on a device, `logit_offset` what is added to its
+    logits.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class TorchModel:
         self.tables = tables_of(module, schema)
         self.num_params = self.initial_values.size
         self.has_log_loss = not hasattr(module, "loss")
+        self.logit_offset = 0.0
         self.precision: Callable[[str], AbstractContextManager[object]] = nullcontext
 
     def with_autocast(self, dtype: torch.dtype) -> Self:
@@ -103,6 +105,12 @@ class TorchModel:
         """
         other = copy.copy(self)
         other.precision = partial(torch.autocast, dtype=dtype)
+        return other
+
+    def with_logit_offset(self, offset: float) -> Self:
+        """Returns the same model, whose log loss is that of the logits plus `offset`; it predicts without."""
+        other = copy.copy(self)
+        other.logit_offset = offset
         return other
 
     def workspace(self, max_batch_size: int, *, device: torch.device | None = None) -> "_Workspace":
@@ -265,15 +273,22 @@ class _Workspace:
         """Returns the loss summed over the examples, and where its gradient begins."""
         own_loss = getattr(self.module, "loss", None)
         if own_loss is None:
-            found = _log_loss(self._logits(output, batch.size), batch.labels)
+            logits = self._logits(output, batch.size)
+            offset = self.model.logit_offset
+            found = _log_loss(logits + offset if offset else logits, batch)
             if not hasattr(self.module, "probabilities"):
                 return found
             with torch.no_grad():
                 return replace(found, probabilities=self.probabilities_of(batch, output))
         loss = own_loss(batch, output)
         if isinstance(loss, Tensor) and loss.shape == (batch.size,):
-            losses = loss.float()
+            losses = loss.float() if batch.weights is None else loss.float() * batch.weights
             total = losses.sum()
+        elif batch.weights is not None:
+            raise ModelInputError(
+                f"{self._name}.loss returned {_described(loss)}, and the examples have weights: return "
+                f"float32[B], the loss of each example, which is then weighted"
+            )
         elif isinstance(loss, Tensor) and not loss.shape:
             losses = loss.float().expand(batch.size)
             total = loss.float() * batch.size
@@ -388,21 +403,24 @@ def _dense(grad: Tensor) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad
 
 
-def _log_loss(logits: Tensor, labels: Tensor | None) -> _Loss:
-    """Returns the log loss of logits float32[B], by the kernel of the built-in models.
+def _log_loss(logits: Tensor, batch: tensors.Batch) -> _Loss:
+    """Returns the weighted log loss of logits float32[B], by the kernel of the built-in models.
 
     PyTorch's own loses digits of the gradient where a click is nearly certain. From a device, the logits come
     here and their gradient goes back: B numbers each.
     """
-    if labels is None:
+    if batch.labels is None:
         raise ModelInputError("a gradient needs labels, and this batch has none")
-    values, clicks = logits.detach().cpu().numpy(), labels.cpu().numpy()
+    values, clicks = logits.detach().cpu().numpy(), batch.labels.cpu().numpy()
+    weights = np.ones_like(clicks) if batch.weights is None else batch.weights.cpu().numpy()
     probabilities, grad = np.empty_like(values), np.empty_like(values)
-    loss = SIGMOID.with_gradient(values, clicks, probabilities, grad)
+    loss = SIGMOID.with_gradient(values, clicks, weights, probabilities, grad)
 
     def loss_of(place: slice) -> float:
         unused = np.empty((2, *values[place].shape), np.float32)
-        return SIGMOID.with_gradient(values[place], clicks[place], unused[0], unused[1])
+        return SIGMOID.with_gradient(
+            values[place], clicks[place], weights[place], unused[0], unused[1]
+        )
 
     return _Loss(logits, torch.from_numpy(grad).to(logits.device), loss, probabilities, loss_of)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from ctr_model.metrics import THRESHOLDS, ClickMetrics, SlidingMetrics
 
@@ -52,6 +52,46 @@ def test_log_loss_is_scikit_learns(rows: list[tuple[bool, float]]) -> None:
     bounded = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
 
     assert measured(labels, probabilities).log_loss() == pytest.approx(log_loss(labels, bounded))
+
+
+@given(EXAMPLES, st.integers(0, 2**32))
+def test_weighted_metrics_are_scikit_learns(rows: list[tuple[bool, float]], seed: int) -> None:
+    labels, probabilities = arrays(rows)
+    weights = np.random.default_rng(seed).uniform(0.1, 5, labels.size).astype(np.float32)
+    weight = weights.astype(np.float64)
+    p = probabilities.astype(np.float64)
+    metrics = ClickMetrics()
+
+    metrics.add(labels, probabilities, weights)
+
+    buckets = np.minimum(np.floor(p * THRESHOLDS), THRESHOLDS - 1)
+    bounded = np.clip(p, 1e-7, 1 - 1e-7)
+    assert metrics.auc() == pytest.approx(roc_auc_score(labels, buckets, sample_weight=weight))
+    assert metrics.log_loss() == pytest.approx(log_loss(labels, bounded, sample_weight=weight))
+    assert metrics.accuracy() == pytest.approx(
+        accuracy_score(labels, p >= 0.5, sample_weight=weight)
+    )
+    assert metrics.calibration() == pytest.approx((weight @ p) / (weight @ labels))
+    assert (metrics.examples, metrics.weight) == (labels.size, pytest.approx(weight.sum()))
+
+
+def test_weight_of_three_is_three_examples() -> None:
+    labels, probabilities = np.float32([1, 0, 0, 1]), np.float32([0.7, 0.2, 0.6, 0.4])
+    metrics = ClickMetrics()
+    metrics.add(labels, probabilities, np.float32([1, 3, 2, 0]))
+
+    repeated = np.repeat(np.arange(4), [1, 3, 2, 0])
+    expected = measured(labels[repeated], probabilities[repeated])
+
+    assert metrics.auc() == expected.auc()
+    assert metrics.log_loss() == pytest.approx(expected.log_loss())
+    assert metrics.calibration() == pytest.approx(expected.calibration())
+    assert (metrics.examples, metrics.weight) == (4, 6)
+
+
+def test_weights_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 labels came with 1 weights"):
+        ClickMetrics().add(np.ones(2, np.float32), np.ones(2, np.float32), np.ones(1, np.float32))
 
 
 @given(EXAMPLES, st.integers(0, 300))

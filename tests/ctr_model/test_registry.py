@@ -132,7 +132,9 @@ class Plain:
     def gradient(self, params, batch, lookups, workspace, dense_grad, sparse_grads):
         numbers = batch.dense.sum(axis=1)
         probabilities, grad = np.empty_like(numbers), np.empty_like(numbers)
-        loss = binary_cross_entropy(numbers * params, batch.labels, probabilities, grad)
+        loss = binary_cross_entropy(
+            numbers * params, batch.labels, np.ones_like(batch.labels), probabilities, grad
+        )
         dense_grad[:] = grad @ numbers
         sparse_grads["unused"][:] = 0
         return StepResult(loss, probabilities)

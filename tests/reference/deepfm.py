@@ -15,9 +15,9 @@ Array = NDArray[np.float64]
 def probability(
     dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> float:
-    """Returns the probability of a click."""
+    """Returns the probability of a click; `slots["pooled"]`, if given, are those of the perceptron."""
     x = list(dense)
-    for rows in slots["embedding"]:
+    for rows in slots.get("pooled", slots["embedding"]):
         x.extend(rows.sum(axis=0))
     (deep,) = mlp(np.array(x), tensors)
     return 1.0 / (1.0 + math.exp(-fm.logit(dense, slots, tensors) - deep))

@@ -15,14 +15,18 @@ def run(logits: list[list[float]], labels: list[float]) -> tuple[float, np.ndarr
     z = np.array(logits, np.float32)
     probabilities = np.empty(len(labels), np.float32)
     grad = np.empty_like(z)
-    loss = cross_entropy(z, np.array(labels, np.float32), probabilities, grad)
+    loss = cross_entropy(
+        z, np.array(labels, np.float32), np.ones(len(labels), np.float32), probabilities, grad
+    )
     return loss, probabilities, grad
 
 
 def run_one(logits: list[float], labels: list[float]) -> tuple[float, np.ndarray, np.ndarray]:
     z = np.array(logits, np.float32)
     probabilities, grad = np.empty_like(z), np.empty_like(z)
-    loss = binary_cross_entropy(z, np.array(labels, np.float32), probabilities, grad)
+    loss = binary_cross_entropy(
+        z, np.array(labels, np.float32), np.ones(len(labels), np.float32), probabilities, grad
+    )
     return loss, probabilities, grad
 
 

@@ -1,6 +1,7 @@
 """What holds for every model of the registry, and for the example of one's own."""
 
 import dataclasses
+import math
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ctr_model.models.model import EmbeddingTable
+from ctr_model.models.model import EmbeddingTable, initial_biases_of, tasks_of
 from ctr_model.parameters import Floats, ModelInputError
-from ctr_model.registry import MODELS, build_model
+from ctr_model.registry import MODELS, build_model, with_logit_offset
 from tests.support.model_cases import (
     MY_MODEL,
     SCHEMA,
@@ -42,7 +43,9 @@ def assert_refused(case: ModelCase, message: str) -> None:
     assert all(np.isnan(grad).all() for grad in out.sparse.values())
 
 
-def squared_error(logits: Floats, labels: Floats, probabilities: Floats, grad: Floats) -> float:
+def squared_error(
+    logits: Floats, labels: Floats, weights: Floats, probabilities: Floats, grad: Floats
+) -> float:
     raise NotImplementedError
 
 
@@ -70,6 +73,68 @@ def test_every_gradient_agrees_with_finite_differences(name: str, seed: int) -> 
 @pytest.mark.parametrize("seed", range(4))
 def test_loss_and_predictions_agree_with_the_oracle(name: str, seed: int) -> None:
     assert_predictions_agree(small_case(name, seed), SMALL[name].oracle)
+
+
+@every_model
+def test_model_of_biases_alone_predicts_the_rates_that_it_starts_at(name: str) -> None:
+    case = small_case(name, 0)
+    tasks = tasks_of(case.model)
+    rates = [0.03, 0.4, 0.03 * 0.4] if len(tasks) == 3 else [0.03, 0.4][: len(tasks) or 1]
+    for table in case.lookups:
+        case.change_lookup(table, rows=np.zeros_like(case.lookups[table].rows))
+
+    biases = initial_biases_of(case.model, rates)
+
+    values = [
+        biases.get(segment.name, [0.0] * math.prod(segment.shape))
+        for segment in case.model.segments
+    ]
+    case.params = np.concatenate(values).astype(np.float32)
+    predicted = case.predict().reshape(case.batch.size, -1)
+    np.testing.assert_allclose(predicted, [rates] * case.batch.size, rtol=1e-5)
+
+
+@every_model
+def test_weights_multiply_loss_and_gradient(name: str) -> None:
+    case = small_case(name, 4)
+    case.weigh()
+
+    assert_gradients_agree(case, SMALL[name].oracle)
+    assert_predictions_agree(case, SMALL[name].oracle)
+
+
+@every_model
+def test_weight_of_1_changes_no_bit(name: str) -> None:
+    case = small_case(name, 5)
+    without = case.gradient()
+    case.batch = dataclasses.replace(case.batch, weights=np.ones(case.batch.size, np.float32))
+
+    assert case.gradient().as_bytes() == without.as_bytes()
+
+
+@every_model
+def test_logit_offset_is_of_the_loss_alone(name: str) -> None:
+    """Training sees sigmoid(z + offset), predictions sigmoid(z)."""
+    offset, oracle = 1.5, SMALL[name].oracle
+
+    def shifted(*arrays) -> float:
+        p = oracle(*arrays)
+        return 1 / (1 + (1 - p) / p * np.exp(-offset))
+
+    case = small_case(name, 6)
+    predicted = case.predict()
+    case.model = with_logit_offset(case.model, offset)
+
+    assert_gradients_agree(case, shifted)
+    assert case.predict().tobytes() == predicted.tobytes()
+
+
+def test_logit_of_another_loss_cannot_be_corrected() -> None:
+    model = small_model("lr")
+    model._loss = dataclasses.replace(model._loss, with_gradient=squared_error)
+
+    with pytest.raises(ValueError, match="has a loss of its own, whose logit cannot be corrected"):
+        with_logit_offset(model, 1.0)
 
 
 @every_model

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ctr_model.registry import MODELS
+from ctr_model.registry import MODELS, TASK_MODELS
 from tests.support.model_cases import small_model
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/models.md").read_text()
-MODEL_ROWS, OPTION_ROWS = 0, 1
+MODEL_ROWS, OPTION_ROWS, TASK_OPTION_ROWS = 0, 1, 2
 
 
 def rows(part: int) -> dict[str, list[str]]:
@@ -33,7 +33,7 @@ def options_of(model: str) -> dict[str, object]:
     """Returns the defaults of a model's options."""
     return {
         name: list(parameter.default) if type(parameter.default) is tuple else parameter.default
-        for name, parameter in inspect.signature(MODELS[model]).parameters.items()
+        for name, parameter in inspect.signature((MODELS | TASK_MODELS)[model]).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
 
@@ -54,6 +54,15 @@ def test_every_option_is_listed_with_its_models_and_its_default() -> None:
             listed[model][option] = None if default == "none" else json.loads(default.strip("`"))
 
     assert listed == {model: options_of(model) for model in MODELS}
+
+
+def test_every_option_of_several_labels_is_listed_with_its_default() -> None:
+    listed: dict[str, dict[str, object]] = {model: {} for model in TASK_MODELS}
+    for option, (models, default, _) in rows(TASK_OPTION_ROWS).items():
+        for model in names(models):
+            listed[model][option] = json.loads(default.strip("`"))
+
+    assert listed == {model: options_of(model) for model in TASK_MODELS}
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", PAGE))

@@ -1,24 +1,29 @@
 """A model keeps its constructor arguments and can be rebuilt from them."""
 
+from dataclasses import replace
+
 import pytest
 
 from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.models.origin import Origin, keeps_origin, origin_of
-from ctr_model.registry import MODELS, build_model, name_of
+from ctr_model.registry import MODELS, TASK_MODELS, build_model, name_of
 from ctr_model.schema import Schema
 
-SCHEMA = Schema.numbered(2, 3)
+SCHEMA = replace(Schema.numbered(2, 3), shares={"C2": "C1"})
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *TASK_MODELS])
 def test_every_model_can_be_built_again(name: str) -> None:
-    model = MODELS[name](SCHEMA)
+    schema = SCHEMA
+    if name in TASK_MODELS:
+        schema = replace(SCHEMA, label="click", other_labels=("bought",))
+    model = (MODELS | TASK_MODELS)[name](schema)
 
     origin = origin_of(model)
     again = build_model(name_of(model), origin.schema, origin.options)
 
     assert name_of(model) == name
-    assert origin == Origin(SCHEMA, {})
+    assert origin == Origin(schema, {})
     assert type(again) is type(model)
 
 

@@ -47,6 +47,94 @@ def test_file_keeps_every_value_and_the_fingerprint(tmp_path: Path) -> None:
     assert Schema.load(path).fingerprint == every_transform().fingerprint
 
 
+def test_label_is_kept_and_part_of_the_fingerprint(tmp_path: Path) -> None:
+    path = tmp_path / "schema.toml"
+    schema = replace(every_transform(), label='a "click"', weight="w", id="user")
+    path.write_text(schema.to_toml(), encoding="utf-8")
+
+    assert Schema.load(path) == schema == Schema.from_dict(schema.to_dict())
+    assert schema.fingerprint != every_transform().fingerprint
+    assert "label" not in every_transform().to_dict()
+
+
+def test_several_labels_are_kept_and_part_of_the_fingerprint(tmp_path: Path) -> None:
+    path = tmp_path / "schema.toml"
+    schema = Schema.from_dict(small() | {"labels": ["click", "bought"], "weight": "w"})
+    path.write_text(schema.to_toml({"weight": "a comment"}))
+
+    assert Schema.load(path) == schema
+    assert schema.labels == ("click", "bought")
+    assert (schema.label, schema.other_labels) == ("click", ("bought",))
+    assert schema.fingerprint != replace(schema, other_labels=()).fingerprint
+    assert replace(schema, other_labels=()) == Schema.from_dict(
+        small() | {"label": "click", "weight": "w"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"labels": []}, "labels is empty"),
+        ({"labels": "click"}, "labels"),
+        ({"labels": ["click"], "label": "click"}, "there are 'label' and 'labels'"),
+        ({"labels": ["click", "click"]}, "label 'click'"),
+        ({"labels": ["click", "item"]}, "'item' is the label and a feature"),
+        ({"labels": ["click", "bought"], "weight": "bought"}, "'bought' is the weight and a label"),
+        ({"labels": ["click", "bought"], "id": "bought"}, "'bought' is the id and the label"),
+    ],
+)
+def test_wrong_labels_are_named(entries: dict[str, object], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        Schema.from_dict(small() | entries)
+
+
+def test_shared_keys_are_kept_and_part_of_the_fingerprint(tmp_path: Path) -> None:
+    schema = replace(
+        every_transform(), slots=("item", "history", "seen"), shares={"history": "item"}
+    )
+    path = tmp_path / "schema.toml"
+    path.write_text(schema.to_toml(), encoding="utf-8")
+
+    assert Schema.from_toml(path) == schema == Schema.from_dict(schema.to_dict())
+    assert schema.slot_numbers == (1, 1, 3)
+    assert hash(schema) is not None
+    assert schema.fingerprint != replace(schema, shares={}).fingerprint
+    assert schema.fingerprint != replace(schema, shares={"seen": "item"}).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ({"item": "history"}, "shares.item: the schema has no slot 'history', did you mean 'item'"),
+        ({"items": "item"}, "the schema has no slot 'items', did you mean 'item'"),
+        (
+            {"item": "seen", "seen": "item"},
+            "shares.item is 'seen', which itself shares .* of 'item'",
+        ),
+        ({"item": "item"}, "shares.item is 'item', which itself shares the keys of 'item'"),
+    ],
+)
+def test_keys_are_shared_with_a_slot_that_has_its_own(shares: dict, message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        replace(every_transform(), slots=("item", "seen"), shares=shares)
+
+
+@pytest.mark.parametrize("shares", [["item"], {"seen": 1}])
+def test_what_is_no_table_of_slots_is_refused(shares: object) -> None:
+    data = {**every_transform().to_dict(), "slots": ["item", "seen"], "shares": shares}
+
+    with pytest.raises(SchemaError, match=r"shares.*, expected a"):
+        Schema.from_dict(data)
+
+
+def test_reading_without_labels_is_the_same_schema() -> None:
+    schema = replace(every_transform(), label="click")
+    optional = replace(schema, is_for_prediction=True)
+
+    assert optional == schema
+    assert optional.fingerprint == schema.fingerprint
+
+
 def test_file_keeps_any_name(tmp_path: Path) -> None:
     path = tmp_path / "schema.toml"
     names = ('a "quoted" \\ name', "caf\u00e9", "\U0001f600", "line\nbreak", "\x7f", "a.b = c")
@@ -125,6 +213,14 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
         ({"slots": "user"}, "slots is 'user', expected a list"),
         ({"slots": ["user", 3]}, "slots is 3, expected a non-empty string"),
         ({"slots": ["user", "user"]}, "slot 'user' is listed twice"),
+        ({"label": ""}, "label is '', expected a non-empty string"),
+        ({"label": ["click"]}, r"label is \['click'\], expected a non-empty string"),
+        ({"label": "item"}, "column 'item' is the label and a feature"),
+        ({"weight": "age"}, "column 'age' is the weight and a label or feature"),
+        ({"label": "x", "weight": "x"}, "column 'x' is the weight and a label or feature"),
+        ({"label": "x", "id": "x"}, "column 'x' is the id and the label or weight"),
+        ({"label": "age"}, "column 'age' is the label and a feature"),
+        ({"lable": "click"}, r"unknown key 'lable', did you mean 'label'\?"),
         ({"dense": None}, "dense is None, expected a list"),
         ({"dense": ["age"]}, "dense column is 'age', expected a table"),
         ({"dense": [{}]}, "name is None"),

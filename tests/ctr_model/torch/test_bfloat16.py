@@ -29,6 +29,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "wide_deep": {"dim": 8, "hidden": [32, 24], "crosses": [["C1", "C2"]]},
     "deepfm": {"dim": 8, "hidden": [32, 24]},
     "dcn_v2": {"dim": 8, "hidden": [32, 24], "cross_rank": 16},
+    "din": {"dim": 8, "hidden": [32, 24], "attention_hidden": [24]},
 }
 NARROW = ("lr", "fm")
 
@@ -130,7 +131,9 @@ def test_gradients_of_built_in_models_are_those_of_float32(name: str) -> None:
         for tensor, error in errors(found, expected, case.model).items():
             worst[tensor] = max(worst.get(tensor, 0.0), error)
     print({tensor: f"{error / UNIT:.2f} units" for tensor, error in worst.items()})
-    assert max(worst.values()) < 8 * UNIT
+    # The gradients of attention's weights, scalar products of rows and gradients, nearly cancel in sums.
+    limits = {tensor: 24 if tensor.startswith("attention") else 8 for tensor in worst}
+    assert all(error < limits[tensor] * UNIT for tensor, error in worst.items())
     assert (max(worst.values()) > UNIT / 4) == (name not in NARROW)
 
 

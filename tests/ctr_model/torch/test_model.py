@@ -1,5 +1,6 @@
 """A module of PyTorch as a model: the same gradients as the built-in ones, and what it may not have."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,50 @@ def test_pooling_is_that_of_embedding_bag(pooling: str) -> None:
     labels = torch.from_numpy(case.batch.labels)
     nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum").backward()
     torch.testing.assert_close(torch.from_numpy(found.sparse["embedding"]), rows.grad)
+
+
+def test_logit_offset_is_of_the_loss_alone() -> None:
+    class Shifted(Net):
+        def forward(self, batch: Batch) -> Any:
+            return super().forward(batch) + 1.5
+
+    case = ModelCase(TorchModel(SCHEMA, Net), SCHEMA, seed=3)
+    predicted = case.predict()
+    case.model = TorchModel(SCHEMA, Shifted)
+    expected = case.gradient()
+
+    case.model = TorchModel(SCHEMA, Net).with_logit_offset(1.5)
+
+    assert case.gradient().as_bytes() == expected.as_bytes()
+    assert case.predict().tobytes() == predicted.tobytes()
+
+
+def test_weights_multiply_losses_of_any_kind() -> None:
+    """The log loss, and a loss of each example; a mean of them cannot be weighted."""
+
+    class OwnLoss(Net):
+        def loss(self, batch: Batch, output: Any) -> Any:
+            losses = nn.functional.binary_cross_entropy_with_logits(
+                output.reshape(-1), batch.labels, reduction="none"
+            )
+            return losses.mean() if is_mean else losses
+
+        def probabilities(self, batch: Batch, output: Any) -> Any:
+            return output.reshape(-1).sigmoid()
+
+    is_mean = False
+    weights = np.float32([0, 3, 1, 0.5, 2])
+    case = ModelCase(TorchModel(SCHEMA, Net), SCHEMA, seed=3)
+    case.batch = replace(case.batch, weights=weights)
+    expected = case.gradient()
+    case.model = TorchModel(SCHEMA, OwnLoss)
+    found = case.gradient()
+
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    np.testing.assert_allclose(found.dense, expected.dense, rtol=1e-4, atol=1e-6)
+    is_mean = True
+    with pytest.raises(ModelInputError, match="the examples have weights: return float32"):
+        case.gradient()
 
 
 def test_rows_of_a_slot_may_be_left_apart() -> None:

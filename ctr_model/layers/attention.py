@@ -1,0 +1,249 @@
+"""Attention of a history to a target: a sum over the history in which each key has a weight of its own.
+
+    h_1, ..., h_n   rows of the slot's last n keys, in order          [D]
+    t               vector of the target                              [D]
+    a_j = 1 + MLP([ h_j | t | h_j - t | h_j * t ])                    the activation unit
+    u   = a_1 h_1 + ... + a_n h_n                                     [D]
+
+The weights are not normalized: u of a history with three keys like the target is larger than with one. As
+the MLP begins near zero, u begins as the sum of the rows. A history without keys is zeros.
+
+Zhou et al., "Deep interest network for click-through rate prediction", KDD 2018. Its MLP has PReLU or Dice
+between layers; here it is relu, as in all layers of this package. (Dice divides by the statistics of a batch,
+so a prediction would depend on the examples beside it.) The 1 is the bias of its last layer at the start.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.jit import kernel
+from ctr_model.layers.mlp import Mlp
+from ctr_model.layers.products import NewProduct
+from ctr_model.lookup import Ints, Lookup
+from ctr_model.parameters import Floats
+
+
+class AttentionBuffers:
+    """The matrices of one step; they grow to the longest histories of a batch so far.
+
+    `starts` int64[B + 1] says which rows of the matrices are of which example.
+    """
+
+    def __init__(self, mlp: Mlp, max_batch_size: int, new_product: NewProduct) -> None:
+        self.starts = np.zeros(max_batch_size + 1, np.int64)
+        self._mlp, self._new_product = mlp, new_product
+        self._make(max(1, max_batch_size))
+
+    def make_room(self, size: int) -> None:
+        """Makes the matrices at least `size` rows long; what they held is lost."""
+        if size > self._capacity:
+            self._make(max(size, 2 * self._capacity))
+
+    def _make(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.mlp = self._mlp.buffers(capacity, self._new_product)
+        self.weights_grad = np.empty((capacity, 1), np.float32)
+
+
+class Attention:
+    """Attention of one history to its target, both of which have columns in the input X of a network."""
+
+    def __init__(
+        self,
+        *,
+        slot: int,
+        max_length: int,
+        history: slice,
+        target: slice,
+        hidden: Sequence[int],
+        name: str,
+    ) -> None:
+        """Takes places and widths.
+
+        Args:
+            slot: The history, by number among the slots of its table.
+            max_length: n, how many of its keys take part, from the last.
+            history: The columns of u in X.
+            target: The columns of t in X, as many.
+            hidden: Widths of the MLP's hidden layers.
+            name: Of the segments: `name1.weight`, ...
+        """
+        self._slot, self._max_length = slot, max_length
+        self._u, self._t = history.start, target.start
+        self._dim = history.stop - history.start
+        self._mlp = Mlp((4 * self._dim, *hidden, 1), name=name)
+        self.segments = self._mlp.segments
+
+    def buffers(self, max_batch_size: int, new_product: NewProduct) -> AttentionBuffers:
+        """Returns buffers for batches of up to `max_batch_size` examples."""
+        return AttentionBuffers(self._mlp, max_batch_size, new_product)
+
+    def forward(
+        self, tensors: Sequence[Floats], lookup: Lookup, buffers: AttentionBuffers, x: Floats
+    ) -> None:
+        """Overwrites the columns of u.
+
+        Args:
+            tensors: Of `segments`.
+            lookup: Of the history's table.
+            buffers: Overwritten.
+            x: float32[B, ...], X with the columns of t.
+        """
+        starts = buffers.starts[: len(x) + 1]
+        _count_last(lookup.offsets, lookup.num_slots, self._slot, self._max_length, starts)
+        size = int(starts[-1])
+        buffers.make_room(size)
+        pairs = buffers.mlp.input(size)
+        _pair(
+            lookup.rows,
+            lookup.inverse,
+            lookup.offsets,
+            lookup.num_slots,
+            self._slot,
+            starts,
+            x,
+            self._t,
+            pairs,
+        )
+        weights = self._mlp.forward(tensors, buffers.mlp, size)
+        weights += np.float32(1.0)
+        _add_up(weights, pairs, starts, self._dim, self._u, x)
+
+    def backward(
+        self,
+        tensors: Sequence[Floats],
+        buffers: AttentionBuffers,
+        grad: Floats,
+        tensor_grads: Sequence[Floats],
+    ) -> None:
+        """Overwrites the gradients of all tensors, and adds that of t.
+
+        Args:
+            tensors: Of `segments`.
+            buffers: As `forward` left them; those of the rows are left in them for `add_to_rows`.
+            grad: float32[B, ...], of X; its columns of t are added to.
+            tensor_grads: Of `segments`, overwritten.
+        """
+        starts = buffers.starts[: len(grad) + 1]
+        size = int(starts[-1])
+        pairs, weights = buffers.mlp.input(size), buffers.mlp.outputs(size)[-1]
+        weights_grad = buffers.weights_grad[:size]
+        _add_up_backward(grad, pairs, starts, self._dim, self._u, weights_grad)
+        pairs_grad = self._mlp.backward(tensors, buffers.mlp, weights_grad, tensor_grads)
+        _pair_backward(weights, pairs, starts, self._u, self._t, self._dim, pairs_grad, grad)
+
+    def add_to_rows(self, lookup: Lookup, buffers: AttentionBuffers, out: Floats) -> None:
+        """Adds the gradient of the history's rows to `out` float32[N, D]; called after `backward`."""
+        size = (lookup.offsets.size - 1) // lookup.num_slots
+        starts = buffers.starts[: size + 1]
+        rows_grad = buffers.mlp.grads(int(starts[-1]))[0]
+        _add_to_rows(
+            rows_grad, lookup.inverse, lookup.offsets, lookup.num_slots, self._slot, starts, out
+        )
+
+
+@kernel
+def _count_last(
+    offsets: Ints, num_slots: int, slot: int, max_length: int, starts: NDArray[np.int64]
+) -> None:
+    """Overwrites `starts` with where the rows of each example begin, of at most `max_length` keys."""
+    starts[0] = 0
+    for b in range(starts.size - 1):
+        place = b * num_slots + slot
+        starts[b + 1] = starts[b] + min(offsets[place + 1] - offsets[place], max_length)
+
+
+@kernel
+def _pair(
+    rows: Floats,
+    inverse: Ints,
+    offsets: Ints,
+    num_slots: int,
+    slot: int,
+    starts: NDArray[np.int64],
+    x: Floats,
+    target: int,
+    pairs: Floats,
+) -> None:
+    """Overwrites `pairs` with [ h | t | h - t | h * t ] of each key."""
+    dim = rows.shape[1]
+    for b in range(x.shape[0]):
+        stop = offsets[b * num_slots + slot + 1]
+        for j in range(starts[b], starts[b + 1]):
+            row = np.uintp(inverse[stop - (starts[b + 1] - j)])
+            for d in range(dim):
+                h, t = rows[row, np.uintp(d)], x[b, target + d]
+                pairs[j, d] = h
+                pairs[j, dim + d] = t
+                pairs[j, 2 * dim + d] = h - t
+                pairs[j, 3 * dim + d] = h * t
+
+
+@kernel
+def _add_up(
+    weights: Floats, pairs: Floats, starts: NDArray[np.int64], dim: int, column: int, x: Floats
+) -> None:
+    """Overwrites the columns of u in `x`."""
+    for b in range(x.shape[0]):
+        for d in range(dim):
+            x[b, column + d] = np.float32(0.0)
+        for j in range(starts[b], starts[b + 1]):
+            for d in range(dim):
+                x[b, column + d] += weights[j, 0] * pairs[j, d]
+
+
+@kernel
+def _add_up_backward(
+    grad: Floats, pairs: Floats, starts: NDArray[np.int64], dim: int, column: int, out: Floats
+) -> None:
+    """Overwrites `out` with the gradient of the weights."""
+    for b in range(grad.shape[0]):
+        for j in range(starts[b], starts[b + 1]):
+            total = np.float32(0.0)
+            for d in range(dim):
+                total += grad[b, column + d] * pairs[j, d]
+            out[j, 0] = total
+
+
+@kernel
+def _pair_backward(
+    weights: Floats,
+    pairs: Floats,
+    starts: NDArray[np.int64],
+    history: int,
+    target: int,
+    dim: int,
+    pairs_grad: Floats,
+    grad: Floats,
+) -> None:
+    """Adds the gradient of t to its columns in `grad`; overwrites `pairs_grad[:, :dim]` with that of h."""
+    for b in range(grad.shape[0]):
+        for j in range(starts[b], starts[b + 1]):
+            for d in range(dim):
+                h, t = pairs[j, d], pairs[j, dim + d]
+                of_difference, of_product = pairs_grad[j, 2 * dim + d], pairs_grad[j, 3 * dim + d]
+                grad[b, target + d] += pairs_grad[j, dim + d] - of_difference + of_product * h
+                pairs_grad[j, d] += (
+                    of_difference + of_product * t + weights[j, 0] * grad[b, history + d]
+                )
+
+
+@kernel
+def _add_to_rows(
+    grad: Floats,
+    inverse: Ints,
+    offsets: Ints,
+    num_slots: int,
+    slot: int,
+    starts: NDArray[np.int64],
+    out: Floats,
+) -> None:
+    """Adds `grad[:, :D]` of each key to the gradient of its row."""
+    for b in range(starts.size - 1):
+        stop = offsets[b * num_slots + slot + 1]
+        for j in range(starts[b], starts[b + 1]):
+            row = np.uintp(inverse[stop - (starts[b + 1] - j)])
+            for d in range(out.shape[1]):
+                out[row, np.uintp(d)] += grad[j, d]

@@ -1,0 +1,252 @@
+"""Pooled slots, each with its own pooling and width: the input X of a network, and its embedding tables.
+
+    X = [ dense | pooled embedding of slot 1 | ... | of slot S ]     [B, num_dense + D_1 + ... + D_S]
+
+    sum    v_1 + ... + v_n     for the rows v_1, ..., v_n of the slot's n keys, in order
+    mean   (v_1 + ... + v_n) / n
+    max    of each column; its gradient goes to the first of the rows that have the maximum
+
+A key that occurs twice counts twice. A slot without keys is zeros. A table has one width, so slots of another
+width than the model's are in tables of their own, one for each width.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.jit import kernel
+from ctr_model.layers.embedding import pool_slots, scatter_slots
+from ctr_model.lookup import EmbeddingTable, Ints, Lookup
+from ctr_model.parameters import Floats
+from ctr_model.schema import Schema
+
+Pooling = Literal["sum", "mean", "max"]
+
+SlotOptions = Mapping[str, int | str]
+"""What a slot has instead of the model's own: `dim`, `pooling`."""
+
+_SUM, _MEAN, _MAX, _ELSEWHERE = range(4)
+_CODES = {"sum": _SUM, "mean": _MEAN, "max": _MAX}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The slots of one table: for each the first column in X, and its pooling as a code."""
+
+    table: str
+    columns: NDArray[np.int64]  # [S]
+    poolings: NDArray[np.int64]  # [S]
+
+
+class PooledSlots:
+    """The input of a network: numbers, then all slots of the schema in order.
+
+    Attributes:
+        tables: The embedding tables: of the slots of width `dim`, then one for each other width.
+        width: Of X.
+        columns: For each slot its columns in X.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dim: int,
+        init_range: float,
+        pooling: Pooling = "sum",
+        slots: Mapping[str, SlotOptions] = {},
+        table: str = "embedding",
+        elsewhere: Collection[int] = (),
+    ) -> None:
+        """Places the columns of a schema.
+
+        Args:
+            schema: The columns of a batch.
+            dim: Width of the slots' embeddings.
+            init_range: Initial embeddings are uniform in [-init_range, init_range).
+            pooling: Of the slots.
+            slots: By name of a slot, the `dim` and `pooling` that it has instead.
+            table: Name of the table; one of another width D is called `table`_D.
+            elsewhere: Slots by number whose columns somebody else fills, and scatters back.
+
+        Raises:
+            ValueError: If a slot or what is said of it is unknown, a width less than 1, or a pooling unknown.
+        """
+        _require_pooling("pooling", pooling)
+        dims, poolings = [dim] * len(schema.slots), [_CODES[pooling]] * len(schema.slots)
+        for name, options in slots.items():
+            slot = schema.slot_index(name)
+            checked = _checked(name, options)
+            dims[slot] = checked.get("dim", dim)
+            poolings[slot] = checked.get("pooling", poolings[slot])
+        for slot in elsewhere:
+            poolings[slot] = _ELSEWHERE
+        ends = schema.num_dense + np.cumsum([0, *dims])
+        self.width = int(ends[-1])
+        self.columns = [
+            slice(int(end) - width, int(end)) for end, width in zip(ends[1:], dims, strict=True)
+        ]
+        self.tables, self._parts = [], []
+        for width in sorted(set(dims), key=lambda width: (width != dim, width)):
+            own = [slot for slot, of_slot in enumerate(dims) if of_slot == width]
+            name = table if width == dim else f"{table}_{width}"
+            self.tables.append(
+                EmbeddingTable(
+                    name=name,
+                    dim=width,
+                    init_range=init_range,
+                    slots=None if len(own) == len(dims) else tuple(own),
+                )
+            )
+            places = np.array([self.columns[slot].start for slot in own], np.int64)
+            codes = np.array([poolings[slot] for slot in own], np.int64)
+            self._parts.append(_Part(name, places, codes))
+        self._is_sum = len(self._parts) == 1 and set(poolings) == {_SUM}
+
+    def table_of(self, slot: int) -> tuple[str, int]:
+        """Returns the table of a slot, by number from 0, and its number among the slots of that table."""
+        for table in self.tables:
+            if table.slots is None:
+                return table.name, slot
+            if slot in table.slots:
+                return table.name, table.slots.index(slot)
+        raise IndexError(slot)
+
+    def forward(self, dense: Floats, lookups: Mapping[str, Lookup], out: Floats) -> None:
+        """Overwrites `out` float32[B, width] with X, for `dense` float32[B, num_dense]."""
+        if self._is_sum:
+            pool_slots(dense, lookups[self._parts[0].table], out)
+            return
+        out[:, : dense.shape[1]] = dense
+        for part in self._parts:
+            lookup = lookups[part.table]
+            _pool(lookup.rows, lookup.inverse, lookup.offsets, part.columns, part.poolings, out)
+
+    def backward(
+        self, grad: Floats, lookups: Mapping[str, Lookup], sparse_grads: Mapping[str, Floats]
+    ) -> None:
+        """Overwrites the gradients of the rows of its tables.
+
+        Args:
+            grad: float32[B, width], of X.
+            lookups: As for `forward`.
+            sparse_grads: By table float32[N, D]; those of its tables are overwritten.
+        """
+        if self._is_sum:
+            table = self._parts[0].table
+            scatter_slots(grad, lookups[table], sparse_grads[table])
+            return
+        for part in self._parts:
+            lookup, out = lookups[part.table], sparse_grads[part.table]
+            _scatter(
+                grad, lookup.rows, lookup.inverse, lookup.offsets, part.columns, part.poolings, out
+            )
+
+
+def _checked(name: str, options: SlotOptions) -> dict[str, int]:
+    """Returns the `dim` of a slot, and the code of its `pooling`, as far as they are given."""
+    checked: dict[str, int] = {}
+    for option, value in options.items():
+        where = f"slots.{name}.{option}"
+        if option == "dim":
+            if type(value) is not int or value < 1:  # excludes bool
+                raise ValueError(f"{where} is {value!r}, expected a width of at least 1")
+            checked[option] = value
+        elif option == "pooling":
+            checked[option] = _CODES[_require_pooling(where, value)]
+        else:
+            nearest = difflib.get_close_matches(option, ("dim", "pooling"), 1, cutoff=0.0)[0]
+            raise ValueError(f"{where} is unknown, did you mean {nearest!r}? known: dim, pooling")
+    return checked
+
+
+def _require_pooling(where: str, value: object) -> str:
+    if value not in get_args(Pooling):
+        raise ValueError(f"{where} is {value!r}, expected sum, mean or max")
+    return str(value)
+
+
+@kernel
+def _is_above(value: np.float32, top: np.float32) -> bool:
+    """Whether `value` is larger; what is not a number is above all others, so that training notices it."""
+    return bool((not value <= top) & (top == top))  # noqa: PLR0124
+
+
+@kernel
+def _pool(
+    rows: Floats,
+    inverse: Ints,
+    offsets: Ints,
+    columns: NDArray[np.int64],
+    poolings: NDArray[np.int64],
+    out: Floats,
+) -> None:
+    """Overwrites the columns of the slots in `out`."""
+    dim, num_slots = np.uintp(rows.shape[1]), columns.size
+    for b in range(out.shape[0]):
+        for s in range(num_slots):
+            if poolings[s] == _ELSEWHERE:
+                continue
+            column = np.uintp(columns[s])
+            start, stop = offsets[b * num_slots + s], offsets[b * num_slots + s + 1]
+            for d in range(dim):
+                out[b, column + d] = (
+                    rows[np.uintp(inverse[start]), d] if start < stop else np.float32(0.0)
+                )
+            for i in range(start + 1, stop):
+                row = np.uintp(inverse[i])
+                if poolings[s] == _MAX:
+                    for d in range(dim):
+                        value, top = rows[row, d], out[b, column + d]
+                        out[b, column + d] = value if _is_above(value, top) else top
+                else:
+                    for d in range(dim):
+                        out[b, column + d] += rows[row, d]
+            if poolings[s] == _MEAN and stop - start > 1:
+                for d in range(dim):
+                    out[b, column + d] /= np.float32(stop - start)
+
+
+@kernel
+def _scatter(
+    grad: Floats,
+    rows: Floats,
+    inverse: Ints,
+    offsets: Ints,
+    columns: NDArray[np.int64],
+    poolings: NDArray[np.int64],
+    out: Floats,
+) -> None:
+    """Overwrites `out` with the gradient of the rows."""
+    dim, num_slots = np.uintp(rows.shape[1]), columns.size
+    tops, best = np.empty(dim, np.float32), np.empty(dim, np.int32)  # of a slot, for each column
+    out[:] = np.float32(0.0)
+    for b in range(grad.shape[0]):
+        for s in range(num_slots):
+            start, stop = offsets[b * num_slots + s], offsets[b * num_slots + s + 1]
+            if poolings[s] == _ELSEWHERE or start == stop:
+                continue
+            column = np.uintp(columns[s])
+            if poolings[s] == _MAX:
+                tops[:] = rows[np.uintp(inverse[start])]
+                best[:] = inverse[start]
+                for i in range(start + 1, stop):
+                    row = np.uintp(inverse[i])
+                    for d in range(
+                        dim
+                    ):  # selects, not branches: half of them would be mispredicted
+                        is_above = _is_above(rows[row, d], tops[d])
+                        tops[d] = rows[row, d] if is_above else tops[d]
+                        best[d] = inverse[i] if is_above else best[d]
+                for d in range(dim):
+                    out[np.uintp(best[d]), d] += grad[b, column + d]
+            else:
+                count = np.float32(stop - start if poolings[s] == _MEAN else 1)
+                for i in range(start, stop):
+                    row = np.uintp(inverse[i])
+                    for d in range(dim):
+                        out[row, d] += grad[b, column + d] / count
