@@ -1,13 +1,18 @@
 """Base class of datasets of files: the list of files, and their format."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from protos.errors import UsageError
+from protos.errors import BadRowError, UsageError
+from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format, require_format
+from ps_worker.data.reading import Reading
 
 if TYPE_CHECKING:
     from ps_worker.data.text.multislot import Values
@@ -33,6 +38,7 @@ class FileDataset:
         bad_row_limit: int = 0,
         reader_num: int = 1,
         seed: int = 0,
+        negatives: NegativeSampling | None = None,
     ) -> None:
         """Makes a dataset without files.
 
@@ -45,6 +51,7 @@ class FileDataset:
             bad_row_limit: Malformed rows that a pass over the files may skip.
             reader_num: Reader threads, each with a file or split of its own.
             seed: Of shuffles of files or rows; for a global shuffle the same on all workers.
+            negatives: Which rows without a click are kept, to train on; None: all.
 
         Raises:
             UsageError: If a number is too small, or the format is unknown.
@@ -67,7 +74,9 @@ class FileDataset:
         self._bad_row_limit = bad_row_limit
         self._reader_num = reader_num
         self._seed = seed
+        self._negatives = negatives
         self._splits: list[FileSplit] | None = None
+        self._bad_row_log = BadRowLog()
 
     def set_filelist(self, files: Sequence[str | Path | FileSplit]) -> None:
         """Sets the files or splits to read, in order: a worker's own, as `fleet.split_files` returns them."""
@@ -76,6 +85,7 @@ class FileDataset:
         self._splits = [
             file if isinstance(file, FileSplit) else FileSplit(str(file)) for file in files
         ]
+        self._bad_row_log = BadRowLog()
 
     def set_pipe_command(
         self, command: str, *, columns: Sequence[str] | None = None, values: "Values" = "keys"
@@ -102,7 +112,36 @@ class FileDataset:
 
         self._format = generated(generator)
 
+    def head(self) -> Iterator[Batch]:
+        """Reads the files in order, for a look at their first rows; it is no pass, and samples no negatives.
+
+        Nothing is said of malformed rows; where they are too many for a pass, it ends.
+
+        Yields:
+            Batches of any size.
+
+        Raises:
+            UsageError: If no files were set.
+            DataError: While iterating, if a file cannot be read.
+        """
+        bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
+        return _rows_within_limit(Reading(self._files(), self.schema, self._format, bad_rows))
+
     def _files(self) -> list[FileSplit]:
         if self._splits is None:
             raise UsageError("the dataset has no files: call dataset.set_filelist(files) first")
         return self._splits
+
+
+def _rows_within_limit(reading: Reading) -> Iterator[Batch]:
+    with suppress(BadRowError):  # the pass will say it
+        for _, block in reading.blocks():
+            yield block.rows
+
+
+def head_of(data: Iterable[object]) -> Iterator[Batch]:
+    """Returns the first rows of files, or of a list of batches; of what may differ the next time, none."""
+    if isinstance(data, FileDataset):
+        return data.head()
+    in_memory = data if isinstance(data, Sequence) else ()
+    return (each for each in in_memory if isinstance(each, Batch))

@@ -112,6 +112,18 @@ def format_of(path: str) -> str:
     return SUFFIXES.get(name.suffix, DEFAULT)
 
 
+def has_byte_offsets(path: str, format: Format | None) -> bool:
+    """Whether blocks of a file begin at offsets in bytes of its content, as those of text do."""
+    name = format_of(path) if format is None else format
+    return isinstance(name, str) and name not in ("parquet", "orc")
+
+
+def has_named_columns(path: str, format: Format | None) -> bool:
+    """Whether a file has any number of columns, with names."""
+    name = format_of(path) if format is None else format
+    return name in ("csv", "parquet", "orc")
+
+
 def require_format(name: str) -> None:
     """Checks the name of a format.
 

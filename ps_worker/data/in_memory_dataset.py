@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from ctr_model.batch import Batch
-from protos.errors import DataError, UsageError
+from protos.errors import DataError, UsageError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition, digest_of_files
 from ps_worker.data.file_dataset import FileDataset
@@ -79,7 +79,7 @@ class InMemoryDataset(FileDataset):
         self._require_no_preloading("another loading")
         self._set_rows(None)
         self._reset_counts()
-        bad_rows = BadRows(self._bad_row_limit)
+        bad_rows = BadRows(self._bad_row_limit, self._bad_row_log)
         load = functools.partial(
             load_rows,
             splits,
@@ -87,6 +87,7 @@ class InMemoryDataset(FileDataset):
             format=self._format,
             bad_rows=bad_rows,
             reader_num=self._reader_num,
+            negatives=self._negatives,
         )
         self._preloading = _Preloading(load, bad_rows)
 
@@ -191,6 +192,10 @@ class InMemoryDataset(FileDataset):
         """
         return (batch for batch, _ in self.positioned())
 
+    def head(self) -> Iterator[Batch]:
+        """Yields the rows in memory, as a pass does: their files may be gone by now."""
+        return iter(self)
+
     def positioned(self, start: DataPosition | None = None) -> Iterator[tuple[Batch, DataPosition]]:
         """Yields all rows, or those after a position.
 
@@ -218,7 +223,7 @@ class InMemoryDataset(FileDataset):
             )
         if (row := (start.offset or 0) + start.skip) > rows.size:
             raise DataError(
-                f"{start} is beyond the end of {rows.size} rows: it belongs to other files"
+                f"{start} is beyond the end of {counted(rows.size, 'row')}: it belongs to other files"
             )
         return self._batches(rows, self._order, self._swap, row, first)
 

@@ -5,17 +5,21 @@ several: in any order   splits --> reader threads, a split each --> bounded queu
 """
 
 from collections.abc import Generator, Iterator
+from functools import cache
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from protos.errors import UsageError
+from protos.errors import UsageError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.batching import batches
+from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition, digest_of_files
 from ps_worker.data.blocks.reader_threads import merged
 from ps_worker.data.file_dataset import FileDataset
-from ps_worker.data.files.file_split import shuffled
-from ps_worker.data.formats import Format
+from ps_worker.data.files.file_split import FileSplit, shuffled
+from ps_worker.data.files.listing import size_of
+from ps_worker.data.files.pass_share import PassShare
+from ps_worker.data.formats import Format, has_byte_offsets
 from ps_worker.data.reading import Reading
 
 _QUEUED_BATCHES = 4  # per reader, waiting for training
@@ -35,6 +39,7 @@ class QueueDataset(FileDataset):
         reader_num: int = 1,
         shuffle_files: bool = False,
         seed: int = 0,
+        negatives: NegativeSampling | None = None,
     ) -> None:
         """Makes a dataset without files; arguments and errors as for `FileDataset`, except these.
 
@@ -48,6 +53,7 @@ class QueueDataset(FileDataset):
                 reads, and batches follow the order of the files; with more the order is undefined.
             shuffle_files: Whether to shuffle the order of files in each epoch.
             seed: Seed of these shuffles.
+            negatives: See `FileDataset`.
         """
         super().__init__(
             schema,
@@ -57,10 +63,12 @@ class QueueDataset(FileDataset):
             bad_row_limit=bad_row_limit,
             reader_num=reader_num,
             seed=seed,
+            negatives=negatives,
         )
         self._shuffle_files = shuffle_files
         self._epoch = 0
         self._pass: _Pass | None = None
+        self._size_of = cache(size_of)  # asked once: of a URL it may be a request
 
     @property
     def rows(self) -> int:
@@ -124,20 +132,32 @@ class QueueDataset(FileDataset):
         if start.files != first.files:
             raise UsageError(
                 f"the position belongs to other files, another order of files, or another shuffle_files: "
-                f"the dataset has {len(self._files())} files"
+                f"the dataset has {counted(len(self._files()), 'file')}"
             )
         return self._begin(start).batches()
+
+    def shares(self, epoch: int) -> PassShare:
+        """Returns how far positions of an epoch, counted from 1, are in it."""
+        return PassShare(
+            self._order(epoch),
+            has_byte_offsets=lambda path: has_byte_offsets(path, self._format),
+            size_of=self._size_of,
+        )
+
+    def _order(self, epoch: int) -> list[FileSplit]:
+        splits = self._files()
+        return shuffled(splits, self._seed, epoch) if self._shuffle_files else splits
 
     def _next_epoch(self) -> DataPosition:
         files = digest_of_files(self._files(), self._shuffle_files)
         return DataPosition(epoch=self._epoch + 1, seed=self._seed, files=files)
 
     def _begin(self, start: DataPosition) -> "_Pass":
-        splits = self._files()
-        if self._shuffle_files:
-            splits = shuffled(splits, self._seed, start.epoch)
-        bad_rows = BadRows(self._bad_row_limit)
-        reading = Reading(splits, self.schema, self._format, bad_rows, start=start)
+        splits = self._order(start.epoch)
+        bad_rows = BadRows(self._bad_row_limit, self._bad_row_log)
+        reading = Reading(
+            splits, self.schema, self._format, bad_rows, start=start, negatives=self._negatives
+        )
         self._epoch = start.epoch
         self._pass = _Pass(reading, self.batch_size, start)
         return self._pass

@@ -5,9 +5,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from ctr_model.schema import Schema
-from protos.errors import DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import LabelCheck
+from protos.errors import BadRowError, DataError, counted
+from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ps_worker.data.blocks.batching import RowColumnCheck
+from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
@@ -16,6 +17,7 @@ from ps_worker.data.formats import Format, reader_of
 logger = logging.getLogger(__name__)
 
 _SHOWN_FILES = 3
+_TRIED_ROWS = 1000
 
 
 class Reading:
@@ -33,6 +35,7 @@ class Reading:
         bad_rows: BadRows,
         *,
         start: DataPosition | None = None,
+        negatives: NegativeSampling | None = None,
     ) -> None:
         """Takes the splits to read; opens no file.
 
@@ -42,6 +45,7 @@ class Reading:
             format: None: determined by suffixes.
             bad_rows: Counts malformed rows.
             start: Position whose block is read first; None: the first split.
+            negatives: Which rows without a click are kept; None: all.
 
         Raises:
             DataError: If `start` is beyond the last split.
@@ -49,15 +53,16 @@ class Reading:
         self._start = start or DataPosition()
         if self._start.split > len(splits):
             raise DataError(
-                f"{start} is beyond the end of {len(splits)} files: it belongs to other files"
+                f"{start} is beyond the end of {counted(len(splits), 'file')}: it belongs to other files"
             )
         self._splits = splits
         self._schema = schema
         self._format = format
+        self._negatives = negatives
         self.bad_rows = bad_rows
         self._to_read = deque(list(enumerate(splits))[self._start.split :])
         self._done: list[int] = []
-        self._labels = LabelCheck()
+        self._columns = RowColumnCheck(schema)
 
     @property
     def num_splits(self) -> int:
@@ -70,7 +75,11 @@ class Reading:
         return len(self._done)
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
-        """Yields the blocks of splits that no other reader has taken, with the index of the split."""
+        """Yields the blocks of splits that no other reader has taken, with the index of the split.
+
+        Raises:
+            DataError: See `Reader.blocks`; of a file whose rows are all malformed it says so.
+        """
         while True:
             try:
                 index, split = self._to_read.popleft()
@@ -79,13 +88,45 @@ class Reading:
             offset = self._start.offset if index == self._start.split else None
             is_empty = offset is None
             reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
-            for block in reader.blocks(split, offset):
-                self._labels.require(split.path, block.rows)
-                yield index, block
-                is_empty = False
-            if is_empty and _is_whole(split):
-                logger.warning("a file has no rows: file=%s", split.path)
+            try:
+                for block in reader.blocks(split, offset):
+                    self._columns.require(split.path, block.rows)
+                    is_empty = False
+                    if self._negatives is None:
+                        yield index, block
+                    elif (sampled := self._negatives.sampled(split.path, block)) is not None:
+                        yield index, sampled
+            except BadRowError as error:
+                if is_empty and (verdict := self._verdict(split)):
+                    raise BadRowError(f"{error}; {verdict}") from error
+                raise
+            if is_empty:
+                self._log_empty(split)
             self._done.append(index)
+
+    def _log_empty(self, split: FileSplit) -> None:
+        """Logs that a split has no rows, if it should have some."""
+        if self.bad_rows.of_file(split.path):
+            if verdict := self._verdict(split):
+                self.bad_rows.log.file(split.path, verdict)
+        elif _is_whole(split):
+            logger.warning("a file has no rows: file=%s", split.path)
+
+    def _verdict(self, split: FileSplit) -> str:
+        """Returns what is wrong with a split if all its rows are malformed, and it has several; else ""."""
+        tried = BadRows(_TRIED_ROWS, BadRowLog(is_silent=True))
+        which = "all its {} rows"
+        try:
+            for _ in reader_of(split.path, self._schema, tried, self._format).blocks(split):
+                return ""
+        except BadRowError:
+            which = "its first {} rows"
+        if tried.total < 2:
+            return ""
+        return (
+            f"{which.format(tried.total)} are malformed, so its schema or its format is probably another one "
+            f"(data.schema, data.format), from {tried.first}"
+        )
 
     def end(self, rows: int) -> None:
         """Ends the pass: logs the number of malformed rows next to that of good `rows`.
@@ -100,9 +141,18 @@ class Reading:
             names = ", ".join(split.path for split in self._splits[:_SHOWN_FILES])
             more = ", ..." if len(self._splits) > _SHOWN_FILES else ""
             raise DataError(
-                f"no rows in {len(self._splits)} files: {names}{more} "
-                f"({self.bad_rows.total} malformed rows)"
+                f"no rows in {counted(len(self._splits), 'file')}: {names}{more} "
+                f"({counted(self.bad_rows.total, 'malformed row')})"
+                f"{self._probable_cause()}"
             )
+
+    def _probable_cause(self) -> str:
+        if not self.bad_rows.total:
+            return ""
+        return (
+            f": the schema or the format is probably another one (data.schema, data.format), from "
+            f"{self.bad_rows.first}"
+        )
 
 
 def _is_whole(split: FileSplit) -> bool:

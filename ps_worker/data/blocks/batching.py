@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
-from protos.errors import DataError
+from ctr_model.schema import Schema
+from protos.errors import DataError, counted
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
 
@@ -58,7 +59,7 @@ def batches(
                 pieces, held = [], 0
     if skip:
         raise DataError(
-            f"{start} is beyond the end of its split by {skip} rows: it belongs to other files"
+            f"{start} is beyond the end of its split by {counted(skip, 'row')}: it belongs to other files"
         )
     if pieces:
         yield joined(pieces), position
@@ -71,10 +72,24 @@ def rows_between(rows: Batch, start: int, stop: int) -> Batch:
     offsets = rows.offsets[start * rows.num_slots : stop * rows.num_slots + 1]
     first, last = offsets[0], offsets[-1]
     return Batch(
-        labels=None if rows.labels is None else rows.labels[start:stop],
+        **{name: column[start:stop] for name, column in rows.row_columns().items()},
         dense=rows.dense[start:stop],
         keys=rows.keys[first:last],
         offsets=offsets - first if first else offsets,
+        num_slots=rows.num_slots,
+    )
+
+
+def rows_where(rows: Batch, is_wanted: NDArray[np.bool_]) -> Batch:
+    """Returns copies of the rows selected by a mask, bool[B]."""
+    lengths = np.diff(rows.offsets).reshape(rows.size, rows.num_slots)
+    ends = rows.offsets[:: rows.num_slots]  # [B + 1]
+    is_key_wanted = np.repeat(is_wanted, np.diff(ends))
+    return Batch(
+        **{name: column[is_wanted] for name, column in rows.row_columns().items()},
+        dense=rows.dense[is_wanted],
+        keys=rows.keys[is_key_wanted],
+        offsets=offsets_of(lengths[is_wanted]),
         num_slots=rows.num_slots,
     )
 
@@ -92,7 +107,7 @@ def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
 
 
 def joined(pieces: Sequence[Batch]) -> Batch:
-    """Concatenates batches, either all with labels or all without.
+    """Concatenates batches that have the same `ROW_COLUMNS`.
 
     Raises:
         DataError: If there are more than `MAX_BATCH_KEYS` keys.
@@ -102,9 +117,9 @@ def joined(pieces: Sequence[Batch]) -> Batch:
     starts = np.cumsum([0, *(len(piece.keys) for piece in pieces)])
     _require_countable(int(starts[-1]), sum(piece.size for piece in pieces))
     offsets = [piece.offsets[1:] + start for piece, start in zip(pieces, starts, strict=False)]
-    labels = [piece.labels for piece in pieces if piece.labels is not None]
+    columns = [piece.row_columns() for piece in pieces]
     return Batch(
-        labels=np.concatenate(labels) if labels else None,
+        **{name: np.concatenate([each[name] for each in columns]) for name in columns[0]},
         dense=np.concatenate([piece.dense for piece in pieces]),
         keys=np.concatenate([piece.keys for piece in pieces]),
         offsets=np.concatenate([pieces[0].offsets[:1], *offsets], dtype=np.int32),
@@ -120,25 +135,37 @@ def _require_countable(num_keys: int, num_rows: int) -> None:
         )
 
 
-class LabelCheck:
-    """Refuses a mix of files with and without labels. Thread-safe."""
+class RowColumnCheck:
+    """Refuses a mix of files with and without labels or weights, and missing weights. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema: Schema) -> None:
+        """Takes the schema, whose columns a file must have."""
+        self._schema = schema
         self._lock = threading.Lock()
-        self._first: tuple[str, bool] | None = None
+        self._first: tuple[str, frozenset[str]] | None = None
 
     def require(self, path: str, rows: Batch) -> None:
-        """Compares a file's rows with those of the first file.
+        """Compares a file's rows with those of the first file, and with the schema.
 
         Raises:
-            DataError: Names both files if only one of them has labels.
+            DataError: Names both files if only one of them has a column of `ROW_COLUMNS`; or says that the
+                format has no place for a column that the schema names.
         """
-        has_labels = rows.labels is not None
+        names = frozenset(rows.row_columns())
         with self._lock:
-            first = self._first = self._first or (path, has_labels)
-        if first[1] != has_labels:
-            with_labels, without = (path, first[0]) if has_labels else (first[0], path)
+            first = self._first = self._first or (path, names)
+        for name in sorted(first[1] ^ names):
+            with_it, without = (path, first[0]) if name in names else (first[0], path)
             raise DataError(
-                f"{without} has rows without labels, and {with_labels} has rows with labels: read them "
+                f"{without} has rows without {name}, and {with_it} has rows with {name}: read them "
                 f"separately"
+            )
+        for name, columns in self._schema.required_row_columns.items():
+            if name in names:
+                continue
+            named = ", ".join(map(repr, columns))
+            kind = name.replace("_", " ")
+            raise DataError(
+                f"{path}: the schema names {named} as the column of {kind}, but this format has none: "
+                f"use CSV, Parquet or ORC"
             )

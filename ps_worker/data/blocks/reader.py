@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ctr_model.batch import Batch
 from ps_worker.data.files.file_split import FileSplit
 
@@ -19,10 +22,21 @@ class Block:
         rows: At least one.
         offset: Position of the block in the file, from which `Reader.blocks` can resume: bytes of the
             (decompressed) content in text, rows in Parquet and ORC.
+        row_offsets: int64[n], positions of the rows; None: not known, in text.
     """
 
     rows: Batch
     offset: int
+    row_offsets: NDArray[np.int64] | None = None
+
+    def positions(self) -> NDArray[np.int64]:
+        """Returns int64[n], a number for each row that no other row of the file has.
+
+        It is the same in every reading of the file: a block of text that begins at a byte has the same rows.
+        """
+        if self.row_offsets is not None:
+            return self.row_offsets
+        return np.arange(self.offset, self.offset + self.rows.size, dtype=np.int64)
 
 
 class Reader(Protocol):

@@ -1,25 +1,44 @@
 """Matching of a schema's columns to the named columns of a file (Parquet, ORC, CSV).
 
-Dense columns and slots are found by name; the label is the first of `LABEL_NAMES` that the file has and the
-schema does not use. The values of slot number s, its place in the schema from 1, are hashed with s
-(`column_values.slot_keys`), unless the file's metadata says that they are keys already.
+All columns that the schema names are found by name; an unnamed label is the first of `LABEL_NAMES` that the
+file has and the schema does not use. The values of slot number s, its place in the schema from 1, are hashed
+with s (`column_values.slot_keys`), unless the file's metadata says that they are keys already.
 """
 
 import difflib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.columnar.column_values import is_list_type, is_number_type, is_slot_type
+from ps_worker.data.columnar.column_values import (
+    is_list_type,
+    is_number_type,
+    is_slot_type,
+    is_text_type,
+)
 
 LABEL_NAMES = ("label", "click", "clicked", "target")
 
 # Metadata of a file of keys: its feature hash version, and its slots in order (a JSON list).
 HASH_VERSION_KEY = b"ctr_ps.hash_version"
 SLOTS_KEY = b"ctr_ps.slots"
+# The numbers of the slots in the feature hash (a JSON list); without it, their places in SLOTS_KEY from 1.
+SLOT_NUMBERS_KEY = b"ctr_ps.slot_numbers"
+
+_MEANING = {
+    "labels": "the label of the schema",
+    "weights": "the weight of the schema",
+    "ids": "the id of the schema",
+    "groups": "which valid.group_by names",
+}
+"""By column of `ROW_COLUMNS`, what names it."""
+
+_TEXTS = ("ids", "groups")
+"""Columns of `ROW_COLUMNS` with text or whole numbers, which may be slots."""
 
 # Rows decoded at once: a dictionary is hashed once for all of them. Lists may be long, so fewer.
 READ_ROWS = 65_536
@@ -31,13 +50,15 @@ class FileColumns:
     """The columns to read from a file.
 
     Attributes:
-        label: Name of the label's column; None for rows without labels.
-        names: All names to read, including the label, without duplicates.
+        row_columns: Names of the columns of `ROW_COLUMNS` that are read, but of other labels.
+        other_labels: Names of the other labels that are read: all or none.
+        names: All names to read, without duplicates.
         are_keys: Whether slots hold keys instead of values.
         has_lists: Whether a slot holds lists.
     """
 
-    label: str | None
+    row_columns: Mapping[str, str]
+    other_labels: Sequence[str]
     names: list[str]
     are_keys: bool
     has_lists: bool
@@ -55,33 +76,93 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
         DataError: Names the file and the missing or ambiguous column, or says that its keys belong to
             another feature hash or order of slots.
     """
-    used = [*(column.name for column in schema.dense), *schema.slots]
-    for name in used:
+    for name in schema.features:
         if name not in fields.names:
-            nearest = difflib.get_close_matches(name, fields.names, n=1, cutoff=0.0)
-            hint = f"; its nearest column is {nearest[0]!r}" if nearest else ""
-            raise DataError(f"{path}: no column {name!r}, which the schema requires{hint}")
-    label = next((name for name in LABEL_NAMES if name in fields.names and name not in used), None)
-    read = list(dict.fromkeys([*([] if label is None else [label]), *used]))
+            nearest = _nearest(name, fields.names)
+            raise DataError(f"{path}: no column {name!r}, which the schema requires{nearest}")
+    row_columns = _row_columns(path, fields, schema)
+    other_labels = _other_labels(path, fields, schema)
+    read = list(dict.fromkeys([*row_columns.values(), *other_labels, *schema.features]))
     for name in read:
         if fields.names.count(name) > 1:
             raise DataError(f"{path}: column {name!r} occurs twice, expected once")
     are_keys = HASH_VERSION_KEY in (fields.metadata or {})
     if are_keys:
         _check_keys(path, fields, schema)
+        if row_columns.get("ids") in schema.slots:
+            raise DataError(
+                f"{path}: column {row_columns['ids']!r} holds keys instead of values: ids need another column"
+            )
     has_lists = any(is_list_type(fields.field(slot).type) for slot in schema.slots)
-    return FileColumns(label, read, are_keys, has_lists)
+    return FileColumns(row_columns, other_labels, read, are_keys, has_lists)
+
+
+def _row_columns(path: str, fields: pa.Schema, schema: Schema) -> dict[str, str]:
+    """Returns the names of the columns of `ROW_COLUMNS` to read."""
+    named = {"labels": schema.label, "weights": schema.weight, "groups": schema.group}
+    if schema.is_for_prediction:
+        named["ids"] = schema.id
+    if schema.label is None:
+        free = (name for name in LABEL_NAMES if name not in (*schema.features, *named.values()))
+        named["labels"] = next((name for name in free if name in fields.names), None)
+    found: dict[str, str] = {}
+    for key, name in named.items():
+        if name is not None and name in fields.names:
+            found[key] = name
+        elif name is not None and _is_required(key, schema, found):
+            others = [each for each in fields.names if key in _TEXTS or each not in schema.features]
+            raise DataError(f"{path}: no column {name!r}, {_MEANING[key]}{_nearest(name, others)}")
+    return found
+
+
+def _is_required(key: str, schema: Schema, found: Mapping[str, str]) -> bool:
+    """Whether a named column of `ROW_COLUMNS` has to be there; rows to predict have groups if labels."""
+    if schema.is_for_prediction:
+        return key == "ids" or (key == "groups" and "labels" in found)
+    return True
+
+
+def _other_labels(path: str, fields: pa.Schema, schema: Schema) -> tuple[str, ...]:
+    """Returns the names of the other labels to read: all, or none if a file to predict lacks one."""
+    missing = [name for name in schema.labels if name not in fields.names]
+    if missing and schema.is_for_prediction:
+        return ()
+    for name in missing:
+        others = [each for each in fields.names if each not in schema.features]
+        raise DataError(
+            f"{path}: no column {name!r}, a label of the schema{_nearest(name, others)}"
+        )
+    return schema.other_labels
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    """Returns the part of a message that suggests one of `names`."""
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    return f"; its nearest column is {nearest[0]!r}" if nearest else ""
 
 
 def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColumns) -> None:
-    """Checks that dense columns and label hold numbers, and slots text, whole numbers or lists of these.
+    """Checks that dense columns and weight hold numbers, id, group and slots text or whole numbers.
+
+    A slot may hold lists of these, too; the label numbers or text, "0" and "1".
 
     Raises:
         DataError: Names the file, the column and its type.
     """
-    for name in [*([columns.label] if columns.label else []), *(c.name for c in schema.dense)]:
+    row_columns = dict(columns.row_columns)
+    for key in [each for each in _TEXTS if each in row_columns]:
+        name = row_columns.pop(key)
         kind = fields.field(name).type
-        if not is_number_type(kind):
+        if not is_slot_type(kind) or is_list_type(kind):
+            raise DataError(
+                f"{path}: column {name!r} is of type {kind}, expected text or whole numbers as {key}"
+            )
+    labels = (columns.row_columns.get("labels"), *columns.other_labels)
+    read = (*row_columns.values(), *columns.other_labels)
+    for name in (*read, *(column.name for column in schema.dense)):
+        kind = fields.field(name).type
+        is_text_label = name in labels and is_text_type(_value_type(kind))
+        if not (is_number_type(kind) or is_text_label):
             raise DataError(f"{path}: column {name!r} is of type {kind}, expected numbers")
     for name in () if columns.are_keys else schema.slots:
         kind = fields.field(name).type
@@ -92,6 +173,10 @@ def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColum
             )
 
 
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _check_keys(path: str, fields: pa.Schema, schema: Schema) -> None:
     version = fields.metadata[HASH_VERSION_KEY].decode(errors="replace")
     if version != str(schema.hash_version):
@@ -100,6 +185,7 @@ def _check_keys(path: str, fields: pa.Schema, schema: Schema) -> None:
             f"{schema.hash_version}: convert the data again"
         )
     slots = json.loads(fields.metadata.get(SLOTS_KEY, b"[]"))
+    hashed = json.loads(fields.metadata.get(SLOT_NUMBERS_KEY, b"[]")) or range(1, len(slots) + 1)
     for number, name in enumerate(schema.slots, start=1):
         kind = fields.field(name).type
         if not pa.types.is_uint64(kind.value_type if is_list_type(kind) else kind):
@@ -108,4 +194,10 @@ def _check_keys(path: str, fields: pa.Schema, schema: Schema) -> None:
             raise DataError(
                 f"{path}: {name!r} is slot {number} of the schema, but its keys were made with the slots in "
                 f"the order {slots!r}: convert the data again"
+            )
+        expected = schema.slot_numbers[number - 1]
+        if hashed[number - 1] != expected:
+            raise DataError(
+                f"{path}: {name!r} has the keys of slot {hashed[number - 1]} of the file, but those of slot "
+                f"{expected} by the 'shares' of the schema: convert the data again"
             )

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ctr_model.batch import GROUP_SLOT
 from ctr_model.features import hash_bytes, key_of
 from ctr_model.jit import kernel
 
@@ -138,6 +139,31 @@ def numbers(array: pa.Array) -> NDArray[np.float64]:
         array = array.cast(pa.float64(), safe=False)
     values: NDArray[np.float64] = array.to_numpy(zero_copy_only=False)  # null becomes nan
     return values
+
+
+def texts(array: pa.Array) -> NDArray[np.object_]:
+    """Returns object[N] of str, whole numbers as decimal digits; None where null, empty or not UTF-8."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    values: NDArray[np.object_] = np.empty(len(array), np.object_)
+    if not is_text_type(array.type):
+        array = array.cast(pa.string())
+    values[:] = [_decoded(value) for value in array.cast(pa.binary()).to_pylist()]
+    return values
+
+
+def _decoded(value: bytes | None) -> str | None:
+    try:
+        return value.decode() or None if value is not None else None
+    except UnicodeDecodeError:
+        return None
+
+
+def group_keys(array: pa.Array) -> NDArray[np.uint64]:
+    """Returns the keys of a column of text or whole numbers in `GROUP_SLOT`; null is the missing value."""
+    keys = np.empty((len(array), 1), np.uint64)
+    _key_column(array, GROUP_SLOT).write(0, len(array), 0, keys)
+    return keys.reshape(-1)
 
 
 def slot_keys(array: pa.Array, slot: int) -> KeyColumn | KeyLists:

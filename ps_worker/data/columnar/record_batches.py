@@ -5,8 +5,9 @@ record batch --Decoder.decode--> Columns --blocks_of--> Block | Block ...
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +23,11 @@ from ps_worker.data.columnar.column_matching import FileColumns
 from ps_worker.data.columnar.column_values import (
     KeyColumn,
     KeyLists,
+    group_keys,
     numbers,
     ready_keys,
     slot_keys,
+    texts,
 )
 
 # The keys of a block are written column by column, so all of them should fit into the cache.
@@ -32,35 +35,37 @@ BLOCK_ROWS = 4096
 
 _MAX_SHOWN = 60
 
+_SEPARATORS = frozenset("\t\n\r")  # of predictions with ids
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
     """N good rows, column by column.
 
     Attributes:
-        labels: float32[N], 0 or 1; None for rows without labels.
+        row_columns: By name, those of `ROW_COLUMNS` that the rows have.
         numbers: float64[N] per dense column, unscaled; nan is missing.
         slots: An array of N values or lists per slot.
         are_keys: Whether slots hold keys instead of values.
         offsets: int64[N], positions of the rows in the file.
     """
 
-    labels: NDArray[np.float32] | None
+    row_columns: Mapping[str, NDArray[Any]]
     numbers: list[NDArray[np.float64]]
     slots: list[pa.Array]
     are_keys: bool
     offsets: NDArray[np.int64]
 
-    def key_columns(self) -> list[KeyColumn | KeyLists]:
-        """Returns the keys of each slot."""
+    def key_columns(self, slot_numbers: Sequence[int]) -> list[KeyColumn | KeyLists]:
+        """Returns the keys of each slot, for the numbers of the slots in the feature hash."""
         make = ready_keys if self.are_keys else slot_keys
-        return [make(array, slot) for slot, array in enumerate(self.slots, start=1)]
+        return [make(*each) for each in zip(self.slots, slot_numbers, strict=True)]
 
     def where(self, is_wanted: NDArray[np.bool_]) -> "Columns":
         """Returns the rows selected by a mask."""
         mask = pa.array(is_wanted)
         return Columns(
-            labels=None if self.labels is None else self.labels[is_wanted],
+            row_columns={name: column[is_wanted] for name, column in self.row_columns.items()},
             numbers=[column[is_wanted] for column in self.numbers],
             slots=[array.filter(mask) for array in self.slots],
             are_keys=self.are_keys,
@@ -105,12 +110,20 @@ class Decoder:
         Raises:
             BadRowError: Names file, row and fault of the malformed row that exceeded the limit.
         """
-        label = self._columns.label
-        labels = None if label is None else numbers(batch.column(label))
+        named = {
+            key: _READ[key](batch.column(name)) for key, name in self._columns.row_columns.items()
+        }
+        others = [numbers(batch.column(name)) for name in self._columns.other_labels]
         dense = [numbers(batch.column(name)) for name in self._dense]
-        faults = self._faults(batch, labels, dense)
+        faults = self._faults(batch, named, others, dense)
+        row_columns = {
+            key: _float32_of(column) if column.dtype == np.float64 else column
+            for key, column in named.items()
+        }
+        if others:
+            row_columns["other_labels"] = _float32_of(np.stack(others, axis=1))
         columns = Columns(
-            labels=None if labels is None else labels.astype(np.float32),
+            row_columns=row_columns,
             numbers=dense,
             slots=[batch.column(name) for name in self._slots],
             are_keys=self._columns.are_keys,
@@ -126,15 +139,20 @@ class Decoder:
     def _faults(
         self,
         batch: pa.RecordBatch,
-        labels: NDArray[np.float64] | None,
+        named: Mapping[str, NDArray[Any]],
+        others: list[NDArray[np.float64]],
         dense: list[NDArray[np.float64]],
     ) -> dict[int, str]:
         """Returns the first fault of each malformed row, by row."""
         faults: dict[int, str] = {}
-        if labels is not None:
-            for row in _rows_where((labels != 0) & (labels != 1)):
-                label = shown(batch.column(self._columns.label)[row].as_py())
-                faults[row] = f"the label is {label}, expected 0 or 1"
+        for key, (is_fault, kind, expected) in _FAULTS.items():
+            for row in _rows_where(is_fault(named[key])) if key in named else ():
+                value = shown(batch.column(self._columns.row_columns[key])[row].as_py())
+                faults.setdefault(row, f"the {kind} is {value}, expected {expected}")
+        for name, column in zip(self._columns.other_labels, others, strict=True):
+            for row in _rows_where(_is_no_label(column)):
+                value = shown(batch.column(name)[row].as_py())
+                faults.setdefault(row, f"the label {name!r} is {value}, expected 0 or 1")
         for name, column in zip(self._dense, dense, strict=True):
             for row in _rows_where(np.isinf(column)):
                 number = shown(batch.column(name)[row].as_py())
@@ -149,7 +167,7 @@ class Decoder:
 
 def blocks_of(columns: Columns, schema: Schema) -> Iterator[Block]:
     """Yields the rows in blocks of up to `BLOCK_ROWS`."""
-    keys = columns.key_columns()
+    keys = columns.key_columns(schema.slot_numbers)
     for start in range(0, len(columns.offsets), BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, len(columns.offsets))
         dense = np.empty((stop - start, len(columns.numbers)), np.float64)
@@ -157,13 +175,48 @@ def blocks_of(columns: Columns, schema: Schema) -> Iterator[Block]:
             dense[:, index] = column[start:stop]
         block_keys, bounds = _rows_of_keys(keys, start, stop)
         batch = Batch(
-            labels=None if columns.labels is None else columns.labels[start:stop],
+            **{name: column[start:stop] for name, column in columns.row_columns.items()},
             dense=schema.scale_dense(dense),
             keys=block_keys,
             offsets=bounds,
             num_slots=len(keys),
         )
-        yield Block(batch, int(columns.offsets[start]))
+        yield Block(batch, int(columns.offsets[start]), columns.offsets[start:stop])
+
+
+def _float32_of(column: NDArray[np.float64]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # of rows that are malformed, and left out
+        return column.astype(np.float32)
+
+
+def _is_no_label(labels: NDArray[np.float64]) -> NDArray[np.bool_]:
+    is_fault: NDArray[np.bool_] = (labels != 0) & (labels != 1)
+    return is_fault
+
+
+def _is_no_weight(weights: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return ~((weights >= 0) & (weights <= np.finfo(np.float32).max))
+
+
+def _is_no_id(ids: NDArray[np.object_]) -> NDArray[np.bool_]:
+    return np.array([value is None or not _SEPARATORS.isdisjoint(value) for value in ids], np.bool_)
+
+
+_READ: Mapping[str, Callable[[pa.Array], NDArray[Any]]] = {
+    "labels": numbers,
+    "weights": numbers,
+    "ids": texts,
+    "groups": group_keys,
+}
+"""By column of `ROW_COLUMNS`, what reads it."""
+
+_FAULTS: Mapping[str, tuple[Callable[[Any], NDArray[np.bool_]], str, str]] = {
+    "labels": (_is_no_label, "label", "0 or 1"),
+    "weights": (_is_no_weight, "weight", "a finite number of at least 0"),
+    "ids": (_is_no_id, "id", "UTF-8 without tabs and line breaks"),
+}
+"""By column of `ROW_COLUMNS` the test for values that are none, its name, and what is expected; any value
+names a group."""
 
 
 def shown(value: object) -> str:

@@ -19,11 +19,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import DataError, ProtocolError
+from protos.errors import DataError, ProtocolError, counted
 from protos.store import Future, Message
 from ps_worker.data.memory.peers import Peers
 from ps_worker.data.memory.row_message import pack_rows, unpack_rows
-from ps_worker.data.memory.rows import Index, RowsInMemory
+from ps_worker.data.memory.rows import STORED_COLUMNS, Index, RowsInMemory
 
 logger = logging.getLogger(__name__)
 
@@ -68,21 +68,26 @@ def shuffle_globally(
 
 def _agree(rows: RowsInMemory, peers: Peers) -> tuple[int, int]:
     """Returns a random number for the name of the exchange, and the number of rows of all workers."""
-    with_labels, without = rows.has_labels is True, rows.has_labels is False
+    columns = rows.row_columns
+    has = [columns is not None and name in columns for name in STORED_COLUMNS]
+    has_not = [columns is not None and name not in columns for name in STORED_COLUMNS]
     # 40 bits, so that float64 sums over thousands of workers are exact.
-    token, num_workers, num_with, num_without, num_rows = peers.total(
-        secrets.randbits(40), 1, with_labels, without, rows.size
+    token, num_workers, num_rows, *nums = peers.total(
+        secrets.randbits(40), 1, rows.size, *has, *has_not
     )
     if num_workers != peers.num_workers:
         raise ProtocolError(
-            f"{num_workers} workers shuffle their rows, but the run has {peers.num_workers}: rows sent to a "
-            f"worker that has left would be lost"
+            f"rows are shuffled for {counted(num_workers, 'worker')}, but the run has {peers.num_workers}: "
+            f"rows sent to a worker that has left would be lost"
         )
-    if num_with and num_without:
-        raise DataError(
-            f"{num_with} workers have rows with labels, and {num_without} have rows without labels: read "
-            f"them separately"
-        )
+    for name, num_with, num_without in zip(
+        STORED_COLUMNS, nums, nums[len(STORED_COLUMNS) :], strict=False
+    ):
+        if num_with and num_without:
+            raise DataError(
+                f"rows of {counted(num_with, 'worker')} have {name}, and those of {num_without} have none: "
+                f"read them separately"
+            )
     return token, num_rows
 
 

@@ -8,6 +8,7 @@ from contextlib import closing
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.reader_threads import merged
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format
@@ -28,6 +29,7 @@ def load_rows(
     format: Format | None,
     bad_rows: BadRows,
     reader_num: int,
+    negatives: NegativeSampling | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> RowsInMemory:
     """Returns the rows of all splits; the index of a split is the source of its rows.
@@ -38,6 +40,7 @@ def load_rows(
         format: None: determined by suffixes.
         bad_rows: Counts malformed rows.
         reader_num: Reader threads.
+        negatives: Which rows without a click are kept; None: all.
         clock: In seconds, for the progress.
 
     Raises:
@@ -46,7 +49,7 @@ def load_rows(
         BadRowError: Names file, place and fault of the malformed row that exceeded the limit.
     """
     rows = RowsInMemory(schema.num_dense, len(schema.slots))
-    reading = Reading(splits, schema, format, bad_rows)
+    reading = Reading(splits, schema, format, bad_rows, negatives=negatives)
     progress = _Progress(reading, rows, clock)
     readers = [reading.blocks() for _ in range(min(reader_num, len(splits)))]
     with closing(merged(readers, capacity=_QUEUED_BLOCKS * reader_num)) as blocks:

@@ -1,11 +1,13 @@
 """Serialization of rows for messages between workers.
 
-    header | keys uint64[L] | dense float32[n, num_dense] | labels float32[n] | counts uint16[n, S]
+    header | keys uint64[L] | dense float32[n, num_dense] | labels float32[n] | ... | counts uint16[n, S]
 
-Little-endian. The header says whether there are labels and counts: counts are omitted if each slot has one
-key. Wider columns come first, so that all are aligned.
+Little-endian. The header says which of `STORED_COLUMNS` there are, in their order, and whether there are
+counts: they are omitted if each slot has one key. Other labels are float32[n, T - 1]. Wider columns come
+first, so that all are aligned.
 """
 
+import math
 import struct
 from typing import Any
 
@@ -15,27 +17,29 @@ from numpy.typing import NDArray
 from ctr_model.batch import Batch
 from protos.errors import ProtocolError
 from ps_worker.data.blocks.batching import offsets_of
-from ps_worker.data.memory.rows import has_one_key_a_slot
+from ps_worker.data.memory.rows import STORED_COLUMNS, has_one_key_a_slot, stored_columns
 
-# Number of rows and keys, width of dense, number of slots, has labels, has counts.
-_HEADER = struct.Struct("<QQIIII")
+# Number of rows and keys, width of dense, number of slots, a bit for each of STORED_COLUMNS, number of other
+# labels, has counts.
+_HEADER = struct.Struct("<QQIIHHI")
 
 
 def pack_rows(rows: Batch) -> bytes:
     """Serializes rows, of up to 65,535 keys a slot."""
     is_single = has_one_key_a_slot(rows)
+    stored = stored_columns(rows)
     header = _HEADER.pack(
         rows.size,
         rows.keys.size,
         rows.dense.shape[1],
         rows.num_slots,
-        rows.labels is not None,
+        sum(1 << bit for bit, name in enumerate(STORED_COLUMNS) if name in stored),
+        0 if rows.other_labels is None else rows.other_labels.shape[1],
         not is_single,
     )
     columns: list[NDArray[Any]] = [rows.keys.astype("<u8", copy=False)]
     columns.append(rows.dense.astype("<f4", copy=False))
-    if rows.labels is not None:
-        columns.append(rows.labels.astype("<f4", copy=False))
+    columns += (column.astype("<f4", copy=False) for column in stored.values())
     if not is_single:
         columns.append(np.diff(rows.offsets).astype("<u2"))
     return b"".join([header, *(np.ascontiguousarray(column).data for column in columns)])
@@ -51,22 +55,32 @@ def unpack_rows(data: bytes, *, num_dense: int, num_slots: int) -> Batch:
         raise ProtocolError(
             f"a message of {len(data)} bytes is shorter than its header of {_HEADER.size}"
         )
-    size, num_keys, width, slots, has_labels, has_counts = _HEADER.unpack_from(data)
+    size, num_keys, width, slots, bits, num_others, has_counts = _HEADER.unpack_from(data)
     if (width, slots) != (num_dense, num_slots):
         raise ProtocolError(
             f"received rows of {width} numbers and {slots} slots, expected {num_dense} and {num_slots}: all "
             f"workers need the same schema"
         )
-    sizes = [num_keys * 8, size * width * 4, size * 4 * has_labels, size * slots * 2 * has_counts]
+    names = [name for bit, name in enumerate(STORED_COLUMNS) if bits >> bit & 1]
+    shapes = [(size, num_others) if name == "other_labels" else (size,) for name in names]
+    sizes = [
+        num_keys * 8,
+        size * width * 4,
+        *(4 * math.prod(shape) for shape in shapes),
+        size * slots * 2 * has_counts,
+    ]
     ends = _HEADER.size + np.cumsum(sizes)
     if ends[-1] != len(data):
         raise ProtocolError(f"received {len(data)} bytes of rows, their header says {ends[-1]}")
     view = memoryview(data)
-    counts = np.frombuffer(view[ends[2] :], "<u2") if has_counts else np.ones(size * slots, "<u2")
+    counts = np.frombuffer(view[ends[-2] :], "<u2") if has_counts else np.ones(size * slots, "<u2")
     if (num_counted := int(counts.sum(dtype=np.int64))) != num_keys:
         raise ProtocolError(f"received {num_keys} keys, but the counts add up to {num_counted}")
     return Batch(
-        labels=np.frombuffer(view[ends[1] : ends[2]], "<f4") if has_labels else None,
+        **{
+            name: np.frombuffer(view[start:stop], "<f4").reshape(shape)
+            for name, shape, start, stop in zip(names, shapes, ends[1:], ends[2:], strict=False)
+        },
         dense=np.frombuffer(view[ends[0] : ends[1]], "<f4").reshape(size, width),
         keys=np.frombuffer(view[_HEADER.size : ends[0]], "<u8"),
         offsets=offsets_of(counts.reshape(size, slots)),

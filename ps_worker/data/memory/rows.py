@@ -1,6 +1,8 @@
 """Columnar storage of rows in memory, which grows without copying.
 
-    labels  float32[N]              absent if the data has none
+    labels  float32[N]              absent if the data has none, as are
+    other_labels float32[N, T - 1]
+    weights float32[N]
     dense   float32[N, num_dense]
     keys    uint64[L]               by row, then slot: uint64[N, S] if each slot has one key
     starts  int64[N]                | only if some slot has not exactly one key:
@@ -11,13 +13,14 @@ Rows arrive concurrently from numbered sources: file splits or workers. Their in
 """
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
+from ctr_model.batch import ROW_COLUMNS, Batch
 from protos.errors import DataError
 from protos.runtime.jit import kernel
 from ps_server.table.memory.arena import Arena
@@ -25,6 +28,9 @@ from ps_worker.data.blocks.batching import offsets_of
 
 Index = NDArray[np.integer[Any]]
 """Row indices."""
+
+STORED_COLUMNS = tuple(name for name in ROW_COLUMNS if name not in ("ids", "groups"))
+"""Of `ROW_COLUMNS` what training needs, float32 each."""
 
 MAX_KEYS = 2**16 - 1
 """The largest number of keys of a slot of a row."""
@@ -52,7 +58,7 @@ class RowsInMemory:
         num_dense: Width of `dense`.
         num_slots: S.
         size: N.
-        has_labels: Whether the rows have labels; None without rows.
+        row_columns: Those of `STORED_COLUMNS` that the rows have; None without rows.
         are_released: Whether rows were released, which must not be read any more.
     """
 
@@ -60,10 +66,11 @@ class RowsInMemory:
         self.num_dense = num_dense
         self.num_slots = num_slots
         self.size = 0
-        self.has_labels: bool | None = None
+        self.row_columns: frozenset[str] | None = None
         self.are_released = False
         self._num_keys = 0
-        self._labels = _column(np.float32, 1)
+        self._row_columns: dict[str, Arena] = {}  # of those that the first rows have
+        self._num_other_labels = 0
         self._dense = _column(np.float32, num_dense)
         self._keys = _column(np.uint64, num_slots)
         self._starts: Arena | None = None
@@ -75,7 +82,7 @@ class RowsInMemory:
     @property
     def size_bytes(self) -> int:
         """Size of all rows in bytes."""
-        widths = 4 * bool(self.has_labels) + 4 * self.num_dense
+        widths = self._fixed_bytes
         widths += 0 if self._starts is None else 8 + 2 * self.num_slots
         return self.size * widths + 8 * self._num_keys
 
@@ -83,19 +90,26 @@ class RowsInMemory:
         """Appends rows of a source. On an error nothing is appended.
 
         Raises:
-            DataError: If rows with and without labels are mixed, or a slot has more than `MAX_KEYS` keys.
+            DataError: If rows with and without a column are mixed, or a slot has more than `MAX_KEYS` keys.
         """
-        has_labels = rows.labels is not None
+        columns = stored_columns(rows)
         counts = None if has_one_key_a_slot(rows) else _counts_of(rows)
         with self._lock:
-            if self.has_labels not in (None, has_labels):
-                raise DataError("there are rows with labels and rows without: read them separately")
-            self.has_labels = has_labels
+            names = frozenset(columns)
+            for name in sorted(
+                (self.row_columns if self.row_columns is not None else names) ^ names
+            ):
+                raise DataError(
+                    f"there are rows with {name} and rows without: read them separately"
+                )
+            self._begin_row_columns(columns)
             start, stop = self.size, self.size + rows.size
             self._write_keys(rows, counts)
             _write(self._dense, start, rows.dense)
-            if rows.labels is not None:
-                _write(self._labels, start, rows.labels.reshape(-1, 1))
+            for name, column in columns.items():
+                _write(
+                    self._row_columns[name], start, column if column.ndim == 2 else column[:, None]
+                )
             self.size = stop
             self._num_keys += len(rows.keys)
             self._add_segment(source, start, stop)
@@ -112,19 +126,20 @@ class RowsInMemory:
     def gather(self, index: Index, swap: SlotSwap | None = None) -> Batch:
         """Returns copies of rows in the order of `index`, int[B]."""
         # With mode="clip" numpy omits a copy; all indices are valid.
-        labels = np.take(self._labels.array[:, 0], index, mode="clip") if self.has_labels else None
+        columns: dict[str, NDArray[Any]] = {
+            name: np.take(self._stored(name), index, axis=0, mode="clip")
+            for name in self._row_columns
+        }
         dense = np.take(self._dense.array[:, : self.num_dense], index, axis=0, mode="clip")
         if self._starts is None or self._counts is None:
             keys, offsets = self._gather_single(index, swap), self._single_offsets(len(index))
         else:
             keys, offsets = self._gather_lists(index, swap, self._starts, self._counts)
-        return Batch(
-            labels=labels, dense=dense, keys=keys, offsets=offsets, num_slots=self.num_slots
-        )
+        return Batch(**columns, dense=dense, keys=keys, offsets=offsets, num_slots=self.num_slots)
 
     def bytes_of(self, index: Index) -> NDArray[np.int64]:
         """Returns int64[B], the size of each row in bytes."""
-        widths = 4 * bool(self.has_labels) + 4 * self.num_dense
+        widths = self._fixed_bytes
         if self._counts is None:
             return np.full(len(index), widths + 8 * self.num_slots, np.int64)
         counts = np.take(self._counts.array[:, : self.num_slots], index, axis=0, mode="clip")
@@ -139,9 +154,34 @@ class RowsInMemory:
                 continue
             start, stop = int(run[0]), int(run[-1]) + 1
             first, last = self._keys_between(start, stop)
-            self._labels.release(start, stop)
+            for column in self._row_columns.values():
+                column.release(start, stop)
             self._dense.release(start, stop)
             self._keys.release(-(-first // self._keys_width), last // self._keys_width)
+
+    @property
+    def _fixed_bytes(self) -> int:
+        """Bytes of a row besides its keys."""
+        num_columns = len(self._row_columns)
+        if "other_labels" in self._row_columns:
+            num_columns += self._num_other_labels - 1
+        return 4 * num_columns + 4 * self.num_dense
+
+    def _begin_row_columns(self, columns: Mapping[str, NDArray[np.float32]]) -> None:
+        """Creates the columns of the first rows."""
+        if self.row_columns is not None:
+            return
+        self.row_columns = frozenset(columns)
+        if "other_labels" in columns:
+            self._num_other_labels = columns["other_labels"].shape[1]
+        for name in columns:
+            width = self._num_other_labels if name == "other_labels" else 1
+            self._row_columns[name] = _column(np.float32, width)
+
+    def _stored(self, name: str) -> NDArray[np.float32]:
+        """Returns a column of `STORED_COLUMNS`, shaped as in a `Batch`."""
+        array: NDArray[np.float32] = self._row_columns[name].array
+        return array if name == "other_labels" else array[:, 0]
 
     @property
     def _keys_width(self) -> int:
@@ -210,6 +250,11 @@ class RowsInMemory:
         columns = starts.array.reshape(-1), counts.array, self._keys.array.reshape(-1)
         gather_lists(index, donors, is_swapped, *columns, keys)
         return keys, offsets
+
+
+def stored_columns(rows: Batch) -> dict[str, NDArray[np.float32]]:
+    """Returns those of `STORED_COLUMNS` that rows have, by name."""
+    return {name: column for name, column in rows.row_columns().items() if name in STORED_COLUMNS}
 
 
 def has_one_key_a_slot(rows: Batch) -> bool:

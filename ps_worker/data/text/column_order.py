@@ -40,8 +40,8 @@ class ColumnOrder:
         Args:
             schema: The columns that a row must have.
             names: "dense_input" for all dense columns together, or the name of each of them; the slots; and
-                "click" or "label" if rows have a label. None: "dense_input", if there are dense columns, the
-                slots, "click".
+                the label if rows have one: `schema.label`, or if that is None "click" or "label". None:
+                "dense_input", if there are dense columns, the slots, the label.
 
         Raises:
             UsageError: Names an unknown, ambiguous, repeated or missing column.
@@ -49,7 +49,11 @@ class ColumnOrder:
         if isinstance(names, str):
             raise UsageError(f"columns is {names!r}, expected a list of names")
         if names is None:
-            names = (*([DENSE_GROUP] if schema.dense else []), *schema.slots, LABEL_NAMES[0])
+            names = (
+                *([DENSE_GROUP] if schema.dense else []),
+                *schema.slots,
+                _label_names(schema)[0],
+            )
         meanings = _meanings(schema)
         self.names = tuple(names)
         self.columns = tuple(_only_meaning(name, meanings) for name in self.names)
@@ -64,11 +68,15 @@ def _meanings(schema: Schema) -> Mapping[str, Sequence[Column]]:
         meanings[column.name].append((Kind.NUMBER, index))
     for index, name in enumerate(schema.slots):
         meanings[name].append((Kind.SLOT, index))
-    for name in LABEL_NAMES:
+    for name in _label_names(schema):
         meanings[name].append((Kind.LABEL, 0))
     if schema.dense:
         meanings[DENSE_GROUP].append((Kind.NUMBERS, 0))
     return dict(meanings)
+
+
+def _label_names(schema: Schema) -> tuple[str, ...]:
+    return LABEL_NAMES if schema.label is None else (schema.label,)
 
 
 def _only_meaning(name: str, meanings: Mapping[str, Sequence[Column]]) -> Column:

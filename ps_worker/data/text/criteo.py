@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
+from protos.errors import counted
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
@@ -73,6 +74,7 @@ class _Scan:
         self._path = path
         self._has_label = has_label
         self._lines = lines
+        self._slot_numbers = np.array(schema.slot_numbers, np.int64)
         self._malformed = np.empty((_MAX_MALFORMED, 4), np.int64)
         # Reused: every slot has one key, so blocks share offsets, and numbers are scaled at once.
         self._offsets = np.zeros(1, np.int32)
@@ -90,6 +92,7 @@ class _Scan:
                 text,
                 start,
                 self._has_label,
+                self._slot_numbers,
                 labels[size:],
                 self._numbers[size:],
                 keys[size:],
@@ -130,7 +133,7 @@ class _Scan:
         expected = len(self._schema.dense) + len(self._schema.slots) + self._has_label
         if len(fields) != expected:
             kind = "with" if self._has_label else "without"
-            return f"{len(fields)} columns, expected {expected} ({kind} a label): {shown(text)}"
+            return f"{counted(len(fields), 'column')}, expected {expected} ({kind} a label): {shown(text)}"
         field = shown(fields[column - 1])
         if self._has_label and column == 1:
             return f"the label is {field}, expected 0 or 1"

@@ -89,17 +89,21 @@ def scan_numbers(
 
 @kernel
 def scan_values(
-    block: NDArray[np.uint8], position: int, row: int, keys: NDArray[np.uint64]
+    block: NDArray[np.uint8],
+    position: int,
+    row: int,
+    slot_numbers: NDArray[np.int64],
+    keys: NDArray[np.uint64],
 ) -> tuple[int, int]:
     """Writes a row of `keys`; returns how many are valid, and the position after them."""
     num_slots = keys.shape[1]
-    for slot in range(1, num_slots + 1):
+    for slot in range(num_slots):
         end = field_end(block, position)
-        is_last = slot == num_slots
+        is_last = slot == num_slots - 1
         if (block[end] == _NEWLINE) != is_last:
-            return slot - 1, position
+            return slot, position
         stop = end - 1 if is_last and end > position and block[end - 1] == _RETURN else end
-        keys[row, slot - 1] = hash_bytes(block, position, stop, slot)
+        keys[row, slot] = hash_bytes(block, position, stop, slot_numbers[slot])
         position = end + 1
     return num_slots, position
 
@@ -110,6 +114,7 @@ def scan_row(
     position: int,
     has_label: bool,
     row: int,
+    slot_numbers: NDArray[np.int64],
     labels: NDArray[np.float32],
     numbers: NDArray[np.float64],
     keys: NDArray[np.uint64],
@@ -129,7 +134,7 @@ def scan_row(
     num_valid, position = scan_numbers(block, position, row, numbers)
     if num_valid < num_dense:
         return num_labels + num_valid + 1, position
-    num_valid, position = scan_values(block, position, row, keys)
+    num_valid, position = scan_values(block, position, row, slot_numbers, keys)
     if num_valid < keys.shape[1]:
         return num_labels + num_dense + num_valid + 1, position
     return 0, position
@@ -140,6 +145,7 @@ def scan_rows(
     block: NDArray[np.uint8],
     position: int,
     has_label: bool,
+    slot_numbers: NDArray[np.int64],
     labels: NDArray[np.float32],
     numbers: NDArray[np.float64],
     keys: NDArray[np.uint64],
@@ -151,6 +157,7 @@ def scan_rows(
         block: uint8[n], whole lines: the last byte is a newline.
         position: Start of a line in the block.
         has_label: Whether rows begin with a label; if not, `labels` is not written.
+        slot_numbers: int64[S], of each slot in the feature hash.
         labels: float32[R], overwritten from the start, as the other columns are.
         numbers: float64[R, num_dense], nan where missing.
         keys: uint64[R, S].
@@ -160,11 +167,13 @@ def scan_rows(
     Returns:
         The start of the next line, the number of rows written, and of malformed rows.
     """
-    num_rows = 0
+    num_rows = int(np.int64(0))  # not a literal, for which scan_row would be compiled once more
     num_malformed = 0
     while position < len(block) and num_rows < len(keys) and num_malformed < len(malformed):
         start = position
-        fault, position = scan_row(block, start, has_label, num_rows, labels, numbers, keys)
+        fault, position = scan_row(
+            block, start, has_label, num_rows, slot_numbers, labels, numbers, keys
+        )
         if fault == 0:
             num_rows += 1
             continue

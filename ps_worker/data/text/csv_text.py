@@ -91,12 +91,20 @@ class CsvReader:
             if len(block) and (columns := text.columns(block, position)) is not None:
                 yield columns
 
+    def names(self, path: str) -> list[str]:
+        """Returns the names of a file's columns.
+
+        Raises:
+            DataError: If the file cannot be read, or its header is not UTF-8.
+        """
+        return self._names(path)[0]
+
     def _names(self, path: str) -> tuple[list[str], int]:
         """Returns the names of a file's columns, and the length of its header in bytes."""
         if self._header is not None:
             return list(self._header), 0
         with closing(line_blocks(FileSplit(path))) as blocks:
-            block, _ = next(blocks)
+            block, _ = next(blocks, (np.empty(0, np.uint8), 0))
             line = block.tobytes().partition(b"\n")[0]
         try:
             names = line.removeprefix(_BYTE_ORDER_MARK).decode()

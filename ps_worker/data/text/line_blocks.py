@@ -103,11 +103,15 @@ class LineNumbers:
 def _blocks(
     stream: Stream, position: int, path: str, block_bytes: int
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Yields whole lines and their position; `position` is that of the stream."""
+    """Yields whole lines and their position; `position` is that of the stream.
+
+    A block has as many lines as fit, whatever the stream returns at once: so the blocks from a block's
+    position on are the same in every pass.
+    """
     buffer = bytearray(block_bytes)
     memory, array = memoryview(buffer), np.frombuffer(buffer, np.uint8)
     held = 0  # bytes of an incomplete line, at the start of the buffer
-    while count := stream.readinto(memory[held:]):
+    while count := _read_full(stream, memory[held:]):
         filled = held + count
         end = buffer.rfind(b"\n", held, filled) + 1
         if end:
@@ -122,6 +126,14 @@ def _blocks(
     if held:
         buffer[held] = _NEWLINE
         yield array[: held + 1], position
+
+
+def _read_full(stream: Stream, memory: memoryview) -> int:
+    """Fills `memory` unless the stream ends before, and returns the number of bytes read."""
+    filled = 0
+    while filled < len(memory) and (count := stream.readinto(memory[filled:])):
+        filled += count
+    return filled
 
 
 def _line_stop(block: NDArray[np.uint8], position: int) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from protos.errors import UsageError
+from protos.errors import UsageError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.text import multislot_scanner as scanner
 from ps_worker.data.text.column_order import ColumnOrder, Kind
@@ -60,9 +60,9 @@ class MultiSlotScanner:
             Kind.SLOT: scanner.KEYS if values == "keys" else scanner.TEXTS,
         }
         self._kinds = np.array([kinds[kind] for kind, _ in self._order.columns], np.int64)
-        # Slots are hashed with their number, from 1.
+        numbers = schema.slot_numbers
         self._indexes = np.array(
-            [index + (kind is Kind.SLOT) for kind, index in self._order.columns], np.int64
+            [numbers[i] if kind is Kind.SLOT else i for kind, i in self._order.columns], np.int64
         )
         slots = [index for kind, index in self._order.columns if kind is Kind.SLOT]
         self._places = np.argsort(slots)
@@ -112,7 +112,7 @@ class MultiSlotScanner:
             case scanner.WRONG_COUNT:
                 return f"the count of {name} is {count}, expected {self._right_count(column)}"
             case scanner.BAD_VALUE if word is None:
-                return f"the count of {name} is {count}, but the line ends after {num_read} values"
+                return f"the count of {name} is {count}, but the line ends after {counted(num_read, 'value')}"
             case scanner.BAD_VALUE:
                 expected = _EXPECTED[int(self._kinds[column])]
                 return f"value {num_read + 1} of {count} of {name} is {word}, expected {expected}"

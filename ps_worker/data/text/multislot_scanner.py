@@ -211,7 +211,8 @@ def scan_lines(
     Args:
         block: uint8[n], whole lines: the last byte is a newline.
         kinds: int64[columns], the kind of each column of the text.
-        indexes: int64[columns], for a NUMBER its dense column from 0, for TEXTS the slot's number from 1.
+        indexes: int64[columns], for a NUMBER its dense column from 0, for TEXTS the slot's number in
+            the feature hash.
         labels: float32[lines], overwritten from the start, as the other columns are.
         dense: float64[lines, num_dense], nan where missing.
         keys: uint64[blanks], by row, then by slot in the order of the text.

@@ -52,6 +52,7 @@ class SvmScanner:
         self._dense = dict(zip(indexes, names, strict=True))
         self._dense_indexes = np.array([*sorted(indexes), 2**64 - 1], np.uint64)
         self._dense_columns = np.array([*order, len(names)], np.int64)
+        self._slot_numbers = np.array(schema.slot_numbers, np.int64)
 
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
         """Returns the rows, possibly none, and the malformed lines of a block of whole lines."""
@@ -67,6 +68,7 @@ class SvmScanner:
             self._has_fields,
             self._dense_indexes,
             self._dense_columns,
+            self._slot_numbers,
             np.empty((num_blanks, 3), np.int64),
             labels,
             dense,

@@ -144,6 +144,7 @@ def put_values(
     found: NDArray[np.int64],
     num_found: int,
     row: int,
+    slot_numbers: NDArray[np.int64],
     counts: NDArray[np.int64],
     offsets: NDArray[np.int32],
     keys: NDArray[np.uint64],
@@ -154,14 +155,14 @@ def put_values(
     for slot in range(num_slots):
         start = offsets[first + slot]
         if has_fields and counts[slot] == 0:
-            keys[start] = hash_bytes(block, 0, 0, slot + 1)
+            keys[start] = hash_bytes(block, 0, 0, slot_numbers[slot])
             counts[slot] = 1
         offsets[first + slot + 1] = start + counts[slot]
         counts[slot] = 0
     for index in range(num_found):
         slot = found[index, 0]
         place = offsets[first + slot] + counts[slot]
-        keys[place] = hash_bytes(block, found[index, 1], found[index, 2], slot + 1)
+        keys[place] = hash_bytes(block, found[index, 1], found[index, 2], slot_numbers[slot])
         counts[slot] += 1
 
 
@@ -171,6 +172,7 @@ def scan_lines(
     has_fields: bool,
     dense_indexes: NDArray[np.uint64],
     dense_columns: NDArray[np.int64],
+    slot_numbers: NDArray[np.int64],
     found: NDArray[np.int64],
     labels: NDArray[np.float32],
     dense: NDArray[np.float64],
@@ -186,6 +188,7 @@ def scan_lines(
         has_fields: Whether the format is libffm, where a slot without values gets the empty value.
         dense_indexes: uint64[num_dense + 1], for libsvm: indexes of dense columns, ascending, and 2^64 - 1.
         dense_columns: int64[num_dense + 1], for libsvm: the dense column of each, and num_dense.
+        slot_numbers: int64[S], of each slot in the feature hash.
         found: int64[blanks, 3], overwritten.
         labels: float32[lines], overwritten from the start, as the other columns are.
         dense: float64[lines, num_dense], nan where missing.
@@ -222,7 +225,17 @@ def scan_lines(
                 found,
             )
         if num_found >= 0:
-            put_values(block, has_fields, found, num_found, num_rows, counts, offsets, keys)
+            put_values(
+                block,
+                has_fields,
+                found,
+                num_found,
+                num_rows,
+                slot_numbers,
+                counts,
+                offsets,
+                keys,
+            )
             num_rows += 1
             position = word + 1
             continue

@@ -1,14 +1,16 @@
-"""`ps-data`: generates synthetic click logs; checks, profiles, splits and converts click logs.
+"""`ps-data`: generates click logs; makes a first job for those you have; checks, profiles, splits, converts.
 
 ps-data generate data/planted --rows 400000 --test-rows 40000 --files 4 --seed 1
 ps-data check 'data/planted/train/*.tsv'
 ps-data profile 'data/planted/train/*.tsv' --out data/planted/log1p.toml --transform log1p
+ps-data init 'clicks/*.parquet' --label is_click --ignore session_id
 ps-data split 'data/planted/train/*.tsv' --out data/split --ratio 9:1 --seed 1
 ps-data convert 'data/planted/train/*.tsv' --out data/planted/parquet
 """
 
 import logging
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,14 +19,20 @@ import typer
 from rich.console import Console
 
 from ctr_model.schema import Schema, SchemaError, Transform
-from protos.errors import CtrPsError, DataError, UsageError
+from protos.errors import CtrPsError, DataError, UsageError, counted
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files
+from ps_worker.data.formats import format_of
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.tools.generate import MIN_TEST_ROWS, generate
 from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT
-from ps_worker.data.tools.profile import profile_files, schema_of
-from ps_worker.data.tools.profile_table import profile_table
+from ps_worker.data.tools.profiling.profile import profile_files, schema_of
+from ps_worker.data.tools.profiling.profile_table import profile_table
+from ps_worker.data.tools.proposal.first_job import write_first_job
+from ps_worker.data.tools.proposal.proposal_table import proposal_table
+from ps_worker.data.tools.proposal.roles import propose
+from ps_worker.data.tools.proposal.samples import FORMATS as NAMED_FORMATS
+from ps_worker.data.tools.proposal.samples import sample_of
 from ps_worker.data.tools.row_split import ROWS_PER_FILE, parse_ratio, split_rows
 
 _FILE_WIDTH = 200  # characters per line of a table written to a file or a pipe
@@ -46,7 +54,7 @@ BadRowLimit = Annotated[
 
 app = typer.Typer(
     name="ps-data",
-    help="Generate synthetic click logs; check, profile, split and convert click logs.",
+    help="Generate click logs; make a first job for those you have; check, profile, split, convert them.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -82,8 +90,12 @@ def generate_command(
         num_slots=slots,
         zipf_exponent=zipf,
     )
-    typer.echo(f"train: {rows} rows in {folder}/train/part-*.tsv ({files} files)")
-    typer.echo(f"test: {test_rows} rows in {folder}/test/part-*.tsv ({test_files} files)")
+    typer.echo(
+        f"train: {counted(rows, 'row')} in {folder}/train/part-*.tsv ({counted(files, 'file')})"
+    )
+    typer.echo(
+        f"test: {counted(test_rows, 'row')} in {folder}/test/part-*.tsv ({counted(test_files, 'file')})"
+    )
     typer.echo(
         f"best possible on the test rows: auc={report.best_auc:.4f} "
         f"logloss={report.best_log_loss:.4f} (click rate {report.click_rate:.4f})"
@@ -112,9 +124,10 @@ def check_command(
         is_labelled = batch.labels is not None
         clicks += 0 if batch.labels is None else int(batch.labels.sum())
     rate = clicks / max(dataset.rows, 1)
-    labels = f"{clicks} clicks ({rate:.4f})" if is_labelled else "no labels"
+    labels = f"{counted(clicks, 'click')} ({rate:.4f})" if is_labelled else "no labels"
     typer.echo(
-        f"{len(paths)} files, {dataset.rows} rows, {labels}, {dataset.bad_rows} malformed rows"
+        f"{counted(len(paths), 'file')}, {counted(dataset.rows, 'row')}, {labels}, "
+        f"{counted(dataset.bad_rows, 'malformed row')}"
     )
 
 
@@ -152,14 +165,21 @@ def profile_command(
         raise UsageError(
             f"--schema {schema} and --columns {columns} both name the columns: omit one of them"
         )
-    names = _numbered(columns) if columns else _schema(schema or "criteo")
-    profile = profile_files(
-        matching_files(patterns), names, format=format_name or None, bad_row_limit=bad_row_limit
-    )
+    files, proposal = matching_files(patterns), None
+    if columns:
+        names = _numbered(columns)
+    elif schema or not _name_their_columns(files, format_name):
+        names = _schema(schema or "criteo")
+    else:
+        proposal = propose(sample_of(files, format_name or None), needs_label=False)
+        names = proposal.schema()
+    profile = profile_files(files, names, format=format_name or None, bad_row_limit=bad_row_limit)
     console = Console()
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     console.print(profile_table(profile))
+    if proposal is not None:
+        console.print(proposal_table(proposal))
     if out is None:
         return
     content = schema_of(profile, transform, missing_indicators=missing_indicators).to_toml()
@@ -169,6 +189,55 @@ def profile_command(
     except OSError as error:
         raise DataError(f"cannot write {str(out)!r}: {error.strerror}") from error
     typer.echo(f"schema: {out} (transform {transform})")
+
+
+@app.command("init")
+def init_command(
+    patterns: Patterns,
+    label: Annotated[
+        str,
+        typer.Option(help="Column with the label, 0 or 1; empty: one of a usual name, as click."),
+    ] = "",
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Columns to leave out, separated by commas; repeatable."),
+    ] = None,
+    test: Annotated[
+        list[str] | None,
+        typer.Option(help="Files to evaluate on; repeatable. Default: the last of several files."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for schema.toml, job.toml and, later, the model.")
+    ] = Path(),
+    format_name: FormatName = "",
+) -> None:
+    """Write a schema and a first job for files that name their columns: Parquet, ORC, CSV with a header.
+
+    Reads up to 200,000 rows from all over the files. Both files say in comments what was chosen, and why.
+    """
+    first = write_first_job(
+        patterns,
+        out,
+        label=label,
+        ignore=[name for names in ignore or [] for name in names.split(",")],
+        test=test or [],
+        format=format_name or None,
+    )
+    console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print(proposal_table(first.proposal))
+    typer.echo(f"schema: {first.schema_file}")
+    held_out = f"{len(first.test)} to test" if first.test else "none to test, so no AUC"
+    typer.echo(
+        f"job: {first.job_file} ({counted(len(first.train), 'file')} to train on, {held_out})"
+    )
+    if not first.test:
+        typer.echo(
+            f"for a test: ps-data split {shlex.quote(first.train[0])} --out sets, then ps-data init "
+            f"'sets/train/*' --test 'sets/validation/*'"
+        )
+    typer.echo(f"next: ps-worker train {shlex.quote(str(first.job_file))}")
 
 
 @app.command("split")
@@ -185,10 +254,13 @@ def split_command(
         ROWS_PER_FILE
     ),
     suffix: Annotated[
-        str, typer.Option(help="Suffix of the files: .tsv, or .tsv.gz or .tsv.zst to compress.")
-    ] = ".tsv",
+        str,
+        typer.Option(
+            help="Suffix of the files, as .tsv.gz or .csv.zst to compress text; empty: that of the format."
+        ),
+    ] = "",
 ) -> None:
-    """Split the rows of text files into a training, a validation and, optionally, a test set.
+    """Split the rows of files into a training, a validation and, optionally, a test set.
 
     The set of a row is determined by a hash of the seed and its number over all files, sorted by name, so the
     result is deterministic. Complete sets replace those of an earlier call.
@@ -203,8 +275,8 @@ def split_command(
     )
     for each in sets:
         typer.echo(
-            f"{each.name}: {each.rows} rows in {each.files[0].parent}/part-*{suffix} "
-            f"({len(each.files)} files)"
+            f"{each.name}: {counted(each.rows, 'row')} in "
+            f"{each.files[0].parent}/part-*{each.files[0].name[10:]} ({counted(len(each.files), 'file')})"
         )
 
 
@@ -241,9 +313,13 @@ def convert_command(
         bad_row_limit=bad_row_limit,
     )
     typer.echo(
-        f"{converted.rows} rows in {out}/part-*.parquet ({len(converted.files)} files), "
-        f"{converted.bad_rows} malformed rows"
+        f"{counted(converted.rows, 'row')} in {out}/part-*.parquet "
+        f"({counted(len(converted.files), 'file')}), {counted(converted.bad_rows, 'malformed row')}"
     )
+
+
+def _name_their_columns(files: list[str], format_name: str) -> bool:
+    return all((format_name or format_of(path)) in NAMED_FORMATS for path in files)
 
 
 def _schema(source: str) -> Schema:

@@ -1,14 +1,13 @@
 """Conversion of click logs to Parquet, which is faster to read and can be split.
 
-A file of text has the label, the numbers and the slot values; any schema with these column names can read
+A file of text has label, weight, id, numbers and slot values; any schema with these column names can read
 it. A file of keys has hashed values; it can only be read with the order of slots and the version of the
 feature hash in its metadata.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -18,22 +17,15 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ctr_model.schema import Schema
-from protos.errors import DataError, UsageError
+from protos.errors import DataError, UsageError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY, LABEL_NAMES, SLOTS_KEY
+from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY, SLOT_NUMBERS_KEY, SLOTS_KEY
 from ps_worker.data.columnar.column_values import KeyColumn, KeyLists, is_list_type
-from ps_worker.data.columnar.orc import OrcReader
-from ps_worker.data.columnar.parquet import ParquetReader
 from ps_worker.data.columnar.record_batches import Columns, shown
 from ps_worker.data.files.atomic_file import atomic_file
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import format_of
-from ps_worker.data.text.csv_text import CsvDialect, CsvReader
-from ps_worker.data.text.line_blocks import line_blocks
+from ps_worker.data.tools.columns import columns_of, label_name
 
 FINGERPRINT_KEY = b"ctr_ps.schema_fingerprint"
-
-FORMATS_IN = ("criteo", "csv", "parquet", "orc")
 
 # Large enough for all distinct values of a row group, so that no column falls back to plain encoding.
 _DICTIONARY_BYTES = 4 << 20
@@ -69,7 +61,7 @@ def convert(
             unscaled in both cases.
         rows_per_file: Maximum rows of a file.
         row_group_rows: Maximum rows of a row group, the smallest unit of a split.
-        format_in: One of FORMATS_IN; None: determined by the suffix.
+        format_in: One of `columns.FORMATS`; None: determined by the suffix.
         bad_row_limit: Malformed rows to skip; one more is an error.
 
     Raises:
@@ -93,7 +85,7 @@ def convert(
     rows = sum(num_rows for _, num_rows in written)
     bad_rows.report(rows)
     if not rows:
-        raise DataError(f"no rows to convert in {len(files)} files")
+        raise DataError(f"no rows to convert in {counted(len(files), 'file')}")
     return Converted([path for path, _ in written], rows, bad_rows.total)
 
 
@@ -141,8 +133,9 @@ def _tables(
     files: Sequence[str], schema: Schema, bad_rows: BadRows, keys: bool, format_in: str | None
 ) -> Iterator[pa.Table]:
     expected: pa.Schema | None = None
+    schema = replace(schema, is_for_prediction=True)  # rows to predict are converted, too
     for path in files:
-        for columns in _columns(path, schema, bad_rows, format_in):
+        for columns in columns_of(path, schema, bad_rows, format=format_in):
             table = (
                 _key_table(columns, schema)
                 if keys
@@ -156,50 +149,6 @@ def _tables(
                     f"{_listed(expected)}: convert them separately"
                 )
             yield table
-
-
-def _columns(
-    path: str, schema: Schema, bad_rows: BadRows, format_in: str | None
-) -> Iterator[Columns]:
-    format_in = format_in or format_of(path)
-    reader: CsvReader | ParquetReader | OrcReader
-    if format_in == "criteo":
-        header = _criteo_header(path, schema)
-        reader = CsvReader(schema, bad_rows, dialect=CsvDialect("\t", None), header=header)
-    elif format_in == "csv":
-        reader = CsvReader(schema, bad_rows)
-    elif format_in == "parquet":
-        reader = ParquetReader(schema, bad_rows)
-    elif format_in == "orc":
-        reader = OrcReader(schema, bad_rows)
-    else:
-        raise UsageError(
-            f"{path}: cannot convert the format {format_in!r}, only {', '.join(FORMATS_IN)}"
-        )
-    return reader.columns(FileSplit(path))
-
-
-def _criteo_header(path: str, schema: Schema) -> list[str]:
-    """Returns the names of the columns, with a label if the first row of a valid length has one."""
-    names = [*(column.name for column in schema.dense), *schema.slots]
-    with closing(line_blocks(FileSplit(path))) as blocks:
-        block, _ = next(blocks, (np.empty(0, np.uint8), 0))
-        for line in block.tobytes().split(b"\n"):
-            if line.count(b"\t") + 1 == len(names):
-                return names
-            if line.count(b"\t") == len(names):
-                break
-    return [_label_name(schema), *names]
-
-
-def _label_name(schema: Schema) -> str:
-    used = {*(column.name for column in schema.dense), *schema.slots}
-    free = [name for name in LABEL_NAMES if name not in used]
-    if not free:
-        raise UsageError(
-            f"the schema uses all names for a label ({', '.join(LABEL_NAMES)}): rename one of its columns"
-        )
-    return free[0]
 
 
 def _text_table(path: str, columns: Columns, schema: Schema, bad_rows: BadRows) -> pa.Table:
@@ -241,9 +190,10 @@ def _key_table(columns: Columns, schema: Schema) -> pa.Table:
     metadata = {
         HASH_VERSION_KEY: str(schema.hash_version),
         SLOTS_KEY: json.dumps(schema.slots),
+        SLOT_NUMBERS_KEY: json.dumps(schema.slot_numbers),
         FINGERPRINT_KEY: schema.fingerprint,
     }
-    arrays = [_keys(column, size) for column in columns.key_columns()]
+    arrays = [_keys(column, size) for column in columns.key_columns(schema.slot_numbers)]
     return _table(columns, schema, pa.float32(), arrays).replace_schema_metadata(metadata)
 
 
@@ -251,8 +201,15 @@ def _table(
     columns: Columns, schema: Schema, number: pa.DataType, slots: Sequence[pa.Array]
 ) -> pa.Table:
     by_name: dict[str, pa.Array] = {}
-    if columns.labels is not None:
-        by_name[_label_name(schema)] = pa.array(columns.labels.astype(np.int8))
+    found = columns.row_columns
+    if "labels" in found:
+        by_name[label_name(schema)] = pa.array(found["labels"].astype(np.int8))
+    for index, name in enumerate(schema.other_labels if "other_labels" in found else ()):
+        by_name[name] = pa.array(found["other_labels"][:, index].astype(np.int8))
+    if "weights" in found and schema.weight is not None:
+        by_name[schema.weight] = pa.array(found["weights"])
+    if "ids" in found and schema.id is not None and schema.id not in schema.features:
+        by_name[schema.id] = pa.array(found["ids"], pa.string())
     for column, values in zip(schema.dense, columns.numbers, strict=True):
         by_name[column.name] = pa.array(values, number, from_pandas=True)  # nan is null
     for name, array in zip(schema.slots, slots, strict=True):

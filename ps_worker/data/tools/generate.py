@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import DataError, UsageError
+from protos.errors import DataError, UsageError, counted
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.tools.criteo_text import criteo_text
 from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT, PlantedModel
@@ -67,8 +67,8 @@ def generate(
     """
     if not 1 <= files <= rows or not 1 <= test_files <= test_rows:
         raise UsageError(
-            f"cannot distribute {rows} rows over {files} files and {test_rows} test rows over "
-            f"{test_files}: every file needs at least one row"
+            f"cannot distribute {counted(rows, 'row')} over {counted(files, 'file')} and "
+            f"{counted(test_rows, 'test row')} over {test_files}: every file needs at least one row"
         )
     if test_rows < MIN_TEST_ROWS:
         raise UsageError(f"test_rows is {test_rows}, expected at least {MIN_TEST_ROWS}")

@@ -1,4 +1,4 @@
-"""Splitting of the rows of text files into training, validation and test sets.
+"""Splitting of the rows of files into training, validation and test sets.
 
     FOLDER/train/part-00000.tsv ...    FOLDER/validation/part-00000.tsv ...    FOLDER/test/...
 
@@ -8,22 +8,26 @@ the given ratio in expectation.
 
 import logging
 import re
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import orc
 
 from ctr_model.jit import kernel
 from protos.errors import DataError, UsageError
+from ps_worker.data.blocks.row_hash import row_hash, write_row_hashes
+from ps_worker.data.columnar.open_file import open_columnar
 from ps_worker.data.files.atomic_file import open_to_write, temporary_path
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import format_of
+from ps_worker.data.formats import SUFFIXES, format_of
 from ps_worker.data.text.line_blocks import line_blocks
-from ps_worker.data.tools.row_hash import row_hash
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +35,8 @@ SETS = ("train", "validation", "test")
 ROWS_PER_FILE = 1_000_000
 
 _NEWLINE = np.uint8(ord("\n"))
-_WITH_HEADERS = ("csv", "parquet", "orc")
+_TABLES = ("parquet", "orc")
+_TABLE_ROWS = 1 << 18  # read at once, and dealt to row groups
 _OWN_NAME = re.compile(r"part-\d{5}\..+")
 
 
@@ -57,27 +62,28 @@ def split_rows(
     ratio: Sequence[int] = (9, 1),
     seed: int = 1,
     rows_per_file: int = ROWS_PER_FILE,
-    suffix: str = ".tsv",
+    suffix: str = "",
 ) -> list[WrittenSet]:
     """Writes the sets, which replace those of an earlier call once all files are complete.
 
     Args:
-        files: Text with one row a line, plain, .gz or .zst; their order matters.
+        files: Text with one row a line, plain, .gz or .zst, CSV with its header; or Parquet and ORC, whose
+            sets are Parquet. All of one kind; their order matters.
         folder: Created if it does not exist.
         ratio: Sizes of train and validation, or train, validation and test.
         seed: Of the hash.
         rows_per_file: Rows of all files of a set but the last.
-        suffix: Suffix of the files, such as ".tsv", ".tsv.gz" or ".tsv.zst".
+        suffix: Suffix of the files, such as ".tsv", ".tsv.gz" or ".tsv.zst"; "": that of their format.
 
     Raises:
         UsageError: If ratio, seed, rows_per_file or suffix are invalid, or a set's folder has files that
             this function did not write.
-        DataError: If a file cannot be read, has a header, is not text, or a set would be empty.
+        DataError: If a file cannot be read, files have different columns, or a set would be empty.
     """
+    suffix = suffix or _suffix_for(files[0])
     _require_options(ratio, seed, rows_per_file, suffix)
     folders = [folder / name for name in SETS[: len(ratio)]]
     for path in files:
-        _require_lines(path)
         _require_same_format(path, suffix)
         if Path(path).resolve().parent in [each.resolve() for each in folders]:
             raise UsageError(
@@ -90,7 +96,8 @@ def split_rows(
             writers = [
                 stack.enter_context(_SetWriter(each, rows_per_file, suffix)) for each in folders
             ]
-            _deal(files, seed, _limits(ratio), writers)
+            deal = _deal_tables if suffix == ".parquet" else _deal
+            deal(files, seed, _limits(ratio), writers)
             num_rows = sum(writer.rows for writer in writers)
             for writer in writers:
                 if writer.rows == 0:
@@ -129,18 +136,16 @@ def _require_options(ratio: Sequence[int], seed: int, rows_per_file: int, suffix
         raise UsageError(f"suffix is {suffix!r}, expected a suffix such as .tsv.gz")
 
 
-def _require_lines(path: str) -> None:
+def _suffix_for(path: str) -> str:
     kind = format_of(path)
-    if kind in _WITH_HEADERS:
-        raise DataError(
-            f"{path}: {kind} files cannot be split by lines, only text without a header"
-        )
+    own = [suffix for suffix, name in SUFFIXES.items() if name == kind and suffix in path]
+    return ".parquet" if kind in _TABLES else (own or [".tsv"])[0]
 
 
 def _require_same_format(path: str, suffix: str) -> None:
     """Checks that the suffix stands for the format of the input."""
     kind, kind_out = format_of(path), format_of(f"part{suffix}")
-    if kind != kind_out:
+    if kind_out != "parquet" if kind in _TABLES else kind != kind_out:
         raise UsageError(
             f"suffix is {suffix!r}, the suffix of {kind_out} files, but {path!r} is {kind}: choose another "
             f"suffix"
@@ -167,9 +172,18 @@ def _deal(
 ) -> None:
     first_row = 0
     out = np.empty((len(writers), 0), np.uint8)
+    header = _header_of(files[0])
+    for writer in writers:
+        writer.header = header
     for path in files:
         is_empty = True
-        for block, _ in line_blocks(FileSplit(path)):
+        if _header_of(path) != header:
+            raise DataError(f"{path}: its header is not that of {files[0]}: split them separately")
+        for block, position in line_blocks(FileSplit(path)):
+            if position == 0:
+                block = block[len(header) :]  # noqa: PLW2901
+            if not len(block):
+                continue
             is_empty = False
             if out.shape[1] < len(block):
                 out = np.empty((len(writers), len(block)), np.uint8)
@@ -180,6 +194,48 @@ def _deal(
                 writer.write(content[:num_bytes], int(num_rows))
         if is_empty:
             logger.warning("a file has no rows: file=%s", path)
+
+
+def _header_of(path: str) -> bytes:
+    """Returns the first line of a CSV file, with its line break; empty in other formats."""
+    if format_of(path) != "csv":
+        return b""
+    with closing(line_blocks(FileSplit(path))) as blocks:
+        first = next(blocks, None)
+    return b"" if first is None else first[0].tobytes().partition(b"\n")[0] + b"\n"
+
+
+def _deal_tables(
+    files: Sequence[str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
+) -> None:
+    first_row = 0
+    fields: pa.Schema | None = None
+    for path in files:
+        for table in _tables(path):
+            fields = fields or table.schema
+            if not table.schema.equals(fields):
+                raise DataError(
+                    f"{path}: its columns are not those of {files[0]}: split them separately"
+                )
+            hashes = np.empty(len(table), np.uint64)
+            write_row_hashes(seed, first_row, hashes)
+            first_row += len(table)
+            chosen = np.searchsorted(limits, hashes, side="right")
+            for number, writer in enumerate(writers):
+                writer.write_table(table.filter(pa.array(chosen == number)))
+
+
+def _tables(path: str) -> Iterator[pa.Table]:
+    """Yields the rows of a Parquet or ORC file in order."""
+    kind = format_of(path)
+    with open_columnar(path, kind.upper() if kind == "orc" else "Parquet") as source:
+        if kind == "orc":
+            file = orc.ORCFile(source)
+            for stripe in range(file.nstripes):
+                yield pa.Table.from_batches([file.read_stripe(stripe)])
+        else:
+            for batch in pq.ParquetFile(source).iter_batches(_TABLE_ROWS):
+                yield pa.Table.from_batches([batch])
 
 
 @kernel
@@ -226,11 +282,14 @@ class _SetWriter:
     Attributes:
         folder: Of the files.
         rows: Number of rows written so far.
+        header: With which each file of text begins.
     """
 
     def __init__(self, folder: Path, rows_per_file: int, suffix: str) -> None:
         self.folder = folder
         self.rows = 0
+        self.header = b""
+        self._tables: pq.ParquetWriter | None = None
         self._rows_per_file = rows_per_file
         self._suffix = suffix
         self._paths: list[Path] = []
@@ -250,7 +309,8 @@ class _SetWriter:
         while num_rows:
             room = self._rows_per_file - self.rows % self._rows_per_file
             if self._file is None or room == self._rows_per_file:
-                self._file = self._next_file()
+                self._next_file()
+            assert self._file is not None
             count = min(room, num_rows)
             stop = len(content)
             if count < num_rows:
@@ -259,6 +319,16 @@ class _SetWriter:
             content = content[stop:]
             num_rows -= count
             self.rows += count
+
+    def write_table(self, table: pa.Table) -> None:
+        """Appends the rows of a table; files are Parquet."""
+        while len(table):
+            room = self._rows_per_file - self.rows % self._rows_per_file
+            if self._tables is None or room == self._rows_per_file:
+                self._tables = pq.ParquetWriter(self._next_file(), table.schema)
+            self._tables.write_table(table[:room])
+            self.rows += min(room, len(table))
+            table = table[room:]
 
     def finish(self) -> tuple[Path, ...]:
         """Replaces the files of an earlier call, and returns the new ones."""
@@ -272,9 +342,14 @@ class _SetWriter:
     def _next_file(self) -> BinaryIO:
         self._close()
         self._paths.append(self.folder / f"part-{len(self._paths):05d}{self._suffix}")
-        return open_to_write(temporary_path(self._paths[-1]))
+        self._file = open_to_write(temporary_path(self._paths[-1]))
+        self._file.write(self.header)
+        return self._file
 
     def _close(self) -> None:
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
         if self._file is not None:
             self._file.close()
             self._file = None

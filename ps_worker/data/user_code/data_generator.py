@@ -24,6 +24,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from protos.errors import DataError, UsageError
+from ps_worker.data.user_code.salted_hash import require_stable_samples
 
 Number = int | float
 RawSample = Iterable[tuple[str, Sequence[Any]]]
@@ -99,7 +100,9 @@ class DataGenerator(ABC):
         run = GeneratorRun(self)
         number = 0
         try:
-            for number, line in lines:  # noqa: B007 (used in the error)
+            for number, line in lines:
+                if number == 1 and line is not None:
+                    require_stable_samples(lambda first=line: shown_samples(self, [first]))  # type: ignore[misc]
                 self._write(run.samples_of(line))
             self._write(run.rest())
             sys.stdout.flush()
@@ -228,6 +231,17 @@ class GeneratorRun:
             return name, [self._generator.checked_value(value) for value in values]
         except DataError as error:
             raise DataError(f"{name!r} has {error}") from error
+
+
+def shown_samples(generator: DataGenerator, lines: Iterable[bytes]) -> str:
+    """Returns the samples of lines as text, to be compared.
+
+    Raises:
+        DataError: As `GeneratorRun.samples_of`.
+    """
+    run = GeneratorRun(generator)
+    samples = [cells for line in lines for cells in run.samples_of(line)]
+    return repr([*samples, *run.rest()])
 
 
 def has_batches(generator: DataGenerator) -> bool:

@@ -5,7 +5,9 @@ generator's output, with values="text" for a MultiSlotStringDataGenerator and va
 """
 
 import io
+import itertools
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from protos.errors import DataError
+from protos.errors import DataError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block, Reader
 from ps_worker.data.files.file_split import FileSplit
@@ -27,7 +29,9 @@ from ps_worker.data.user_code.data_generator import (
     GeneratorRun,
     has_batches,
     shown,
+    shown_samples,
 )
+from ps_worker.data.user_code.salted_hash import MAX_LINES, require_stable_samples
 from ps_worker.data.user_code.samples import Sample, SampleColumns
 
 _BLOCK_ROWS = 1024
@@ -35,9 +39,10 @@ _BLOCK_ROWS = 1024
 
 def generated(generator: DataGenerator) -> MakeReader:
     """Returns a format for datasets that parses files with a generator."""
+    is_probed = threading.Event()
 
     def make(schema: Schema, _: BadRows) -> Reader:
-        return GeneratorReader(generator, schema)
+        return GeneratorReader(generator, schema, is_probed)
 
     return make
 
@@ -49,13 +54,17 @@ class GeneratorReader:
     of malformed rows applies.
     """
 
-    def __init__(self, generator: DataGenerator, schema: Schema) -> None:
+    def __init__(
+        self, generator: DataGenerator, schema: Schema, is_probed: threading.Event | None = None
+    ) -> None:
         """Takes the generator.
 
         Args:
             generator: With the columns that `ColumnOrder` requires, in any order.
             schema: The columns of a row.
+            is_probed: Set once its first lines were asked for twice; of all readers of a dataset.
         """
+        self._is_probed = is_probed or threading.Event()
         self._generator = generator
         self._schema = schema
 
@@ -72,7 +81,9 @@ class GeneratorReader:
         rows = _Rows(self._generator, self._schema)
         begin: int | None = None
         for block, position in line_blocks(split, offset):
-            lines = lines or LineNumbers(split.path, position)
+            if lines is None:
+                lines = LineNumbers(split.path, position)
+                self._probe(block, split.path, lines)
             for line, line_offset in _lines(block, position):
                 begin = line_offset if begin is None else begin
                 try:
@@ -91,6 +102,17 @@ class GeneratorReader:
             raise _placed(error, split.path, lines.number(-1)) from error
         if rows.size:
             yield Block(rows.taken(), begin)
+
+    def _probe(self, block: NDArray[np.uint8], path: str, lines: LineNumbers) -> None:
+        """Refuses a generator whose keys would be others in another process; once."""
+        if self._is_probed.is_set():
+            return
+        self._is_probed.set()
+        first = [line for line, _ in itertools.islice(_lines(block, 0), MAX_LINES)]
+        try:
+            require_stable_samples(lambda: shown_samples(self._generator, first))
+        except DataError as error:
+            raise _placed(error, path, lines.number(0)) from error
 
 
 def _placed(error: DataError, path: str, line: int) -> DataError:
@@ -162,7 +184,7 @@ def _sample(cells: Cells, order: ColumnOrder, schema: Schema) -> Sample:
 def _require_count(name: str, values: list[Any], least: int, most: int) -> None:
     if not least <= len(values) <= most:
         expected = str(most) if least == most else f"{least} or {most}"
-        raise DataError(f"{name!r} has {len(values)} values, expected {expected}")
+        raise DataError(f"{name!r} has {counted(len(values), 'value')}, expected {expected}")
 
 
 def _number(name: str, value: str | float) -> float:

@@ -58,11 +58,16 @@ class SampleLoader:
             batch_size: B, at least 1.
 
         Raises:
-            UsageError: If `batch_size` is too small, or `samples` is an iterator, which only lasts for one
-                pass.
+            UsageError: If `batch_size` is too small, the schema has a column of weights, or `samples` is an
+                iterator, which only lasts for one pass.
         """
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
+        if schema.weight is not None:
+            raise UsageError(
+                f"the schema names {schema.weight!r} as the column of weights, and samples have none: read "
+                f"them from files, or leave 'weight' out of the schema"
+            )
         if isinstance(samples, Iterator):
             raise UsageError(
                 f"samples is {samples!r}, which can only be iterated once: pass the function that returns it"
@@ -99,7 +104,7 @@ def batches_of_samples(
 
 @dataclass
 class _Hashed:
-    """Values of a batch to be hashed, with their slots and the positions of their keys."""
+    """Values of a batch to be hashed, with the numbers of their slots and the positions of their keys."""
 
     data: list[bytes] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
@@ -182,7 +187,7 @@ class SampleColumns:
         for each in value if isinstance(value, _LISTS) else (value,):
             if isinstance(each, str | bytes):
                 hashed.data.append(self._encoded(slot, each) if isinstance(each, str) else each)
-                hashed.slots.append(slot)
+                hashed.slots.append(self._schema.slot_numbers[slot - 1])
                 hashed.positions.append(len(keys))
                 keys.append(0)
             elif _is_key(each):

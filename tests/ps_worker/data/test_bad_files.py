@@ -69,6 +69,86 @@ def test_row_with_a_wrong_label_is_skipped_and_reported_or_an_error(
     assert warnings[-1] == f"malformed rows skipped: bad_rows=2 rows=4 most in: {path} (2)"
 
 
+@formats_that_skip
+@kinds
+@pytest.mark.parametrize("reader_num", [1, 3])
+def test_malformed_row_is_logged_once_however_often_it_is_read(
+    tmp_path: Path, name: str, kind: Kind, reader_num: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    bad = {"a": [BAD], "b": [BAD, BAD], "c": []}
+    files = [write(tmp_path, name, [*rows, *bad[stem]], stem) for stem in bad]
+    dataset = dataset_of(kind, name, files, bad_row_limit=3, reader_num=reader_num)
+
+    for _ in range(3):
+        assert rows_of(dataset).size == 3 * len(rows)
+        assert dataset.bad_rows == 3
+
+    said = [each for each in caplog.messages if each.startswith("skipped a malformed row")]
+    assert len(said) == len(set(said)) == 3
+    assert len([each for each in caplog.messages if "bad_rows=3" in each]) == 1
+
+
+@formats_that_skip
+@kinds
+def test_first_malformed_rows_are_logged_and_no_more_in_later_passes(
+    tmp_path: Path, name: str, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    path = write(tmp_path, name, [*rows, *[BAD] * 9])
+    dataset = dataset_of(kind, name, [path], bad_row_limit=9)
+
+    rows_of(dataset)
+    rows_of(dataset)
+
+    said = [each for each in caplog.messages if each.startswith("skipped a malformed row")]
+    assert len(said) == len(set(said)) == 5
+    # One too many is named by its place, though the log has said enough.
+    last = len(rows) + 9 + (name == "csv")
+    place = f"row {last}" if name in ("parquet", "orc") else str(last)
+    with pytest.raises(
+        BadRowError, match=rf"^{path}:{place}: .*malformed row 9, and bad_row_limit is 8"
+    ):
+        rows_of(dataset_of(kind, name, [path], bad_row_limit=8))
+
+
+@formats_that_skip
+@kinds
+def test_file_of_malformed_rows_alone_is_told_with_its_probable_cause(
+    tmp_path: Path, name: str, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    good, other = write(tmp_path, name, rows, "a"), write(tmp_path, name, [BAD] * 9, "b")
+    dataset = dataset_of(kind, name, [good, other], bad_row_limit=9)
+
+    assert rows_of(dataset).size == len(rows)
+    rows_of(dataset)
+    (told,) = [each for each in caplog.messages if each.startswith("no row of a file")]
+    with pytest.raises(BadRowError) as beyond:
+        rows_of(dataset_of(kind, name, [good, other], bad_row_limit=4))
+    with pytest.raises(DataError) as alone:
+        rows_of(dataset_of(kind, name, [other], bad_row_limit=9))
+
+    verdict = "all its 9 rows are malformed, so its schema or its format is probably another one"
+    assert f"file={other}: {verdict}" in told
+    assert f"malformed row 5, and bad_row_limit is 4; {verdict}" in str(beyond.value)
+    assert str(alone.value).startswith(f"no rows in 1 file: {other} (9 malformed rows): the schema")
+    for text in (told, str(beyond.value), str(alone.value)):
+        assert re.search(rf"\(data\.schema, data\.format\), from {other}:\D*\d+: .* is '?7'?", text)
+
+
+@formats_that_skip
+@kinds
+def test_file_with_a_good_row_behind_the_malformed_ones_is_of_its_schema(
+    tmp_path: Path, name: str, kind: Kind
+) -> None:
+    rows = FILE_FORMATS[name].writable(ROWS)
+    path = write(tmp_path, name, [*[BAD] * 3, *rows])
+
+    with pytest.raises(BadRowError, match=r"malformed row 3, and bad_row_limit is 2$"):
+        rows_of(dataset_of(kind, name, [path], bad_row_limit=2))
+
+
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
@@ -225,10 +305,13 @@ def test_file_that_vanished_is_named(tmp_path: Path, name: str, kind: Kind) -> N
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("criteo", r"no rows in 1 files: {path} \(\d malformed rows\)"),
+        (
+            "criteo",
+            r"no rows in 1 file: {path} \(\d malformed rows\): the schema or the format is",
+        ),
         ("csv", "{path}: no column 'C4', which the schema requires; its nearest"),
         ("libffm", None),  # left out is missing
-        ("multislot", r"no rows in 1 files: {path} \(\d malformed rows\)"),
+        ("multislot", r"no rows in 1 file: {path} \(\d malformed rows\)"),
         ("parquet", "{path}: no column 'C4', which the schema requires; its nearest"),
         ("keys", "{path}: no column 'C4', which the schema requires; its nearest"),
         ("orc", "{path}: no column 'C4', which the schema requires; its nearest"),

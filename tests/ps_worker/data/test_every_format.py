@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
+from ctr_model.schema import Schema
+from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.columnar import column_matching, record_batches
@@ -24,6 +26,7 @@ from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.text import line_blocks
 from ps_worker.data.user_code import generator_reader, pipe
+from tests.reference.features import key_of
 from tests.support.commands import ROOT
 from tests.support.formats import (
     FILE_FORMATS,
@@ -57,6 +60,38 @@ def test_rows_are_the_same_from_every_format(tmp_path: Path, name: str, kind: Ki
 
     assert len(rows) >= 4
     assert_same_rows(batch_of(rows), actual)
+
+
+SHARING = replace(SCHEMA, shares={"C3": "C1"})
+
+
+@formats
+def test_a_slot_that_shares_keys_has_those_of_its_values_in_the_other_slot(
+    tmp_path: Path, name: str
+) -> None:
+    rows = FILE_FORMATS[name].writable(
+        [Row(1, (1, 2), ("a", "a", "a")), Row(0, (1, 2), ("b", "b", ""))]
+    )
+    path = write(tmp_path, name, rows, schema=SHARING)
+
+    keys = rows_of(dataset_of(QueueDataset, name, [path], schema=SHARING)).keys.tolist()
+
+    expected = [
+        key_of(slot, row.values[i].encode()) for row in rows for i, slot in enumerate((1, 2, 1))
+    ]
+    assert keys == expected
+
+
+@pytest.mark.parametrize(("written", "read"), [(SCHEMA, SHARING), (SHARING, SCHEMA)])
+def test_a_file_of_keys_that_were_shared_otherwise_is_refused(
+    tmp_path: Path, written: Schema, read: Schema
+) -> None:
+    path = write(tmp_path, "keys", ROWS, schema=written)
+
+    with pytest.raises(
+        DataError, match=r"'C3' has the keys of slot . of the file, but those of slot"
+    ):
+        rows_of(dataset_of(QueueDataset, "keys", [path], schema=read))
 
 
 numbers = st.none() | st.integers(-(2**63), 2**63 - 1)

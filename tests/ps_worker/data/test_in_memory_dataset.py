@@ -273,7 +273,7 @@ def test_error_of_the_background_is_raised_by_who_waits(tmp_path) -> None:
     dataset.set_filelist([tmp_path / "part-0"])
     dataset.preload_into_memory()
 
-    with pytest.raises(BadRowError, match="part-0:1: 1 columns"):
+    with pytest.raises(BadRowError, match="part-0:1: 1 column"):
         dataset.wait_preload_done()
     with pytest.raises(UsageError, match=r"load_into_memory\(\) before a pass"):
         iter(dataset)
@@ -334,7 +334,7 @@ def test_files_without_rows_are_an_error_and_no_files_are_none(tmp_path, caplog)
     dataset.set_filelist([tmp_path / "empty"])
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(DataError, match=r"no rows in 1 files: .*empty"),
+        pytest.raises(DataError, match=r"no rows in 1 file: .*empty"),
     ):
         dataset.load_into_memory()
     assert "a file has no rows" in caplog.text
@@ -448,8 +448,19 @@ def test_rows_of_a_shuffle_that_failed_must_be_loaded_again() -> None:
     store.leave(1, step=0)
     dataset = dataset_of("0-300")
 
-    with pytest.raises(ProtocolError, match="1 workers shuffle"):
+    with pytest.raises(ProtocolError, match="rows are shuffled for 1 worker, but"):
         dataset.global_shuffle(StoreFleet(store, 0, 2))
 
     with pytest.raises(UsageError, match="load_into_memory"):
         iter(dataset)
+
+
+def test_head_is_of_the_rows_in_memory(tmp_path) -> None:
+    """Their files may have been removed since."""
+    (tmp_path / "a").write_text("1\t5\tx\n0\t6\ty\n")
+    dataset = InMemoryDataset(Schema.numbered(1, 1), batch_size=4)
+    dataset.set_filelist([tmp_path / "a"])
+    dataset.load_into_memory()
+    (tmp_path / "a").unlink()
+
+    assert [batch.dense[:, 0].tolist() for batch in dataset.head()] == [[5.0, 6.0]]

@@ -15,6 +15,7 @@ from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import BadRowError, DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
@@ -168,7 +169,7 @@ def test_no_rows_in_any_file_is_an_error(files: list[Path], reader_num: int) -> 
     dataset = dataset_of(files, bad_row_limit=1, reader_num=reader_num)
 
     with pytest.raises(
-        DataError, match=rf"no rows in 2 files: {files[0]}, {files[1]} \(1 malformed rows\)"
+        DataError, match=rf"no rows in 2 files: {files[0]}, {files[1]} \(1 malformed row\)"
     ):
         list(dataset)
 
@@ -369,3 +370,31 @@ def test_generator_reads_the_files(files: list[Path]) -> None:
     dataset.set_generator(Rows())
 
     assert [batch.keys.tolist() for batch in dataset] == expected
+
+
+def test_head_is_of_all_rows_in_order_and_no_pass(
+    files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    files[0].write_text("x\ty\tz\n" + files[0].read_text())
+    dataset = dataset_of(
+        files, shuffle_files=True, bad_row_limit=1, negatives=NegativeSampling(0.01, seed=0)
+    )
+
+    assert numbers(dataset.head()) == [1, 1, 1, 2, 2, 2]
+
+    assert (dataset.rows, dataset.bad_rows) == (0, 0)
+    assert not caplog.messages
+    (_, position), *_ = dataset_of(files, bad_row_limit=1).positioned()
+    again = dataset_of(files, bad_row_limit=1)
+    list(again.head())
+    assert next(again.positioned())[1] == position
+
+
+def test_head_ends_where_a_pass_would(files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    """It does not go through all files for one good row."""
+    files[1].write_text("x\ty\tz\n" * 3)
+    dataset = dataset_of(files, bad_row_limit=2)
+    dataset.set_filelist([*files, *files[:1]])
+
+    assert numbers(dataset.head()) == [1, 1, 1]
+    assert not caplog.messages

@@ -1,6 +1,7 @@
 """Blocks into batches: every row once, in order, with its own keys."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
+from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks import batching
-from ps_worker.data.blocks.batching import LabelCheck, batches, joined, offsets_of, rows_between
+from ps_worker.data.blocks.batching import RowColumnCheck, batches, joined, offsets_of, rows_between
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
 
 NUM_SLOTS = 2
+SCHEMA = Schema(dense=(), slots=("user", "item"))
 START = DataPosition()
 
 # A row is the numbers of keys in its slots; what it holds follows from its number.
@@ -63,6 +66,34 @@ def blocks_of(splits: list[list[list[tuple[int, int]]]], start: DataPosition) ->
                 yield split, Block(rows_of(counts, first), offset)
             first += len(counts)
             offset += len(counts)
+
+
+def test_weights_and_ids_stay_with_their_rows() -> None:
+    rows = [
+        replace(
+            rows_of([(1, 1)] * 3, first=first),
+            weights=np.arange(first, first + 3, dtype=np.float32),
+            ids=np.array([f"row {first + i}" for i in range(3)], np.object_),
+        )
+        for first in (0, 3)
+    ]
+    blocks = [(0, Block(block, 0)) for block in rows]
+
+    found = [batch for batch, _ in batches(blocks, 2, START)]
+
+    assert [each.weights.tolist() for each in found] == [[0, 1], [2, 3], [4, 5]]
+    assert [each.ids.tolist() for each in found][1] == ["row 2", "row 3"]
+    assert [each.weight for each in found] == [1, 5, 9]
+
+
+def test_format_without_a_place_for_weights_is_refused() -> None:
+    """A schema that names weights never trains as if there were none."""
+    check = RowColumnCheck(replace(SCHEMA, weight="w"))
+
+    with pytest.raises(
+        DataError, match=r"a\.tsv: the schema names 'w' as the column of weights, but"
+    ):
+        check.require("a.tsv", rows_of([(1, 1)]))
 
 
 @given(splits=st.lists(split_counts, max_size=3), batch_size=st.integers(1, 9))
@@ -150,7 +181,7 @@ def test_slices_and_joins_keep_rows_without_labels() -> None:
 
 @pytest.mark.parametrize("is_first_labelled", [True, False])
 def test_files_with_and_without_labels_are_refused_by_name(is_first_labelled: bool) -> None:
-    labels = LabelCheck()
+    labels = RowColumnCheck(SCHEMA)
     names = ["with.tsv", "without.tsv"] if is_first_labelled else ["without.tsv", "with.tsv"]
     labels.require(names[0], rows_of([(1, 1)], has_labels=is_first_labelled))
     labels.require("same.tsv", rows_of([(1, 1)], has_labels=is_first_labelled))

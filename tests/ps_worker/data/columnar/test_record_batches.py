@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -225,6 +226,93 @@ def test_label_is_found_by_its_usual_names(tmp_path: Path, suffix: str, name: st
     )
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_label_is_the_column_that_the_schema_names(tmp_path: Path, suffix: str) -> None:
+    """Whatever it is called, and although there are columns with usual names."""
+    table = pa.table(ROWS).append_column("bought", pa.array([0, 1, 1, 0]))
+    path = write(tmp_path / f"a.{suffix}", table)
+
+    (block,) = read(path, schema=replace(SCHEMA, label="bought"))
+
+    assert block.rows.labels is not None
+    assert block.rows.labels.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_label_that_is_not_there_is_an_error_unless_it_may_be_absent(
+    tmp_path: Path, suffix: str
+) -> None:
+    """The usual names do not stand in for it: their values may mean something else."""
+    path = write(tmp_path / f"a.{suffix}", pa.table(ROWS))
+    schema = replace(SCHEMA, label="labels")
+
+    with pytest.raises(
+        DataError,
+        match=rf"a\.{suffix}: no column 'labels', the label of the schema; its nearest column is 'label'",
+    ):
+        read(path, schema=schema)
+    (block,) = read(path, schema=replace(schema, is_for_prediction=True))
+    assert block.rows.labels is None
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_weights_are_read_and_ids_only_to_predict(tmp_path: Path, suffix: str) -> None:
+    table = pa.table(ROWS).append_column("w", pa.array([0.5, 0, 3, 1e-3]))
+    table = table.append_column("row", pa.array([7, 8, -9, 10**12]))
+    path = write(tmp_path / f"a.{suffix}", table)
+    schema = replace(SCHEMA, weight="w", id="row")
+
+    (block,) = read(path, schema=schema)
+    (named,) = read(path, schema=replace(schema, is_for_prediction=True))
+
+    assert block.rows.weights is not None
+    np.testing.assert_array_equal(block.rows.weights, np.float32([0.5, 0, 3, 1e-3]))
+    assert block.rows.ids is None
+    assert named.rows.ids is not None
+    assert named.rows.ids.tolist() == ["7", "8", "-9", "1000000000000"]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_weights_may_be_absent_from_data_to_predict_and_ids_not(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = write(tmp_path / f"a.{suffix}", pa.table(ROWS))
+    weighted = replace(SCHEMA, weight="weigth")
+
+    with pytest.raises(
+        DataError, match="no column 'weigth', the weight of the schema; its nearest"
+    ):
+        read(path, schema=weighted)
+    assert read(path, schema=replace(weighted, is_for_prediction=True))[0].rows.weights is None
+    with pytest.raises(DataError, match="no column 'usr', the id of the schema"):
+        read(path, schema=replace(SCHEMA, id="usr", is_for_prediction=True))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_slot_may_be_the_id(tmp_path: Path, suffix: str) -> None:
+    values = ["a", "b\u00e9", "c", "d"]
+    path = write(tmp_path / f"a.{suffix}", pa.table(ROWS | {"user": values}))
+
+    (block,) = read(path, schema=replace(SCHEMA, id="user", is_for_prediction=True))
+
+    assert block.rows.ids is not None
+    assert block.rows.ids.tolist() == values
+    assert block.rows.keys[: len(SCHEMA.slots)][0] == key_of(1, b"a")
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"), [("weight", pa.string()), ("id", pa.float64()), ("id", pa.list_(pa.int8()))]
+)
+def test_type_that_cannot_be_a_weight_or_id_is_refused(
+    tmp_path: Path, column: str, kind: pa.DataType
+) -> None:
+    values = pa.array([None] * 4, kind)
+    path = write(tmp_path / "a.parquet", pa.table(ROWS).append_column("x", values))
+
+    with pytest.raises(DataError, match="column 'x' is of type"):
+        read(path, schema=replace(SCHEMA, is_for_prediction=True, **{column: "x"}))
+
+
 def test_column_of_the_schema_is_no_label(tmp_path: Path) -> None:
     schema = Schema(dense=(DenseColumn(name="label"),), slots=("user",))
     path = write(tmp_path / "a.parquet", pa.table(ROWS))
@@ -286,6 +374,33 @@ def test_malformed_row_is_left_out_and_named(
     assert rows_of(read(path)) == expected
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("column", "values", "fault"),
+    [
+        (
+            "weight",
+            [1, -0.5, 1, 1],
+            "the weight is '?-0.5'?, expected a finite number of at least 0",
+        ),
+        ("weight", [1.5, math.inf, 1, 1], "the weight is '?inf'?, expected"),
+        ("weight", [1.5, 1e300, 1, 1], "the weight is '?1e\\+300'?, expected"),
+        ("weight", [1.5, None, 1, 1], "the weight is missing, expected"),
+        ("id", ["a", None, "b", "c"], "the id is missing, expected UTF-8"),
+        ("id", ["a", "b\tc", "b", "c"], r"the id is 'b\\tc', expected UTF-8"),
+    ],
+)
+def test_row_with_a_malformed_weight_or_id_is_left_out_and_named(
+    tmp_path: Path, suffix: str, column: str, values: list[object], fault: str
+) -> None:
+    path = write(tmp_path / f"a.{suffix}", pa.table(ROWS | {"x": values}))
+    schema = replace(SCHEMA, is_for_prediction=True, **{column: "x"})
+
+    with pytest.raises(BadRowError, match=fault):
+        list(reader(path, schema=schema).blocks(FileSplit(path)))
+    assert sum(block.rows.size for block in read(path, schema=schema)) == 3
+
+
 @pytest.mark.parametrize("values", [[True, False], [1.0, 0.0], np.array([1, 0], np.uint64)])
 def test_label_is_any_kind_of_0_and_1(tmp_path: Path, values: Sequence[object]) -> None:
     table = pa.table(ROWS)[:2]
@@ -305,7 +420,7 @@ def test_label_is_any_kind_of_0_and_1(tmp_path: Path, values: Sequence[object]) 
         ("user", [True, False], "column 'user' is of type bool"),
         ("user", [[0.5], []], r"column 'user' is of type list<.*double>"),
         ("age", ["1", "2"], "column 'age' is of type string, expected numbers"),
-        ("label", ["1", "0"], "column 'label' is of type string, expected numbers"),
+        ("label", [[1], [0]], r"column 'label' is of type list<.*>, expected numbers"),
     ],
 )
 def test_column_of_a_wrong_type_is_refused(

@@ -211,7 +211,7 @@ def test_worker_that_left_before_is_an_error_for_all() -> None:
     store, *_ = one_store(3)
     store.leave(2, step=0)
 
-    with pytest.raises(ProtocolError, match="2 workers shuffle their rows, but the run has 3"):
+    with pytest.raises(ProtocolError, match="rows are shuffled for 2 workers, but the run has 3"):
         shuffle(fleets_of([store, store, store])[:2], [range(10), range(10, 20)])
 
 
@@ -219,7 +219,7 @@ def test_rows_with_and_without_labels_are_an_error_for_all() -> None:
     def work(fleet: StoreFleet) -> None:
         rows = RowsInMemory(NUM_DENSE, NUM_SLOTS)
         rows.extend(numbered_rows(range(10), labels=fleet.worker == 0), source=0)
-        with pytest.raises(DataError, match="1 workers have rows with labels, and 1"):
+        with pytest.raises(DataError, match="rows of 1 worker have labels, and those of 1"):
             shuffle_globally(rows, fleet.peers(), np.random.default_rng(0))
         assert rows.size == 10
 

@@ -1,6 +1,7 @@
 """Rows as bytes and back."""
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,10 +21,24 @@ from tests.support.rows import (
 WIDTHS = {"num_dense": NUM_DENSE, "num_slots": NUM_SLOTS}
 
 
-@given(numbers=st.lists(st.integers(0, 10**6)), labels=st.booleans())
-def test_rows_survive_the_way(numbers, labels) -> None:
-    for rows in (numbered_rows(numbers, labels=labels), numbered_lists(numbers)):
+@given(numbers=st.lists(st.integers(0, 10**6)), labels=st.booleans(), weights=st.booleans())
+def test_rows_survive_the_way(numbers, labels, weights) -> None:
+    for rows in (
+        numbered_rows(numbers, labels=labels, weights=weights),
+        numbered_lists(numbers),
+    ):
         assert_same_rows(rows, unpack_rows(pack_rows(rows), **WIDTHS))
+
+
+@pytest.mark.parametrize("num_others", [1, 3])
+def test_other_labels_survive_the_way(num_others) -> None:
+    others = np.arange(7 * num_others, dtype=np.float32).reshape(7, num_others) % 2
+    rows = replace(numbered_rows(range(7), weights=True), other_labels=others)
+
+    found = unpack_rows(pack_rows(rows), **WIDTHS)
+
+    assert_same_rows(rows, found)
+    np.testing.assert_array_equal(found.other_labels, others)
 
 
 def test_columns_are_aligned() -> None:

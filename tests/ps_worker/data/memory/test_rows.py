@@ -24,7 +24,12 @@ from tests.support.rows import (
     resident_bytes,
 )
 
-KINDS = [numbered_rows, numbered_lists]
+
+def weighted_rows(numbers) -> Batch:
+    return numbered_rows(numbers, weights=True)
+
+
+KINDS = [numbered_rows, numbered_lists, weighted_rows]
 
 
 def rows_of(*batches: Batch) -> RowsInMemory:
@@ -136,7 +141,7 @@ def test_sizes_are_those_of_the_columns(kind) -> None:
 
     header = len(pack_rows(kind([])))
     assert header + sizes.sum() == len(pack_rows(batch))
-    starts = 0 if kind is numbered_rows else 8 * rows.size
+    starts = 8 * rows.size if kind is numbered_lists else 0
     assert rows.size_bytes == sizes.sum() + starts
 
 

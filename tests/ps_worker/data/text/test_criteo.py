@@ -203,7 +203,7 @@ def test_head_of_the_file_decides_about_labels_wherever_reading_begins(
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("", r"1 columns, expected 4 \(with a label\): ''"),
+        ("", r"1 column, expected 4 \(with a label\): ''"),
         ("1\t5\tu", "3 columns, expected 4"),
         ("1\t5\tu\ti\tx", "5 columns, expected 4"),
         ("2\t5\tu\ti", "the label is '2', expected 0 or 1"),

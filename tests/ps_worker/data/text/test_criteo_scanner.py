@@ -33,7 +33,14 @@ class Columns:
         block = np.frombuffer(bytearray(content), np.uint8)
         return list(
             scan_rows(
-                block, position, has_label, self.labels, self.numbers, self.keys, self.malformed
+                block,
+                position,
+                has_label,
+                np.arange(1, 4),
+                self.labels,
+                self.numbers,
+                self.keys,
+                self.malformed,
             )
         )
 

@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.text.column_order import ColumnOrder
 from ps_worker.data.text.multislot import MultiSlotReader, MultiSlotScanner, Values
 from tests.reference import multislot as reference
 
@@ -140,7 +142,7 @@ def test_schema_without_numbers_has_no_column_for_them() -> None:
         ("2 1 2 0 0 0", "the count of 'click' (column 4 of 4) is 0, expected 1"),
         ("2 1 2 0 0 2 1 1", "the count of 'click' (column 4 of 4) is 2, expected 1"),
         ("2 1 2 1 7 5 8 9", "the count of 'words' (column 3 of 4) is 5, but the line ends after 2 values"),
-        ("2 1", "the count of 'dense_input' (column 1 of 4) is 2, but the line ends after 1 values"),
+        ("2 1", "the count of 'dense_input' (column 1 of 4) is 2, but the line ends after 1 value"),
         ("2 1 2 0 0 1", "the count of 'click' (column 4 of 4) is 1, but the line ends after 0 values"),
         ("2 1 y 0 0 1 1", "value 2 of 2 of 'dense_input' (column 1 of 4) is 'y', expected a number"),
         ("2 1 inf 0 0 1 1", "value 2 of 2 of 'dense_input' (column 1 of 4) is 'inf', expected a"),
@@ -315,6 +317,16 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
 def test_wrong_columns_are_refused(columns: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         MultiSlotScanner(SCHEMA, columns)
+
+
+def test_label_is_called_as_in_the_schema() -> None:
+    schema = replace(SCHEMA, label="bought")
+    columns = ["bought", "dense_input", "user", "words"]
+
+    assert ColumnOrder(schema, columns).has_label
+    assert ColumnOrder(schema).names == ("dense_input", "user", "words", "bought")
+    with pytest.raises(UsageError, match="unknown name 'click'"):
+        ColumnOrder(schema, ["click", *columns[1:]])
 
 
 def test_name_that_means_two_things_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Conversion to Parquet: the same rows as text and as keys, atomic files, invalid input."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,21 @@ def test_rows_without_labels_stay_without(tmp_path: Path, keys: bool) -> None:
 
     assert rows(converted.files) == rows([path])
     assert rows(converted.files)[0][0] is None
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["text", "keys"])
+@pytest.mark.parametrize("lines", [LINES, [line[2:] for line in LINES]], ids=["", "unlabelled"])
+def test_label_gets_the_name_that_the_schema_gives_it(
+    tmp_path: Path, keys: bool, lines: list[str]
+) -> None:
+    path = write(tmp_path / "a.tsv", lines)
+    schema = replace(SCHEMA, label="bought")
+    has_labels = lines is LINES
+
+    files = convert([path], tmp_path / "out", schema, keys=keys).files
+
+    assert ("bought" in pq.read_schema(files[0]).names) == has_labels
+    assert rows(files, replace(schema, is_for_prediction=not has_labels)) == rows([path])
 
 
 def test_text_is_text_and_numbers_are_not_scaled(tmp_path: Path) -> None:
@@ -219,8 +235,8 @@ def test_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     [
         ({"rows_per_file": 0}, UsageError, "rows_per_file is 0, expected at least 1"),
         ({"row_group_rows": 0}, UsageError, "row_group_rows is 0, expected at least 1"),
-        ({"format_in": "libsvm"}, UsageError, "cannot convert the format 'libsvm', only criteo, csv"),
-        ({"files": ["empty.tsv"]}, DataError, "no rows to convert in 1 files"),
+        ({"format_in": "libsvm"}, UsageError, "cannot take values from the format 'libsvm', only"),
+        ({"files": ["empty.tsv"]}, DataError, "no rows to convert in 1 file"),
         ({"files": ["a.tsv", "b.tsv"]}, DataError, r"b\.tsv: its columns are age: .*convert them separately"),
         ({"files": ["none.tsv"]}, DataError, r"cannot read .*none\.tsv"),
         ({"out_dir": "a.tsv"}, DataError, r"cannot write to .*a\.tsv"),

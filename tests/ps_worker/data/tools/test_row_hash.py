@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ps_worker.data.tools.row_hash import row_hash, write_row_hashes
+from ps_worker.data.blocks.row_hash import row_hash, write_row_hashes
 
 
 def test_hashes_are_pinned() -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv, orc
 
 from protos.errors import DataError, UsageError
+from ps_worker.data.blocks.row_hash import row_hash
 from ps_worker.data.text import line_blocks
-from ps_worker.data.tools.row_hash import row_hash
 from ps_worker.data.tools.row_split import WrittenSet, parse_ratio, split_rows
 
 
@@ -189,10 +191,18 @@ def test_set_without_a_row_is_refused(tmp_path: Path, num_rows: int) -> None:
     assert bytes_below(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet", "rows.orc"])
-def test_file_with_more_than_rows_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=f"{name}: .* cannot be split by lines"):
-        split_rows([write(tmp_path / name, ["a,b"])], tmp_path / "out")
+def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
+    for suffix in (".csv", ".parquet"):
+        for name in ("a", "b"):
+            path, table = tmp_path / f"{name}{suffix}", pa.table({name: [1, 2, 3]})
+            csv.write_csv(table, path) if suffix == ".csv" else pq.write_table(table, path)
+
+        with pytest.raises(
+            DataError, match=rf"b\{suffix}: its (header|columns).* split them separately"
+        ):
+            split_rows([f"{tmp_path}/a{suffix}", f"{tmp_path}/b{suffix}"], tmp_path / "sets")
+
+    assert not list((tmp_path / "sets").rglob("part-*"))
 
 
 def test_sets_are_never_written_over_their_source(tmp_path: Path) -> None:
@@ -224,7 +234,7 @@ def test_suffix_of_another_format_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.svm", lines_of(500))
 
     with pytest.raises(UsageError, match=r"'.tsv', the suffix of criteo files, but .* is libsvm"):
-        split_rows([file], tmp_path)
+        split_rows([file], tmp_path, suffix=".tsv")
 
     assert split_rows([file], tmp_path, suffix=".svm")[0].files[0].name == "part-00000.svm"
 
@@ -260,3 +270,42 @@ def test_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"cannot write to .*rows\.tsv"):
         split_rows([file], Path(file))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".orc"])
+def test_files_that_name_their_columns_are_split_as_lines_are(tmp_path: Path, suffix: str) -> None:
+    """Every row is once in the set that its number says, and every file has the names of the columns."""
+    texts = [f"w{number}" for number in range(1000)]
+    files = []
+    for part in range(2):
+        table = pa.table(
+            {"n": range(part * 500, part * 500 + 500), "word": texts[part * 500 :][:500]}
+        )
+        files.append(str(tmp_path / f"{part}{suffix}"))
+        if suffix == ".parquet":
+            pq.write_table(table, files[-1])
+        elif suffix == ".orc":
+            orc.write_table(table, files[-1])
+        else:
+            with pa.output_stream(files[-1]) as sink:
+                csv.write_csv(table, sink)
+
+    sets = split_rows(files, tmp_path / "out", ratio=(3, 1), seed=4, rows_per_file=100)
+
+    read = csv.read_csv if suffix.startswith(".csv") else pq.read_table
+    for number, each in enumerate(sets):
+        tables = [read(str(path)) for path in each.files]
+        found = pa.concat_tables(tables)
+        assert [len(table) for table in tables[:-1]] == [100] * (len(tables) - 1)
+        expected = [n for n in range(1000) if (row_hash(4, n) >= 3 << 62) == bool(number)]
+        assert found["n"].to_pylist() == expected
+        assert found["word"].to_pylist() == [f"w{n}" for n in expected]
+    assert sum(each.rows for each in sets) == 1000
+
+
+@pytest.mark.parametrize("content", [b"", b"a,b\n"])
+def test_csv_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+
+    with pytest.raises(DataError, match="would be empty: 0 rows are too few"):
+        split_rows([str(tmp_path / "a.csv")], tmp_path / "sets")

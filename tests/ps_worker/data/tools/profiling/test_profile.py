@@ -16,8 +16,8 @@ from protos.errors import BadRowError, DataError
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.tools.generate import generate
-from ps_worker.data.tools.profile import Profile, profile_files, schema_of
-from ps_worker.data.tools.profile_table import profile_table
+from ps_worker.data.tools.profiling.profile import Profile, profile_files, schema_of
+from ps_worker.data.tools.profiling.profile_table import profile_table
 
 TWO = Schema(dense=(DenseColumn(name="age"), DenseColumn(name="visits")), slots=("user", "item"))
 
@@ -107,14 +107,15 @@ def test_slots_of_any_format_may_hold_any_number_of_values() -> None:
     assert (words.num_distinct, words.top) == (2, (("0x7", 2), ("0x8", 1)))
 
 
-def test_keys_stand_for_values_that_are_not_near_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ps_worker.data.tools.value_texts._MAX_LINES", 1)
+def test_value_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    schema = Schema(dense=(), slots=("first", "word"))
+    path = tmp_path / "rows.csv"
+    rows = [f"{number},{number}" for number in range(30_000)] + ["x,late"] * 5
+    path.write_text("\n".join(["first,word", *rows]) + "\n")
 
-    profile = profile_of(tmp_path, ROWS)
+    profile = profile_files([str(path)], schema)
 
-    assert profile.slots[0].top == (("a", 3), (hex(key_of(1, "b")), 1))
+    assert profile.slots[1].top[0] == ("late", 5)
 
 
 def test_value_of_any_bytes_is_shown(tmp_path: Path) -> None:
@@ -137,12 +138,12 @@ def test_rows_without_labels_have_no_click_rate(tmp_path: Path) -> None:
 
 def test_malformed_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
     assert profile_of(tmp_path, ROWS + "bad\n", bad_row_limit=1).bad_rows == 1
-    with pytest.raises(BadRowError, match=r"rows\.tsv:5: 1 columns"):
+    with pytest.raises(BadRowError, match=r"rows\.tsv:5: 1 column"):
         profile_of(tmp_path, ROWS + "bad\n")
 
 
 def test_files_without_rows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no rows in 1 files"):
+    with pytest.raises(DataError, match="no rows in 1 file"):
         profile_of(tmp_path, "")
 
 
@@ -211,6 +212,17 @@ def test_written_schema_scales_the_data_as_the_transform_should(
         assert np.median(above) > 0.045  # a count is often the 95th percentile itself
 
 
+def test_written_schema_keeps_the_name_of_the_label(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.csv"
+    path.write_text("bought,label,count,user\n1,0,3,a\n1,0,5,b\n0,0,7,a\n")
+    schema = Schema(dense=(DenseColumn(name="count"),), slots=("user",), label="bought")
+
+    profile = profile_files([str(path)], schema)
+
+    assert profile.click_rate == pytest.approx(2 / 3)
+    assert schema_of(profile, "none").label == "bought"
+
+
 @pytest.mark.parametrize("transform", ["none", "log1p", "min_max", "quantile"])
 def test_column_that_says_nothing_is_scaled_to_zero(tmp_path: Path, transform: Transform) -> None:
     text = "1\t4\t\ta\tx\n0\t4\t\tb\tx\n"
@@ -241,7 +253,7 @@ def test_table_shows_every_column(tmp_path: Path) -> None:
     lines = printed(profile_of(tmp_path, ROWS + "bad\n", bad_row_limit=1)).splitlines()
 
     shown = [line.split() for line in lines]
-    assert lines[0] == "4 rows, click rate 0.2500, 1 malformed rows"
+    assert lines[0] == "4 rows, click rate 0.2500, 1 malformed row"
     assert shown[1] == ["column", "missing", "min", "max", "mean", "deviation", "95th"]
     assert shown[2] == ["age", "25.00%", "20", "50", "33.3333", "12.4722", "50"]
     assert shown[5] == ["user", "0.00%", "2", "a", "75.00%", "b", "25.00%"]
@@ -253,8 +265,8 @@ def test_brackets_of_a_value_are_shown(tmp_path: Path) -> None:
 
 
 def test_table_says_what_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps_worker.data.tools.number_stats.MAX_SAMPLE", 100)
-    monkeypatch.setattr("ps_worker.data.tools.value_counts.MAX_EXACT", 256)
+    monkeypatch.setattr("ps_worker.data.tools.profiling.number_stats.MAX_SAMPLE", 100)
+    monkeypatch.setattr("ps_worker.data.tools.profiling.value_counts.MAX_EXACT", 256)
     text = "".join(f"1\t{number}\t\tuser{number}\tx\n" for number in range(2000))
 
     profile = profile_of(tmp_path, text)

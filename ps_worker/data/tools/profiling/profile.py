@@ -14,14 +14,14 @@ from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_model.slots import select_slots
-from protos.errors import DataError
+from protos.errors import DataError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import LabelCheck
+from ps_worker.data.blocks.batching import RowColumnCheck
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format, format_of, reader_of
-from ps_worker.data.tools.number_stats import NumberStats
-from ps_worker.data.tools.value_counts import ValueCounts
-from ps_worker.data.tools.value_texts import value_texts
+from ps_worker.data.formats import Format, reader_of
+from ps_worker.data.tools.profiling.number_stats import NumberStats
+from ps_worker.data.tools.profiling.value_counts import ValueCounts
+from ps_worker.data.tools.profiling.value_texts import value_texts
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ class Profile:
     """Statistics of files.
 
     Attributes:
+        schema: The columns, with the scaling that was given for them.
         rows: Good rows.
         bad_rows: Malformed rows.
         click_rate: Share of clicks; None for rows without labels.
@@ -97,6 +98,7 @@ class Profile:
         has_exact_percentiles: Whether percentiles are exact instead of those of a sample (`number_stats`).
     """
 
+    schema: Schema
     rows: int
     bad_rows: int
     click_rate: float | None
@@ -121,7 +123,7 @@ def profile_files(
         BadRowError: Names the malformed row that exceeded the limit.
     """
     bad_rows = BadRows(bad_row_limit)
-    labels = LabelCheck()
+    labels = RowColumnCheck(schema)
     columns = _Columns(schema)
     for path in files:
         reader = reader_of(path, columns.schema, bad_rows, format)
@@ -132,10 +134,9 @@ def profile_files(
         if columns.stats.rows == rows_before:
             logger.warning("a file has no rows: file=%s", path)
     if columns.stats.rows == 0:
-        raise DataError(f"no rows in {len(files)} files ({bad_rows.total} malformed)")
+        raise DataError(f"no rows in {counted(len(files), 'file')} ({bad_rows.total} malformed)")
     bad_rows.report(columns.stats.rows)
-    texts = [path for path in files if (format or format_of(path)) == "criteo"]
-    return columns.profile(texts, bad_rows.total)
+    return columns.profile(files, format, bad_rows.total)
 
 
 def schema_of(
@@ -149,19 +150,19 @@ def schema_of(
             Paddle's tutorials do, without clipping; "quantile" uses the percentiles 0, 5, ..., 100.
         missing_indicators: Whether to add indicators to columns with missing numbers.
     """
-    return Schema(
+    return replace(
+        profile.schema,
         dense=tuple(
             replace(
-                _scaled(column, transform),
+                scaled(column, transform),
                 missing_indicator=missing_indicators and column.missing_rate > 0,
             )
             for column in profile.numbers
         ),
-        slots=tuple(slot.name for slot in profile.slots),
     )
 
 
-def _scaled(column: NumberProfile, transform: Transform) -> DenseColumn:
+def scaled(column: NumberProfile, transform: Transform) -> DenseColumn:
     """Returns the column with the transform; a constant or always missing column is only shifted."""
     name = column.name
     if column.min == column.max:
@@ -179,6 +180,23 @@ def _scaled(column: NumberProfile, transform: Transform) -> DenseColumn:
     return DenseColumn(name=name, shift=column.mean, scale=column.deviation)
 
 
+def number_profile(stats: NumberStats, column: int, name: str) -> NumberProfile:
+    """Returns the profile of column number `column` of the statistics."""
+    count = int(stats.moments.counts[column])
+    percentiles = stats.percentiles(column, _SHARES) if count else np.zeros(NUM_BOUNDARIES)
+    return NumberProfile(
+        name=name,
+        missing_rate=1 - count / stats.rows,
+        min=float(percentiles[0]),
+        max=float(percentiles[-1]),
+        mean=float(stats.moments.means[column]),
+        deviation=float(stats.moments.deviations[column]),
+        log_mean=float(stats.log_moments.means[column]),
+        log_deviation=float(stats.log_moments.deviations[column]),
+        percentiles=tuple(percentiles.tolist()),
+    )
+
+
 class _Columns:
     """Statistics of the columns so far.
 
@@ -188,6 +206,7 @@ class _Columns:
     """
 
     def __init__(self, schema: Schema) -> None:
+        self._given = schema
         self.schema = replace(
             schema,
             dense=tuple(
@@ -196,7 +215,7 @@ class _Columns:
         )
         self.stats = NumberStats(len(schema.dense))
         num_slots = len(schema.slots)
-        self._missing_keys = [np.uint64(key_of(slot, "")) for slot in range(1, num_slots + 1)]
+        self._missing_keys = [np.uint64(key_of(number, "")) for number in schema.slot_numbers]
         self._values = [ValueCounts() for _ in schema.slots]
         self._present = [0] * num_slots  # rows with a value
         self._clicks: float | None = None  # None: rows without labels
@@ -220,16 +239,23 @@ class _Columns:
         before = np.concatenate([[0], np.cumsum(is_there)])[selected.offsets]  # [B + 1]
         self._present[slot] += int(np.count_nonzero(np.diff(before)))
 
-    def profile(self, text_files: Sequence[str], bad_rows: int) -> Profile:
-        """Returns the profile; shows a value as text if it occurs near the start of `text_files`."""
+    def profile(self, files: Sequence[str], format: Format | None, bad_rows: int) -> Profile:
+        """Returns the profile; shows values as their text if the format of `files` has it, else as keys."""
         tops = [values.top(_NUM_TOP) for values in self._values]
         wanted = [{key for key, _ in top} for top in tops]
-        texts = value_texts(text_files, len(self.schema.dense), wanted)
+        if format is None or isinstance(format, str):
+            texts = value_texts(files, self.schema, wanted, format)
+        else:  # a reader of one's own yields keys
+            texts = [{} for _ in wanted]
         return Profile(
+            schema=self._given,
             rows=self.stats.rows,
             bad_rows=bad_rows,
             click_rate=None if self._clicks is None else self._clicks / self.stats.rows,
-            numbers=tuple(self._number(column) for column in range(len(self.schema.dense))),
+            numbers=tuple(
+                number_profile(self.stats, index, column.name)
+                for index, column in enumerate(self.schema.dense)
+            ),
             slots=tuple(
                 SlotProfile(
                     name=name,
@@ -242,20 +268,4 @@ class _Columns:
                 for slot, name in enumerate(self.schema.slots)
             ),
             has_exact_percentiles=self.stats.is_exact,
-        )
-
-    def _number(self, column: int) -> NumberProfile:
-        stats = self.stats
-        count = int(stats.moments.counts[column])
-        percentiles = stats.percentiles(column, _SHARES) if count else np.zeros(NUM_BOUNDARIES)
-        return NumberProfile(
-            name=self.schema.dense[column].name,
-            missing_rate=1 - count / stats.rows,
-            min=float(percentiles[0]),
-            max=float(percentiles[-1]),
-            mean=float(stats.moments.means[column]),
-            deviation=float(stats.moments.deviations[column]),
-            log_mean=float(stats.log_moments.means[column]),
-            log_deviation=float(stats.log_moments.deviations[column]),
-            percentiles=tuple(percentiles.tolist()),
         )

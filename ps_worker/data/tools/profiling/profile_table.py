@@ -4,7 +4,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ps_worker.data.tools.profile import NumberProfile, Profile, SlotProfile
+from protos.errors import counted
+from ps_worker.data.tools.profiling.profile import NumberProfile, Profile, SlotProfile
 
 
 def profile_table(profile: Profile) -> Group:
@@ -16,7 +17,7 @@ def profile_table(profile: Profile) -> Group:
     for slot in profile.slots:
         slots.add_row(*map(Text, _slot_cells(slot, profile.rows)))
     clicks = "no labels" if profile.click_rate is None else f"click rate {profile.click_rate:.4f}"
-    head = f"{profile.rows:,} rows, {clicks}, {profile.bad_rows:,} malformed rows"
+    head = f"{counted(profile.rows, 'row', ',')}, {clicks}, {counted(profile.bad_rows, 'malformed row', ',')}"
     return Group(head, numbers, slots, *_notes(profile))
 
 

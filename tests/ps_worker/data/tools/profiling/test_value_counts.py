@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ps_worker.data.tools import value_counts
-from ps_worker.data.tools.value_counts import ValueCounts
+from ps_worker.data.tools.profiling import value_counts
+from ps_worker.data.tools.profiling.value_counts import ValueCounts
 
 
 def counted(*blocks: NDArray[np.uint64]) -> ValueCounts:

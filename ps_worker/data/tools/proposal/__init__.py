@@ -1,0 +1,1 @@
+"""A schema and a first job for files that nobody has prepared."""

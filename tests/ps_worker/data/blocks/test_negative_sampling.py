@@ -1,0 +1,146 @@
+"""Negative down-sampling: which rows are kept, and that no reading of a file keeps others."""
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ctr_model.batch import Batch
+from ctr_model.schema import DenseColumn, Schema
+from protos.errors import UsageError
+from ps_worker.data.blocks.batching import joined, rows_where
+from ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.in_memory_dataset import InMemoryDataset
+from ps_worker.data.queue_dataset import QueueDataset
+from tests.support.rows import assert_same_rows, numbered_lists, numbered_rows, numbers_of
+
+SCHEMA = Schema(dense=(DenseColumn(name="row"),), slots=("user",))
+NUM_ROWS = 40_000
+TENTH = NegativeSampling(0.1, seed=3)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same rows in several formats, of which every fourth is clicked; text in several blocks."""
+    folder = tmp_path_factory.mktemp("clicks")
+    rows = np.arange(NUM_ROWS)
+    text = "".join(
+        f"{int(row % 4 == 0)}\t{row}\tuser of a row number {row % 50:030d}\n" for row in rows
+    )
+    (folder / "a.tsv").write_text(text)
+    (folder / "a.tsv.gz").write_bytes(gzip.compress(text.encode(), 1))
+    table = pa.table(
+        {"click": (rows % 4 == 0).astype(np.int8), "row": rows, "user": (rows % 50).astype(str)}
+    )
+    pq.write_table(table, folder / "a.parquet", row_group_size=7000)
+    return {suffix: f"{folder}/a.{suffix}" for suffix in ("tsv", "tsv.gz", "parquet")}
+
+
+def dataset_of(
+    path: str | list[FileSplit], kind=QueueDataset, reader_num: int = 1, negatives=TENTH
+):
+    dataset = kind(SCHEMA, 100, reader_num=reader_num, negatives=negatives)
+    dataset.set_filelist([path] if isinstance(path, str) else path)
+    return dataset
+
+
+def kept(batches) -> list[int]:
+    return sorted(int(row) for batch in batches for row in batch.dense[:, 0])
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "tsv.gz", "parquet"])
+def test_clicks_are_all_kept_and_a_tenth_of_the_others(files, suffix: str) -> None:
+    rows = np.array(kept(dataset_of(files[suffix])))
+
+    others = rows[rows % 4 != 0]
+    expected = NUM_ROWS * 3 // 4 / 10
+    assert np.count_nonzero(rows % 4 == 0) == NUM_ROWS // 4
+    assert others.size == pytest.approx(expected, abs=4 * np.sqrt(0.9 * expected))
+    halves = np.count_nonzero(others < NUM_ROWS // 2)  # evenly over the file
+    assert halves == pytest.approx(others.size / 2, abs=2 * np.sqrt(others.size))
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "tsv.gz", "parquet"])
+def test_rows_do_not_depend_on_epoch_threads_or_memory(files, suffix: str) -> None:
+    dataset = dataset_of(files[suffix])
+    first = kept(dataset)
+    in_memory = dataset_of(files[suffix], InMemoryDataset, reader_num=2)
+    in_memory.load_into_memory()
+
+    assert kept(dataset) == first
+    assert kept(dataset_of(files[suffix], reader_num=3)) == first
+    assert kept(in_memory) == first
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "tsv.gz", "parquet"])
+def test_reading_resumed_anywhere_keeps_the_same_rows(files, suffix: str) -> None:
+    """Compressed text, too, whose stream gives other stretches from another start on."""
+    whole = list(dataset_of(files[suffix]).positioned())
+    after = [batch for batch, _ in whole]
+
+    for stop in (1, len(whole) // 3, len(whole) - 1):
+        resumed = dataset_of(files[suffix]).positioned(whole[stop - 1][1])
+        assert_same_rows(joined(after[stop:]), joined([batch for batch, _ in resumed]))
+
+
+def test_another_seed_and_another_file_keep_other_rows(files, tmp_path: Path) -> None:
+    copy = tmp_path / "b.tsv"
+    copy.write_bytes(Path(files["tsv"]).read_bytes())
+
+    first = kept(dataset_of(files["tsv"]))
+    assert kept(dataset_of(str(copy))) != first
+    assert kept(dataset_of(str(copy.rename(tmp_path / "a.tsv")))) == first  # wherever it is
+    assert kept(dataset_of(files["tsv"], negatives=replace(TENTH, seed=4))) != first
+
+
+def test_kept_negatives_weigh_as_much_as_all() -> None:
+    rows = numbered_rows(range(2000), weights=True)
+    (labels,) = (rows.labels,)
+
+    sampled = replace(TENTH, rate=0.25).sampled("a", Block(rows, 0))
+    unweighted = replace(TENTH, rate=0.25, is_weighted=False).sampled("a", Block(rows, 0))
+
+    assert sampled is not None
+    assert unweighted is not None
+    numbers = sampled.rows.dense[:, 0].astype(np.int64)
+    expected = np.where(
+        numbers % 2 == 0, numbers, numbers / 4
+    )  # rows weigh a quarter of their number
+    np.testing.assert_allclose(sampled.rows.weights, expected, rtol=1e-6)
+    assert np.array_equal(numbers_of(unweighted.rows), numbers)
+    assert labels is not None
+
+
+def test_rate_of_1_and_rows_without_labels_are_kept_as_they_are() -> None:
+    labelled, unlabelled = numbered_rows(range(9)), numbered_rows(range(9), labels=False)
+
+    for sampling, rows in ((NegativeSampling(1.0), labelled), (TENTH, unlabelled)):
+        block = Block(rows, 0)
+        assert sampling.sampled("a", block) is block
+
+
+def test_block_of_which_nothing_is_kept_is_none() -> None:
+    negatives = rows_where(numbered_rows(range(0, 8)), np.arange(8) % 2 == 0)
+
+    assert NegativeSampling(1e-9).sampled("a", Block(negatives, 0)) is None
+
+
+@pytest.mark.parametrize("kind", [numbered_rows, numbered_lists])
+def test_rows_of_a_mask_are_those_rows(kind) -> None:
+    rows: Batch = kind(range(30))
+    is_wanted = np.arange(30) % 3 == 1
+
+    assert_same_rows(kind(np.flatnonzero(is_wanted)), rows_where(rows, is_wanted))
+    assert rows_where(rows, np.zeros(30, np.bool_)).size == 0
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1.5, float("nan")])
+def test_rate_that_is_no_probability_is_refused(rate: float) -> None:
+    with pytest.raises(UsageError, match="the rate of negatives is"):
+        NegativeSampling(rate)

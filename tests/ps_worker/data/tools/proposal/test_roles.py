@@ -1,0 +1,431 @@
+"""Roles of columns: what is taken as what and why, and that all that is taken can be read."""
+
+import datetime
+import decimal
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from pyarrow import csv, orc
+
+from ctr_model.schema import Schema
+from protos.errors import CtrPsError, DataError, UsageError
+from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.tools.proposal.first_job import write_first_job
+from ps_worker.data.tools.proposal.roles import Ignored, Number, Proposal, Slot, propose
+from ps_worker.data.tools.proposal.samples import Sample, sample_of
+from ps_worker.job import load_job
+
+ROWS = 400
+RNG = np.random.default_rng(1)
+LABELS = pa.array([0, 1] * (ROWS // 2))
+DAY = datetime.date(2026, 1, 1)
+
+
+def cycle(values: list[Any], kind: pa.DataType | None = None) -> pa.Array:
+    return pa.array((values * ROWS)[:ROWS], kind)
+
+
+def proposal_of(
+    folder: Path, columns: dict[str, pa.Array], suffix: str = ".parquet", **options: Any
+) -> Proposal:
+    path = folder / f"rows{suffix}"
+    write(path, pa.table({"click": LABELS, **columns}))
+    return propose(sample_of([str(path)]), **options)
+
+
+def write(path: Path, table: pa.Table) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".orc":
+        orc.write_table(table, str(path))
+    else:
+        csv.write_csv(table, path)
+
+
+def role_in(proposal: Proposal, name: str) -> Number | Slot | Ignored:
+    (role,) = [
+        *(each for each in proposal.numbers if each.column.name == name),
+        *(each for each in (*proposal.slots, *proposal.ignored) if each.name == name),
+    ]
+    return role
+
+
+NUMBER, SLOT, IGNORED = Number, Slot, Ignored
+CASES = {
+    "text": (cycle(["a", "b", None, ""]), SLOT, "text, 3 distinct"),
+    "large text": (cycle(["a", "b"], pa.large_string()), SLOT, "text"),
+    "dictionary": (cycle(["a", "b"]).dictionary_encode(), SLOT, "text"),
+    "bytes": (cycle([b"\xff", b"\x00"]), SLOT, "text"),
+    "few whole numbers": (cycle([-3, 0, 7, None]), SLOT, "only 3 values"),
+    "user_id": (pa.array(RNG.integers(0, 150, ROWS)), SLOT, "names by the name of the column"),
+    "counts": (pa.array(RNG.geometric(0.01, ROWS) * 3), NUMBER, "standardised"),
+    "long tail": (pa.array([*(RNG.geometric(0.01, ROWS - 1) * 3), 10**9]), NUMBER, "logarithms"),
+    "whole names": (pa.array(RNG.integers(10**6, 10**6 + 150, ROWS)), SLOT, "spread evenly"),
+    "number": (pa.array(RNG.normal(size=ROWS)), NUMBER, "standardised"),
+    "huge": (pa.array(RNG.normal(size=ROWS) * 1e300), NUMBER, "logarithms"),
+    "with nan": (cycle([1.5, float("nan"), None, 2.5]), NUMBER, "50.0% missing"),
+    "bool": (cycle([True, False, None]), NUMBER, "from 0 to 1"),
+    "decimal": (cycle([decimal.Decimal("1.50"), decimal.Decimal("2.25")]), NUMBER, "from 1.5"),
+    "lists": (cycle([[1, 2], [], None, [3, None]]), SLOT, "lists"),
+    "text lists": (cycle([["a"], ["b", "c"]]), SLOT, "lists, 1.5 values a row, 3 distinct"),
+    "infinite": (cycle([1.0, float("inf")]), IGNORED, "infinite"),
+    "constant": (cycle([1]), IGNORED, "always 1"),
+    "constant text": (cycle(["x"]), IGNORED, "the same in every row: 'x'"),
+    "unique": (pa.array([f"{number:x}" for number in range(ROWS)]), IGNORED, "different in nearly"),
+    "row": (pa.array(RNG.permutation(ROWS) + 17), IGNORED, "like a row number"),
+    "seen_at": (pa.array(RNG.integers(1_600_000_000, 1_700_000_000, ROWS)), IGNORED, "since 1970"),
+    "date": (cycle([DAY, DAY + datetime.timedelta(1)]), IGNORED, "a time"),
+    "text time": (cycle(["2026-01-01 10:00", "2026-01-02T11:30:00Z"]), IGNORED, "times"),
+    "struct": (cycle([{"a": 1}, {"a": 2}]), IGNORED, "of type struct"),
+    "nothing": (pa.nulls(ROWS), IGNORED, "no value"),
+    "empty lists": (cycle([[], None], pa.list_(pa.int64())), IGNORED, "no value"),
+    "number lists": (cycle([[0.5], [1.5]]), IGNORED, "lists of double"),
+    "nested lists": (cycle([[[1]], [[2]]]), IGNORED, "lists of list"),
+    "event_time": (pa.array(RNG.integers(16 * 10**17, 17 * 10**17, ROWS)), IGNORED, "since 1970"),
+    "one name or none": (cycle([1, None]), SLOT, "only 1 value"),
+    "one number or none": (cycle([1.5, None]), IGNORED, "always 1.5 where it is not missing"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_role_and_its_reason(tmp_path: Path, name: str) -> None:
+    array, role, reason = CASES[name]
+
+    found = role_in(proposal_of(tmp_path, {"slot": cycle(["p", "q"]), name: array}), name)
+
+    assert isinstance(found, role), found
+    assert reason in found.why
+
+
+@pytest.mark.parametrize(
+    ("distinct", "rows_each", "role"), [(100, 20, SLOT), (101, 20, NUMBER), (100, 19, NUMBER)]
+)
+def test_whole_numbers_like_counts_are_names_if_few_and_each_comes_often(
+    distinct: int, rows_each: int, role: type
+) -> None:
+    counts = pa.array([number**3 for number in range(distinct)] * rows_each)
+    names = pa.array(["p", "q"] * (len(counts) // 2) + ["p"] * (len(counts) % 2))
+    sample = Sample(
+        columns={"n": counts, "slot": names},
+        unusable={},
+        is_text=False,
+        num_rows=len(counts),
+        total_rows=len(counts),
+        is_complete=True,
+    )
+
+    assert isinstance(role_in(propose(sample, needs_label=False), "n"), role)
+
+
+@pytest.mark.parametrize(
+    ("values", "role", "reason"),
+    [
+        (["1", "2", "3", ""], SLOT, "only 3 values"),
+        (["0.5", "1e3", "", "nan"], NUMBER, "75"),
+        (["007", "012"], NUMBER, "from 7 to 12"),
+        (["1", "2", "3", "4"] * 10 + ["NA"], SLOT, "numbers but for 'NA'"),
+        (["a, b", 'say "x"'], SLOT, "text"),
+    ],
+)
+def test_types_of_csv_are_told_from_its_text(
+    tmp_path: Path, values: list[str], role: type, reason: str
+) -> None:
+    columns = {"slot": cycle(["p", "q"]), "x": cycle(values)}
+
+    found = role_in(proposal_of(tmp_path, columns, ".csv"), "x")
+
+    assert isinstance(found, role)
+    assert reason in found.why or role is NUMBER
+
+
+@pytest.mark.parametrize(
+    "labels", [[0, 1], [0.0, 1.0, 1.0], [False, True], ["0", "1"], [None, 0, 1]]
+)
+@pytest.mark.parametrize("suffix", [".parquet", ".orc", ".csv"])
+def test_label_of_any_type_is_found_and_read(
+    tmp_path: Path, labels: list[Any], suffix: str
+) -> None:
+    if suffix == ".csv" and labels[0] is False:
+        labels = [0, 1]  # a writer's true and false are no labels in CSV
+    path = tmp_path / f"rows{suffix}"
+    column = cycle(labels)
+    write(path, pa.table({"x": cycle(["a", "b", "c"]), "Is_Click": column, "flag": cycle([0, 1])}))
+
+    first = write_first_job([str(path)], tmp_path / "out")
+
+    assert first.proposal.label is not None
+    assert first.proposal.label.name == "Is_Click"
+    assert first.proposal.label.missing_rate == pytest.approx(column.null_count / ROWS)
+    rows, bad_rows, clicks = read(path, tmp_path / "out")
+    assert (rows, bad_rows) == (ROWS - column.null_count, column.null_count)
+    assert clicks == sum(str(value) in {"1", "1.0", "True"} for value in column.to_pylist())
+
+
+def read(path: Path, out: Path) -> tuple[int, int, float]:
+    """Returns good rows, malformed ones, and clicks, read as the first job says."""
+    job = load_job(out / "job.toml", [])
+    schema = Schema.load(job.data.schema_source)
+    dataset = QueueDataset(schema, 64, bad_row_limit=job.data.bad_row_limit)
+    dataset.set_filelist([str(path)])
+    clicks = 0.0
+    for batch in dataset:
+        assert batch.labels is not None
+        assert np.isfinite(batch.dense).all()
+        clicks += float(batch.labels.sum())
+    return dataset.rows, dataset.bad_rows, clicks
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "fault"),
+    [
+        ({}, {}, r"say --label 'a' or 'b'$"),
+        ({"Click": [0, 1], "label": [0, 1]}, {}, r"the label may be 'Click' or 'label': say which"),
+        ({"click": ["yes", "no"]}, {}, r"'click' has the values 'yes', 'no', expected 0 and 1"),
+        ({"click": [0, 1]}, {"label": "clik"}, r"no column 'clik', did you mean 'click'\?"),
+        ({"click": [0, 1]}, {"ignore": ["bb"]}, r"no column 'bb', did you mean 'b'\?"),
+        ({"click": [0, 1]}, {"label": "a", "ignore": ["a"]}, "cannot be both"),
+        ({"click": [0, 1, 2]}, {"label": "click"}, r"values '0', '1', '2', expected 0 and 1"),
+        ({"click": [0]}, {}, "is 0 in all 400 rows"),
+    ],
+)
+def test_a_label_that_is_not_clear_is_an_error(
+    tmp_path: Path, columns: dict[str, list[Any]], options: dict[str, Any], fault: str
+) -> None:
+    arrays = {name: cycle(values) for name, values in columns.items()}
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"a": cycle([0, 1]), "b": cycle([1, 0, 0]), **arrays}), path)
+
+    with pytest.raises(UsageError, match=fault):
+        write_first_job([str(path)], tmp_path / "out", **options)
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_floats_alone_are_no_slots(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no column can be a slot"):
+        proposal_of(tmp_path, {"x": pa.array(RNG.normal(size=ROWS))}).schema()
+
+
+def test_number_becomes_the_slot_that_models_need(tmp_path: Path) -> None:
+    """The one with the fewest values."""
+    more, fewer = (pa.array(RNG.geometric(share, ROWS) * 3) for share in (0.005, 0.02))
+    columns = {"x": pa.array(RNG.normal(size=ROWS)), "more": more, "fewer": fewer}
+
+    found = proposal_of(tmp_path, columns)
+
+    assert [slot.name for slot in found.slots] == ["fewer"]
+    assert [number.column.name for number in found.numbers] == ["x", "more"]
+
+
+def test_columns_of_unusual_names_are_taken_or_said(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    header = '"dense","a.b","say ""x""","",größe,"# no",twice,twice,"tab\there",click\n'
+    path.write_text(
+        header
+        + "".join(
+            f"{n % 7},x{n % 3},y{n % 2},,z{n % 5},{n / 7:.3f},1,2,t{n % 4},{n % 2}\n"
+            for n in range(ROWS)
+        )
+    )
+
+    first = write_first_job([str(path)], tmp_path / "out")
+
+    slots = {slot.name for slot in first.proposal.slots}
+    assert slots == {"dense", "a.b", 'say "x"', "größe", "tab\there"}
+    assert {each.name for each in first.proposal.ignored} == {"", "twice"}
+    assert Schema.load(tmp_path / "out/schema.toml") == first.proposal.schema()
+    assert read(path, tmp_path / "out")[:2] == (ROWS, 0)
+
+
+def test_sample_is_spread_over_files_and_their_places(tmp_path: Path) -> None:
+    for part in range(3):
+        rows = range(part * 120_000, (part + 1) * 120_000)
+        table = pa.table({"n": list(rows), "click": [int(row >= 340_000) for row in rows]})
+        for suffix in (".parquet", ".csv"):
+            write(tmp_path / f"{part}{suffix}", table)
+
+    for suffix in (".parquet", ".csv"):
+        sample = sample_of([str(tmp_path / f"{part}{suffix}") for part in range(3)])
+
+        assert not sample.is_complete
+        assert 150_000 < sample.num_rows <= 210_000
+        assert sample.total_rows == pytest.approx(360_000, rel=0.1)
+        if suffix == ".csv":  # each of these Parquet files is one row group
+            assert 0 < np.mean(sample.columns["click"].to_numpy(zero_copy_only=False) == b"1") < 0.2
+
+
+def test_sample_of_many_files_is_of_files_from_all_over_them(tmp_path: Path) -> None:
+    files = [f"{tmp_path}/{number:02d}.parquet" for number in range(24)]
+    for number, path in enumerate(files):
+        pq.write_table(pa.table({"n": [number]}), path)
+
+    sample = sample_of(files)
+
+    expected = [number for number in range(24) if number % 3 != 2]  # 16 of them
+    assert sample.columns["n"].to_pylist() == expected
+    assert not sample.is_complete
+    assert sample.total_rows == 24
+
+
+def test_files_of_the_test_are_not_trained_on_whatever_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        pq.write_table(pa.table({"click": LABELS, "a": cycle(["x", "y"])}), f"{name}.parquet")
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    for number, test in enumerate([f"{tmp_path}/two.parquet", "link/two.parquet"]):
+        first = write_first_job(["*.parquet"], tmp_path / f"out-{number}", test=[test])
+        assert (first.train, first.test) == (["one.parquet"], [test])
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_large_whole_numbers_are_not_taken_for_one(tmp_path: Path, suffix: str) -> None:
+    users = [2**62 + number % 5 for number in range(len(LABELS))]  # one number as float64
+    write(tmp_path / f"rows{suffix}", pa.table({"click": LABELS, "user": users}))
+
+    first = write_first_job([str(tmp_path / f"rows{suffix}")], tmp_path / "out")
+
+    assert [(each.name, each.why) for each in first.proposal.slots] == [
+        ("user", "whole numbers with only 5 values")
+    ]
+
+
+def test_file_of_the_test_without_a_column_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"click": LABELS, "a": cycle(["x", "y"])})
+    pq.write_table(table, tmp_path / "1.parquet")
+    pq.write_table(table.drop_columns("a"), tmp_path / "2.parquet")
+
+    with pytest.raises(UsageError, match=r"2\.parquet, to test on, has no column 'a'.*--test"):
+        write_first_job([f"{tmp_path}/*.parquet"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_are_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"click": LABELS, "a": cycle(["x", "y"])}), path)
+    (tmp_path / "job.toml").write_text("mine")
+
+    with pytest.raises(UsageError, match=r"job\.toml' exists: remove it, or choose another folder"):
+        write_first_job([str(path)], tmp_path)
+
+    assert (tmp_path / "job.toml").read_text() == "mine"
+    assert not (tmp_path / "schema.toml").exists()
+
+
+def test_files_without_names_of_columns_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_text("1\ta\n")
+
+    with pytest.raises(
+        UsageError, match=r"rows\.tsv: files of format 'criteo' do not name their columns"
+    ):
+        write_first_job([str(tmp_path / "rows.tsv")], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rows.tsv", "rows.txt", "rows.csv"])
+def test_files_in_criteos_layout_are_told_their_schema(name: str, tmp_path: Path) -> None:
+    row = ["1", *map(str, range(12)), "", *(f"{number:08x}" for number in range(26))]
+    lines = ["\t".join(row), "\t".join(row[:-1]), "\t".join(["0", *row[1:]])]
+    (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+
+    with pytest.raises(
+        UsageError, match=rf"{name}: the rows have Criteo's layout .* data\.schema = \"criteo\""
+    ):
+        write_first_job([str(tmp_path / name)], tmp_path / "out")
+
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", ["", "\n", "click,a\n"])
+def test_files_without_rows_are_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+
+    with pytest.raises(DataError, match="no rows in 1 file"):
+        write_first_job([str(tmp_path / "rows.csv")], tmp_path)
+
+
+def test_paths_with_the_characters_of_patterns_are_read(tmp_path: Path) -> None:
+    path = tmp_path / 'a[1]*"?.parquet'
+    pq.write_table(pa.table({"click": LABELS, "a": cycle(["x", "y"])}), path)
+
+    write_first_job([f"{tmp_path}/*.parquet"], tmp_path / "out")
+
+    (pattern,) = tomllib.loads((tmp_path / "out/job.toml").read_text())["data"]["train"]
+    assert [str(found) for found in Path("/").glob(pattern[1:])] == [str(path)]
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=6)
+VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (
+        pa.string(),
+        TEXT | st.sampled_from(["", "NULL", "nan", "inf", "-", "1", "0x1", "1e999", "007"]),
+    ),
+    (pa.string(), st.sampled_from(["0", "1", ""])),
+    (pa.large_string(), TEXT),
+    (pa.binary(), st.binary(max_size=4).filter(lambda value: not set(value) & {0, 10, 13})),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)),
+    (pa.int8(), st.integers(-3, 3)),
+    (pa.float64(), st.floats(width=64)),
+    (pa.float32(), st.floats(width=32)),
+    (pa.bool_(), st.booleans()),
+    (pa.decimal128(20, 3), st.decimals(-(10**6), 10**6, places=3)),
+    (pa.date32(), st.dates()),
+    (
+        pa.timestamp("us"),
+        st.datetimes(datetime.datetime(1990, 1, 1), datetime.datetime(2100, 1, 1)),
+    ),
+    (pa.list_(pa.int64()), st.lists(st.none() | st.integers(-5, 5), max_size=3)),
+    (pa.list_(pa.string()), st.lists(st.none() | TEXT, max_size=3)),
+    (pa.list_(pa.float64()), st.lists(st.floats(), max_size=2)),
+    (pa.struct([("a", pa.int64())]), st.fixed_dictionaries({"a": st.integers(-5, 5)})),
+]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    num_rows = draw(st.integers(1, 30))
+    # A slot, which models need, so that most examples are read.
+    columns: dict[str, pa.Array] = {"word": cycle(["x", "y"])[:num_rows]} if num_rows > 1 else {}
+    columns |= {"click": pa.array(draw(lists_of(st.sampled_from([0, 1, None]), num_rows)))}
+    for name in draw(st.lists(TEXT, unique=True, max_size=6)):
+        kind, values = draw(st.sampled_from(VALUES))
+        columns[name] = pa.array(draw(lists_of(st.none() | values, num_rows)), kind)
+    return pa.table(columns)
+
+
+def lists_of(values: st.SearchStrategy[Any], size: int) -> st.SearchStrategy[list[Any]]:
+    return st.lists(values, min_size=size, max_size=size)
+
+
+@settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(table=tables(), suffix=st.sampled_from([".parquet", ".csv", ".orc"]))
+def test_every_row_is_read_by_what_was_proposed(
+    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, suffix: str
+) -> None:
+    """Whatever the columns hold: an error says why not, or the job reads all rows that have a label."""
+    folder = tmp_path_factory.mktemp("rows")
+    path = folder / f"rows{suffix}"
+    try:
+        write(path, table)
+    except (pa.ArrowException, OSError, KeyError):
+        return  # what this format cannot hold
+    labels = table["click"].to_pylist()
+
+    try:
+        write_first_job([str(path)], folder, label="click")
+    except CtrPsError:
+        return
+
+    rows, bad_rows, clicks = read(path, folder)
+    assert (rows, bad_rows) == (len(labels) - labels.count(None), labels.count(None))
+    assert clicks == labels.count(1)
