@@ -3,8 +3,10 @@
 ps-worker train examples/ctr_dnn.toml --set data.train='train/part-*'     # alone: no role in the environment
 ps-launch --server-num 2 --worker-num 2 examples/ctr_dnn.toml             # as a cluster on this machine
 ps-worker heter job.toml --device cuda                                    # the dense part, for other workers
+ps-worker example deepfm my_folder                                        # a job that comes with the package
 ps-worker infer --model output/model --data 'test/part-*'                 # with a saved model
 ps-worker export --model output/model --output model.onnx                 # of PyTorch, for other runtimes
+ps-worker report output/run-1 output/run-2                                # a page about runs
 """
 
 import contextlib
@@ -85,6 +87,14 @@ def infer(
     output: Annotated[
         Path | None, typer.Option(help="Write one click probability a line, in row order.")
     ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="COLUMN",
+            help="Write the value of this column and a tab before each; default: the id of the schema.",
+        ),
+    ] = None,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -93,7 +103,10 @@ def infer(
 
     _start()
     with _errors_as_exit_codes():
-        _report(infer(model, data or [], output=output, overrides=overrides or []), as_json)
+        result = infer(
+            model, data or [], output=output, id_column=id_column, overrides=overrides or []
+        )
+        _report(result, as_json)
 
 
 @app.command()
@@ -110,7 +123,46 @@ def export(
         _report(export(model, output), as_json)
 
 
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="The run.dir of each run.", metavar="RUN...")],
+    output: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
+    importance_rows: Annotated[
+        int, typer.Option(help="Rows to measure the importance of features over; 0: do not.")
+    ] = 20_000,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML page about runs: curves, calibration, features, tables, time."""
+    from ps_worker.serving.report.report import report as write  # late: as above
+
+    _start()
+    with _errors_as_exit_codes():
+        _report(write(runs, output, importance_rows=importance_rows), as_json)
+
+
+@app.command()
+def example(
+    name: Annotated[
+        str | None, typer.Argument(help="Of the example; without it all are listed.")
+    ] = None,
+    folder: Annotated[
+        Path, typer.Argument(help="Where to write it; made if it does not exist.")
+    ] = Path(),
+) -> None:
+    """Write an example that comes with the package, with the files that it needs."""
+    from ps_worker.job.shipped_examples import example_names, write_example
+
+    with _errors_as_exit_codes():
+        if name is None:
+            for each, text in example_names().items():
+                print(f"{each:<18}{text}")
+            return
+        for path in write_example(name, folder):
+            print(f"wrote {path}")
+
+
 def _train(job: Job) -> Mapping[str, Any]:
+    from ps_worker.checkpoints.folder import require_free_folder
     from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
     from ps_worker.heter.connect import heter_trainers, require_heter
     from ps_worker.run.abort import job_ends_by_errors
@@ -118,7 +170,7 @@ def _train(job: Job) -> Mapping[str, Any]:
     from ps_worker.run.precompile import precompile
     from ps_worker.run.run import Run
     from ps_worker.run.termination import Termination
-    from ps_worker.run.train_job import train_job
+    from ps_worker.run.training_job.train_job import train_job
 
     role = role_from_environment(os.environ) or LOCAL
     if not isinstance(role, WorkerRole):
@@ -130,9 +182,11 @@ def _train(job: Job) -> Mapping[str, Any]:
     keep_freed_memory()
     with job_ends_by_errors(role):
         plan = plan_of(job)
+        if is_in_process(role):
+            require_free_folder(job)  # before kernels are compiled
         if role.heter_endpoints:
             require_heter(job, plan.model)
-        precompile(plan)
+        precompile(plan, is_in_process=is_in_process(role))
     with ExitStack() as stack:
         termination = None if is_in_process(role) else stack.enter_context(Termination())
         store = stack.enter_context(open_store(role, job.cluster))
@@ -191,15 +245,13 @@ def _other_role(command: str) -> RoleError:
 
 
 def _report(result: Mapping[str, Any], as_json: bool) -> None:
-    """Prints the result: for people, or as JSON."""
+    """Prints the result: as tables for people, or as JSON."""
+    from ps_worker.run.figures.result_tables import print_result
+
     if as_json:
         print(json.dumps(result), flush=True)
-        return
-    for name, value in result.items():
-        if value is not None:
-            print(
-                f"{name:>16}  {f'{value:.5f}' if isinstance(value, float) else value}", flush=True
-            )
+    else:
+        print_result(result)
 
 
 def _start() -> None:
@@ -215,7 +267,8 @@ def _errors_as_exit_codes() -> Iterator[None]:
     try:
         yield
     except CtrPsError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        # One write: between the two of print, a thread that logs would put its line.
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from error
 
 

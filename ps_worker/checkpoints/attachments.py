@@ -3,13 +3,17 @@
 import json
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from ctr_model.models.model import Model
+from ctr_model.models.origin import origin_of
+from ctr_model.registry import name_of
 from ctr_model.schema import Schema
-from protos.errors import CheckpointError
+from protos.errors import CheckpointError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
-from ps_worker.job import Job, stored_job
+from ps_worker.job import Job, override_job
 from ps_worker.job.model import DENSE_BLOCK, model_of, own_model_file
+from ps_worker.job.sections.section import ModelSection, require_json
 from ps_worker.job.specs import dense_spec
 
 logger = logging.getLogger(__name__)
@@ -29,6 +33,37 @@ def attachments_of(job: Job, schema: Schema) -> dict[str, bytes]:
     if own_file is not None:
         attachments[MODEL_ATTACHMENT] = own_file.read_bytes()
     return attachments
+
+
+def attachments_of_model(model: Model, job: Job) -> dict[str, bytes]:
+    """Returns the attachments of a model that Python code has made; none for one that does not say how.
+
+    Args:
+        model: Its class is one of this package or a module of PyTorch in a file, or else there are none.
+        job: How it is trained; its section [model] does not count.
+
+    Raises:
+        UsageError: If the model has an option that a job could not have.
+    """
+    origin, name = origin_of(model), name_of(model)
+    if origin is None or name is None:
+        return {}
+    for option, value in origin.options.items():
+        _require_saveable(name, option, value)
+    section = ModelSection.model_validate({"name": name, **origin.options})
+    return attachments_of(job.model_copy(update={"model": section}), origin.schema)
+
+
+def _require_saveable(model: str, option: str, value: Any) -> None:
+    """Raises UsageError for an option that a job file could not have: `ps-worker infer` reads one."""
+    if option == "name":
+        raise UsageError(
+            f"model {model}: an option cannot be called 'name', which [model] has itself"
+        )
+    try:
+        require_json(value)
+    except ValueError as error:
+        raise UsageError(f"model {model}: option {option}: {error}") from error
 
 
 def schema_of_checkpoint(checkpoint: Checkpoint) -> Schema:
@@ -58,7 +93,7 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
         data = json.loads(checkpoint.attachment(JOB_ATTACHMENT))
     except ValueError as error:
         raise CheckpointError(f"{source} is not JSON: {error}") from error
-    job = stored_job(data, overrides, source=source)
+    job = override_job(data, overrides, source=source)
     _warn_of_other_code(checkpoint, job)
     return job
 

@@ -1,23 +1,32 @@
 """Resuming: the newest checkpoint of a job's folder, if the job fits it.
 
-A job that is refused here would skip rows, or train on some of them twice, without a message.
+A job that is refused here would skip rows, train on some of them twice, or train another model, without a
+message. Other settings may differ, as a learning rate that is to be lower from now on: a warning names them.
 """
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
 
-from protos.errors import CheckpointError
+from protos.errors import CheckpointError, JobError, counted
 from protos.store import Version, WorkerProgress
 from ps_server.checkpoint.publish import has_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
+from ps_worker.checkpoints.attachments import job_of_checkpoint
 from ps_worker.checkpoints.retention import checkpoints_of_runs
 from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
 from ps_worker.job import Job
 from ps_worker.job.datasets import order_of_data
 
 logger = logging.getLogger(__name__)
+
+_COMPARED = ("model", "data", "train", "optimizer", "life", "strategy", "device")
+_FREE = frozenset({"data.train", "data.test", "data.valid", "train.epochs", "train.log_every_s"})
+"""Settings of `_COMPARED` that a resumed run changes as it likes, or that are checked by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +37,7 @@ class EarlierRun:
         url: The checkpoint.
         token: Of the save that wrote it.
         version: Of its parameters.
+        batches: Of all workers, that are in them.
         progress: How much of each worker's training is in them.
         state: Where the run was.
     """
@@ -35,6 +45,7 @@ class EarlierRun:
     url: str
     token: str
     version: Version
+    batches: int
     progress: Mapping[int, WorkerProgress]
     state: RunState
 
@@ -56,8 +67,10 @@ def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
     place = _newest(job.checkpoint.dir)
     if place is None:
         return None
-    run = _open(place)
+    checkpoint = Checkpoint.open(place)
+    run = _run_of(checkpoint)
     _require_same_data(job, run, files)
+    _compare_settings(job, checkpoint)
     if run.state.is_between_epochs:
         _warn_of_other_workers(job, run, num_workers)
         progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}
@@ -83,8 +96,7 @@ def _newest(folder: str) -> str | None:
     return folder_at(folder).child(names[-1]).url
 
 
-def _open(place: str) -> EarlierRun:
-    checkpoint = Checkpoint.open(place)
+def _run_of(checkpoint: Checkpoint) -> EarlierRun:
     if RUN_ATTACHMENT not in checkpoint.attachments:
         raise CheckpointError(
             f"{checkpoint.url} has no progress of a run, so no run can resume from it: "
@@ -95,6 +107,7 @@ def _open(place: str) -> EarlierRun:
         url=checkpoint.url,
         token=checkpoint.token,
         version=checkpoint.manifest.version,
+        batches=checkpoint.manifest.batches,
         progress=checkpoint.manifest.workers,
         state=RunState.from_json(text, checkpoint.attachment_url(RUN_ATTACHMENT)),
     )
@@ -116,6 +129,54 @@ def _require_same_data(job: Job, run: EarlierRun, files: str) -> None:
             )
 
 
+def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
+    """Refuses another model, whatever its shapes are; warns of other settings than those of the run."""
+    try:
+        saved = job_of_checkpoint(checkpoint)
+    except (CheckpointError, JobError) as error:
+        logger.warning(
+            "the settings of the run in %s cannot be compared: %s", checkpoint.url, error
+        )
+        return
+    # A file of the user's may have moved.
+    if PurePath(saved.model.name).name != PurePath(job.model.name).name:
+        raise job.error(
+            "model.name",
+            f"it is {job.model.name!r}, and the run in {checkpoint.url} trains {saved.model.name!r}, so it "
+            f"cannot be resumed: {_fresh_from(checkpoint.url)}",
+        )
+    was, now = dict(_settings(saved)), dict(_settings(job))
+    differing = [key for key in {**now, **was} if now.get(key) != was.get(key)]
+    if saved.strategy.mode != job.strategy.mode:  # the settings of two modes cannot be compared
+        others = (f"strategy.{saved.strategy.mode}.", f"strategy.{job.strategy.mode}.")
+        differing = [key for key in differing if not key.startswith(others)]
+    if differing:
+        logger.warning(
+            "resumes %s with other settings: %s",
+            checkpoint.url,
+            ", ".join(f"{key} = {_shown(now, key)}, was {_shown(was, key)}" for key in differing),
+        )
+
+
+def _settings(job: Job) -> Iterator[tuple[str, Any]]:
+    """Yields the settings of a job that decide what is learnt, by key."""
+    sections = json.loads(job.to_json())
+    for name in _COMPARED:
+        yield from _flat(name, sections[name])
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(f"{key}.{name}", inner)
+    elif key not in _FREE and key != "model.name":
+        yield key, value
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key]) if key in settings else "not set"
+
+
 def _warn_of_other_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
     """Says what another number of workers changes: the loss may go to another level."""
     was = run.state.num_workers
@@ -125,11 +186,15 @@ def _warn_of_other_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
         change = f"a step takes {num_workers} batches, not {was}"
     else:
         change = (
-            f"gradients are as stale as those of {num_workers} workers: if the loss rises, lower the "
-            f"learning rates"
+            f"gradients are as stale as those of {counted(num_workers, 'worker')}: if the loss rises, lower "
+            f"the learning rates"
         )
     logger.warning(
-        "%s was saved with %d workers, and %d resume it: %s", run.url, was, num_workers, change
+        "%s was saved with %s and is resumed with %d: %s",
+        run.url,
+        counted(was, "worker"),
+        num_workers,
+        change,
     )
 
 
@@ -138,8 +203,8 @@ def _require_same_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
         raise job.error(
             "checkpoint.resume",
             f"the run in {run.url} ended in the middle of epoch {run.state.epochs_done + 1}, whose rows "
-            f"were distributed to {run.state.num_workers} workers, and now there are {num_workers}: start "
-            f"that number, or write the name of a checkpoint between two epochs into "
+            f"were distributed to {counted(run.state.num_workers, 'worker')}, and now the job has "
+            f"{num_workers}: start that number, or write the name of a checkpoint between two epochs into "
             f"{job.checkpoint.dir}/LATEST; "
             f"{_fresh_from(run.url)}",
         )

@@ -3,22 +3,19 @@
     epoch-<number>, step-<number>     saved by runs, this one or an earlier one
     any other name, kind inference    saved by people
 
-A run removes only its own. Where others would be lost, it is refused or warned about before training.
+A run removes only its own, unless it is to overwrite those of an earlier run: these go when it has saved its
+first.
 """
 
-import logging
 import re
 from collections.abc import Collection
 
-from ps_server.checkpoint.retention import keep_last, manifests_in
+from ps_server.checkpoint.retention import keep_last, manifests_in, remove_checkpoints
 from ps_server.checkpoint.storage.folders import place_of
 from ps_worker.job import Job
 from ps_worker.job.sections.checkpoint import CheckpointSection
 
-logger = logging.getLogger(__name__)
-
 _NAME_OF_RUN = re.compile(r"(epoch|step)-[0-9]+")
-_MOST_LISTED = 10
 
 
 def name_after_epoch(epoch: int) -> str:
@@ -44,50 +41,34 @@ def checkpoints_of_runs(folder: str) -> list[str]:
     ]
 
 
-def warn_of_earlier_run(folder: str) -> None:
-    """Warns of checkpoints of an earlier run in the folder of a fresh run.
-
-    Raises:
-        CheckpointError: If the folder cannot be read.
-    """
-    if names := checkpoints_of_runs(folder):
-        logger.warning(
-            "%s has checkpoints of an earlier run: %s; this run starts fresh and replaces those whose names "
-            "it saves: set checkpoint.resume = true to resume the earlier one, or another "
-            "checkpoint.dir to leave it as it is",
-            folder,
-            _listed(names),
-        )
-
-
-def _listed(names: list[str]) -> str:
-    """Returns names for a message, of many the last ones."""
-    older = len(names) - _MOST_LISTED
-    shown = ", ".join(names[-_MOST_LISTED:])
-    return f"{older} older ones, {shown}" if older > 0 else shown
-
-
 class Keeper:
     """Removes the old checkpoints of one run. Not thread-safe."""
 
-    def __init__(self, settings: CheckpointSection, own: Collection[str]) -> None:
+    def __init__(
+        self, settings: CheckpointSection, own: Collection[str], overwritten: Collection[str] = ()
+    ) -> None:
         """Removes nothing yet.
 
         Args:
             settings: Their folder, and the number to keep.
             own: Names of the run's own checkpoints so far.
+            overwritten: Names of those of an earlier run, which the first own one replaces.
         """
         self._settings = settings
         self._own = set(own)
+        self._overwritten = set(overwritten)
         self._started_from = _name_in(settings.dir, settings.load)
 
     def saved(self, name: str) -> None:
-        """Counts a new checkpoint, and removes the oldest own ones that are too many.
+        """Counts a new checkpoint; removes those to overwrite, and the oldest own ones that are too many.
 
         Raises:
             CheckpointError: If the folder cannot be read, or one cannot be removed.
         """
         self._own.add(name)
+        overwritten, self._overwritten = self._overwritten - self._own, set()
+        if overwritten:
+            remove_checkpoints(self._settings.dir, overwritten - {self._started_from})
         candidates = self._own - {self._started_from}
         keep_last(self._settings.dir, self._settings.keep_last, candidates)
 

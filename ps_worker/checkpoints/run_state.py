@@ -1,12 +1,32 @@
 """Run progress stored with a checkpoint, for resuming."""
 
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Self, get_origin
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, Self, get_origin
 
 from protos.errors import CheckpointError
 
 RUN_ATTACHMENT = "run.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """One evaluation on `data.valid`.
+
+    Attributes:
+        epoch: In which it was, or which it ended; from 1.
+        step: Steps of worker 0 before it.
+        auc: None with one class only.
+        log_loss: Mean; None without rows.
+        checkpoint: Name under which its model was saved, in `checkpoint.dir`; empty: it was not, since it was
+            not the best so far, or nothing is saved.
+    """
+
+    epoch: int
+    step: int
+    auc: float | None
+    log_loss: float | None
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +39,8 @@ class RunState:
         num_workers: Workers of the run.
         files: The training files, as `digest_of_files`.
         order: The order of their rows, as `order_of_data`.
+        validations: All so far, each a dict of the fields of a `Validation`.
+        steps_since_validation: Of worker 0, in the unfinished epoch, where validations are due by steps.
     """
 
     epochs_done: int
@@ -26,6 +48,8 @@ class RunState:
     num_workers: int
     files: str
     order: dict[str, int | str]
+    validations: list[dict[str, Any]] = field(default_factory=list)
+    steps_since_validation: int = 0
 
     def to_json(self) -> str:
         """Returns a text that `from_json` reads back."""
@@ -42,10 +66,14 @@ class RunState:
             values = json.loads(text)
         except ValueError as error:
             raise CheckpointError(f"{source} is not JSON: {error}") from error
+        expected = {each.name: get_origin(each.type) or each.type for each in fields(cls)}
+        # Of an older release: it knew no validations.
+        optional = {each.name for each in fields(cls) if each.default_factory is not MISSING}
+        optional |= {each.name for each in fields(cls) if each.default is not MISSING}
         is_object = isinstance(values, dict)
-        expected = {field.name: get_origin(field.type) or field.type for field in fields(cls)}
-        found = {name: type(value) for name, value in values.items()} if is_object else None
-        if found != expected:
-            named = ", ".join(f"{field.name}: {field.type}" for field in fields(cls))
+        found = {name: type(value) for name, value in values.items()} if is_object else {}
+        missing = expected.keys() - found.keys() - optional
+        if missing or any(expected.get(name) != kind for name, kind in found.items()):
+            named = ", ".join(f"{each.name}: {each.type}" for each in fields(cls))
             raise CheckpointError(f"{source} is {values!r}, expected an object with {named}")
         return cls(**values)

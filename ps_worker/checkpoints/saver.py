@@ -1,7 +1,7 @@
 r"""The checkpoints of a run: when one is due, and writing it while training continues.
 
     training   step | step | settle, snapshot | step | step | step | ...
-    a thread                      \-- write, publish, LATEST, keep_last ----/
+    a thread                      \-- write, publish, LATEST, BEST, keep_last ----/
 
 One is written at a time. An error while writing ends the run, at the next step or at the end; but one whose
 server was restarted meanwhile is taken again.
@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from protos.errors import SnapshotLostError, UnknownChangesError
 from protos.store import Checkpoints, SaveRequest
-from ps_server.checkpoint.publish import write_latest
+from ps_server.checkpoint.publish import write_best, write_latest
+from ps_server.checkpoint.storage.folders import place_of
 from ps_worker.checkpoints.retention import Keeper, name_at_step
 from ps_worker.job.sections.checkpoint import CheckpointSection
 
@@ -99,6 +100,7 @@ class Saver:
         step: int = 0,
         latest: str | None = None,
         own: Collection[str] = (),
+        overwritten: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Counts from `step`.
@@ -109,11 +111,12 @@ class Saver:
             step: Steps of this worker so far.
             latest: The checkpoint that the run resumes from; None: a fresh run.
             own: Names of the checkpoints of the run that it resumes.
+            overwritten: Names of those of an earlier run, which the first one replaces.
             clock: In seconds.
         """
         self._store = store
         self._settings = settings
-        self._keeper = Keeper(settings, own)
+        self._keeper = Keeper(settings, own, overwritten)
         self._clock = clock
         self._schedule = Schedule(
             every_steps=settings.every_steps, every_s=settings.every_s, step=step, now=clock()
@@ -146,24 +149,56 @@ class Saver:
         finally:
             self._turn.release()
 
-    def save(self, name: str, step: int, attachments: Mapping[str, bytes]) -> None:
+    def save(
+        self, name: str, step: int, attachments: Mapping[str, bytes], *, is_best: bool = False
+    ) -> None:
         """Takes a checkpoint now, after the last one was written; returns when training may continue.
+
+        Args:
+            name: Its name in the folder.
+            step: Steps of this worker so far.
+            attachments: Files that travel with the parameters.
+            is_best: `BEST` is to name it once it is written, unless a server is lost with its share before.
 
         Raises:
             CtrPsError: If this or the last checkpoint failed.
         """
+
+        def begin() -> None:
+            self._begin(name, step, lambda: attachments, is_best=is_best)
+
         with self._turn:
             self._end()
-            self._begin(name, step, lambda: attachments)
-            self._again = lambda: self._begin(name, step, lambda: attachments)
+            begin()
+            self._again = begin
+
+    def wait(self) -> None:
+        """Returns when nothing is being written; one that was lost is due at the next step.
+
+        Raises:
+            CtrPsError: If the last checkpoint failed.
+        """
+        with self._turn:
+            self._end()
 
     def finish(self) -> None:
-        """Returns when everything is written; raises the error of the last save."""
+        """Returns when everything is written, one that was lost once more; nothing was trained since `save`.
+
+        Raises:
+            CtrPsError: If the last checkpoint failed.
+        """
         with self._turn:
             while not self._end() and self._again is not None:
                 self._again()
 
-    def _begin(self, name: str, step: int, begin: Callable[[], Mapping[str, bytes]]) -> None:
+    def _begin(
+        self,
+        name: str,
+        step: int,
+        begin: Callable[[], Mapping[str, bytes]],
+        *,
+        is_best: bool = False,
+    ) -> None:
         self._again = None
         start = self._clock()
         url = f"{self._settings.dir.rstrip('/')}/{name}"
@@ -173,6 +208,8 @@ class Saver:
             self._save(url, attachments, on_snapshot)
             write_latest(self._settings.dir, name)
             self.latest = url
+            if is_best:
+                write_best(self._settings.dir, name)
             self._keeper.saved(name)
             logger.info("saved checkpoint=%s seconds=%.2f", url, self._clock() - start)
 
@@ -187,6 +224,8 @@ class Saver:
     ) -> None:
         """Saves a delta of the latest checkpoint if one is wanted and possible, else all rows."""
         is_full = self._settings.mode == "full" or self._until_full == 0
+        # One that replaces the latest, as at the same step of worker 0, cannot be a delta of it.
+        is_full = is_full or self.latest is None or place_of(self.latest) == place_of(url)
         base = "" if is_full or self.latest is None else self.latest
         request = SaveRequest(url=url, attachments=attachments, base=base, on_snapshot=on_snapshot)
         try:

@@ -69,8 +69,13 @@ def require_schema(job: Job, schema: Schema, folder: str, *, takes_dense: bool) 
     saved = schema_of_checkpoint(checkpoint)
     if takes_dense and saved.fingerprint != schema.fingerprint:
         raise _other_schema(job, checkpoint, "schema")
-    if (saved.slots, saved.hash_version) != (schema.slots, schema.hash_version):
+    if _keys_of(saved) != _keys_of(schema):
         raise _other_schema(job, checkpoint, "slots or another hash of them in its schema")
+
+
+def _keys_of(schema: Schema) -> tuple[object, ...]:
+    """Returns what the keys of values depend on."""
+    return schema.slots, schema.slot_numbers, schema.hash_version
 
 
 def _other_schema(job: Job, checkpoint: Checkpoint, what: str) -> JobError:

@@ -36,6 +36,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         max_staleness: int,
         max_merge_var_num: int,
         max_merge_dense_num: int,
+        is_alone: bool = False,
         **settings: Any,
     ) -> None:
         """Takes what `AsyncCommunicator` takes, and the bound.
@@ -46,6 +47,8 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
             max_staleness: Steps that this worker may run ahead of the slowest.
             max_merge_var_num: Batches to merge before a sparse push; no more than the bound allows.
             max_merge_dense_num: Batches to merge before a dense push; no more than the bound allows.
+            is_alone: There is nobody to run ahead of and no call to wait for, so that a training thread may
+                just as well begin a step when its last one is finished; the bound counts where it is lower.
             settings: Other arguments of `AsyncCommunicator`.
         """
         self._clocks: Coordination = store
@@ -60,17 +63,21 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         )
         self._worker = member.worker
         self._max_staleness = max_staleness
+        self._is_alone = is_alone
         self._merges = (max_merge_var_num, max_merge_dense_num)
         self.begin(thread_num=1)
 
     def begin(self, thread_num: int) -> None:
         """Adapts to the number of threads, so that none waits for a step of this worker that waits for it."""
         with self._changed:
+            self._bound = self._max_staleness
+            if self._is_alone:
+                self._bound = min(self._bound, thread_num - 1)
             # A thread that asks ahead has two steps begun; those of all threads must be within the bound.
-            self.is_overlapped = self._max_staleness >= 2 * thread_num
+            self.is_overlapped = self._bound >= 2 * thread_num
             # Batches that wait to be merged are unfinished, and so is one of each thread that asks ahead.
             ahead = thread_num - 1 if self.is_overlapped else 0
-            longest = max(1, self._max_staleness - ahead)
+            longest = max(1, self._bound - ahead)
             self._merger.sparse_batches = min(self._merges[0], longest)
             self._merger.dense_batches = min(self._merges[1], longest)
 
@@ -87,7 +94,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for embeddings, once no worker is more than the bound behind."""
         with self._changed:
-            needed = self._begun - self._max_staleness
+            needed = self._begun - self._bound
             self._begun += 1
             self._background.wait_until(lambda: self._finished >= needed)
             finished, is_near = self._finished, self._slowest >= needed

@@ -11,6 +11,7 @@ from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.geo import GeoCommunicator
 from ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
 from ps_worker.job import Job
+from ps_worker.job.sections.strategy import AsyncSettings
 from ps_worker.job.specs import dense_spec, table_specs
 
 
@@ -23,6 +24,7 @@ def communicator_of(
     num_workers: int = 1,
     is_in_process: bool = False,
     is_heter_trainer: bool = False,
+    batches_before: int = 0,
 ) -> Communicator:
     """Returns the communicator of the job's mode, for a store where all is declared.
 
@@ -35,6 +37,7 @@ def communicator_of(
         is_in_process: The store is in this process, and there is nothing to gain from sending in the
             background.
         is_heter_trainer: This process trains dense parameters alone, each step with fresh ones.
+        batches_before: See `GeoCommunicator`.
     """
     strategy, num_params = job.strategy, model.num_params
     # With tables on a device its trainer pushes whole passes, and numbers them here.
@@ -50,8 +53,9 @@ def communicator_of(
                 store,
                 member=member,
                 num_params=num_params,
-                max_staleness=strategy.max_staleness,
-                **_sending(job),
+                max_staleness=strategy.bounded_staleness.max_staleness,
+                is_alone=is_in_process and num_workers == 1,
+                **_sending(strategy.bounded_staleness, job),
             )
         case "geo":
             return GeoCommunicator(
@@ -60,20 +64,22 @@ def communicator_of(
                 num_workers=num_workers,
                 tables=table_specs(model, job),
                 dense=dense_spec(model, job),
-                k_steps=strategy.k_steps,
-                max_replica_bytes=strategy.max_replica_mb * 2**20,
+                k_steps=strategy.geo.k_steps,
+                max_replica_bytes=strategy.geo.max_replica_mb * 2**20,
                 stall_limit_s=job.cluster.wait_timeout_s,
+                batches_before=batches_before,
             )
         case _:
-            return AsyncCommunicator(store, member=member, num_params=num_params, **_sending(job))
+            return AsyncCommunicator(
+                store, member=member, num_params=num_params, **_sending(strategy.async_, job)
+            )
 
 
-def _sending(job: Job) -> dict[str, Any]:
-    strategy = job.strategy
+def _sending(settings: AsyncSettings, job: Job) -> dict[str, Any]:
     return {
-        "max_merge_var_num": strategy.max_merge_var_num,
-        "max_merge_dense_num": strategy.max_merge_dense_num,
-        "send_queue_size": strategy.send_queue_size,
-        "max_delay_ms": strategy.max_delay_ms,
+        "max_merge_var_num": settings.max_merge_var_num,
+        "max_merge_dense_num": settings.max_merge_dense_num,
+        "send_queue_size": settings.send_queue_size,
+        "max_delay_ms": settings.max_delay_ms,
         "stall_limit_s": job.cluster.wait_timeout_s,
     }

@@ -58,6 +58,7 @@ class Communicator(Protocol):
         *,
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
+        weight: float | None = None,
     ) -> None:
         """Takes the gradients of a step; the arrays may be reused when it returns.
 
@@ -66,6 +67,7 @@ class Communicator(Protocol):
             examples: Their number.
             pulled: The version of the embeddings that the gradients were computed from; the oldest.
             numbers: Of the batches of the step, from `push_ids.take`.
+            weight: Sum of the weights of the examples; None: each has weight 1.
 
         Raises:
             CtrPsError: If this push failed, or an earlier one in the background.

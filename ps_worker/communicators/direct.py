@@ -52,6 +52,7 @@ class DirectCommunicator:
         *,
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
+        weight: float | None = None,
     ) -> None:
         """Has the gradients applied."""
         push_id = self.push_ids.next(

@@ -5,6 +5,9 @@
 
 As PaddlePaddle's GEO-SGD: a delta is divided by the number of workers, servers add up. Training continues
 during an exchange, at most `k_steps` batches past the next one.
+
+The first exchanges come sooner, when parameters change fastest: none is later than an eighth of the batches
+before it.
 """
 
 import logging
@@ -27,6 +30,9 @@ from ps_worker.communicators.replica import Replica
 from ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
+
+WARM_UP = 8
+"""Batches before an exchange for each one until the next, as long as that is sooner than `k_steps`."""
 
 MAX_ROWS_A_CALL = 1 << 20
 """Rows to ask each server for at once; messages have smaller parts."""
@@ -53,7 +59,9 @@ class GeoCommunicator:
         dense: DenseSpec,
         k_steps: int,
         max_replica_bytes: int,
+        warm_up: int = WARM_UP,
         stall_limit_s: float = 600.0,
+        batches_before: int = 0,
     ) -> None:
         """Fetches what the servers have, and starts the exchanger.
 
@@ -65,7 +73,10 @@ class GeoCommunicator:
             dense: The dense block, likewise.
             k_steps: Batches between two exchanges.
             max_replica_bytes: How large the replica's tables may become.
+            warm_up: See `WARM_UP`; 0: `k_steps` from the start.
             stall_limit_s: Longest that `push` and `flush` wait for an exchange.
+            batches_before: Batches that are applied beyond those that the version counts, as in a run that
+                resumes a synchronous one.
 
         Raises:
             CtrPsError: If the servers do not answer, or hold more than fits.
@@ -75,6 +86,7 @@ class GeoCommunicator:
         self._tables = [spec.name for spec in tables]
         self._replica = Replica(tables, dense, num_workers=num_workers)
         self._k_steps = k_steps
+        self._warm_up = warm_up
         self._max_replica_bytes = max_replica_bytes
         self.push_ids = PushIds(member)
         self._local = threading.local()
@@ -86,6 +98,9 @@ class GeoCommunicator:
         self._changed = self._background.changed
         self._pending: list[int] = []  # numbers of batches since the last delta was taken
         self._pending_examples = 0
+        self._unknown = 0  # batches trained here that `_pulled` does not count
+        self._batches_before = batches_before
+        self._exchanged = 0  # batches of this process that the servers have
         self._is_flushing = False
         self._pulled: Version = 0
         self._receive()
@@ -118,16 +133,20 @@ class GeoCommunicator:
         *,
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
+        weight: float | None = None,
     ) -> None:
         """Applies gradients to the replica; waits only while an exchange is a whole round late."""
-        self._replica.push(gradients)
+        with self._changed:
+            step = self._batches_before + self._pulled + self._unknown
+            self._unknown += len(numbers)
+        self._replica.push(gradients, step=step)
         with self._changed:
             self._background.require_health()
             self._pending += numbers
             self._pending_examples += examples
-            if len(self._pending) >= self._k_steps:
+            if len(self._pending) >= self._interval:
                 self._changed.notify_all()
-                self._background.wait_until(lambda: len(self._pending) < 2 * self._k_steps)
+                self._background.wait_until(lambda: len(self._pending) < 2 * self._interval)
 
     def flush(self) -> None:
         """Exchanges what is left, and returns when the servers have all of it."""
@@ -147,8 +166,15 @@ class GeoCommunicator:
         """Ends the exchanger; what was not exchanged is lost."""
         self._background.close()
 
+    @property
+    def _interval(self) -> int:
+        """Batches between the last exchange and the next one."""
+        if not self._warm_up:
+            return self._k_steps
+        return min(self._k_steps, max(1, self._exchanged // self._warm_up))
+
     def _is_due(self) -> bool:
-        is_full = len(self._pending) >= self._k_steps
+        is_full = len(self._pending) >= self._interval
         return is_full or self._is_flushing or self._background.is_closed
 
     def _exchange_forever(self) -> None:
@@ -169,16 +195,17 @@ class GeoCommunicator:
         with self._changed:
             numbers, examples = self._pending, self._pending_examples
             self._pending, self._pending_examples = [], 0
+            self._exchanged += len(numbers)
             self._changed.notify_all()
         push_id = self.push_ids.next(
             examples=examples, batches=len(numbers), pulled=self._pulled, whole=numbers
         )
         self._require_room()
         self._store.push_grad(self._replica.take_delta(), push_id).result()
-        self._receive()
+        self._receive(len(numbers))
 
-    def _receive(self) -> None:
-        """Merges what the servers have and this worker does not."""
+    def _receive(self, num_pushed: int = 0) -> None:
+        """Merges what the servers have and this worker has not; `num_pushed` of its batches are new there."""
         version = self._store.pull_dense({DENSE_BLOCK: self._server_dense}).result()
         self._replica.merge_dense(self._server_dense)
         has_more = True
@@ -189,14 +216,16 @@ class GeoCommunicator:
             self._replica.merge_rows(changed.rows)
             self._require_room()
             has_more = changed.has_more
-        self._pulled = version
+        with self._changed:
+            self._pulled = version
+            self._unknown -= num_pushed
 
     def _require_room(self) -> None:
         size_bytes = self._replica.size_bytes
         if size_bytes > self._max_replica_bytes:
             raise JobError(
                 f"the replica of worker {self._worker} has {self._replica.rows} rows and takes "
-                f"{size_bytes / 2**20:.0f} MB, more than strategy.max_replica_mb allows "
+                f"{size_bytes / 2**20:.0f} MB, more than strategy.geo.max_replica_mb allows "
                 f'({self._max_replica_bytes / 2**20:.0f}): raise it, or use mode = "async", which keeps '
                 f"no rows in workers"
             )

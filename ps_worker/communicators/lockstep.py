@@ -73,10 +73,11 @@ class HalfAsyncCommunicator:
         *,
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
+        weight: float | None = None,
     ) -> None:
         """Pushes the step's gradients, and returns when the servers have them."""
         push_id = self.push_ids.next(
-            examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
+            examples=examples, batches=len(numbers), pulled=pulled, whole=numbers, weight=weight
         )
         self._store.push_grad(gradients, push_id, at=self._step).result()
         self._forget()
@@ -118,9 +119,10 @@ class SyncCommunicator(HalfAsyncCommunicator):
         *,
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
+        weight: float | None = None,
     ) -> None:
         """Pushes this worker's part of the step; the next pull waits for the step after it."""
-        super().push(gradients, examples, pulled=pulled, numbers=numbers)
+        super().push(gradients, examples, pulled=pulled, numbers=numbers, weight=weight)
         self.version += 1
 
     def rejoin(self, version: Version) -> None:

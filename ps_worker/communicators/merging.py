@@ -56,6 +56,7 @@ class _Group:
     examples: int = 0
     sparse: dict[str, list[SparseGrad]] = field(default_factory=dict)
     dense: dict[str, Values] = field(default_factory=dict)
+    dense_examples: dict[str, float] = field(default_factory=dict)  # each counted as its weight
 
     @property
     def batches(self) -> int:
@@ -112,8 +113,10 @@ class GradientMerger:
         for block, part in gradients.dense.items():
             if block in dense.dense:
                 dense.dense[block] += part.values
+                dense.dense_examples[block] += part.examples
             else:
                 dense.dense[block] = self._copy(block, part.values)
+                dense.dense_examples[block] = part.examples
 
     def _copy(self, block: str, values: Values) -> Values:
         spare = self._spare_sums.get(block)
@@ -136,7 +139,10 @@ class GradientMerger:
             sparse={} if sparse is None else sparse.sparse,
             dense={}
             if dense is None
-            else {block: DenseGrad(total, dense.examples) for block, total in dense.dense.items()},
+            else {
+                block: DenseGrad(total, dense.dense_examples[block])
+                for block, total in dense.dense.items()
+            },
             examples=0 if sparse is None else sparse.examples,
             batches=0 if sparse is None else sparse.batches,
             dense_batches=0 if dense is None else dense.batches,

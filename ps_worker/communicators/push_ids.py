@@ -47,7 +47,15 @@ class PushIds:
             self._positions[self._taken] = position
             return self._taken
 
-    def next(self, *, examples: int, batches: int, pulled: Version, whole: Iterable[int]) -> PushId:
+    def next(
+        self,
+        *,
+        examples: int,
+        batches: int,
+        pulled: Version,
+        whole: Iterable[int],
+        weight: float | None = None,
+    ) -> PushId:
         """Returns the push id of the next push.
 
         Args:
@@ -55,6 +63,7 @@ class PushIds:
             batches: See `PushId`.
             pulled: See `PushId`.
             whole: Numbers of the batches whose last gradients are in this push.
+            weight: See `PushId`.
         """
         with self._lock:
             self._add_whole(whole)
@@ -69,6 +78,7 @@ class PushIds:
                 batches=batches,
                 pulled=pulled,
                 position=self._position,
+                weight=weight,
             )
 
     def _add_whole(self, numbers: Iterable[int]) -> None:

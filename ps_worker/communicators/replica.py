@@ -67,12 +67,12 @@ class Replica:
         """Lends the local dense parameters float32[P] to one thread; merging and pushing wait for it."""
         return self._dense.lend()
 
-    def push(self, gradients: Gradients) -> None:
-        """Applies gradients to the local copy, with the job's optimizers."""
+    def push(self, gradients: Gradients, *, step: int) -> None:
+        """Applies gradients to the local copy, with the job's optimizers at a step of their schedules."""
         for name, grad in gradients.sparse.items():
-            self._tables[name].push(grad)
+            self._tables[name].push(grad, step=step)
         for dense in gradients.dense.values():
-            self._dense.push(dense)
+            self._dense.push(dense, step=step)
 
     def take_delta(self) -> Gradients:
         """Returns this worker's share of its changes since the last call, as sums of one example."""

@@ -1,21 +1,19 @@
 """One script for servers and workers, as in PaddlePaddle's Fleet (docs/fleet.md).
 
     fleet.init()
-    trainer = fleet.distributed_optimizer(fleet.optimizer.Adagrad(learning_rate=0.02)).minimize(model)
+    executor = fleet.distributed_optimizer(fleet.optimizer.Adagrad(learning_rate=0.02)).minimize(model)
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
     else:
         fleet.init_worker()
-        trainer.train_from_dataset(dataset)
+        executor.train_from_dataset(dataset)
         fleet.stop_worker()
 
 `ps-launch --server-num 1 --worker-num 2 script.py` runs it as a cluster on this machine, `python script.py`
 alone in one process.
 """
 
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.user_code.data_generator import (
     MultiSlotDataGenerator,
     MultiSlotStringDataGenerator,
@@ -23,15 +21,18 @@ from ps_worker.data.user_code.data_generator import (
 from ps_worker.data.user_code.samples import SampleLoader
 from ps_worker.fleet import metrics, optimizer, util
 from ps_worker.fleet.distributed import DistributedOptimizer, distributed_optimizer
-from ps_worker.fleet.roles import PaddleCloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
+from ps_worker.fleet.executor import Executor
 from ps_worker.fleet.running import FLEET
-from ps_worker.fleet.strategy import DistributedStrategy
-from ps_worker.fleet.trainer import Trainer
+from ps_worker.fleet.words.datasets import DatasetFactory, InMemoryDataset, QueueDataset
+from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
+from ps_worker.fleet.words.strategy import DistributedStrategy
 from ps_worker.training.monitor import Fetched
 
 __all__ = [
+    "DatasetFactory",
     "DistributedOptimizer",
     "DistributedStrategy",
+    "Executor",
     "Fetched",
     "InMemoryDataset",
     "MultiSlotDataGenerator",
@@ -41,7 +42,6 @@ __all__ = [
     "Role",
     "RoleMaker",
     "SampleLoader",
-    "Trainer",
     "UserDefinedRoleMaker",
     "barrier_worker",
     "data_position",
@@ -70,6 +70,7 @@ __all__ = [
     "split_files",
     "stop_worker",
     "util",
+    "worker_endpoints",
     "worker_index",
     "worker_num",
 ]
@@ -97,5 +98,6 @@ shrink = FLEET.shrink
 split_files = FLEET.split_files
 file_splits = FLEET.file_splits
 stop_worker = FLEET.stop_worker
+worker_endpoints = FLEET.worker_endpoints
 worker_index = FLEET.worker_index
 worker_num = FLEET.worker_num

@@ -45,10 +45,9 @@ def _watch_server(fleet: Fleet, what: str, call: str) -> None:
     def require_served() -> None:
         if fleet.has_served or _uncaught_error() is not None:
             return
-        print(
+        sys.stderr.write(
             f"error: this process is {what}, and its script has ended without fleet.{call}(): call it where "
-            f"fleet.is_{call.removeprefix('run_')}()",
-            file=sys.stderr,
+            f"fleet.is_{call.removeprefix('run_')}()\n"
         )
         sys.stdout.flush()
         os._exit(_NOT_SERVED)  # an exception would not change the exit code any more

@@ -10,7 +10,7 @@ Without a role everything is in this process: it is worker 0 of 1, and has the p
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
@@ -25,8 +25,8 @@ from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.files.file_split import FileSplit, file_splits, split_files
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
-from ps_worker.fleet.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.task import Task
+from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.heter.connect import heter_trainers, require_heter
 from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.run import Run
@@ -137,6 +137,14 @@ class Fleet:
     def server_endpoints(self) -> list[str]:
         """Where workers reach each server, as host:port; none without a cluster."""
         return list(self._known_role("fleet.server_endpoints()").endpoints)
+
+    def worker_endpoints(self, to_string: bool = False) -> NoReturn:
+        """Raises UsageError: workers listen at no endpoints; `to_string` is Paddle's."""
+        raise UsageError(
+            "workers have no endpoints: they talk to servers alone, and reach each other through them, as by "
+            "fleet.util.all_reduce(), fleet.barrier_worker() and dataset.global_shuffle(fleet); "
+            "fleet.worker_num() is how many there are"
+        )
 
     def split_files(self, files: Sequence[str | Path]) -> list[str]:
         """Returns those of `files` that this worker reads; each goes to one worker, by size.
@@ -306,7 +314,7 @@ class Fleet:
             raise UsageError("fleet.init_worker() was called before; once a run is enough")
         if role.heter_endpoints:
             require_heter(self._task.job, self._task.model)
-        self._task.precompile()
+        self._task.precompile(is_in_process=is_in_process(role))
         self._has_called = True
         with ExitStack() as opened:
             store = opened.enter_context(open_store(role, self._task.job.cluster))
@@ -415,7 +423,8 @@ class Fleet:
         checkpoint = Checkpoint.open(dirname)
         run.load(checkpoint.url, only=only, token=checkpoint.token)
         if resume:
-            run.resume(checkpoint.manifest.version, checkpoint.manifest.workers)
+            manifest = checkpoint.manifest
+            run.resume(manifest.version, manifest.workers, batches=manifest.batches)
 
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker resumes after `load_model(..., resume=True)`.
@@ -423,7 +432,7 @@ class Fleet:
         Every worker calls it before it trains; the first call waits for all workers.
 
         Returns:
-            What `trainer.train_from_dataset` takes as `start`; its `epoch` is the pass. None: at the start.
+            What `executor.train_from_dataset` takes as `start`; its `epoch` is the pass. None: at the start.
         """
         earlier = self.run_of("fleet.data_position()").earlier_progress
         return DataPosition.from_json(earlier.position) if earlier and earlier.position else None

@@ -1,6 +1,6 @@
 """Metrics over all workers: each brings its own sums, and all get the same figure.
 
-    auc = fleet.metrics.auc(trainer.infer_from_dataset(dataset))
+    auc = fleet.metrics.auc(executor.infer_from_dataset(dataset))
 
 Every worker calls them, in the same order, as they wait for each other: never under `is_first_worker()`.
 `all_reduce` is that of the running fleet, unless another is given.

@@ -14,7 +14,7 @@ def serve(role: ServerRole, settings: ServerSettings) -> None:
     try:
         exit_code = run_server(role, settings)
     except CtrPsError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"error: {error}\n")  # one write, as in ps-worker
         raise SystemExit(error.exit_code) from error
     if exit_code:
         raise SystemExit(exit_code)

@@ -43,6 +43,13 @@ def require_heter(job: Job, model: Model) -> None:
             f"train.thread_num is {job.train.thread_num}, but with heter trainers each CPU trainer brings "
             f"one batch to a synchronous step: set it to 1 and start more CPU trainers",
         )
+    if job.train.clip_norm:
+        raise job.error(
+            "train.clip_norm",
+            f"train.clip_norm is {job.train.clip_norm:g}, but with heter trainers no process has the whole "
+            f"gradient of a batch, of rows and of dense parameters: remove it, and lower the learning rates "
+            f"or give them a warm-up ([optimizer.schedule])",
+        )
     if job.data.shuffle == "global":
         raise job.error(
             "data.shuffle",

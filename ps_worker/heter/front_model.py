@@ -60,10 +60,16 @@ class FrontModel:
         """Computes the gradients of the rows; a heter trainer those of the dense parameters. See `Model`.
 
         Raises:
+            UsageError: If the examples have weights.
             CtrPsError: If the heter trainer fails; see `HeterTrainers.train`.
         """
         if not isinstance(workspace, _Workspace):
             raise ModelInputError("the workspace belongs to another model")
+        if batch.weights is not None:
+            raise UsageError(
+                "heter trainers take no sample weights: leave 'weight' out of the schema, or train without "
+                "heter trainers"
+            )
         step = workspace.front.forward(batch, lookups)
         sent = step.activations
         answer = self._trainers.train(sent.dense, sent.labels, sent.outputs)

@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 
-from protos.errors import TransportError, UsageError
+from protos.errors import TransportError, UsageError, counted
 from protos.futures import Future
 from protos.gradients import Values
 from protos.limits import MAX_NUMBERS_BYTES
@@ -136,7 +136,7 @@ def _require_size(dense: Values, outputs: LayerOutputs) -> None:
     if size > MAX_NUMBERS_BYTES:
         largest = max(outputs, key=lambda name: sum(each.nbytes for each in outputs[name]))
         raise UsageError(
-            f"a batch of {len(dense)} examples sends {size} bytes to a heter trainer, most of them of "
-            f"{largest}, more than the {MAX_NUMBERS_BYTES} of a message: lower train.batch_size, or let a "
-            f"Front return less (docs/heterogeneous.md)"
+            f"a batch of {counted(len(dense), 'example')} sends {size} bytes to a heter trainer, most of "
+            f"them of {largest}, more than the {MAX_NUMBERS_BYTES} of a message: lower train.batch_size, or "
+            f"let a Front return less (docs/heterogeneous.md)"
         )

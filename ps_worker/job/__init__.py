@@ -1,6 +1,6 @@
 """A job: one TOML file that says what to train on what, and how.
 
-    [model] [data] [train] [optimizer] [life] [strategy] [device] [checkpoint] [heter]
+    [model] [data] [train] [valid] [optimizer] [life] [strategy] [device] [checkpoint] [run] [heter]
     [cluster]
 
 Each key can be overridden by `--set section.key=value`. Every error begins with the file or the override
@@ -9,6 +9,6 @@ the working directory.
 """
 
 from ps_worker.job.job import Job
-from ps_worker.job.reading import load_job, override_job, stored_job
+from ps_worker.job.reading import load_job, override_job
 
-__all__ = ["Job", "load_job", "override_job", "stored_job"]
+__all__ = ["Job", "load_job", "override_job"]

@@ -5,15 +5,23 @@ from collections.abc import Iterator
 from ctr_model.models.model import Model, module_class_of
 from protos.errors import SpecError
 from protos.spec import OptimizerSpec
-from ps_server.optimizers.registry import hyper_of, optimizer_of
+from ps_server.optimizers.registry import WEIGHT_DECAY, Tuning, optimizer_of
 from ps_server.table.feature_life.admission import check_score_source
 from ps_server.table.feature_life.eviction import max_rows_of_shard
 from ps_server.table.spec_checks import check_table_spec
 from ps_worker.job.faults import first_named
 from ps_worker.job.job import Job
 from ps_worker.job.sections.life import EXPIRY_RULES, TableLife
-from ps_worker.job.sections.strategy import SETTINGS, StrategySection
-from ps_worker.job.specs import DELTA_OPTIMIZER, asked_optimizer, table_specs
+from ps_worker.job.sections.optimizers import OptimizerChoice
+from ps_worker.job.sections.schedule import ScheduleSection
+from ps_worker.job.specs import (
+    DELTA_OPTIMIZER,
+    asked_optimizer,
+    num_biases,
+    optimizer_of_dense,
+    optimizer_of_table,
+    table_specs,
+)
 
 
 def require_optimizers(job: Job, model: Model) -> None:
@@ -22,7 +30,8 @@ def require_optimizers(job: Job, model: Model) -> None:
     Raises:
         JobError: Names the key of the job.
     """
-    tables = {table.name: asked_optimizer(table) for table in model.tables}
+    tables = {table.name: asked_optimizer(table, job) for table in model.tables}
+    used = {table.name: optimizer_of_table(table, job) for table in model.tables}
     for name in job.optimizer.tables:
         if name not in tables:
             fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(tables)}"
@@ -30,31 +39,62 @@ def require_optimizers(job: Job, model: Model) -> None:
     for name, asked in tables.items():
         key = job.optimizer.key_of_table(name, asked)
         if asked is None or name in job.optimizer.tables:
-            _check_optimizer(job, key, job.optimizer.of_table(name, asked))
+            _check_optimizer(job, key, used[name])
         elif error := _optimizer_fault(job, asked):
             raise job.error(
                 "model.name",
                 f"the model asks for the optimizer of its table {name!r}, which cannot be: {error} "
                 f"({key} overrides it)",
             )
-    _check_optimizer(job, "optimizer.sparse", job.optimizer.sparse.spec())
-    dense = job.optimizer.dense.spec()
+        elif error := _optimizer_fault(job, used[name]):  # with what the job adds to it
+            setting = first_named(ScheduleSection.model_fields, error)
+            added = f"optimizer.schedule.{setting}" if setting else "train.weight_decay"
+            raise job.error(added, str(error)) from error
+    _check_optimizer(job, "optimizer.sparse", job.optimizer.sparse.spec(job.optimizer.schedule))
+    dense = optimizer_of_dense(job)
     _check_optimizer(job, "optimizer.dense", dense)
     if not optimizer_of(dense).is_elementwise:
         raise job.error("optimizer.dense", f"{dense.name!r} is for rows only")
+    if job.train.weight_decay and not any(
+        WEIGHT_DECAY in spec.params for spec in (*used.values(), dense)
+    ):
+        raise job.error(
+            "train.weight_decay",
+            "has no use: all optimizers are 'ftrl', which has penalties of its own: set its l1 or l2, or "
+            "remove it",
+        )
 
 
 def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
     if fault := _optimizer_fault(job, spec):
-        parameter = first_named(spec.params, fault)
-        raise job.error(f"{key}.{parameter}" if parameter else key, str(fault)) from fault
+        raise job.error(_faulty_key(job, key, spec, fault), str(fault)) from fault
+
+
+def _faulty_key(job: Job, key: str, spec: OptimizerSpec, fault: SpecError) -> str:
+    """Returns the key of the setting that is wrong with an optimizer, which `key` names."""
+    parameter = first_named(spec.params, fault)
+    choice = _choice_of(job, key)
+    if parameter == WEIGHT_DECAY and WEIGHT_DECAY not in (choice.model_extra or {}):
+        return "train.weight_decay"
+    if parameter:
+        return f"{key}.{parameter}"
+    if setting := first_named(ScheduleSection.model_fields, fault):
+        owner = "optimizer" if choice.schedule is None else key
+        return f"{owner}.schedule.{setting}"
+    return key
+
+
+def _choice_of(job: Job, key: str) -> OptimizerChoice:
+    """Returns what a job has at a key as "optimizer.sparse" or "optimizer.tables.wide"."""
+    _, part, *table = key.split(".", 2)
+    return job.optimizer.tables[table[0]] if table else getattr(job.optimizer, part)
 
 
 def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
     """Returns what is wrong with an optimizer; None: nothing."""
     try:
-        hyper_of(spec)
-        if spec == DELTA_OPTIMIZER:
+        Tuning(spec)
+        if spec.name == DELTA_OPTIMIZER.name:
             raise SpecError("'sum' adds gradients: it is what servers do in GEO training")
         if job.strategy.mode == "geo" and not optimizer_of(spec).is_movable:
             raise SpecError(
@@ -95,6 +135,30 @@ def require_life(job: Job, model: Model) -> None:
         except SpecError as error:
             setting = first_named(TableLife.model_fields, error) or "statistics"
             raise job.error(job.life.key_of_table(spec.name, setting), str(error)) from error
+
+
+def require_base_rate(job: Job, model: Model) -> None:
+    """Refuses rates that the model cannot start at.
+
+    Raises:
+        JobError: Names the key of the job.
+    """
+    rates = job.train.base_rate
+    if rates == "data":
+        return
+    expected = num_biases(model)
+    if not expected:
+        raise job.error(
+            "train.base_rate",
+            f"model {job.model.name!r} does not say which of its parameters are the biases of its logits: "
+            f"give them initial values in the model, and leave train.base_rate out",
+        )
+    if len(rates) != expected:
+        raise job.error(
+            "train.base_rate",
+            f"train.base_rate has {len(rates)} rates, but model {job.model.name!r} has {expected} logits "
+            f"with a bias",
+        )
 
 
 def require_device(job: Job, model: Model) -> None:
@@ -142,13 +206,6 @@ def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, s
         f"is {mode!r}, but the one worker has no others to exchange with: set sync, half_async or async, "
         f"which are the same here",
     )
-    defaults = StrategySection(mode=mode)
-    for name in sorted(SETTINGS[mode]):
-        yield (
-            f"strategy.{name}",
-            getattr(job.strategy, name) == getattr(defaults, name),
-            "has no use: no gradients are sent within a pass, so remove it",
-        )
     loss = job.cluster.on_worker_loss
     yield (
         "cluster.on_worker_loss",

@@ -9,18 +9,19 @@ middle of one; but with several readers of streamed files they have no order.
 
 import hashlib
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ctr_model.batch import Batch
-from ctr_model.schema import Schema
+from ctr_model.schema import Schema, SchemaError
 from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format, require_format
+from ps_worker.data.formats import Format, has_named_columns, require_format
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory.peers import HasPeers
 from ps_worker.data.queue_dataset import QueueDataset
@@ -61,6 +62,51 @@ def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> Queu
         reader_num=data.reader_num if is_for_training else 1,
         shuffle_files=data.shuffle_files and is_for_training,
         seed=job.train.seed,
+        negatives=_negatives(job) if is_for_training else None,
+    )
+
+
+def evaluated(job: Job, schema: Schema, files: Sequence[str]) -> QueueDataset:
+    """Returns the rows of files, with the column of `valid.group_by` if that is no slot.
+
+    Raises:
+        JobError: If it is no slot, and a file is of a format without other named columns.
+    """
+    dataset = streamed(job, _with_group(job, schema, files) if job.valid.group_by else schema)
+    dataset.set_filelist(files)
+    return dataset
+
+
+def _with_group(job: Job, schema: Schema, files: Sequence[str]) -> Schema:
+    """Returns the schema that has the column of `valid.group_by` read, unless it is a slot."""
+    try:
+        schema.slot_index(job.valid.group_by)
+    except SchemaError as error:
+        for path in files:
+            if not has_named_columns(path, format_of_job(job)):
+                raise job.error(
+                    "valid.group_by",
+                    f"{error} Columns beside the slots are read from CSV, Parquet and ORC only, and "
+                    f"{path} is not read as one of these",
+                ) from error
+        return replace(schema, group=job.valid.group_by)
+    return schema
+
+
+def head_of_job(job: Job, schema: Schema, files: Sequence[str]) -> Iterator[Batch]:
+    """Reads the first rows of files; see `FileDataset.head`."""
+    dataset = streamed(job, schema)
+    dataset.set_filelist(files)
+    return dataset.head()
+
+
+def _negatives(job: Job) -> NegativeSampling | None:
+    """Returns which rows without a click are trained on; None: all."""
+    data = job.data
+    if data.negative_rate == 1:
+        return None
+    return NegativeSampling(
+        data.negative_rate, job.train.seed, is_weighted=data.negative_correction == "weight"
     )
 
 
@@ -81,6 +127,7 @@ class TrainingData:
                 bad_row_limit=job.data.bad_row_limit,
                 reader_num=job.data.reader_num,
                 seed=job.train.seed,
+                negatives=_negatives(job),
             )
         else:
             self._dataset = streamed(job, schema, is_for_training=True)
@@ -136,6 +183,17 @@ class TrainingData:
                 return
         yield from self._positioned(epoch, start)
 
+    def share(self, epoch: int) -> Callable[[DataPosition], float | None]:
+        """Returns what says how much of an epoch, from 0 to 1, is before a position; None: unknown.
+
+        For rows in memory after `prepare`.
+        """
+        if isinstance(self._dataset, QueueDataset):
+            shares = self._dataset.shares(epoch)
+            return lambda position: shares.at(position.split, position.offset)
+        rows = self._dataset.get_memory_data_size()
+        return lambda position: ((position.offset or 0) + position.skip) / rows if rows else None
+
     def _positioned(
         self, epoch: int, start: DataPosition | None
     ) -> Iterator[tuple[Batch, DataPosition]]:
@@ -158,7 +216,10 @@ def digest_of_files(train_files: Sequence[str]) -> str:
 def order_of_data(job: Job) -> dict[str, int | str]:
     """Returns the settings of a job that decide the order of its data, by key."""
     data = job.data
-    return {
+    sampling: dict[str, int | str] = (
+        {} if data.negative_rate == 1 else {"data.negative_rate": str(data.negative_rate)}
+    )
+    return sampling | {
         "data.in_memory": data.in_memory,
         "data.shuffle": data.shuffle,
         "data.shuffle_files": data.shuffle_files,

@@ -5,17 +5,18 @@
     true     <= 0       async
     true     > 0        geo
 
-No `k_steps` counts as 0. The settings of `a_sync_configs` keep their names. Translation comes before all
-other checks, so that a job that was read has one form only, whatever words it was written in.
+No `k_steps` counts as 0. The settings of `a_sync_configs` keep their names, in the table of the mode.
+Translation comes before all other checks, so that a job that was read has one form only, whatever words it
+was written in.
 """
 
 import difflib
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from protos.errors import JobError
-from ps_worker.job.sections.strategy import SETTINGS
+from ps_worker.job.sections.strategy import SETTINGS, Mode
 
 logger = logging.getLogger(__name__)
 
@@ -25,19 +26,23 @@ FLEET_WORDS = ("a_sync", "a_sync_configs")
 TRANSLATED = ("k_steps", "max_merge_var_num", "send_queue_size")
 """Options of `a_sync_configs` that are settings here."""
 
-IGNORED = {"independent_recv_thread": True, "min_send_grad_num_before_recv": 1}
+IGNORED = {
+    "independent_recv_thread": True,
+    "min_send_grad_num_before_recv": 1,
+    "launch_barrier": True,
+}
 """Options of `a_sync_configs` that are accepted without an effect, with the value that describes training:
-a thread of its own fetches the dense parameters, after each dense push."""
+a thread of its own fetches the dense parameters, after each dense push, and workers wait for each other
+before their first step."""
 
 WITHOUT_COUNTERPART = {
     "thread_pool_size": "remove it, one thread has several pushes on the way at once",
-    "send_wait_times": "set strategy.max_delay_ms, the longest that a gradient waits for others to be "
+    "send_wait_times": "set strategy.async.max_delay_ms, the longest that a gradient waits for others to be "
     "merged with",
     "runtime_split_send_recv": "remove it, sending and receiving are never part of the model",
-    "launch_barrier": "remove it, workers always wait for each other before their first step",
     "heter_worker_device_guard": "remove it, layers behind the cut of a module run on the device of a heter "
     "trainer (docs/heterogeneous.md)",
-    "lr_decay_steps": "remove it, learning rates are constant: set them in [optimizer]",
+    "lr_decay_steps": 'set [optimizer.schedule], as kind = "step" with step_size',
     "use_ps_gpu": 'set device.tables = "pass"',
     "use_gpu_graph": "remove it, there are no graph tables",
     "half_async": 'set strategy.mode = "half_async" instead of a_sync',
@@ -73,26 +78,29 @@ def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
     if not any(word in strategy for word in FLEET_WORDS):
         return own
     configs = _configs(strategy.get("a_sync_configs", {}))
-    twice = sorted(own.keys() & configs.keys())
-    if twice:
-        raise FleetWordError(
-            ("a_sync_configs", twice[0]),
-            f"is given as strategy.{twice[0]} too: remove one of the two",
-        )
     mode = _mode(strategy, configs)
     settings = {name: value for name, value in configs.items() if name != "k_steps" or value > 0}
+    own_settings = own.get(str(mode), {})
+    if not settings or mode not in get_args(Mode) or not isinstance(own_settings, Mapping):
+        return {**own, "mode": mode}  # what is wrong with it is refused later
     _refuse_without_use(settings, mode)
-    return {**own, "mode": mode, **settings}
+    if twice := sorted(own_settings.keys() & settings.keys()):
+        raise FleetWordError(
+            ("a_sync_configs", twice[0]),
+            f"is given as strategy.{mode}.{twice[0]} too: remove one of the two",
+        )
+    return {**own, "mode": mode, mode: {**own_settings, **settings}}
 
 
-def aliases_of(strategy: Mapping[str, Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
+def aliases_of(strategy: Mapping[str, Any], mode: str) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Returns the key of each of Fleet's words as written, by the key after translation.
 
     Args:
         strategy: As written, and found to be translatable.
+        mode: After translation.
     """
     aliases: dict[tuple[str, ...], tuple[str, ...]] = {
-        ("strategy", name): ("strategy", "a_sync_configs", name)
+        ("strategy", mode, name): ("strategy", "a_sync_configs", name)
         for name in strategy.get("a_sync_configs", {})
     }
     if "a_sync" in strategy and "mode" not in strategy:
@@ -154,10 +162,10 @@ def _mode(strategy: Mapping[str, Any], configs: Mapping[str, Any]) -> Any:
     return mode
 
 
-def _refuse_without_use(configs: Mapping[str, Any], mode: object) -> None:
-    used = SETTINGS.get(str(mode), frozenset(configs))  # an unknown mode is refused later
+def _refuse_without_use(configs: Mapping[str, Any], mode: Mode) -> None:
+    used = SETTINGS.get(mode)
     for name, value in configs.items():
-        if name not in used:
+        if used is None or name not in used.model_fields:
             raise FleetWordError(
                 ("a_sync_configs", name),
                 f"is {value!r}, but has no use in mode {mode!r}: remove it",

@@ -1,8 +1,9 @@
 """A whole job: all its sections, checked."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, PrivateAttr
+from pydantic import BeforeValidator, PrivateAttr, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from protos.errors import JobError
 from ps_worker.job.origin import Origin
@@ -11,6 +12,7 @@ from ps_worker.job.sections.data import DataSection
 from ps_worker.job.sections.device import DeviceSection
 from ps_worker.job.sections.life import LifeSection
 from ps_worker.job.sections.optimizers import OptimizerSection
+from ps_worker.job.sections.run import RunSection
 from ps_worker.job.sections.section import (
     ClusterSection,
     HeterSection,
@@ -19,6 +21,7 @@ from ps_worker.job.sections.section import (
     TrainSection,
 )
 from ps_worker.job.sections.strategy import StrategySection
+from ps_worker.job.sections.valid import ValidSection
 
 
 def _model_of_name(value: object) -> object:
@@ -32,11 +35,13 @@ class Job(Section):
     model: Annotated[ModelSection, BeforeValidator(_model_of_name)] = ModelSection()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
+    valid: ValidSection = ValidSection()
     optimizer: OptimizerSection = OptimizerSection()
     life: LifeSection = LifeSection()
     strategy: StrategySection = StrategySection()
     device: DeviceSection = DeviceSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    run: RunSection = RunSection()
     heter: HeterSection = HeterSection()
     cluster: ClusterSection = ClusterSection()
 
@@ -46,6 +51,30 @@ class Job(Section):
         """Keeps the origin that validation was given as its context."""
         if isinstance(context, Origin):
             self._origin = context
+
+    @model_validator(mode="after")
+    def _refuse_validation_without_use(self) -> Self:
+        faults = {}
+        if not self.data.valid:
+            why = "but there are no rows to validate on: set data.valid"
+            faults = dict.fromkeys(self.valid.settings(), why)
+        elif not self.valid.every_epochs and not self.valid.every_steps:
+            faults["every_epochs"] = (
+                "and so is valid.every_steps, so that data.valid has no use: set one of them, or remove it"
+            )
+        elif self.valid.final_model == "best" and not self.checkpoint.dir:
+            faults["final_model"] = (
+                "but no model is saved that could be the best one: set checkpoint.dir"
+            )
+        if faults:
+            raise ValidationError.from_exception_data(
+                "valid", [self._fault_of_valid(name, why) for name, why in faults.items()]
+            )
+        return self
+
+    def _fault_of_valid(self, name: str, why: str) -> InitErrorDetails:
+        error = PydanticCustomError("setting_without_use", "{message}", {"message": why})
+        return InitErrorDetails(type=error, loc=("valid", name), input=getattr(self.valid, name))
 
     def place_of(self, key: str) -> str:
         """Returns where `section.key` was written: the file, or `--set section.key=value`."""

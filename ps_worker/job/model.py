@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import xxhash
+
 from ctr_model.models.model import Model
 from ctr_model.parameters import ModelInputError
-from ctr_model.registry import build_model, with_compute
+from ctr_model.registry import build_model, with_compute, with_dropout, with_logit_offset
 from ctr_model.schema import Schema
 from ps_worker.job.faults import first_named
 from ps_worker.job.job import Job
@@ -28,16 +30,29 @@ def model_of(job: Job, schema: Schema) -> Model:
         raise job.error(f"model.{option}", str(error)) from error
 
 
-def trained_model(job: Job, model: Model) -> Model:
-    """Returns the model that computes gradients, in the precision of the job; `model` predicts.
+def trained_model(job: Job, model: Model, *, worker: int = 0) -> Model:
+    """Returns the model that computes a worker's gradients, as the job says; `model` predicts.
+
+    They differ in the precision, in dropout, and in what is added to the logit where negatives are left out.
 
     Raises:
-        JobError: If that needs PyTorch, which is not installed, or the model brings its own arithmetic.
+        JobError: If that needs PyTorch, which is not installed, or the model brings its own arithmetic or
+            loss, or has no layers for the job's dropout.
     """
     try:
-        return with_compute(model, job.train.compute)
+        trained = with_compute(model, job.train.compute)
     except ValueError as error:
         raise job.error("train.compute", str(error)) from error
+    # Workers number their batches alike, and so draw by different seeds.
+    seed = xxhash.xxh3_64_intdigest(f"{job.train.seed} {worker}".encode())
+    try:
+        trained = with_dropout(trained, job.train.dropout, seed)
+    except ValueError as error:
+        raise job.error("train.dropout", str(error)) from error
+    try:
+        return with_logit_offset(trained, job.data.logit_offset)
+    except ValueError as error:
+        raise job.error("data.negative_correction", str(error)) from error
 
 
 @contextmanager

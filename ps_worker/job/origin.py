@@ -30,10 +30,6 @@ class Origin:
         """Returns the key by the name under which it was written."""
         return self.aliases.get(tuple(key), tuple(key))
 
-    def is_overridden(self, key: Sequence[str]) -> bool:
-        """Whether an override brought the key, alone or in a table."""
-        return any(_is_within(self.as_written(key), path_of(text)) for text in self.overrides)
-
     def of(self, key: Sequence[str]) -> str:
         """Returns where a key was written, for messages: all its places."""
         return ", ".join(self.places(key))

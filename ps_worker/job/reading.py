@@ -9,11 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from protos.errors import JobError
-from ps_worker.job.faults import explain
+from ps_worker.job.faults import did_you_mean, explain
 from ps_worker.job.fleet_words import FleetWordError, aliases_of, translated
 from ps_worker.job.job import Job
 from ps_worker.job.origin import Origin, path_of
-from ps_worker.job.sections.strategy import SETTINGS
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
@@ -40,22 +39,6 @@ def override_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: s
     return _job_of(data, Origin(source=source, overrides=tuple(overrides)))
 
 
-def stored_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str) -> Job:
-    """Returns the job that `Job.to_json` wrote, with overrides.
-
-    Where these ask for another mode, settings that are stored for the old one give way: a stored job has
-    all defaults filled in, so they may never have been written.
-
-    Raises:
-        JobError: If a key or value is wrong.
-    """
-    stored = data.get("strategy", {})
-    mode = _overridden(data, overrides).get("strategy", {}).get("mode")
-    kept = {"mode", *SETTINGS.get(str(mode), stored)}
-    strategy = {name: value for name, value in stored.items() if name in kept}
-    return override_job({**data, "strategy": strategy}, overrides, source=source)
-
-
 def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
     tree = _overridden(data, origin.overrides)
     if isinstance(strategy := tree.get("strategy"), Mapping):
@@ -63,7 +46,7 @@ def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
             tree["strategy"] = translated(strategy)
         except FleetWordError as error:
             raise JobError(f"{origin.of(error.key)}: {error}") from error
-        origin = replace(origin, aliases=aliases_of(strategy))
+        origin = replace(origin, aliases=aliases_of(strategy, tree["strategy"].get("mode", "")))
     try:
         return Job.model_validate(tree, context=origin)
     except ValidationError as error:
@@ -86,8 +69,10 @@ def _set(tree: dict[str, Any], override: str) -> None:
     value = _value(text.strip())
     is_section = isinstance(value, Mapping) or (path == ("model",) and isinstance(value, str))
     if not equals or not all(path) or not (len(path) > 1 or is_section):
+        is_key = equals and len(path) == 1 and path[0] not in Job.model_fields
         raise JobError(
             f"--set {override}: expected section.key=value, or section={{ key = value }}"
+            f"{did_you_mean(path) if is_key else ''}"
         )
     node = tree
     for part in path[:-1]:

@@ -10,14 +10,31 @@ from dataclasses import replace
 
 import xxhash
 
-from ctr_model.models.model import EmbeddingTable, Model, initial_values_of
+from ctr_model.models.model import (
+    EmbeddingTable,
+    Model,
+    initial_biases_of,
+    initial_values_of,
+    tasks_of,
+)
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Parameters
+from ps_server.optimizers.adagrad import ADAGRAD
+from ps_server.optimizers.registry import OPTIMIZERS, WEIGHT_DECAY
 from ps_worker.job.job import Job
 from ps_worker.job.model import DENSE_BLOCK
+from ps_worker.job.sections.optimizers import OptimizerChoice
 
 DELTA_OPTIMIZER = OptimizerSpec(name="sum")
 """The optimizer of servers in GEO training: it adds deltas."""
+
+INITIAL_ACCUMULATOR = 2.0
+"""Where Adagrad's sum of squares starts for rows, by examples of a batch, squared.
+
+A gradient is a mean over a batch, of about 1 / B from an example with a click and 0.03 / B from one without:
+so a row's first click makes more than half a step, and the first of thirty other examples hardly moves it
+(docs/decisions/0020-safe-defaults.md).
+"""
 
 
 def table_specs(model: Model, job: Job) -> list[TableSpec]:
@@ -25,11 +42,20 @@ def table_specs(model: Model, job: Job) -> list[TableSpec]:
 
     A table by whose score another one admits keys comes before that one, and counts.
     """
-    return specs_of_tables(model.tables, job)
+    return [_with_start(spec, job.train.batch_size) for spec in specs_of_tables(model.tables, job)]
+
+
+def _with_start(spec: TableSpec, batch_size: int) -> TableSpec:
+    """Returns the spec with Adagrad's start by the size of a batch, unless the job or the model says it."""
+    optimizer = spec.optimizer
+    if optimizer.name != ADAGRAD.name or "initial_accumulator" in optimizer.params:
+        return spec
+    params = {**optimizer.params, "initial_accumulator": INITIAL_ACCUMULATOR / batch_size**2}
+    return replace(spec, optimizer=replace(optimizer, params=params))
 
 
 def specs_of_tables(tables: Sequence[EmbeddingTable], job: Job) -> list[TableSpec]:
-    """Returns the specs of tables, as `table_specs` does of a model's."""
+    """Returns the specs of tables for pushes of any size, otherwise as `table_specs` does of a model's."""
     scoring = job.life.scoring_tables(table.name for table in tables)
     specs = [_table_spec(table, job, table.name in scoring) for table in tables]
     return sorted(specs, key=lambda spec: spec.admission is not None and spec.admission.table != "")
@@ -43,7 +69,7 @@ def _table_spec(table: EmbeddingTable, job: Job, is_scoring: bool) -> TableSpec:
         name=table.name,
         dim=table.dim,
         initializer=InitializerSpec(kind="uniform", scale=table.init_range),
-        optimizer=job.optimizer.of_table(table.name, asked_optimizer(table)),
+        optimizer=optimizer_of_table(table, job),
         seed=job.train.seed,
         statistics=life.statistics_spec(),
         admission=life.admission.spec(),
@@ -56,17 +82,69 @@ def counting_tables(model: Model, job: Job) -> frozenset[str]:
     return frozenset(spec.name for spec in table_specs(model, job) if spec.statistics is not None)
 
 
-def asked_optimizer(table: EmbeddingTable) -> OptimizerSpec | None:
-    """Returns the optimizer that the model asks for; None: it leaves that to the job."""
+def asked_optimizer(table: EmbeddingTable, job: Job) -> OptimizerSpec | None:
+    """Returns the optimizer that the model asks for; None: it leaves that to the job.
+
+    What a model asks for is a default: in GEO training, one that replicas cannot have gives way to the job's.
+    """
     if table.optimizer is None:
         return None
+    name = str(table.optimizer["name"])
+    if job.strategy.mode == "geo" and name in OPTIMIZERS and not OPTIMIZERS[name].is_movable:
+        return None
     params = {key: float(value) for key, value in table.optimizer.items() if key != "name"}
-    return OptimizerSpec(name=str(table.optimizer["name"]), params=params)
+    return OptimizerSpec(name=name, params=params)
 
 
-def dense_spec(model: Model, job: Job) -> DenseSpec:
-    """Returns the model's dense parameters as one block, with the optimizer that trains them."""
+def with_rates_of_tables(job: Job, model: Model) -> Job:
+    """Returns the job with the learning rates of the model's tables, if it chooses no optimizer for rows.
+
+    They are settings of the job then: workers must agree on them, and they are saved with it.
+    """
+    if "sparse" in job.optimizer.model_fields_set:
+        return job
+    sparse = job.optimizer.sparse.name
+    rates = {
+        table.name: OptimizerChoice.model_validate(
+            {"name": sparse, "learning_rate": table.learning_rate}
+        )
+        for table in model.tables
+        if table.learning_rate is not None and table.optimizer is None
+    }
+    tables = {**rates, **job.optimizer.tables}
+    optimizer = job.optimizer.model_copy(update={"tables": tables})
+    return job.model_copy(update={"optimizer": optimizer}) if rates else job
+
+
+def optimizer_of_table(table: EmbeddingTable, job: Job) -> OptimizerSpec:
+    """Returns the optimizer of a table's rows, with the job's weight decay."""
+    return _decaying(job.optimizer.of_table(table.name, asked_optimizer(table, job)), job)
+
+
+def optimizer_of_dense(job: Job) -> OptimizerSpec:
+    """Returns the optimizer of the dense parameters, with the job's weight decay."""
+    return _decaying(job.optimizer.of_dense(), job)
+
+
+def _decaying(spec: OptimizerSpec, job: Job) -> OptimizerSpec:
+    known = OPTIMIZERS.get(spec.name)
+    if not job.train.weight_decay or known is None or not known.decays:
+        return spec
+    params = {WEIGHT_DECAY: job.train.weight_decay, **spec.params}
+    return replace(spec, params=params)
+
+
+def dense_spec(model: Model, job: Job, rates: Sequence[float] = ()) -> DenseSpec:
+    """Returns the model's dense parameters as one block, with the optimizer that trains them.
+
+    Args:
+        model: See `Model`.
+        job: How it is trained.
+        rates: Of its tasks, which it predicts at first; empty: the biases of its logits are as its segments
+            say.
+    """
     values = initial_values_of(model)
+    biases = initial_biases_of(model, rates)
     return DenseSpec(
         name=DENSE_BLOCK,
         segments=tuple(
@@ -75,18 +153,35 @@ def dense_spec(model: Model, job: Job) -> DenseSpec:
                 initializer=InitializerSpec(kind="normal", scale=segment.init_std),
                 name=segment.name,
                 shape=segment.shape,
+                values=tuple(biases.get(segment.name, ())),
             )
             for segment in model.segments
         ),
-        optimizer=job.optimizer.dense.spec(),
+        optimizer=optimizer_of_dense(job),
         seed=job.train.seed,
         values_digest=0 if values is None else xxhash.xxh3_64_intdigest(values.tobytes()) or 1,
     )
 
 
-def declare(store: Parameters, model: Model, job: Job) -> None:
-    """Declares the model's tables and its dense block."""
-    tables, dense = table_specs(model, job), dense_spec(model, job)
+def num_rates(model: Model) -> int:
+    """Returns the number of rates that a model can start at: those of its tasks, or that of clicks."""
+    return len(tasks_of(model)) or 1
+
+
+def num_biases(model: Model) -> int:
+    """Returns the number of logits of a model whose biases can start at a rate."""
+    return len(initial_biases_of(model, (0.5,) * num_rates(model)))
+
+
+def optimizers_of(model: Model, job: Job) -> dict[str, OptimizerSpec]:
+    """Returns the optimizers that train a model, by table and dense block."""
+    tables = {table.name: optimizer_of_table(table, job) for table in model.tables}
+    return {**tables, DENSE_BLOCK: optimizer_of_dense(job)}
+
+
+def declare(store: Parameters, model: Model, job: Job, rates: Sequence[float] = ()) -> None:
+    """Declares the model's tables and its dense block; `rates` are as for `dense_spec`."""
+    tables, dense = table_specs(model, job), dense_spec(model, job, rates)
     if job.strategy.mode == "geo":
         tables = [replace(spec, optimizer=DELTA_OPTIMIZER, records_changes=True) for spec in tables]
         dense = replace(dense, optimizer=DELTA_OPTIMIZER)

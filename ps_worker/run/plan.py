@@ -10,9 +10,11 @@ from ps_worker.checkpoints.retention import require_other_folder
 from ps_worker.checkpoints.warm_start import warm_start_of
 from ps_worker.data.files.listing import matching_files
 from ps_worker.job import Job
-from ps_worker.job.checks import require_device, require_life, require_optimizers
-from ps_worker.job.datasets import format_of_job
+from ps_worker.job.checks import require_base_rate, require_device, require_life, require_optimizers
+from ps_worker.job.datasets import evaluated, format_of_job
 from ps_worker.job.model import model_of, trained_model
+from ps_worker.job.specs import with_rates_of_tables
+from ps_worker.training.evaluation.breakdown import breakdown_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class Plan:
         model: For these columns.
         train_files: Of all workers.
         test_files: Evaluated after training; empty: no evaluation.
+        valid_files: Evaluated while training; empty: no validation.
     """
 
     job: Job
@@ -32,29 +35,36 @@ class Plan:
     model: Model
     train_files: list[str]
     test_files: list[str]
+    valid_files: list[str]
 
 
 def plan_of(job: Job) -> Plan:
     """Returns the job with its schema, model and files.
 
     Raises:
-        JobError: If schema, format, model, precision, optimizers, the life of rows, the device or the start
-            are wrong.
-        DataError: If a pattern matches no file.
+        JobError: If schema, format, model, precision, optimizers, the life of rows, the device, the start or
+            a slot to evaluate by are wrong.
+        DataError: If a pattern matches no file, or files to evaluate lack the column of `valid.group_by`.
         CheckpointError: If checkpoints cannot be where the job says.
     """
     schema, model = model_of_job(job)
+    job = with_rates_of_tables(job, model)
     _require_format(job)
     warm_start_of(job, model)
     _require_order(job)
     require_other_folder(job)
-    return Plan(
+    breakdown_of(job, schema)
+    plan = Plan(
         job=job,
         schema=schema,
         model=model,
         train_files=_files_of(job, "data.train", job.data.train),
         test_files=_files_of(job, "data.test", job.data.test),
+        valid_files=_files_of(job, "data.valid", job.data.valid),
     )
+    for files in (plan.test_files, plan.valid_files):
+        _require_group(job, schema, files)
+    return plan
 
 
 def model_of_job(job: Job) -> tuple[Schema, Model]:
@@ -67,6 +77,7 @@ def model_of_job(job: Job) -> tuple[Schema, Model]:
     model = model_of(job, schema)
     trained_model(job, model)
     require_optimizers(job, model)
+    require_base_rate(job, model)
     require_life(job, model)
     require_device(job, model)
     return schema, model
@@ -97,6 +108,13 @@ def _require_order(job: Job) -> None:
             f"where rows have an order: set data.reader_num = 1 or data.in_memory = true, or save between "
             f"epochs only (checkpoint.every_steps = 0, checkpoint.every_s = 0)",
         )
+
+
+def _require_group(job: Job, schema: Schema, files: Sequence[str]) -> None:
+    """Refuses a group that is neither a slot nor a column of the first file, before hours of training."""
+    dataset = evaluated(job, schema, files)
+    if dataset.schema.group is not None:
+        next(dataset.head(), None)
 
 
 def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[str]:

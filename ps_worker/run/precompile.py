@@ -23,6 +23,7 @@ from ps_server.store import ParameterStore
 from ps_worker.cluster.client import scatter_rows
 from ps_worker.data.memory.rows import RowsInMemory
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.text.multislot import MultiSlotScanner
 from ps_worker.data.user_code.samples import batches_of_samples
 from ps_worker.job import Job
 from ps_worker.job.datasets import streamed
@@ -31,43 +32,69 @@ from ps_worker.run.plan import Plan, plan_of
 from ps_worker.run.run import Run
 
 
-def precompile(plan: Plan) -> None:
-    """Compiles the kernels that a worker needs for this plan."""
-    with errors_of_model(plan.job):
-        precompile_model(plan.model, plan.schema, plan.job)
-    if plan.train_files and not plan.job.data.pipe_command:
-        _read_a_batch(plan)
+def precompile(plan: Plan, *, is_in_process: bool) -> None:
+    """Compiles the kernels that a worker needs for this plan, and no others.
+
+    Args:
+        plan: What it is to do.
+        is_in_process: Whether the parameters are in this process.
+    """
+    job = plan.job
+    with errors_of_model(job), compile_lock():
+        _train_on_two_rows(plan.model, plan.schema, job)
+        if not is_in_process:
+            _move_rows()
+        if job.data.in_memory:
+            _gather_lists()
+        if job.data.pipe_command:
+            _scan_a_line(plan.schema)
+        elif plan.train_files:
+            _read_a_batch(plan)
 
 
-def precompile_model(model: Model, schema: Schema, job: Job) -> None:
-    """Compiles the kernels for training and evaluating a model."""
-    quiet = job.train.model_copy(update={"batch_size": 1, "log_every_s": math.inf})
+def precompile_script(model: Model, schema: Schema, job: Job, *, is_in_process: bool) -> None:
+    """Compiles the kernels that a script may need, whose data is not known yet; see `precompile`."""
     with compile_lock():
-        batches = _two_batches(schema)
-        with Run(ParameterStore(), model, job.model_copy(update={"train": quiet})) as run:
-            run.train(batches, thread_num=1)
-            run.evaluate(batches)
+        _train_on_two_rows(model, schema, job)
+        if not is_in_process:
+            _move_rows()
         _hash_a_sample(schema)
-        _gather_lists()
-        _move_rows()
+
+
+def _train_on_two_rows(model: Model, schema: Schema, job: Job) -> None:
+    """Runs what trains and evaluates a model."""
+    quiet = job.train.model_copy(update={"batch_size": 1, "log_every_s": math.inf})
+    batches = [_batch_of_one(schema, label) for label in (0.0, 1.0)]
+    with Run(ParameterStore(), model, job.model_copy(update={"train": quiet})) as run:
+        run.train(batches, thread_num=1)
+        run.evaluate(batches)
 
 
 def _read_a_batch(plan: Plan) -> None:
     """Compiles the kernels that read the format of the files."""
     dataset = streamed(plan.job, plan.schema)
     dataset.set_filelist(plan.train_files[:1])
-    with compile_lock(), contextlib.suppress(CtrPsError):  # training reports it
+    with contextlib.suppress(CtrPsError):  # training reports it
         next(iter(dataset), None)
 
 
-def _two_batches(schema: Schema) -> list[Batch]:
-    row = "\t".join(["1", *("1" for _ in schema.dense), *("a" for _ in schema.slots)])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "rows.tsv")
-        path.write_text(f"{row}\n{row}\n", encoding="ascii")
-        dataset = QueueDataset(schema, batch_size=1)
-        dataset.set_filelist([path])
-        return list(dataset)
+def _batch_of_one(schema: Schema, label: float) -> Batch:
+    num_slots = len(schema.slots)
+    return Batch(
+        labels=np.array([label], np.float32),
+        other_labels=np.full((1, len(schema.other_labels)), label, np.float32)
+        if schema.other_labels
+        else None,
+        dense=np.zeros((1, schema.num_dense), np.float32),
+        keys=np.arange(num_slots, dtype=np.uint64),
+        offsets=np.arange(num_slots + 1, dtype=np.int32),
+        num_slots=num_slots,
+    )
+
+
+def _scan_a_line(schema: Schema) -> None:
+    """Compiles the scanner of what commands print, without a command: each run of one may be costly."""
+    MultiSlotScanner(schema).scan(np.frombuffer(b"\n", np.uint8))
 
 
 def _hash_a_sample(schema: Schema) -> None:
@@ -100,5 +127,26 @@ def _move_rows() -> None:
         scatter_rows(values, positions, out)
 
 
+def _read_criteo_rows(schema: Schema) -> None:
+    """Compiles the scanner of Criteo's rows, for jobs whose files are not there when an image is built."""
+    row = "\t".join(["1", *("1" for _ in schema.dense), *("a" for _ in schema.slots)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.tsv")
+        path.write_text(f"{row}\n", encoding="ascii")
+        dataset = QueueDataset(schema, batch_size=1)
+        dataset.set_filelist([path])
+        list(dataset)
+
+
+def _precompile_image() -> None:
+    """Compiles what most jobs need."""
+    plan = plan_of(Job())
+    precompile(plan, is_in_process=False)
+    with compile_lock():
+        _read_criteo_rows(plan.schema)
+        _hash_a_sample(plan.schema)
+        _gather_lists()
+
+
 if __name__ == "__main__":
-    precompile(plan_of(Job()))
+    _precompile_image()

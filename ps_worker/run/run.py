@@ -1,9 +1,12 @@
 """One worker's part in a training run, on a store that is open.
 
-    declare -> load -> start -> | train, steps, evaluate, save, barrier, all_reduce, in any order | -> leave
+    load -> start, declare -> | train, steps, evaluate, save, barrier, all_reduce, in any order | -> leave
                                                                                  told to end --`--> end_early
 
-A job file (train_job.py) drives it from pass to pass, a script (ps_worker/fleet) step by step. Workers wait
+The model is declared when all have come to the start: then they know the base rate at which a fresh one
+begins, and before if it is loaded, or needs none.
+
+A job file (training_job) drives it from pass to pass, a script (ps_worker/fleet) step by step. Workers wait
 for each other first when they start to train. Until then worker 0 may load a checkpoint, from which all
 train; later it may not, since in some modes each worker has parameters of its own.
 """
@@ -18,9 +21,8 @@ from typing import TYPE_CHECKING, Self, cast
 import numpy as np
 
 from ctr_model.batch import Batch
-from ctr_model.metrics import ClickMetrics
-from ctr_model.models.model import Model
-from protos.errors import AbortedError, UsageError
+from ctr_model.models.model import Model, tasks_of
+from protos.errors import AbortedError, UsageError, counted
 from protos.role import Members
 from protos.store import (
     Numbers,
@@ -41,15 +43,27 @@ from ps_worker.heter.front_model import FrontModel
 from ps_worker.heter.trainers import HeterTrainers
 from ps_worker.job import Job
 from ps_worker.job.checks import require_one_worker
-from ps_worker.job.model import trained_model
-from ps_worker.job.specs import counting_tables, declare, dense_spec, table_specs
+from ps_worker.job.model import DENSE_BLOCK, trained_model
+from ps_worker.job.specs import (
+    counting_tables,
+    declare,
+    dense_spec,
+    num_biases,
+    num_rates,
+    optimizers_of,
+    table_specs,
+)
 from ps_worker.run.abort import abort_by
 from ps_worker.run.membership import Membership
 from ps_worker.run.termination import Termination
-from ps_worker.training.evaluator import OnPredictions, evaluate
+from ps_worker.training.evaluation.advice import advice_on_loss
+from ps_worker.training.evaluation.base_rate import rates_of
+from ps_worker.training.evaluation.breakdown import Breakdown
+from ps_worker.training.evaluation.evaluator import Evaluation, OnPredictions, evaluate
+from ps_worker.training.learning_rates import LearningRates
 from ps_worker.training.meter import Progress
 from ps_worker.training.non_finite import NonFiniteBatches
-from ps_worker.training.trainer import TrainedStep, Trainer
+from ps_worker.training.step_loop import StepLoop, TrainedStep
 
 if TYPE_CHECKING:
     from ctr_model.torch import TorchModel
@@ -88,7 +102,7 @@ class Run:
         is_in_process: bool = True,
         terms: Mapping[str, str] | None = None,
     ) -> None:
-        """Joins the run, and declares the model.
+        """Joins the run.
 
         Args:
             store: The parameters.
@@ -103,7 +117,7 @@ class Run:
 
         Raises:
             JobError: If workers do not agree, or the model cannot be trained in the job's precision.
-            CtrPsError: If servers do not answer, or hold another model.
+            CtrPsError: If servers do not answer, or hold another model; the latter may come with the start.
         """
         require_one_worker(job, num_workers, num_heter)
         self.store = store
@@ -112,6 +126,8 @@ class Run:
         self.progress = Progress(
             every_s=job.train.log_every_s,
             has_log_loss=getattr(model, "has_log_loss", False),
+            advice=advice_on_loss(job, is_in_process=is_in_process),
+            rates=LearningRates(optimizers_of(model, job), lambda: store.status().batches).shown,
         )
         self.non_finite = NonFiniteBatches(
             job.train.non_finite, worker=worker if num_workers > 1 else None
@@ -119,7 +135,7 @@ class Run:
         self._model = model
         self._heter = heter
         self._members = Members(num_workers, num_heter)
-        trained = trained_model(job, model)
+        trained = trained_model(job, model, worker=worker)
         self._trained_model = trained if heter is None else FrontModel(trained, heter)
         self._job = job
         self._is_in_process = is_in_process
@@ -129,6 +145,7 @@ class Run:
         self._partial_pass: str | None = None  # why its write back ended midway
         self._num_barriers = 0
         self._barriers_passed = 0
+        self._version_of_barrier: Version = 0
         self._membership = Membership(
             store,
             worker,
@@ -138,12 +155,14 @@ class Run:
         )
         if self.is_replacement:
             logger.info("takes the place of a lost process worker=%d", worker)
-        try:
-            declare(store, model, job)
-        except BaseException as error:
-            abort_by(error, store, worker)
-            self.close()
-            raise
+        self._is_declared = False
+        if job.train.base_rate != "data" or not num_biases(model):
+            try:
+                self._declare(() if job.train.base_rate == "data" else job.train.base_rate)
+            except BaseException as error:
+                abort_by(error, store, worker)
+                self.close()
+                raise
 
     @property
     def is_replacement(self) -> bool:
@@ -165,6 +184,11 @@ class Run:
             self.close()
 
     @property
+    def is_in_process(self) -> bool:
+        """Whether the store is in this process."""
+        return self._is_in_process
+
+    @property
     def is_first(self) -> bool:
         """Whether this is worker 0, which loads, saves and shrinks for all."""
         return self.worker == 0
@@ -174,13 +198,16 @@ class Run:
         """Whether the next barrier is one that the lost process before this one has passed."""
         return self._barriers_passed < self._membership.joined.barriers_passed
 
-    def load(self, url: str, *, only: Sequence[str] = (), token: str = "") -> None:
+    def load(
+        self, url: str, *, only: Sequence[str] = (), token: str = "", head: Iterable[Batch] = ()
+    ) -> None:
         """Replaces the parameters by those of a checkpoint; worker 0 alone, before training.
 
         Args:
             url: See `Store.load`.
             only: See `Store.load`.
             token: See `Store.load`.
+            head: See `start`; read if the dense parameters are not taken.
 
         Raises:
             UsageError: If training has begun.
@@ -191,35 +218,44 @@ class Run:
                 f"{url} cannot be loaded: training has begun, and workers hold parameters of their own; "
                 "load before the first pass"
             )
+        takes_dense = not only or DENSE_BLOCK in only
+        self._declare(() if takes_dense or self._is_declared else self._rates_of(head))
         self.store.load(url, only=only, token=token)
         start = warm_start(url, self._model, only)
         logger.info(
             "loaded %s taken=%s fresh=%s", url, ",".join(start.taken), ",".join(start.fresh)
         )
 
-    def resume(self, version: Version, progress: Mapping[int, WorkerProgress]) -> None:
+    def resume(
+        self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int
+    ) -> None:
         """Resumes the run whose checkpoint was loaded; worker 0 alone, before training.
 
         Args:
             version: Of the parameters loaded.
             progress: How much of each worker's training is in them.
+            batches: Of all its workers, that are in them.
         """
-        self.store.resume(version, progress)
-        logger.info("resumes an earlier run at version=%d", version)
+        self.store.resume(version, progress, batches=batches)
+        logger.info("resumes an earlier run at version=%d batches=%d", version, batches)
 
-    def start(self) -> None:
+    def start(self, head: Iterable[Batch] = ()) -> None:
         """Waits for all workers, and makes ready to train; once started, a no-op.
+
+        Args:
+            head: First rows to train on. Worker 0's tell the rate at which a fresh model begins; nobody else
+                reads them.
 
         Raises:
             CtrPsError: If others do not come.
         """
-        self._started()
+        self._started(head)
 
-    def _started(self) -> Communicator:
+    def _started(self, head: Iterable[Batch] = ()) -> Communicator:
         if self._communicator is not None:
             return self._communicator
-        version = self.store.barrier("start", self.worker, step=0).result()
-        self._barriers_passed += 1
+        version = self._declare_together(head)
+        status = self.store.status()
         communicator = communicator_of(
             self._job,
             self.store,
@@ -228,8 +264,8 @@ class Run:
             num_workers=self.num_workers,
             is_in_process=self._is_in_process,
             is_heter_trainer=self.worker >= self.num_workers,
+            batches_before=status.batches - status.version,
         )
-        status = self.store.status()
         # The others may be far beyond the start when this process takes a lost one's place.
         communicator.rejoin(max(version, status.version) if self.is_replacement else version)
         self._earlier_progress = status.progress.get(self.worker)
@@ -238,6 +274,32 @@ class Run:
             self.progress.resume(self._earlier_progress.step)
         self._communicator = communicator
         return communicator
+
+    def _declare(self, rates: Sequence[float] = ()) -> None:
+        """Declares the model, once."""
+        if not self._is_declared:
+            declare(self.store, self._model, self._job, rates)
+            self._is_declared = True
+
+    def _declare_together(self, head: Iterable[Batch]) -> Version:
+        """Waits for all workers, and declares the model with the rates that worker 0 sees in `head`.
+
+        Without, if one of them has declared it before: by loading or evaluating what was not trained yet.
+        """
+        told = np.full(num_rates(self._model) + 1, _NOTHING[ReduceOp.MAX])
+        if self._is_declared:
+            told[-1] = 1.0
+        elif self.is_first and not self.is_repeating:  # else it is told what the lost process was
+            told[:-1] = self._rates_of(head) or _NOTHING[ReduceOp.MAX]
+        reduced = self.store.all_reduce("start", self.worker, told, ReduceOp.MAX, step=0).result()
+        self._barriers_passed += 1
+        self._version_of_barrier = reduced.version
+        *rates, is_declared = reduced.values.tolist()
+        self._declare(rates if np.isfinite(rates).all() and is_declared != 1.0 else ())
+        return reduced.version
+
+    def _rates_of(self, head: Iterable[Batch]) -> tuple[float, ...]:
+        return rates_of(head, tasks_of(self._model))
 
     @property
     def earlier_progress(self) -> WorkerProgress | None:
@@ -253,30 +315,35 @@ class Run:
         after_step: Callable[[], None] | None = None,
         is_told_to_end: Callable[[], bool] | None = None,
     ) -> None:
-        """Trains on each batch once; `thread_num` overrides the job's. See `Trainer.train`.
+        """Trains on each batch once; `thread_num` overrides the job's. See `StepLoop.train`.
 
         With tables on a device, `after_step` is called when a pass has ended: only then the store has it.
         """
         if self._job.device.tables == "pass":
             self._train_passes(batches, after_step, is_told_to_end)
             return
-        trainer = self._trainer(thread_num or self._job.train.thread_num)
-        trainer.train(batches, after_step, is_told_to_end)
+        loop = self._step_loop(thread_num or self._job.train.thread_num)
+        loop.train(batches, after_step, is_told_to_end)
 
     def steps(self, batches: Batches) -> Iterator[TrainedStep]:
-        """Trains on each batch once, and yields after each; see `Trainer.steps`.
+        """Trains on each batch once, and yields after each; see `StepLoop.steps`.
 
         Raises:
             UsageError: If tables are on a device, where steps are of a pass.
         """
         if self._job.device.tables == "pass":
             raise UsageError('device.tables is "pass", where passes are trained, not single steps')
-        return self._trainer(thread_num=1).steps(batches)
+        return self._step_loop(thread_num=1).steps(batches)
 
     def evaluate(
-        self, batches: Iterable[Batch], *, on_predictions: OnPredictions | None = None
-    ) -> ClickMetrics:
-        """Predicts with the parameters of the store; see `ps_worker.training.evaluator.evaluate`."""
+        self,
+        batches: Iterable[Batch],
+        *,
+        on_predictions: OnPredictions | None = None,
+        breakdown: Breakdown | None = None,
+    ) -> Evaluation:
+        """Predicts with the parameters of the store; see `evaluate`."""
+        self._declare()
         self.flush()
         return evaluate(
             self.store,
@@ -284,6 +351,7 @@ class Run:
             batches,
             batch_size=self._job.train.batch_size,
             on_predictions=on_predictions,
+            breakdown=breakdown,
         )
 
     def flush(self) -> None:
@@ -331,9 +399,10 @@ class Run:
         *_, num_brought = reduced = self._reduced(np.append(values, 1.0), op, name)
         if num_brought < self.num_workers:
             logger.warning(
-                "a sum of numbers of %d workers only: the other %d have left",
-                num_brought,
+                "a sum of numbers of %s only, %d of %d have left",
+                counted(int(num_brought), "worker"),
                 self.num_workers - num_brought,
+                self.num_workers,
             )
         return reduced[:-1]
 
@@ -354,6 +423,15 @@ class Run:
         """Barriers that this process has passed, all-reduces included."""
         return self._barriers_passed
 
+    @property
+    def steps_since_barrier(self) -> int:
+        """Synchronous steps since the last barrier, the lost process's before this one included.
+
+        In other modes 0: what that one did is known only as of its last push.
+        """
+        is_sync = self._job.strategy.mode == "sync" and self._job.device.tables == "host"
+        return self._version - self._version_of_barrier if is_sync else 0
+
     def peers(self) -> Peers:
         """Returns this worker's way to the others, for what all do together besides training.
 
@@ -368,6 +446,7 @@ class Run:
 
     def save(self, request: SaveRequest) -> str:
         """Saves what the store holds; no other worker takes part. See `Store.save`, and `flush`."""
+        self._declare()
         self.flush()
         self.settle()
         return self.store.save(request)
@@ -376,6 +455,7 @@ class Run:
         self, max_norm: float | None = None, *, dry_run: bool = False
     ) -> Mapping[str, Shrunk]:
         """Ends a pass in the tables, and logs it; worker 0 alone. See `Store.shrink`."""
+        self._declare()
         self.flush()
         shrunk = self.store.shrink(max_norm=max_norm, dry_run=dry_run)
         if not dry_run:
@@ -439,6 +519,7 @@ class Run:
 
     def _rejoin(self, version: Version) -> None:
         self._barriers_passed += 1
+        self._version_of_barrier = version
         if self._communicator is not None:
             # A process in a lost one's place is answered at old barriers as that one was, and is further on.
             self._communicator.rejoin(max(version, self._version))
@@ -493,10 +574,11 @@ class Run:
             ),
             progress=self.progress,
             non_finite=self.non_finite,
+            clip_norm=self._job.train.clip_norm,
         )
 
-    def _trainer(self, thread_num: int) -> Trainer:
-        return Trainer(
+    def _step_loop(self, thread_num: int) -> StepLoop:
+        return StepLoop(
             self._trained_model,
             self._started(),
             batch_size=self._job.train.batch_size,
@@ -504,17 +586,22 @@ class Run:
             progress=self.progress,
             counting_tables=self._counting_tables,
             non_finite=self.non_finite,
+            clip_norm=self._job.train.clip_norm,
         )
 
 
 def terms_of(job: Job, members: Members) -> dict[str, str]:
     """Returns the settings in which all workers of a run must agree, by the names that users know."""
-    names = ("model", "strategy", "optimizer", "life")
+    names = ("model", "optimizer", "life")
     return {
         **members.terms,
         "version of ctr-ps": _version(),
         "train.seed": str(job.train.seed),
         "train.compute": job.train.compute,
+        "train.clip_norm": str(job.train.clip_norm),
+        "train.dropout": str(job.train.dropout),
+        "train.weight_decay": str(job.train.weight_decay),
+        "train.base_rate": str(job.train.base_rate),
         "cluster.lease_s": str(job.cluster.lease_s),
         "cluster.on_worker_loss": job.cluster.on_worker_loss,
         **{
@@ -522,6 +609,7 @@ def terms_of(job: Job, members: Members) -> dict[str, str]:
             for name in names
             for key, value in getattr(job, name).model_dump(mode="json").items()
         },
+        **{f"strategy.{key}": json.dumps(value) for key, value in job.strategy.in_use().items()},
     }
 
 

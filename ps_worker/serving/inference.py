@@ -2,19 +2,18 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CheckpointError, JobError, ProtocolError, UsageError
-from protos.futures import Answered
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.store import Future, Missing, Pulled, Version
+from ctr_model.batch import Batch
+from ctr_model.models.model import tasks_of
+from ctr_model.schema import Schema, SchemaError
+from protos.errors import JobError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_worker.checkpoints.attachments import (
@@ -24,9 +23,11 @@ from ps_worker.checkpoints.attachments import (
 )
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files
-from ps_worker.job.datasets import streamed
+from ps_worker.job.datasets import evaluated
 from ps_worker.job.model import errors_of_model
-from ps_worker.training.evaluator import evaluate, figures
+from ps_worker.training.evaluation.breakdown import breakdown_of
+from ps_worker.training.evaluation.evaluator import evaluate, figures
+from ps_worker.training.evaluation.saved_store import SavedStore
 
 
 def infer(
@@ -34,6 +35,7 @@ def infer(
     data: Sequence[str],
     *,
     output: Path | None = None,
+    id_column: str | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Predicts the rows of files with a saved model.
@@ -41,12 +43,15 @@ def infer(
     Args:
         model_dir: A checkpoint, or a folder of checkpoints, whose newest is taken.
         data: Patterns of files; empty: the test files of the job that trained the model.
-        output: Where to write one click probability a line, in the order of the rows. No malformed row is
-            passed over then, unless overridden: line n is that of row n.
+        output: Where to write one click probability a line, in the order of the rows, after the row's id and
+            a tab if there are ids; of a model of several tasks those of all, with tabs between them. No
+            malformed row is passed over then, unless overridden: line n is that of row n.
+        id_column: Name of the column of ids; None: the schema's, if that names one. Only for `output`.
         overrides: `section.key=value`, over the job that trained the model.
 
     Returns:
-        Number of rows, the model's digest, and for labelled rows the figures of the evaluation.
+        Number of rows, the model's digest, for labelled rows the figures of the evaluation, and for a model
+        of several tasks the names of its probabilities, in the order of the columns of `output`.
 
     Raises:
         CtrPsError: If model, job or data are wrong.
@@ -55,58 +60,63 @@ def infer(
     strict = [] if output is None else ["data.bad_row_limit=0"]
     job = job_of_checkpoint(checkpoint, [*strict, *overrides])
     schema = schema_of_checkpoint(checkpoint)
+    if id_column is not None and output is None:
+        raise UsageError(f"--id {id_column}: ids are written with predictions: give --output, too")
     files = matching_files(data or job.data.test)
     if not files:
         raise JobError("no data to predict: give --data, or train with data.test")
     checkpoint.verify()
-    dataset = streamed(job, schema)
-    dataset.set_filelist(files)
-    with errors_of_model(job), _predictions_to(output) as write:
+    ids = None if output is None else id_column or schema.id
+    dataset = evaluated(job, _to_predict(schema, ids), files)
+    breakdown = breakdown_of(job, schema, files)()
+    batches = _Batches(dataset)
+    with errors_of_model(job), _predictions_to(output, batches) as write:
+        model = model_of_checkpoint(checkpoint, job, schema)
         metrics = evaluate(
-            _SavedStore(SavedModel(checkpoint)),
-            model_of_checkpoint(checkpoint, job, schema),
-            dataset,
+            SavedStore(SavedModel(checkpoint)),
+            model,
+            batches,
             batch_size=job.train.batch_size,
             on_predictions=write,
+            breakdown=breakdown,
         )
     return {
         "rows": dataset.rows,
         "bad_rows": dataset.bad_rows,
         "model_digest": checkpoint.digest_of_files(),
-        **(figures(metrics) if metrics.examples else {"auc": None, "log_loss": None}),
+        **({"predictions": [task.name for task in tasks]} if (tasks := tasks_of(model)) else {}),
+        **(figures(metrics, breakdown) if metrics.examples else {"auc": None, "log_loss": None}),
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _SavedStore:
-    """A saved model as a `ParameterReader`, always at version 0."""
+def _to_predict(schema: Schema, id_column: str | None) -> Schema:
+    """Returns the schema for a reading of rows to predict, with their ids if a column of them is named."""
+    try:
+        return replace(schema, is_for_prediction=True, id=id_column)
+    except SchemaError as error:
+        raise UsageError(f"--id: {error}") from error
 
-    saved: SavedModel
 
-    def pull_sparse(
-        self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
-    ) -> Future[Pulled]:
-        if missing is not Missing.ZEROS:
-            raise ProtocolError(f"keys without a saved row read as zeros, not as {missing.name}")
-        return Answered(Pulled({name: self.saved.read(name, keys[name]) for name in keys}, 0))
+class _Batches:
+    """Batches, of which the one that is being predicted is known.
 
-    def pull_dense(
-        self, into: Mapping[str, Values], *, at: Version | None = None
-    ) -> Future[Version]:
-        for name, vector in into.items():
-            saved = self.saved.dense.get(name)
-            if saved is None or saved.shape != vector.shape:
-                raise CheckpointError(
-                    f"checkpoint {self.saved.checkpoint.url} has no dense block {name!r} of length "
-                    f"{vector.size}: it is of another model"
-                )
-            vector[:] = saved
-        return Answered(0)
+    Attributes:
+        ids: object[B] of str, of that batch; None: rows have no ids.
+    """
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = batches
+        self.ids: NDArray[np.object_] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            self.ids = batch.ids
+            yield batch
 
 
 @contextlib.contextmanager
 def _predictions_to(
-    output: Path | None,
+    output: Path | None, batches: _Batches
 ) -> Iterator[Callable[[NDArray[np.float32]], None] | None]:
     """Opens the prediction file; it appears under its name only when it is whole."""
     if output is None:
@@ -120,6 +130,12 @@ def _predictions_to(
     with atomic_file(output) as file:
 
         def write(predictions: NDArray[np.float32]) -> None:
-            np.savetxt(file, predictions, fmt="%.7f")
+            if batches.ids is None:
+                np.savetxt(file, predictions, fmt="%.7f", delimiter="\t")
+                return
+            values = predictions.reshape(len(batches.ids), -1)
+            rows = zip(batches.ids.tolist(), values.tolist(), strict=True)
+            lines = ("\t".join([name, *(f"{each:.7f}" for each in row)]) for name, row in rows)
+            file.write("".join(f"{line}\n" for line in lines).encode())
 
         yield write

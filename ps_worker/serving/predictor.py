@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
 from ctr_model.lookup import Lookup
-from ctr_model.models.model import Model, Workspace
+from ctr_model.models.checks import errors_with_shapes, require_probabilities
+from ctr_model.models.model import Model, Workspace, tasks_of
 from ctr_model.schema import Schema
 from protos.errors import UsageError
 from protos.gradients import Values
@@ -51,6 +52,10 @@ class _Loaded:
     workspaces: list[Workspace] = field(default_factory=list)
     program_inputs: "list[ProgramInputs]" = field(default_factory=list)
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(task.name for task in tasks_of(self.model))
+
     def lookups(self, batch: Batch) -> dict[str, Lookup]:
         keys = keys_of_batch(batch, self.model.tables)
         return keys.lookups(
@@ -60,7 +65,11 @@ class _Loaded:
     def predict(self, batch: Batch) -> Values:
         with self._workspace(batch.size) as workspace:
             params = self.saved.dense[DENSE_BLOCK]
-            return self.model.predict(params, batch, self.lookups(batch), workspace).copy()
+            lookups = self.lookups(batch)
+            with errors_with_shapes(self.model, "predict", batch, lookups):
+                predictions = self.model.predict(params, batch, lookups, workspace)
+            require_probabilities("predict", predictions, batch, len(tasks_of(self.model)))
+            return predictions.copy()
 
     def inputs_of_program(self, batch: Batch) -> dict[str, NDArray[Any]]:
         from ps_worker.serving.export import torch_model  # late, as this is asked for seldom
@@ -128,8 +137,13 @@ class Predictor:
         """The columns of examples."""
         return self._loaded.schema
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the probabilities that a model of several tasks predicts; empty for any other."""
+        return self._loaded.tasks
+
     def predict(self, batch: Batch) -> Values:
-        """Returns the click probabilities of a batch, float32[B].
+        """Returns the click probabilities of a batch, float32[B]; those of K tasks are float32[B, K].
 
         All of a batch is predicted by one model, also during a switch. Its keys must come from this
         predictor's schema.
@@ -139,12 +153,14 @@ class Predictor:
     def predict_samples(self, samples: Iterable[Sample]) -> Values:
         """Returns the click probabilities of samples (label, dense, slots), float32[B]; labels do not count.
 
+        Those of K tasks are float32[B, K].
+
         Raises:
             DataError: If a sample does not fit the schema; says which and why.
         """
         loaded, listed = self._loaded, list(samples)
         if not listed:
-            return np.empty(0, np.float32)
+            return np.empty((0, len(loaded.tasks)) if loaded.tasks else 0, np.float32)
         (batch,) = batches_of_samples(listed, loaded.schema, batch_size=len(listed))
         return loaded.predict(batch)
 

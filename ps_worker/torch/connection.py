@@ -23,6 +23,7 @@ def open_tables(
     num_workers: int = 1,
     mode: Literal["sync", "async"] = "sync",
     optimizer: str | Mapping[str, str | float] = "adagrad",
+    schedule: Mapping[str, str | float] | None = None,
     seed: int = 0,
     cluster: Mapping[str, Any] | None = None,
     max_pending_mb: int = 1024,
@@ -40,6 +41,8 @@ def open_tables(
         mode: "sync": workers take each step together, and what is applied is the mean of their gradients.
             "async": what a worker pushes is applied as it arrives.
         optimizer: Of the rows of tables that name no other, as in a job.
+        schedule: Of the learning rates of all tables, as `[optimizer.schedule]` of a job; its steps are those
+            of all workers together. None: they stay as they are.
         seed: Of the rows' initial values.
         cluster: Limits of waiting, as the section [cluster] of a job.
         max_pending_mb: Size of the gradients that may wait to be pushed.
@@ -58,7 +61,7 @@ def open_tables(
         {
             "model": "ps_worker.torch",
             "strategy": {"mode": mode},
-            "optimizer": {"sparse": optimizer},
+            "optimizer": {"sparse": optimizer, "schedule": schedule or {}},
             "train": {"seed": seed},
             "cluster": cluster or {},
         },

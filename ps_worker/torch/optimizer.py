@@ -12,7 +12,8 @@ from ps_worker.torch.tables import Tables
 class PushOptimizer:
     """Has the methods of a torch.optim.Optimizer; its parameters are the rows that were looked up.
 
-    Learning rates are those of the tables, so no learning rate scheduler works on it.
+    Learning rates are those of the tables, so no learning rate scheduler works on it; their schedule is that
+    of `open_tables`.
     """
 
     def __init__(self, tables: Tables) -> None:

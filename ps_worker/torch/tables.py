@@ -6,7 +6,7 @@ import numpy as np
 from torch import nn
 
 from ctr_model.models.model import EmbeddingTable
-from protos.errors import CheckpointError, CtrPsError, UsageError
+from protos.errors import CheckpointError, CtrPsError, UsageError, counted
 from protos.gradients import Gradients, SparseGrad, Values, require_finite
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, ReduceOp, SaveRequest, Store, Version
@@ -244,7 +244,9 @@ class Tables:
         """
         self._require_open()
         if self._num_pushes:
-            raise UsageError(f"{url} cannot be loaded after {self._num_pushes} steps: load first")
+            raise UsageError(
+                f"{url} cannot be loaded after {counted(self._num_pushes, 'step')}: load first"
+            )
 
         def load() -> str:
             found = Checkpoint.open(url)

@@ -114,11 +114,12 @@ class Fetching:
 
 
 def _figures(start: Counts, last: Counts, now: Counts, staleness: Staleness) -> Fetched:
+    weight = now.weight - start.weight
     examples, seconds = now.examples - start.examples, now.at_s - last.at_s
     return Fetched(
         examples=examples,
         examples_per_s=(now.examples - last.examples) / seconds if seconds > 0 else 0.0,
-        loss=(now.loss - start.loss) / examples if examples else float("nan"),
+        loss=(now.loss - start.loss) / weight if weight else float("nan"),
         auc=ClickMetrics.from_vector(now.metrics - start.metrics).auc(),
         staleness=staleness,
     )

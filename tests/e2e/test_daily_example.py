@@ -63,7 +63,7 @@ def test_days_are_learnt_one_after_another_and_old_keys_go(data: Path, tmp_path:
     expiring = result_of(
         "ps-worker", "train", JOB, f"--set=data.train={third}", f"--set=data.test={data}/test/*",
         f"--set=checkpoint.load={models}/part-001", f"--set=checkpoint.dir={models}/part-002",
-        "--set=life.delete_threshold=0.25",
+        "--set=life.delete_threshold=0.25", "--set=train.batch_size=64",
     )  # fmt: skip
 
     tables = expiring["tables"]

@@ -55,7 +55,7 @@ class Worker:
                 "--set=model.hidden=[16]",
                 "--set=train.batch_size=1",
                 "--set=train.log_every_s=0.2",
-                f"--set=strategy={{mode='{mode}'}}",
+                f"--set=strategy.mode={mode}",
                 *(f"--set={setting}" for setting in settings),
             ],
             env={

@@ -45,7 +45,7 @@ def test_script_learns_in_sync_what_a_job_learns(data: Path, tmp_path: Path) -> 
     job = result_of(
         "ps-launch", "--server-num", 1, "--worker-num", 2, "--log-dir", tmp_path / "job",
         ROOT / "examples/ctr_dnn.toml", f"--set=data.train={data}/train/part-*",
-        f"--set=data.test={data}/test/part-*", "--set=strategy={mode='sync'}",
+        f"--set=data.test={data}/test/part-*", "--set=strategy.mode=sync",
         "--set=train.epochs=2",
     )  # fmt: skip
     options = ["--distributed", "--mode", "sync", "--epochs", 2, "--output", tmp_path / "out"]

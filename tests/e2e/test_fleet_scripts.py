@@ -26,7 +26,7 @@ fleet.init(wait_timeout_s=60)
 schema = Schema.numbered(1, 2)
 strategy = fleet.DistributedStrategy(mode=sys.argv[1])
 optimizer = fleet.distributed_optimizer(fleet.optimizer.Adagrad(learning_rate=0.1), strategy)
-trainer = optimizer.minimize(CtrDnn(schema, dim=4, hidden=[8]))
+executor = optimizer.minimize(CtrDnn(schema, dim=4, hidden=[8]))
 
 def say(line):
     sys.stdout.write(line + "\\n")  # in one piece: other threads log into the same file
@@ -47,11 +47,11 @@ TRAIN = """
 fleet.init_worker()
 loader = fleet.SampleLoader(samples, schema, batch_size=20)
 for _ in range(3):
-    trainer.train_from_dataset(loader)
+    executor.train_from_dataset(loader)
 """
 ENDING = """
 fleet.barrier_worker()
-own = trainer.infer_from_dataset(loader)
+own = executor.infer_from_dataset(loader)
 merged = fleet.metrics.merged(own)
 assert fleet.metrics.auc(own) == merged.auc()
 assert fleet.util.all_reduce([fleet.worker_index(), 1]).tolist() == [1, 2]
@@ -94,7 +94,7 @@ dataset = fleet.InMemoryDataset(schema, batch_size=20)
 dataset.set_filelist(["rows.tsv"] if fleet.is_first_worker() else [])
 dataset.load_into_memory()
 dataset.global_shuffle(fleet)
-trainer.train_from_dataset(dataset)
+executor.train_from_dataset(dataset)
 say(f"rows {dataset.get_memory_data_size()} {dataset.get_memory_data_size(fleet)}")
 fleet.stop_worker()
 """
@@ -113,12 +113,12 @@ fleet.stop_worker()
 def test_fit_is_the_rest_of_the_script_in_both_roles(tmp_path: Path) -> None:
     fits = """
 batches = list(fleet.SampleLoader(samples, schema, batch_size=20)) if fleet.is_worker() else []
-fleet.Trainer().fit(trainer_model, batches, epoch=2)
+fleet.Executor().fit(own_model, batches, epoch=2)
 print("fitted", flush=True)
 """
     script = SCRIPT.replace(
-        "trainer = optimizer.minimize(CtrDnn(schema, dim=4, hidden=[8]))",
-        "trainer_model = CtrDnn(schema, dim=4, hidden=[8])\noptimizer.minimize(trainer_model)",
+        "executor = optimizer.minimize(CtrDnn(schema, dim=4, hidden=[8]))",
+        "own_model = CtrDnn(schema, dim=4, hidden=[8])\noptimizer.minimize(own_model)",
     )
 
     done = launch(tmp_path, script + fits, "sync")
@@ -171,7 +171,7 @@ def endings_of_workers(folder: Path, script: str) -> list[tuple[int, str]]:
 
 
 SIGTERM = "os.kill(os.getpid(), signal.SIGTERM)"
-TRAIN_ON = "[trainer.train_from_dataset(loader) for _ in range(1000)]"  # until the job has ended
+TRAIN_ON = "[executor.train_from_dataset(loader) for _ in range(1000)]"  # until the job has ended
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def wrong_handler(fetched):
     raise ZeroDivisionError(fetched.examples)
 import itertools
 batches = itertools.cycle(fleet.SampleLoader(samples, schema, batch_size=20))
-trainer.train_from_dataset(batches, fetch_handler=wrong_handler, fetch_period=0.1)
+executor.train_from_dataset(batches, fetch_handler=wrong_handler, fetch_period=0.1)
 """
     done = launch(tmp_path, SCRIPT + SERVE + fetches, "async")
 

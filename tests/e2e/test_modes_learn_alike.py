@@ -34,6 +34,7 @@ class Case:
     @property
     def settings(self) -> list[str]:
         return [
+            "--set=train.batch_size=512",
             f"--set=strategy={{{self.strategy}}}",
             f"--set=optimizer.sparse={{name='adagrad', learning_rate={self.sparse_rate}}}",
             f"--set=optimizer.dense={{name='adam', learning_rate={self.dense_rate}}}",
@@ -44,9 +45,9 @@ SYNC = Case("sync", "mode='sync'")
 CASES = [
     Case("half_async", "mode='half_async'"),
     Case("async", "mode='async'"),
-    Case("bounded_staleness, 4", "mode='bounded_staleness', max_staleness=4"),
-    Case("geo, k = 10", "mode='geo', k_steps=10"),
-    Case("geo, k = 100", "mode='geo', k_steps=100"),
+    Case("bounded_staleness, 4", "mode='bounded_staleness', bounded_staleness={max_staleness=4}"),
+    Case("geo, k = 10", "mode='geo', geo={k_steps=10}"),
+    Case("geo, k = 100", "mode='geo', geo={k_steps=100}"),
 ]
 
 

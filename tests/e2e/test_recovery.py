@@ -156,6 +156,28 @@ def test_paused_processes_do_not_change_the_model(
         assert undisturbed == figures(job)
 
 
+def test_killed_workers_leave_validations_as_they_are(
+    data: Path, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    validating = {"data.valid": f"{data}/test/part-*", "valid.every_steps": "100"}
+    results = []
+    for name, kills in (("calm", []), ("killed", ["worker.0", "worker.1", "worker.0"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        with RunningJob(folder, training({**saving(data, folder), **validating})) as job:
+            for victim in kills:
+                job.wait_for_steps()
+                job.restart(victim)
+            assert figures(job) == undisturbed
+            result = job.result()
+            best = {**result["best"], "checkpoint": Path(result["best"]["checkpoint"]).name}
+            results.append((result["validations"], best))
+            assert (folder / "checkpoints/BEST").read_text().strip() == best["checkpoint"]
+
+    assert len(results[0][0]) > EPOCHS
+    assert results[0] == results[1]
+
+
 def test_server_that_was_told_to_end_goes_on_when_it_is_started_again(
     data: Path, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:

@@ -18,15 +18,18 @@ from tests.support.stores import member
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 LIMIT_S = 20.0
-LEARNS = ("optimizer.sparse={name='adagrad', learning_rate=0.1}", "optimizer.dense=adam")
+LEARNS = (
+    "optimizer.sparse={name='adagrad', learning_rate=0.1, initial_accumulator=0.0}",
+    "optimizer.dense=adam",
+)
 
 
 @pytest.mark.parametrize("merges", [(1, 1), (3, 5)])
 def test_cluster_learns_and_counts_every_example(merges: tuple[int, int]) -> None:
     settings = job(
         "async",
-        f"strategy.max_merge_var_num={merges[0]}",
-        f"strategy.max_merge_dense_num={merges[1]}",
+        f"strategy.async.max_merge_var_num={merges[0]}",
+        f"strategy.async.max_merge_dense_num={merges[1]}",
         *LEARNS,
     )
     data = [random_batches(150, 32, seed=1), random_batches(100, 32, seed=2)]

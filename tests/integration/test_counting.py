@@ -17,11 +17,15 @@ MODES = {
     "sync-threads": ["strategy.mode=sync", "train.thread_num=3"],
     "half_async": ["strategy.mode=half_async", "train.thread_num=2"],
     "async": ["strategy.mode=async"],
-    "async-merged": ["strategy.mode=async", "strategy.max_merge_var_num=4", "train.thread_num=2"],
+    "async-merged": [
+        "strategy.mode=async",
+        "strategy.async.max_merge_var_num=4",
+        "train.thread_num=2",
+    ],
     "bounded_staleness": [
         "strategy.mode=bounded_staleness",
-        "strategy.max_staleness=4",
-        "strategy.max_merge_var_num=3",
+        "strategy.bounded_staleness.max_staleness=4",
+        "strategy.bounded_staleness.max_merge_var_num=3",
     ],
 }
 

@@ -10,8 +10,8 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job
 from ps_worker.run.plan import plan_of
-from ps_worker.run.summary import Summary
-from ps_worker.run.train_job import train_job
+from ps_worker.run.training_job.summary import Summary
+from ps_worker.run.training_job.train_job import train_job
 from tests.support.cluster import LIMIT_S, cluster
 from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
 
@@ -103,8 +103,7 @@ def test_cluster_goes_on_in_every_mode_and_leaves_no_row_out(
     mode: str, clicks: Path, tmp_path: Path
 ) -> None:
     settings = [f"strategy.mode={mode}", "train.epochs=1", "train.thread_num=2"]
-    if mode == "geo":
-        settings.append("strategy.k_steps=2")
+    settings.append("strategy.geo.k_steps=2")
     run(job_of(clicks, tmp_path / "whole", *settings), num_servers=1)
     job = job_of(clicks, tmp_path / "killed", *settings)
 

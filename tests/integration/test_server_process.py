@@ -112,6 +112,7 @@ def test_check_says_whether_a_server_serves(port, log, tmp_path):
     environment = environment_of([port], 0)
     with server_process(environment, tmp_path / "check.log", "--check") as check:
         assert check.wait() == 1
+    assert f"no server serves at 127.0.0.1:{port}: UNAVAILABLE: " in check.log
     with (
         server_process(environment, log),
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60),

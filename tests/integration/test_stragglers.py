@@ -89,8 +89,7 @@ def run(settings: Job, most_ahead: int | None) -> Race:
 
 @pytest.mark.parametrize("mode", ["half_async", "async", "geo"])
 def test_fast_worker_does_not_wait(mode: str) -> None:
-    settings = {"geo": ["strategy.k_steps=5"]}
-    race = run(job(mode, *settings.get(mode, [])), None)
+    race = run(job(mode, "strategy.geo.k_steps=5"), None)
 
     assert race.slow_taken_when_fast_was_done <= NUM_BATCHES // SLOWNESS + 1
 
@@ -106,7 +105,7 @@ def test_sync_goes_at_the_pace_of_the_slow_worker() -> None:
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
 def test_bounded_staleness_lets_the_fast_worker_ahead_by_its_bound(max_staleness: int) -> None:
     # When it may begin no other step, it has taken the batch of that step, and waits.
-    settings = job("bounded_staleness", f"strategy.max_staleness={max_staleness}")
+    settings = job("bounded_staleness", f"strategy.bounded_staleness.max_staleness={max_staleness}")
     race = run(settings, max_staleness + 1)
 
     assert max_staleness + 1 <= race.furthest_ahead <= max_staleness + 2

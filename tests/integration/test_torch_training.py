@@ -34,7 +34,11 @@ from tests.support.training import (  # noqa: E402
 
 OPTIONS = {"dim": 4, "hidden": [16, 8]}
 MODES = ("sync", "half_async", "async", "bounded_staleness", "geo")
-SETTINGS = ("optimizer.sparse=adagrad", "optimizer.dense=adam", "strategy.k_steps=4")
+SETTINGS = (
+    "optimizer.sparse={name='adagrad', initial_accumulator=0.0}",
+    "optimizer.dense=adam",
+    "strategy.geo.k_steps=4",
+)
 
 
 def torch_model(seed: int = 0) -> TorchModel:
@@ -42,8 +46,7 @@ def torch_model(seed: int = 0) -> TorchModel:
 
 
 def settings_of(mode: str, *overrides: str) -> Job:
-    settings = [each for each in SETTINGS if mode == "geo" or "k_steps" not in each]
-    return job(mode, *settings, *overrides)
+    return job(mode, *SETTINGS, *overrides)
 
 
 def train(
@@ -100,7 +103,8 @@ def test_every_mode_learns_what_the_built_in_model_learns(mode: str) -> None:
     original, twin = small_model(), torch_model()
     settings, data = settings_of(mode), [random_batches(40, 32, seed=1)]
     stores = [ParameterStore(), ParameterStore()]
-    Run(stores[0], original, settings, worker=0, num_workers=1, is_in_process=True).close()
+    with Run(stores[0], original, settings) as run:
+        run.start()
     initial = dense_of(stores[0], original)
     twin.initial_values = params_of_twin(twin, original, initial)
     stores[0] = ParameterStore()
@@ -122,7 +126,8 @@ def replace_range(model: Model, init_range: float) -> None:
 
 def untrained(model: Model) -> ParameterStore:
     store = ParameterStore()
-    Run(store, model, settings_of("sync"), worker=0, num_workers=1, is_in_process=True).close()
+    with Run(store, model, settings_of("sync")) as run:
+        run.start()
     return store
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from protos.limits import CHUNK_BYTES
 from ps_server.coordination.mailbox import INBOX_BYTES
-from ps_server.precompile import precompile_kernels
+from ps_server.precompile import KERNELS
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.server import Server
 from ps_server.settings import ServerSettings
@@ -138,4 +138,4 @@ def cluster(
 @cache
 def _compile_kernels() -> None:
     """As a server does before it serves: a call that met the compiler would not keep its deadline."""
-    precompile_kernels()
+    KERNELS.prepare_all()

@@ -1,12 +1,15 @@
-"""The installed commands as processes, as a person would run them."""
+"""The commands, as a person would run them: installed, as processes, or by entry point in this process."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = Path(sys.executable).parent
@@ -43,3 +46,30 @@ def result_of(command: str, *arguments: object, cwd: Path = ROOT) -> dict[str, A
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def in_this_process(
+    command: str,
+    main: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., Done]:
+    """Returns a function that calls the entry point of a command with arguments."""
+
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Done(int(ended.value.code or 0), captured.out, captured.err)
+
+    return call

@@ -59,11 +59,9 @@ def main() -> None:
     import s3fs  # noqa: F401 (as most of what follows, here once instead of in each fork)
 
     import ps_worker.cluster.connect  # noqa: F401
-    from ps_server import precompile
+    from ps_server.precompile import KERNELS
 
-    precompile.precompile_kernels()
-    # Forks have them, and need not wait until no other process on this machine compiles.
-    precompile.precompile_kernels = lambda: 0.0
+    KERNELS.prepare_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that were killed
     for line in sys.stdin:
         task = json.loads(line)

@@ -1,6 +1,7 @@
 """A store that dies with the process around it: from some push of worker 0 on, every call fails."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,12 @@ class KilledStore:
 
 def wait_for_saves(limit_s: float) -> None:
     """Waits for the threads of a run that has died: in this process they outlive it."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("save-"):
-            thread.join(limit_s)
+    until = time.monotonic() + limit_s
+    while saves := [each for each in threading.enumerate() if each.name.startswith("save-")]:
+        assert time.monotonic() < until, saves
+        for thread in saves:
+            if thread.is_alive():  # else it is about to begin, and nobody can join it yet
+                thread.join(limit_s)
 
 
 class _Waiting:

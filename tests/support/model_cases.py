@@ -5,6 +5,7 @@ A model gets all tests of tests/ctr_model/models/test_models.py by one line in `
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ctr_model.parameters import FlatLayout
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from ctr_model.slots import select_slots
-from tests.reference import ctr_dnn, dcn_v2, deepfm, fm, lr, my_model, wide_deep
+from tests.reference import ctr_dnn, dcn_v2, deepfm, din, fm, lr, my_model, wide_deep
 
 Array = NDArray[np.float64]
 
@@ -28,7 +29,8 @@ Array = NDArray[np.float64]
 #   tensors  the dense parameters by name
 Oracle = Callable[[Array, Mapping[str, Sequence[Array]], Mapping[str, Array]], float]
 
-SCHEMA = Schema.numbered(num_dense=3, num_slots=4)
+# C3 is a history of C1, where a model has such.
+SCHEMA = replace(Schema.numbered(num_dense=3, num_slots=4), shares={"C3": "C1"})
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ SMALL: dict[str, Small] = {
     ),
     "deepfm": Small(deepfm.probability, {"dim": 2, "hidden": [7, 6]}),
     "dcn_v2": Small(dcn_v2.probability, {"dim": 2, "hidden": [7, 6]}),
+    "din": Small(
+        partial(din.probability, histories={2: 0}, max_length=2),
+        {"dim": 2, "hidden": [7, 6], "attention_hidden": [5], "max_length": 2},
+    ),
     MY_MODEL: Small(my_model.probability, {"slots": ["C4", "C2"], "dim": 2}),
 }
 
@@ -119,6 +125,12 @@ class ModelCase:
         out.loss = result.loss
         return out
 
+    def weigh(self) -> None:
+        """Gives the examples weights, one of them 0."""
+        self.batch = replace(
+            self.batch, weights=np.linspace(0.0, 3.0, self.batch.size).astype(np.float32)
+        )
+
     def change_lookup(self, table: str, **changes: Any) -> None:
         """Replaces fields of a table's lookup."""
         self.lookups[table] = replace(self.lookups[table], **changes)
@@ -133,6 +145,7 @@ class ModelCase:
             keys=np.concatenate([batch.keys, batch.keys]),
             offsets=_repeat_offsets(batch.offsets),
             num_slots=batch.num_slots,
+            weights=None if batch.weights is None else np.tile(batch.weights, 2),
         )
         for name, lookup in self.lookups.items():
             self.change_lookup(
@@ -153,11 +166,12 @@ class ModelCase:
         ]
 
     def oracle_loss(self, oracle: Oracle, params: Array, rows: Mapping[str, Array]) -> float:
-        """Returns the log loss of `oracle_probabilities`, summed over the examples."""
+        """Returns the log loss of `oracle_probabilities`, summed over the examples by their weights."""
         labels = self.batch.labels
         assert labels is not None
         clicks = np.array(self.oracle_probabilities(oracle, params, rows))
-        return -float(np.sum(np.log(np.where(labels == 1, clicks, 1.0 - clicks))))
+        losses = -np.log(np.where(labels == 1, clicks, 1.0 - clicks))
+        return float(np.sum(losses if self.batch.weights is None else losses * self.batch.weights))
 
     def values(self) -> tuple[Array, dict[str, Array]]:
         """Returns parameters and rows in float64."""

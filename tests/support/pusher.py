@@ -20,7 +20,7 @@ from protos.role import WorkerRole, role_from_environment
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Lease, PushId, Version, WorkerLoss
 from ps_worker.cluster.connect import connect
-from ps_worker.run.lease import LeaseRenewal
+from ps_worker.run.membership.lease import LeaseRenewal
 
 NUM_KEYS = 64
 KEYS_A_PUSH = 8

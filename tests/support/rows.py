@@ -13,7 +13,9 @@ from ctr_model.batch import Batch
 NUM_DENSE, NUM_SLOTS = 2, 3
 
 
-def numbered_rows(numbers: NDArray[np.int64] | range, *, labels: bool = True) -> Batch:
+def numbered_rows(
+    numbers: NDArray[np.int64] | range, *, labels: bool = True, weights: bool = False
+) -> Batch:
     """Returns a row for each number, with one key a slot; all columns follow from the number."""
     number = np.asarray(numbers, np.int64)
     keys = number.astype(np.uint64)[:, None] * np.uint64(10) + np.arange(NUM_SLOTS, dtype=np.uint64)
@@ -23,6 +25,7 @@ def numbered_rows(numbers: NDArray[np.int64] | range, *, labels: bool = True) ->
         keys=keys.reshape(-1),
         offsets=np.arange(number.size * NUM_SLOTS + 1, dtype=np.int32),
         num_slots=NUM_SLOTS,
+        weights=(number / 4).astype(np.float32) if weights else None,
     )
 
 
@@ -47,16 +50,16 @@ def numbers_of(rows: Batch) -> NDArray[np.int64]:
     """Returns the numbers of rows, after checking that all columns match them."""
     numbers = rows.dense[:, 0].astype(np.int64)
     is_single = len(rows.keys) == rows.size * NUM_SLOTS
-    labels = rows.labels is not None
-    expected = numbered_rows(numbers, labels=labels) if is_single else numbered_lists(numbers)
+    has = {name: getattr(rows, name) is not None for name in ("labels", "weights")}
+    expected = numbered_rows(numbers, **has) if is_single else numbered_lists(numbers)
     assert_same_rows(expected, rows)
     return numbers
 
 
 def assert_same_rows(expected: Batch, actual: Batch) -> None:
     """Compares all columns."""
-    assert (expected.labels is None) == (actual.labels is None)
-    for name in ("labels", "dense", "keys", "offsets"):
+    assert expected.row_columns().keys() == actual.row_columns().keys()
+    for name in (*expected.row_columns(), "dense", "keys", "offsets"):
         np.testing.assert_array_equal(getattr(expected, name), getattr(actual, name), err_msg=name)
     assert expected.num_slots == actual.num_slots
 

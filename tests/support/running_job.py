@@ -179,8 +179,12 @@ class RunningJob:
         return self._output(name).read_text()
 
     def error(self, name: str) -> str:
-        """Returns the last line of a process's log."""
-        return self.log(name).splitlines()[-1]
+        """Returns the error that ended a process, or else the last line of its log.
+
+        A thread may log after the error.
+        """
+        lines = self.log(name).splitlines()
+        return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
     @property
     def tails(self) -> str:

@@ -2,8 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field, model_validator
 
 from ps_worker.job.sections.data import Texts
 from ps_worker.job.sections.section import Section
@@ -11,6 +10,7 @@ from ps_worker.job.sections.section import Section
 _WHERE = "but there is no folder for checkpoints: set checkpoint.dir"
 _FROM = "but there is no model to take them from: set checkpoint.load"
 _WHICH = 'but all checkpoints are full: set checkpoint.mode = "delta"'
+_OF_SAVES = ("every_epochs", "every_steps", "every_s", "mode", "keep_last", "resume", "overwrite")
 
 
 class CheckpointSection(Section):
@@ -27,6 +27,9 @@ class CheckpointSection(Section):
         full_every: In mode "delta" every `full_every`-th checkpoint has all rows, and the first of a run.
         keep_last: Checkpoints of this run that stay, the newest, with those that they need; 0: all.
         resume: Whether to resume from the newest checkpoint of `dir`; without one, a run starts fresh.
+        overwrite: Whether a fresh run replaces the checkpoints of an earlier run in `dir`, which are removed
+            when it has saved its first; without it such a folder is refused. A run that resumes has no use
+            for it.
         load: Checkpoint, or folder of checkpoints, whose model to start from; empty: from what the servers
             hold, which are initial values unless they stayed after another job.
         only: Of `load` only these tables, and `dense` for the dense parameters; others get initial values.
@@ -41,6 +44,7 @@ class CheckpointSection(Section):
     full_every: int = Field(10, ge=1)
     keep_last: int = Field(0, ge=0)
     resume: bool = False
+    overwrite: bool = False
     load: str = ""
     only: Texts = ()
 
@@ -51,21 +55,10 @@ class CheckpointSection(Section):
 
     @model_validator(mode="after")
     def _refuse_settings_without_use(self) -> Self:
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        without_use = [
-            name
-            for name in ("every_epochs", "every_steps", "every_s", "mode", "keep_last", "resume")
-            if not self.dir and getattr(self, name) != defaults[name]
-        ]
-        errors = [self._without_use(name, _WHERE) for name in without_use]
+        reasons = {} if self.dir else dict.fromkeys(self.non_default(*_OF_SAVES), _WHERE)
         if self.only and not self.load:
-            errors.append(self._without_use("only", _FROM))
-        if self.mode == "full" and self.full_every != defaults["full_every"]:
-            errors.append(self._without_use("full_every", _WHICH))
-        if errors:
-            raise ValidationError.from_exception_data("checkpoint", errors)
+            reasons["only"] = _FROM
+        if self.mode == "full" and self.non_default("full_every"):
+            reasons["full_every"] = _WHICH
+        self.refuse_without_use(reasons)
         return self
-
-    def _without_use(self, name: str, why: str) -> InitErrorDetails:
-        error = PydanticCustomError("setting_without_use", "{message}", {"message": why})
-        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))

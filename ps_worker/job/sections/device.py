@@ -2,8 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field, model_validator
 
 from ps_worker.job.sections.section import Section
 
@@ -34,15 +33,7 @@ class DeviceSection(Section):
 
     @model_validator(mode="after")
     def _refuse_settings_without_use(self) -> Self:
-        without_use = [
-            name
-            for name, field in type(self).model_fields.items()
-            if self.tables == "host" and getattr(self, name) != field.default
-        ]
-        if without_use:
-            raise ValidationError.from_exception_data("device", list(map(self._fault, without_use)))
+        if self.tables == "host":
+            without_use = self.non_default(*type(self).model_fields)
+            self.refuse_without_use(dict.fromkeys(without_use, _WITHOUT_USE))
         return self
-
-    def _fault(self, name: str) -> InitErrorDetails:
-        error = PydanticCustomError("setting_without_use", "{message}", {"message": _WITHOUT_USE})
-        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))

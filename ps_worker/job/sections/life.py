@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_serializer, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field, field_serializer, model_validator
 
 from protos.spec import AdmissionSpec, ExpirySpec, StatisticsSpec
 from ps_worker.job.sections.section import Section
@@ -40,20 +39,10 @@ class AdmissionSection(Section):
 
     @model_validator(mode="after")
     def _refuse_settings_without_use(self) -> Self:
-        without_use = [
-            name
-            for name, field in type(self).model_fields.items()
-            if name != "policy" and getattr(self, name) != field.default
-        ]
-        if self.policy == "all" and without_use:
-            raise ValidationError.from_exception_data(
-                "admission", list(map(self._fault, without_use))
-            )
+        if self.policy == "all":
+            without_use = self.non_default(*type(self).model_fields)
+            self.refuse_without_use(dict.fromkeys(without_use, _NO_POLICY))
         return self
-
-    def _fault(self, name: str) -> InitErrorDetails:
-        error = PydanticCustomError("setting_without_use", "{message}", {"message": _NO_POLICY})
-        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))
 
     def spec(self) -> AdmissionSpec | None:
         """Returns the admission; None: every key is admitted."""

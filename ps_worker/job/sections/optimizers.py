@@ -1,25 +1,38 @@
 """`[optimizer]`: which optimizer applies gradients to what."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
 from protos.spec import OptimizerSpec
+from ps_worker.job.sections.schedule import ScheduleSection
 from ps_worker.job.sections.section import Section
 
 
 class OptimizerChoice(Section):
-    """An optimizer by name; all other keys are its hyper-parameters."""
+    """An optimizer by name; all other keys but its schedule are its hyper-parameters.
+
+    Attributes:
+        name: Of the optimizer.
+        schedule: Of its learning rate; None: that of all optimizers.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, Annotated[float, Strict()]]
 
     name: str
+    schedule: ScheduleSection | None = None
 
-    def spec(self) -> OptimizerSpec:
-        """Returns the spec that servers get."""
-        return OptimizerSpec(name=self.name, params=self.__pydantic_extra__)
+    def spec(self, schedule: ScheduleSection | None = None) -> OptimizerSpec:
+        """Returns the spec that servers get; `schedule` is that of all optimizers."""
+        chosen = self.schedule or schedule
+        return OptimizerSpec(
+            name=self.name,
+            params=self.__pydantic_extra__,
+            schedule=None if chosen is None else chosen.spec(),
+        )
 
 
 def _choice(default: str | None) -> Any:
@@ -41,11 +54,13 @@ class OptimizerSection(Section):
         sparse: Of the rows of tables.
         dense: Of the dense parameters.
         tables: Of the rows of single tables, by the table's name.
+        schedule: Of the learning rates of all of them that have none of their own.
     """
 
     sparse: Annotated[OptimizerChoice, _choice("adagrad")] = OptimizerChoice(name="adagrad")
     dense: Annotated[OptimizerChoice, _choice("adam")] = OptimizerChoice(name="adam")
     tables: Mapping[str, Annotated[OptimizerChoice, _choice(None)]] = Field(default_factory=dict)
+    schedule: ScheduleSection = ScheduleSection()
 
     def of_table(self, name: str, default: OptimizerSpec | None) -> OptimizerSpec:
         """Returns the optimizer of a table's rows: the job's for this table, the model's, the job's for all.
@@ -55,8 +70,14 @@ class OptimizerSection(Section):
             default: What the model asks for; None: nothing.
         """
         if name in self.tables:
-            return self.tables[name].spec()
-        return default or self.sparse.spec()
+            return self.tables[name].spec(self.schedule)
+        if default is not None:
+            return replace(default, schedule=self.schedule.spec())
+        return self.sparse.spec(self.schedule)
+
+    def of_dense(self) -> OptimizerSpec:
+        """Returns the optimizer of the dense parameters."""
+        return self.dense.spec(self.schedule)
 
     def key_of_table(self, name: str, default: OptimizerSpec | None) -> str:
         """Returns the key of the job that `of_table` reads, or the one that would overrule the model."""

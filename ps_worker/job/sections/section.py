@@ -1,10 +1,18 @@
 """`[model]`, `[train]`, `[heter]` and `[cluster]`: sections without checks of their own."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctr_model.models.model import Compute
 
@@ -15,6 +23,29 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False
     )
+
+    def refuse_without_use(self, reasons: Mapping[str, str]) -> None:
+        """Refuses settings that change nothing beside the others.
+
+        Args:
+            reasons: By the setting's name: "but ...", and what to do. Empty: nothing is refused.
+
+        Raises:
+            ValidationError: With an error for each setting.
+        """
+        if reasons:
+            errors = [self._without_use(name, reason) for name, reason in reasons.items()]
+            raise ValidationError.from_exception_data(type(self).__name__, errors)
+
+    def non_default(self, *names: str) -> list[str]:
+        """Returns which of the settings `names` differ from their default."""
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].default]
+
+    def _without_use(self, name: str, reason: str) -> InitErrorDetails:
+        # The reason is a value: braces in a template would be placeholders.
+        error = PydanticCustomError("setting_without_use", "{reason}", {"reason": reason})
+        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))
 
 
 def require_json(value: Any) -> Any:
@@ -58,6 +89,23 @@ class ModelSection(Section):
         return dict(self.model_extra or {})
 
 
+def _rates(value: Any) -> Any:
+    """Returns "data", or a tuple of rates; one rate may stand for a tuple of it."""
+    rates = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if value != "data" and not (rates and all(map(_is_rate, rates))):
+        raise PydanticCustomError(
+            "not_rates", 'expected "data", or one number or several, above 0 and below 1'
+        )
+    return value if value == "data" else rates
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < 1
+
+
+Rates = Annotated[Literal["data"] | tuple[float, ...], BeforeValidator(_rates)]
+
+
 class TrainSection(Section):
     """How to go through the data.
 
@@ -70,15 +118,25 @@ class TrainSection(Section):
         non_finite: What becomes of a batch whose loss or gradient is infinite or not a number: "fail" ends
             the run, "skip" trains on without it, until more than half of the last 100 were skipped.
         compute: Precision of matrix products in training; predictions are in float32.
+        clip_norm: Largest norm of a batch's mean gradient, of rows and dense parameters together, to which a
+            larger one is scaled down; 0: any.
+        dropout: Probability of each output of a hidden layer to be left out of a batch's training.
+        weight_decay: Weight decay of all optimizers that take one and give none of their own.
+        base_rate: Click rate that a fresh model predicts, of a model of several tasks one of each: the biases
+            of its logits start there. "data": that of the first rows to train on.
     """
 
-    batch_size: int = Field(512, ge=1)
+    batch_size: int = Field(128, ge=1)
     epochs: int = Field(1, ge=1)
     thread_num: int = Field(1, ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
     log_every_s: float = Field(5.0, gt=0)
     non_finite: Literal["fail", "skip"] = "fail"
     compute: Compute = "float32"
+    clip_norm: float = Field(0.0, ge=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    base_rate: Rates = "data"
 
 
 class HeterSection(Section):

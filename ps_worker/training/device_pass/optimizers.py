@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protos.spec import OptimizerSpec
-from ps_server.optimizers.registry import hyper_of
+from ps_server.optimizers.registry import Tuning
 
 Update = Callable[[Any, Tensor, Tensor, Tensor, np.float32], None]
 """Applies the mean gradient `grad * scale`, under hyper-parameters, to weights and state in place."""
@@ -25,16 +25,21 @@ Update = Callable[[Any, Tensor, Tensor, Tensor, np.float32], None]
 _ONE = np.float32(1.0)
 
 
-def update_of(spec: OptimizerSpec) -> Callable[[Tensor, Tensor, Tensor, int], None]:
+def update_of(spec: OptimizerSpec) -> Callable[[Tensor, Tensor, Tensor, float, int], None]:
     """Returns the update of weights and state by a gradient that is summed over a number of examples.
+
+    Its last argument is the step of the schedule.
 
     Raises:
         SpecError: If the optimizer does not exist, or a hyper-parameter is wrong.
     """
-    hyper = hyper_of(spec)
+    tuning = Tuning(spec)
     update = UPDATES[spec.name]
 
-    def apply(weights: Tensor, state: Tensor, grad: Tensor, examples: int) -> None:
+    def apply(weights: Tensor, state: Tensor, grad: Tensor, examples: float, step: int) -> None:
+        hyper, decay = tuning.at(step)
+        if decay:
+            weights -= weights * float(decay)
         update(hyper, weights, state, grad, np.float32(1.0 / examples))
 
     return apply
@@ -124,7 +129,7 @@ def _ftrl(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.fl
     new_n = n + g * g
     # The roots are nearly equal: their difference in float32 would be noise.
     s = (new_n.double().sqrt() - n.double().sqrt()).float()
-    rate_z += g * float(hyper.learning_rate) - s * weights
+    rate_z += g * float(hyper.gradient_weight * hyper.learning_rate) - s * weights
     n.copy_(new_n)
     excess = rate_z.abs() - float(hyper.learning_rate * hyper.l1)
     curvature = _root(new_n) + float(hyper.beta) + float(hyper.learning_rate * hyper.l2)

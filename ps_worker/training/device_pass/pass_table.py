@@ -69,16 +69,18 @@ class PassTable:
         places = torch.searchsorted(self._keys, self._moved(keys))
         return GatheredRows(places, self._values.index_select(0, places), self._spec.dim)
 
-    def update(self, rows: GatheredRows, grad: Tensor | None, examples: int) -> None:
+    def update(self, rows: GatheredRows, grad: Tensor | None, examples: float, step: int) -> None:
         """Applies a gradient to rows that were gathered; None is zeros.
 
         Args:
             rows: As `gather` returned them.
             grad: float32[N, D], summed over examples.
-            examples: Their number.
+            examples: Their number, each counted as its weight.
+            step: Of the optimizer's schedule.
         """
         weights, state = rows.values[:, : rows.dim], rows.values[:, rows.dim :]
-        self._update(weights, state, torch.zeros_like(weights) if grad is None else grad, examples)
+        grad = torch.zeros_like(weights) if grad is None else grad
+        self._update(weights, state, grad, examples, step)
         self._values.index_copy_(0, rows.places, rows.values)
         self._is_trained[rows.places] = True
 
@@ -116,13 +118,14 @@ class PassBlock:
         """Bytes on the device, with the gradient."""
         return int(self._row.nbytes + self.grad.nbytes)
 
-    def update(self, examples: int) -> None:
-        """Applies `grad`, summed over a number of examples."""
+    def update(self, examples: float, step: int) -> None:
+        """Applies `grad`, summed over examples that count as their weights, at a step of the schedule."""
         self._update(
             self._row[:, : self._length],
             self._row[:, self._length :],
             self.grad.unsqueeze(0),
             examples,
+            step,
         )
 
     def fetch(self) -> BlockState:

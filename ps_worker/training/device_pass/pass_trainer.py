@@ -3,9 +3,9 @@
     prepared in the background --> to the device --> step, step, ... --> back to the store --> next pass
                                                                          `--rows that it has, too-----^
 
-A step is that of trainer.py with one thread: gather, forward and backward, non_finite.py, update. A write
-back is several pushes on arrival: rows, part by part, then the dense block, which completes the batches of
-the pass. Until then version and progress are those of the pass before, and parameters are partly new.
+A step is that of step_loop.py with one thread: gather, forward and backward, non_finite.py, clip, update. A
+write back is several pushes on arrival: rows, part by part, then the dense block, which completes the batches
+of the pass. Until then version and progress are those of the pass before, and parameters are partly new.
 """
 
 import logging
@@ -77,6 +77,7 @@ class PassTrainer:
         settings: DeviceSettings,
         progress: Progress,
         non_finite: NonFiniteBatches,
+        clip_norm: float = 0.0,
     ) -> None:
         """Moves the module to the device.
 
@@ -89,6 +90,7 @@ class PassTrainer:
             settings: Of the device.
             progress: Counts what happens.
             non_finite: Decides about batches that are not finite.
+            clip_norm: Largest norm of a batch's mean gradient; 0: any.
         """
         self._device = torch.device(settings.kind)
         self._model = DeviceModel(model, self._device)
@@ -100,6 +102,8 @@ class PassTrainer:
         self._settings = settings
         self._progress = progress
         self._non_finite = non_finite
+        self._clip_norm = clip_norm
+        self._batches = 0  # of this run, and those that it resumes: the step of schedules
         self.is_partly_written = False
 
     def train(
@@ -121,6 +125,7 @@ class PassTrainer:
         """
         is_told_to_end = is_told_to_end or (lambda: False)
         version = self._store.wait_version(0).result()
+        self._batches = self._store.status().batches
         limit = self._settings.memory_bytes or memory_of(self._device)
         block = self._pulled_block()
         before: dict[str, PassRows] = {}
@@ -200,6 +205,7 @@ class PassTrainer:
             number = self._push_ids.take(each.position)
             trained.numbers.append(number)
             trained.examples += self._step(running, block, each, number)
+            self._batches += 1
         return trained
 
     def _step(self, running: "_Pass", block: PassBlock, each: PassBatch, number: int) -> int:
@@ -220,11 +226,24 @@ class PassTrainer:
         if self._is_skipped(result, grads, block.grad, each, number):
             self._progress.skip()
             return 0
-        for name, found in gathered.items():
-            running.tables[name].update(found, grads[name], examples)
-        block.update(examples)
-        self._progress.add(batch.labels, result.probabilities, result.loss)
+        if batch.weight:
+            self._clip(grads, block.grad, batch.weight)
+            for name, found in gathered.items():
+                running.tables[name].update(found, grads[name], batch.weight, self._batches)
+            block.update(batch.weight, self._batches)
+        self._progress.add(batch.labels, result.probabilities, result.loss, batch.weights)
         return examples
+
+    def _clip(self, grads: Mapping[str, Tensor | None], dense_grad: Tensor, weight: float) -> None:
+        """Scales the gradients of a batch in place, as clipping.py does."""
+        if not self._clip_norm:
+            return
+        there = [grad for grad in (*grads.values(), dense_grad) if grad is not None]
+        squares = torch.stack([grad.double().square().sum() for grad in there])
+        norm = float(squares.sum().sqrt()) / weight
+        if norm > self._clip_norm:
+            for grad in there:
+                grad.mul_(float(np.float32(self._clip_norm / norm)))
 
     def _is_skipped(
         self,
@@ -237,7 +256,7 @@ class PassTrainer:
         """Whether a batch is to be skipped; gradients come to the host only to say what is wrong."""
         there = {name: grad for name, grad in grads.items() if grad is not None}
         is_finite = [grad.isfinite().all() for grad in (*there.values(), dense_grad)]
-        gradients, examples = Gradients(), each.batch.size
+        gradients, examples = Gradients(), each.batch.weight
         if not bool(torch.stack(is_finite).all()):
             gradients = Gradients(
                 sparse={

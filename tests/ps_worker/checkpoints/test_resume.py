@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,8 +21,8 @@ from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job
 from ps_worker.run.plan import plan_of
-from ps_worker.run.summary import Summary
-from ps_worker.run.train_job import train_job
+from ps_worker.run.training_job.summary import Summary
+from ps_worker.run.training_job.train_job import train_job
 from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
 
 ROWS, BATCH = 200, 8
@@ -74,8 +75,14 @@ def kill(job: Job, *, pushes: int, num_workers: int = 2) -> None:
         run(job, pushes=pushes, num_workers=num_workers)
 
 
+BY_BATCH = [
+    "optimizer.schedule={kind='linear', warmup_steps=5, total_steps=60}",
+    "train.dropout=0.3",
+]
+"""What depends on the number of a batch."""
+
 ORDERS = {
-    "streamed": [],
+    "streamed": BY_BATCH,
     "files shuffled": ["data.shuffle_files=true"],
     "in memory": ["data.in_memory=true"],
     "shuffled": ["data.in_memory=true", "data.shuffle=local"],
@@ -107,7 +114,7 @@ def test_killed_run_ends_as_one_that_was_never_stopped(
 def test_in_process_run_goes_on_from_wherever_it_was_killed(
     pushes: int, clicks: Path, tmp_path: Path
 ) -> None:
-    settings = ["strategy.mode=async", "checkpoint.every_steps=5"]
+    settings = ["strategy.mode=async", "checkpoint.every_steps=5", *BY_BATCH]
     expected = run(job_of(clicks, tmp_path / "whole", *settings), num_workers=1)[0]
     job = job_of(clicks, tmp_path / "killed", *settings)
 
@@ -128,9 +135,10 @@ def test_no_row_is_left_out_whatever_the_mode(mode: str, tmp_path: Path) -> None
         (folder / name).write_text("\n".join(lines) + "\n")
     settings = [f"strategy.mode={mode}", "train.thread_num=2", "train.epochs=1"]
     if mode in ("async", "bounded_staleness"):
-        settings += ["strategy.max_merge_var_num=2", "strategy.max_merge_dense_num=3"]
+        table = f"strategy.{mode}"
+        settings += [f"{table}.max_merge_var_num=2", f"{table}.max_merge_dense_num=3"]
     if mode == "geo":
-        settings += ["strategy.k_steps=3"]
+        settings += ["strategy.geo.k_steps=3"]
     job = job_of(tmp_path, tmp_path / "killed", *settings)
 
     for _ in range(2):
@@ -167,10 +175,10 @@ def test_resuming_with_other_workers_says_what_changes(
     mode: str, change: str, clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ["checkpoint.every_steps=0", f"strategy.mode={mode}"]
-    told = f"{tmp_path}/epoch-1 was saved with 2 workers, and 3 resume it: {change}"
+    told = f"{tmp_path}/epoch-1 was saved with 2 workers and is resumed with 3: {change}"
     run(job_of(clicks, tmp_path, *settings, "train.epochs=1"))
     run(job_of(clicks, tmp_path, *settings, "train.epochs=1"))
-    assert "resume it" not in caplog.text
+    assert "is resumed" not in caplog.text
 
     run(job_of(clicks, tmp_path, *settings), num_workers=3)
 
@@ -210,7 +218,7 @@ def killed_in_the_middle(clicks: Path, folder: Path, *settings: str) -> str:
         (["data.train={}/test/*"], 2, JobError, "data.train.*trained on other files"),
         (["train.seed=5"], 2, JobError, "train.seed.*is 5, and was 0 in the run"),
         (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, and was False"),
-        ([], 3, JobError, "in the middle of epoch 1.*to 2 workers, and now there are 3"),
+        ([], 3, JobError, "in the middle of epoch 1.*to 2 workers, and now the job has 3"),
         (["data.schema=criteo_min_max"], 2, JobError, "trained with another schema"),
         (["model.dim=3"], 2, CheckpointError, "saved with dim 2, but the job declares dim 3"),
     ],
@@ -229,6 +237,38 @@ def test_run_that_does_not_fit_is_refused(
 
     with pytest.raises(error, match=fault):
         run_first(job, num_workers)
+
+
+def test_run_of_another_model_of_the_same_shapes_is_refused(clicks: Path, tmp_path: Path) -> None:
+    code = "from ctr_model.models.ctr_dnn import CtrDnn\n\n\nclass {}(CtrDnn):\n    pass\n"
+    (tmp_path / "models.py").write_text(code.format("One") + code.format("Other"))
+    folder = tmp_path / "model"
+    killed_in_the_middle(clicks, folder, f"model.name={tmp_path}/models.py:One")
+
+    with pytest.raises(JobError, match=r"model\.name: it is '.*:Other', and the run in .*:One"):
+        run_first(job_of(clicks, folder, f"model.name={tmp_path}/models.py:Other"))
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    shutil.copy(tmp_path / "models.py", moved)
+    assert run(job_of(clicks, folder, f"model.name={moved}/models.py:One"))
+
+
+def test_other_settings_than_those_of_the_run_are_named_in_one_line(
+    clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = killed_in_the_middle(clicks, tmp_path)
+    caplog.clear()
+    run(job_of(clicks, tmp_path, "train.log_every_s=3"))
+    assert "with other settings" not in caplog.text
+
+    changes = ["train.batch_size=16", "optimizer.sparse.learning_rate=0.01", "strategy.mode=async"]
+    run(job_of(clicks, tmp_path, "train.epochs=3", *changes))
+
+    (line,) = [message for message in caplog.messages if "with other settings" in message]
+    assert line == (
+        f"resumes {url.rpartition('/')[0]}/epoch-2 with other settings: train.batch_size = 16, was 8, "
+        f'optimizer.sparse.learning_rate = 0.01, was not set, strategy.mode = "async", was "sync"'
+    )
 
 
 def test_refusal_says_how_to_start_from_the_model_alone(clicks: Path, tmp_path: Path) -> None:

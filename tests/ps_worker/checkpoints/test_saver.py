@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError
+from protos.errors import CheckpointError, SnapshotLostError
 from protos.store import SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
@@ -58,6 +58,14 @@ def test_nothing_is_due_without_a_period() -> None:
     schedule = Schedule(every_steps=0, every_s=0.0, step=0, now=0.0)
 
     assert not schedule.is_due(10**9, 1e9)
+
+
+def test_lost_checkpoint_is_due_until_another_is_taken() -> None:
+    schedule = Schedule(every_steps=0, every_s=0.0, step=0, now=0.0)
+
+    schedule.owe()
+
+    assert due(schedule, [(7, 0.0), (8, 0.0)]) == [(7, 0.0)]
 
 
 class SlowStore(ParameterStore):
@@ -132,6 +140,23 @@ def test_in_mode_delta_one_of_so_many_checkpoints_is_full(tmp_path: Path) -> Non
     assert kinds(tmp_path) == {f"step-{step}": base for step, base in enumerate(bases, 1)}
 
 
+def test_checkpoint_that_replaces_the_latest_is_no_delta_of_it(tmp_path: Path) -> None:
+    bases: list[str] = []
+
+    class Noting(ParameterStore):
+        def save(self, request: SaveRequest) -> str:
+            bases.append(request.base.rpartition("/")[2])
+            return super().save(request)
+
+    saver = saver_of(Noting(), tmp_path, mode="delta")
+
+    for name in ("epoch-1", "step-2", "step-2", "step-3"):
+        saver.save(name, 2, {})
+    saver.finish()
+
+    assert bases == ["", "epoch-1", "", "step-2"]
+
+
 def test_a_delta_that_is_not_possible_becomes_a_full_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +215,28 @@ def test_checkpoint_that_fails_ends_the_run(
     assert saver.latest is None
 
 
+def test_only_a_checkpoint_since_which_nothing_was_trained_is_taken_again(tmp_path: Path) -> None:
+    """One of a step is due again at the next step, and the one before it is of another moment."""
+    saved: list[str] = []
+
+    class LosingStore(ParameterStore):
+        def save(self, request: SaveRequest) -> str:
+            saved.append(request.url.rpartition("/")[2])
+            if saved in (["epoch-1"], ["epoch-1", "epoch-1", "step-2"]):
+                raise SnapshotLostError("server 0 was restarted")
+            return super().save(request)
+
+    saver = saver_of(LosingStore(), tmp_path)
+
+    saver.save("epoch-1", 1, {})
+    saver.finish()
+    saver.after_step(2, dict)
+    saver.finish()
+
+    assert saved == ["epoch-1", "epoch-1", "step-2"]
+    assert names(tmp_path) == ["epoch-1"]
+
+
 def test_step_that_cannot_settle_takes_no_checkpoint(tmp_path: Path) -> None:
     def unsettled() -> Mapping[str, bytes]:
         raise CheckpointError("a worker did not come")
@@ -211,6 +258,18 @@ def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
         saver.finish()
 
     assert names(tmp_path) == ["step-3", "step-4"]
+
+
+def test_best_checkpoint_stays_until_there_is_a_better_one(tmp_path: Path) -> None:
+    saver = saver_of(ParameterStore(), tmp_path, keep_last=1)
+    kept = []
+
+    for epoch, is_best in enumerate([True, False, True], 1):
+        saver.save(f"epoch-{epoch}", epoch, {}, is_best=is_best)
+        saver.finish()
+        kept.append(names(tmp_path))
+
+    assert kept == [["epoch-1"], ["epoch-1", "epoch-2"], ["epoch-3"]]
 
 
 def test_each_removed_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

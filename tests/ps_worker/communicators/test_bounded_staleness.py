@@ -18,7 +18,7 @@ from ps_worker.job import Job
 from ps_worker.job.specs import declare
 from ps_worker.run.run import Run
 from ps_worker.training.meter import Progress
-from ps_worker.training.trainer import Trainer
+from ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
 from tests.support.training import job, random_batches, small_model, together
 
@@ -31,7 +31,12 @@ DATA = [random_batches(20, 8, seed=worker) for worker in range(2)]
 
 
 def bounded(max_staleness: int, *overrides: str) -> Job:
-    return job("bounded_staleness", f"strategy.max_staleness={max_staleness}", *SGD, *overrides)
+    return job(
+        "bounded_staleness",
+        f"strategy.bounded_staleness.max_staleness={max_staleness}",
+        *SGD,
+        *overrides,
+    )
 
 
 def new_store(num_workers: int = 1, wait_limit_s: float = 10.0) -> ParameterStore:
@@ -129,9 +134,9 @@ def test_threads_of_a_worker_never_wait_for_themselves(
     """The job says one thread; how many there are is heard when training begins."""
     settings = bounded(
         max_staleness,
-        "strategy.max_delay_ms=1e6",
-        f"strategy.max_merge_var_num={merges[0]}",
-        f"strategy.max_merge_dense_num={merges[1]}",
+        "strategy.bounded_staleness.max_delay_ms=1e6",
+        f"strategy.bounded_staleness.max_merge_var_num={merges[0]}",
+        f"strategy.bounded_staleness.max_merge_dense_num={merges[1]}",
     )
     store = new_store()
 
@@ -144,7 +149,10 @@ def test_threads_of_a_worker_never_wait_for_themselves(
 def test_loop_that_is_left_leaves_no_step_begun() -> None:
     store = new_store()
     with Run(
-        store, small_model(), bounded(2, "strategy.max_delay_ms=1e6"), is_in_process=False
+        store,
+        small_model(),
+        bounded(2, "strategy.bounded_staleness.max_delay_ms=1e6"),
+        is_in_process=False,
     ) as one:
         for _ in range(5):
             for step in one.steps(DATA[0]):
@@ -218,7 +226,7 @@ def test_error_of_a_push_ends_training_that_would_wait_for_it() -> None:
 
     store.push_grad = push_grad
     with pytest.raises(TransportError, match="server 1 is gone"):
-        Trainer(
+        StepLoop(
             small_model(), communicator, batch_size=8, progress=Progress(every_s=math.inf)
         ).train(DATA[0])
     communicator.close()
@@ -237,3 +245,17 @@ def test_next_batch_is_asked_for_ahead_within_the_bound(
 
     assert communicator.is_overlapped is asks_ahead
     communicator.close()
+
+
+@pytest.mark.parametrize("max_staleness", [0, 8])
+def test_worker_in_process_has_no_stale_gradients(max_staleness: int) -> None:
+    digests = []
+    for settings in (bounded(max_staleness), job("async", *SGD)):
+        store = ParameterStore()
+        with Run(store, small_model(), settings) as one:
+            one.train(DATA[0])
+            one.barrier("end")
+            digests.append(store.digest())
+        assert store.status().staleness.largest == 0
+
+    assert digests[0] == digests[1]

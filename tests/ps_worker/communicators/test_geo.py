@@ -9,15 +9,16 @@ import pytest
 
 from ctr_model.batch import Batch
 from protos.errors import JobError, TransportError, WaitTimeoutError
+from protos.gradients import DenseGrad, Gradients
 from protos.store import Missing, SaveRequest, Store
 from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
-from ps_worker.communicators.geo import GeoCommunicator
+from ps_worker.communicators.geo import WARM_UP, GeoCommunicator
 from ps_worker.job import Job
 from ps_worker.job.specs import declare, dense_spec, table_specs
 from ps_worker.training.meter import Progress
-from ps_worker.training.trainer import Trainer
+from ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
 from tests.support.training import job, random_batches, small_model
 
@@ -31,7 +32,7 @@ ALL_KEYS = {"embedding": np.unique(np.concatenate([batch.keys for batch in BATCH
 
 
 def geo_job(k_steps: int, *overrides: str) -> Job:
-    return job("geo", f"strategy.k_steps={k_steps}", *SGD, *overrides)
+    return job("geo", f"strategy.geo.k_steps={k_steps}", *SGD, *overrides)
 
 
 def new_store(settings: Job, num_workers: int = 1) -> ParameterStore:
@@ -47,7 +48,9 @@ def new_geo(
     worker: int = 0,
     num_workers: int = 1,
     max_replica_bytes: int = 2**30,
+    warm_up: int = 0,
     stall_limit_s: float = 10.0,
+    batches_before: int = 0,
 ) -> GeoCommunicator:
     return GeoCommunicator(
         store,
@@ -55,21 +58,23 @@ def new_geo(
         num_workers=num_workers,
         tables=table_specs(small_model(), settings),
         dense=dense_spec(small_model(), settings),
-        k_steps=settings.strategy.k_steps,
+        k_steps=settings.strategy.geo.k_steps,
         max_replica_bytes=max_replica_bytes,
+        warm_up=warm_up,
         stall_limit_s=stall_limit_s,
+        batches_before=batches_before,
     )
 
 
 def train(communicator: Communicator, batches: Sequence[Batch] = BATCHES) -> None:
     try:
-        trainer_of(communicator).train(batches)
+        loop_of(communicator).train(batches)
     finally:
         communicator.close()
 
 
-def trainer_of(communicator: Communicator, thread_num: int = 1) -> Trainer:
-    return Trainer(
+def loop_of(communicator: Communicator, thread_num: int = 1) -> StepLoop:
+    return StepLoop(
         small_model(),
         communicator,
         batch_size=16,
@@ -115,6 +120,45 @@ def test_exchange_comes_after_every_k_steps_and_at_the_end() -> None:
     assert sum(push_id.examples for push_id in push_ids) == 16 * len(BATCHES)
     assert all(8 <= push_id.batches <= 16 for push_id in push_ids[:-1])
     assert [push_id.sequence for push_id in push_ids] == list(range(len(push_ids)))
+
+
+def test_first_exchanges_are_no_later_than_an_eighth_of_the_batches_before() -> None:
+    settings = geo_job(4)
+    store = new_store(settings)
+    sizes = []
+
+    def push_grad(gradients, push_id, *, at=None, push=store.push_grad):
+        sizes.append(push_id.batches)
+        return push(gradients, push_id, at=at)
+
+    store.push_grad = push_grad
+    train(new_geo(store, settings, warm_up=WARM_UP), random_batches(80, 16, seed=5))
+
+    assert sum(sizes) == 80
+    for number, size in enumerate(sizes):
+        interval = min(4, max(1, sum(sizes[:number]) // 8))
+        assert size <= 2 * interval  # training goes on during an exchange
+    before = np.cumsum(sizes)
+    assert all(sizes[i + 1] >= 4 for i in range(len(sizes) - 2) if before[i] >= 32)
+
+
+def test_schedule_counts_each_batch_once_over_exchanges() -> None:
+    """The rate is halved with each batch, of which 3 are applied before."""
+    halved = "optimizer.schedule={kind='step', step_size=1, gamma=0.5}"
+    settings = geo_job(100, "optimizer.dense={name='sgd', learning_rate=1.0}", halved)
+    store = new_store(settings)
+    before, _ = parameters(store)
+    geo = new_geo(store, settings, batches_before=3)
+    ones = Gradients(dense={"dense": DenseGrad(np.ones(NUM_PARAMS, np.float32), 1)})
+
+    for number in range(6):
+        geo.push(ones, 1, pulled=0)
+        if number % 2:
+            geo.flush()
+    geo.close()
+
+    after, _ = parameters(store)
+    np.testing.assert_allclose(before - after, 2.0**-2 - 2.0**-8, rtol=1e-5)
 
 
 def test_servers_have_the_mean_of_what_two_workers_learnt() -> None:
@@ -186,7 +230,7 @@ def test_training_goes_on_during_an_exchange_for_another_k_steps() -> None:
             yield batch
 
     communicator = new_geo(store, settings, stall_limit_s=10)
-    trainer_of(communicator).train(batches())
+    loop_of(communicator).train(batches())
     communicator.close()
 
     assert len(taken) == len(BATCHES)
@@ -205,7 +249,7 @@ def test_training_stops_when_an_exchange_is_a_whole_round_late() -> None:
     communicator = new_geo(store, settings, stall_limit_s=0.2)
 
     with pytest.raises(WaitTimeoutError, match=r"0\.2 s"):
-        trainer_of(communicator).train(taken.append(batch) or batch for batch in BATCHES)
+        loop_of(communicator).train(taken.append(batch) or batch for batch in BATCHES)
 
     assert 10 <= len(taken) <= 20
     may_answer.set()
@@ -248,7 +292,7 @@ def test_threads_share_one_replica() -> None:
     store = new_store(settings)
     communicator = new_geo(store, settings)
 
-    trainer_of(communicator, thread_num=2).train(BATCHES)
+    loop_of(communicator, thread_num=2).train(BATCHES)
     communicator.close()
 
     assert store.status().examples == {0: 16 * len(BATCHES)}
@@ -258,7 +302,7 @@ def test_worker_has_what_others_sent_after_a_barrier() -> None:
     settings = geo_job(1000)
     store = new_store(settings, num_workers=2)
     early = new_geo(store, settings, worker=0, num_workers=2)
-    trainer_of(early).train(BATCHES[:5])
+    loop_of(early).train(BATCHES[:5])
     train(new_geo(store, settings, worker=1, num_workers=2), BATCHES[5:15])
 
     early.rejoin(0)
@@ -274,7 +318,7 @@ def test_nothing_learnt_is_no_exchange() -> None:
     settings = geo_job(10)
     store = new_store(settings)
     communicator = new_geo(store, settings)
-    trainer_of(communicator).train(BATCHES[:10])
+    loop_of(communicator).train(BATCHES[:10])
     version = store.status().version
 
     communicator.flush()

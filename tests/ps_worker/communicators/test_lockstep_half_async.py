@@ -10,7 +10,7 @@ from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.lockstep import HalfAsyncCommunicator
 from ps_worker.job.specs import declare
 from ps_worker.training.meter import Progress
-from ps_worker.training.trainer import Trainer
+from ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
 from tests.support.training import job, joined, random_batches, small_model, together
 
@@ -28,7 +28,7 @@ def new_store(num_workers: int = 1) -> ParameterStore:
 def train(
     communicator: Communicator, batches=BATCHES, thread_num: int = 1, batch_size: int = 16
 ) -> None:
-    Trainer(
+    StepLoop(
         small_model(),
         communicator,
         batch_size=batch_size,

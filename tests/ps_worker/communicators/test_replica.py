@@ -50,7 +50,8 @@ def push(replica: Replica, gradients: Mapping[int, float], dense: float = 0.0) -
         Gradients(
             {"t": SparseGrad(keys_of(*gradients), values.reshape(-1, DIM), 1)},
             {"dense": DenseGrad(np.full(LENGTH, dense, np.float32), 1)},
-        )
+        ),
+        step=0,
     )
 
 

@@ -11,8 +11,8 @@ from ps_server.settings import ServerSettings
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.fleet import serving
 from ps_worker.fleet.fleet import Fleet
-from ps_worker.fleet.roles import Role, UserDefinedRoleMaker
 from ps_worker.fleet.task import Task
+from ps_worker.fleet.words.roles import Role, UserDefinedRoleMaker
 from tests.support.training import job, small_model
 
 ENDPOINTS = ["127.0.0.1:1", "127.0.0.1:2"]
@@ -258,3 +258,8 @@ def test_abandoned_run_is_over(local: Fleet) -> None:
     local.abandon()
 
     assert not local.is_running
+
+
+def test_endpoints_of_workers_are_refused_with_the_ways_to_them() -> None:
+    with pytest.raises(UsageError, match=r"fleet\.util\.all_reduce\(\)"):
+        Fleet().worker_endpoints()

@@ -18,8 +18,10 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_worker import fleet
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.tools.generate import generate
+from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.serving.inference import infer
 from ps_worker.serving.predictor import Predictor
+from ps_worker.training.evaluation.base_rate import rates_of
 from tests.support.training import NUM_DENSE, NUM_SLOTS, random_batches, small_model
 
 BATCHES = random_batches(6, 8, seed=1)
@@ -34,32 +36,32 @@ def _run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fleet.running.FLEET.abandon()
 
 
-def trainer_of(*, optimizer=SGD, dense=None, **strategy) -> fleet.Trainer:
+def executor_of(*, optimizer=SGD, dense=None, **strategy) -> fleet.Executor:
     settings = fleet.DistributedStrategy(**strategy)
-    trainer = fleet.distributed_optimizer(optimizer, settings, dense=dense).minimize(small_model())
+    executor = fleet.distributed_optimizer(optimizer, settings, dense=dense).minimize(small_model())
     fleet.init_worker()
-    return trainer
+    return executor
 
 
-def log_loss(trainer: fleet.Trainer) -> float:
-    return trainer.infer_from_dataset(BATCHES).log_loss()
+def log_loss(executor: fleet.Executor) -> float:
+    return executor.infer_from_dataset(BATCHES).log_loss()
 
 
 @pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo", "bounded_staleness"])
 def test_every_mode_learns(mode: str) -> None:
-    trainer = trainer_of(mode=mode)
-    before = log_loss(trainer)
+    executor = executor_of(mode=mode)
+    before = log_loss(executor)
 
     for _ in range(20):
-        trainer.train_from_dataset(BATCHES)
+        executor.train_from_dataset(BATCHES)
     fleet.barrier_worker()
 
-    assert log_loss(trainer) < before - 0.05
+    assert log_loss(executor) < before - 0.05
     fleet.stop_worker()
 
 
 def test_one_process_sends_nothing_in_the_background() -> None:
-    trainer_of(mode="async").train_from_dataset(BATCHES)
+    executor_of(mode="async").train_from_dataset(BATCHES)
 
     assert not [thread for thread in threading.enumerate() if "communicator" in thread.name]
 
@@ -72,18 +74,30 @@ def test_words_of_fleet_choose_the_mode() -> None:
 
 
 def test_steps_tell_the_loss_of_each_batch() -> None:
-    trainer = trainer_of(mode="sync")
+    executor = executor_of(mode="sync")
 
-    steps = [(step.step, step.examples) for step in trainer.steps(BATCHES)]
-    losses = [step.loss for _ in range(20) for step in trainer.steps(BATCHES)]
+    steps = [(step.step, step.examples) for step in executor.steps(BATCHES)]
+    losses = [step.loss for _ in range(20) for step in executor.steps(BATCHES)]
 
     assert steps == [(number, 8) for number in range(1, 7)]
     assert np.mean(losses[-6:]) < np.mean(losses[:6]) - 0.05
 
 
+def test_steps_start_at_the_rate_of_their_batches() -> None:
+    executor = executor_of(mode="sync")
+    [rate] = rates_of(BATCHES, ())
+    dense = np.empty(small_model().num_params, np.float32)
+
+    executor.steps(BATCHES)
+
+    fleet.running.FLEET._run.store.pull_dense({DENSE_BLOCK: dense}).result()
+    assert dense[-1] == pytest.approx(math.log(rate / (1 - rate)))
+    assert rate != 0.5
+
+
 def test_dense_parameters_may_have_an_optimizer_of_their_own() -> None:
     adam = fleet.optimizer.Adam(learning_rate=0.01)
-    trainer_of(optimizer=fleet.optimizer.AdagradRow(), dense=adam)
+    executor_of(optimizer=fleet.optimizer.AdagradRow(), dense=adam)
 
     section = fleet.running.FLEET._task.job.optimizer
     assert (section.sparse.spec().name, section.dense.spec().name) == ("adagrad_row", "adam")
@@ -91,7 +105,7 @@ def test_dense_parameters_may_have_an_optimizer_of_their_own() -> None:
 
 def test_optimizer_for_rows_only_is_refused_for_dense_parameters() -> None:
     with pytest.raises(UsageError, match=r"optimizer\.dense: 'adagrad_row' is for rows only"):
-        trainer_of(optimizer=fleet.optimizer.AdagradRow())
+        executor_of(optimizer=fleet.optimizer.AdagradRow())
 
 
 def test_hyper_parameter_out_of_range_is_refused_by_name() -> None:
@@ -99,12 +113,12 @@ def test_hyper_parameter_out_of_range_is_refused_by_name() -> None:
         UsageError,
         match=r"optimizer\.sparse\.learning_rate: learning_rate of optimizer 'sgd' is -1",
     ):
-        trainer_of(optimizer=fleet.optimizer.SGD(learning_rate=-1.0))
+        executor_of(optimizer=fleet.optimizer.SGD(learning_rate=-1.0))
 
 
-def test_setting_without_use_is_refused_by_its_key() -> None:
-    with pytest.raises(JobError, match=r"this script: strategy\.k_steps is 5, but mode is"):
-        trainer_of(mode="sync", k_steps=5)
+def test_setting_out_of_range_is_refused_by_its_key() -> None:
+    with pytest.raises(JobError, match=r"this script: strategy\.async\.send_queue_size is 0: "):
+        executor_of(mode="sync", async_={"send_queue_size": 0})
 
 
 def test_dataset_says_how_many_threads_train(tmp_path: Path) -> None:
@@ -112,7 +126,7 @@ def test_dataset_says_how_many_threads_train(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("".join(f"{n % 2}\t1\ta{n % 2}\tb\n" for n in range(100)))
     dataset = fleet.QueueDataset(schema, batch_size=10, thread_num=2)
     dataset.set_filelist(fleet.split_files([tmp_path / "rows"]))
-    trainer = fleet.distributed_optimizer(SGD).minimize(CtrDnn(schema, dim=2, hidden=[4]))
+    executor = fleet.distributed_optimizer(SGD).minimize(CtrDnn(schema, dim=2, hidden=[4]))
     fleet.init_worker()
     threads = set()
 
@@ -125,11 +139,11 @@ def test_dataset_says_how_many_threads_train(tmp_path: Path) -> None:
         thread_num = dataset.thread_num
         __iter__ = staticmethod(take)
 
-    trainer.train_from_dataset(dataset)
-    trainer.train_from_dataset(Watched())
+    executor.train_from_dataset(dataset)
+    executor.train_from_dataset(Watched())
 
     assert threading.main_thread() not in threads
-    assert trainer.infer_from_dataset(dataset).examples == 100
+    assert executor.infer_from_dataset(dataset).examples == 100
 
 
 def test_error_of_training_ends_the_readers(tmp_path: Path) -> None:
@@ -139,11 +153,11 @@ def test_error_of_training_ends_the_readers(tmp_path: Path) -> None:
         file.write_text("1\ta\tb\n" * 100)  # without labels
     dataset = fleet.QueueDataset(schema, batch_size=1, reader_num=2)
     dataset.set_filelist(files)
-    trainer = fleet.distributed_optimizer(SGD).minimize(CtrDnn(schema, dim=2, hidden=[4]))
+    executor = fleet.distributed_optimizer(SGD).minimize(CtrDnn(schema, dim=2, hidden=[4]))
     fleet.init_worker()
 
     with pytest.raises(DataError, match="rows without labels") as caught:
-        trainer.train_from_dataset(dataset)
+        executor.train_from_dataset(dataset)
 
     assert caught.tb is not None  # it holds on to all that was under way
     assert not [each for each in threading.enumerate() if each.name.startswith("reader-")]
@@ -152,7 +166,7 @@ def test_error_of_training_ends_the_readers(tmp_path: Path) -> None:
 def test_handler_hears_how_training_goes() -> None:
     told: list[fleet.Fetched] = []
 
-    trainer_of(mode="async").train_from_dataset(BATCHES, told.append, fetch_period=3600)
+    executor_of(mode="async").train_from_dataset(BATCHES, told.append, fetch_period=3600)
 
     assert [fetched.examples for fetched in told] == [48]
     assert told[0].staleness.batches == 6
@@ -163,28 +177,28 @@ def test_error_of_the_handler_ends_training() -> None:
     def wrong(fetched: fleet.Fetched) -> None:
         raise ZeroDivisionError(fetched.examples)
 
-    trainer = trainer_of(mode="async")
+    executor = executor_of(mode="async")
 
     with pytest.raises(ZeroDivisionError, match="48"):
-        trainer.train_from_dataset(BATCHES, fetch_handler=wrong, fetch_period=3600)
+        executor.train_from_dataset(BATCHES, fetch_handler=wrong, fetch_period=3600)
 
 
 def test_samples_are_trained_on_through_a_loader() -> None:
-    trainer = trainer_of(mode="sync")
+    executor = executor_of(mode="sync")
     schema = Schema.numbered(NUM_DENSE, NUM_SLOTS)
     sample = (1, [0.0] * NUM_DENSE, ["x"] * NUM_SLOTS)
     loader = fleet.SampleLoader([sample] * 10, schema, batch_size=4)
 
-    assert [step.examples for step in trainer.steps(loader)] == [4, 4, 2]
+    assert [step.examples for step in executor.steps(loader)] == [4, 4, 2]
     with pytest.raises(UsageError, match=r"yields tuple, expected Batch: .*SampleLoader"):
-        trainer.train_from_dataset([sample])
+        executor.train_from_dataset([sample])
 
 
 def test_model_to_predict_with_is_read_without_servers_and_not_trained_on(tmp_path: Path) -> None:
-    trainer = trainer_of(mode="sync")
-    trainer.train_from_dataset(BATCHES)
+    executor = executor_of(mode="sync")
+    executor.train_from_dataset(BATCHES)
     fleet.save_inference_model(tmp_path / "export")
-    expected = trainer.infer_from_dataset(BATCHES)
+    expected = executor.infer_from_dataset(BATCHES)
     fleet.stop_worker()
 
     predictor, found = Predictor.load(tmp_path / "export"), ClickMetrics()
@@ -192,13 +206,13 @@ def test_model_to_predict_with_is_read_without_servers_and_not_trained_on(tmp_pa
         found.add(batch.labels, predictor.predict(batch))
     assert found.to_vector().tobytes() == expected.to_vector().tobytes()
     fleet.init()
-    trainer_of(mode="sync")
+    executor_of(mode="sync")
     with pytest.raises(CheckpointError, match="is of kind 'inference'"):
         fleet.load_model(tmp_path / "export")
 
 
 def test_dtype_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    trainer_of(mode="sync")
+    executor_of(mode="sync")
 
     with pytest.raises(UsageError, match="dtype is 'float8', expected one of float32, float16"):
         fleet.save_inference_model(tmp_path / "export", dtype="float8")  # type: ignore[arg-type]
@@ -206,22 +220,22 @@ def test_dtype_that_is_none_is_refused_before_anything_is_written(tmp_path: Path
 
 
 def test_saved_model_is_what_another_run_goes_on_from(tmp_path: Path) -> None:
-    trainer = trainer_of(mode="sync")
-    trainer.train_from_dataset(BATCHES)
+    executor = executor_of(mode="sync")
+    executor.train_from_dataset(BATCHES)
     fleet.save_persistables(tmp_path / "model")
-    figures = trainer.infer_from_dataset(BATCHES).to_vector()
-    trainer.train_from_dataset(BATCHES)
-    trained_on = trainer.infer_from_dataset(BATCHES).to_vector()
+    figures = executor.infer_from_dataset(BATCHES).to_vector()
+    executor.train_from_dataset(BATCHES)
+    trained_on = executor.infer_from_dataset(BATCHES).to_vector()
     fleet.stop_worker()
 
     fleet.init()
-    trainer = trainer_of(mode="sync")
-    assert trainer.infer_from_dataset(BATCHES).to_vector().tobytes() != figures.tobytes()
+    executor = executor_of(mode="sync")
+    assert executor.infer_from_dataset(BATCHES).to_vector().tobytes() != figures.tobytes()
     fleet.load_model(tmp_path / "model")
-    assert trainer.infer_from_dataset(BATCHES).to_vector().tobytes() == figures.tobytes()
-    trainer.train_from_dataset(BATCHES)
+    assert executor.infer_from_dataset(BATCHES).to_vector().tobytes() == figures.tobytes()
+    executor.train_from_dataset(BATCHES)
 
-    assert trainer.infer_from_dataset(BATCHES).to_vector().tobytes() == trained_on.tobytes()
+    assert executor.infer_from_dataset(BATCHES).to_vector().tobytes() == trained_on.tobytes()
 
 
 def built_in_model(schema: Schema) -> Model:
@@ -245,14 +259,14 @@ def test_saved_model_is_what_ps_worker_infers_with(
     rows.write_text("".join(f"{n % 2}\t{n % 7}\ta{n % 2}\tb{n % 3}\n" for n in range(100)))
     dataset = fleet.QueueDataset(schema, batch_size=10)
     dataset.set_filelist([rows])
-    trainer = fleet.distributed_optimizer(SGD).minimize(build(schema))
+    executor = fleet.distributed_optimizer(SGD).minimize(build(schema))
     fleet.init_worker()
-    trainer.train_from_dataset(dataset)
+    executor.train_from_dataset(dataset)
     fleet.save_persistables(tmp_path / "model")
 
     inferred = infer(str(tmp_path / "model"), [str(rows)])
 
-    expected = trainer.infer_from_dataset(dataset)
+    expected = executor.infer_from_dataset(dataset)
     assert inferred["auc"] == expected.auc()
     assert inferred["log_loss"] == pytest.approx(expected.log_loss(), rel=1e-6)  # other batches
     predictor = Predictor.load(tmp_path / "model")
@@ -267,27 +281,27 @@ def test_model_of_an_unknown_class_is_saved_for_scripts_alone(tmp_path: Path) ->
         pass
 
     own = Own(Schema.numbered(NUM_DENSE, NUM_SLOTS), dim=2, hidden=(4,))
-    trainer = fleet.distributed_optimizer(SGD).minimize(own)
+    executor = fleet.distributed_optimizer(SGD).minimize(own)
     fleet.init_worker()
-    trainer.train_from_dataset(BATCHES)
+    executor.train_from_dataset(BATCHES)
     fleet.save_persistables(tmp_path / "model")
 
     assert Checkpoint.open(tmp_path / "model").attachments == []
 
 
 def test_model_is_not_loaded_under_training(tmp_path: Path) -> None:
-    trainer = trainer_of(mode="async")
+    executor = executor_of(mode="async")
     with pytest.raises(CheckpointError):
         fleet.load_model(tmp_path)
     fleet.save_persistables(tmp_path / "model")
-    trainer.train_from_dataset(BATCHES)
+    executor.train_from_dataset(BATCHES)
 
     with pytest.raises(UsageError, match=r"model cannot be loaded.* before the first pass"):
         fleet.load_model(tmp_path / "model")
 
 
 def test_shrink_removes_rows_of_small_weights() -> None:
-    trainer_of(mode="async").train_from_dataset(BATCHES)
+    executor_of(mode="async").train_from_dataset(BATCHES)
 
     kept = fleet.shrink(0.0)["embedding"]
     removed = fleet.shrink(1e6)["embedding"]
@@ -298,9 +312,9 @@ def test_shrink_removes_rows_of_small_weights() -> None:
 def test_rows_of_a_script_expire_when_it_ends_its_passes() -> None:
     fleet.init()
     life = {"max_unseen": 1, "tables": {"embedding": {"decay": 0.5}}}
-    trainer = fleet.distributed_optimizer(SGD).minimize(small_model(), life=life)
+    executor = fleet.distributed_optimizer(SGD).minimize(small_model(), life=life)
     fleet.init_worker()
-    trainer.train_from_dataset(BATCHES)
+    executor.train_from_dataset(BATCHES)
 
     kept = fleet.shrink()["embedding"]
     said = fleet.shrink(dry_run=True)["embedding"]
@@ -322,12 +336,12 @@ def test_life_that_cannot_be_is_refused() -> None:
 
 def test_batches_that_are_not_finite_are_skipped_if_the_script_says_so() -> None:
     bad = replace(BATCHES[0], dense=np.full_like(BATCHES[0].dense, np.inf))
-    trainer = fleet.distributed_optimizer(SGD).minimize(small_model(), non_finite="skip")
+    executor = fleet.distributed_optimizer(SGD).minimize(small_model(), non_finite="skip")
     fleet.init_worker()
 
-    trainer.train_from_dataset([bad, *BATCHES])
+    executor.train_from_dataset([bad, *BATCHES])
 
-    assert np.isfinite(log_loss(trainer))
+    assert np.isfinite(log_loss(executor))
     fleet.stop_worker()
 
 
@@ -341,10 +355,10 @@ def test_script_may_train_in_bfloat16() -> None:
     figures = []
     for compute in ("float32", "bfloat16"):
         fleet.init()
-        trainer = fleet.distributed_optimizer(SGD).minimize(small_model(), compute=compute)
+        executor = fleet.distributed_optimizer(SGD).minimize(small_model(), compute=compute)
         fleet.init_worker()
-        trainer.train_from_dataset(BATCHES)
-        figures.append(log_loss(trainer))
+        executor.train_from_dataset(BATCHES)
+        figures.append(log_loss(executor))
         fleet.stop_worker()
 
     assert figures[0] != figures[1] == pytest.approx(figures[0], rel=0.01)
@@ -354,33 +368,33 @@ def test_same_seed_is_the_same_model() -> None:
     figures = []
     for seed in (1, 1, 2):
         fleet.init()
-        trainer = fleet.distributed_optimizer(SGD).minimize(small_model(), seed=seed)
+        executor = fleet.distributed_optimizer(SGD).minimize(small_model(), seed=seed)
         fleet.init_worker()
-        trainer.train_from_dataset(BATCHES)
-        figures.append(log_loss(trainer))
+        executor.train_from_dataset(BATCHES)
+        figures.append(log_loss(executor))
         fleet.stop_worker()
 
     assert figures[0] == figures[1] != figures[2]
 
 
 def test_predictions_are_had_batch_by_batch() -> None:
-    trainer = trainer_of(mode="async")
+    executor = executor_of(mode="async")
     sizes = []
 
-    trainer.infer_from_dataset(BATCHES, on_predictions=lambda each: sizes.append(each.size))
+    executor.infer_from_dataset(BATCHES, on_predictions=lambda each: sizes.append(each.size))
 
     assert sizes == [8] * 6
 
 
 def test_one_worker_meets_itself() -> None:
-    trainer = trainer_of(mode="async")
+    executor = executor_of(mode="async")
 
     for _ in range(2):
         fleet.barrier_worker()
         assert fleet.util.all_reduce([1, 2], "max").tolist() == [1.0, 2.0]
-        metrics = trainer.infer_from_dataset(BATCHES)
+        metrics = executor.infer_from_dataset(BATCHES)
         assert fleet.metrics.auc(metrics) == metrics.auc()
-        trainer.train_from_dataset(BATCHES)
+        executor.train_from_dataset(BATCHES)
 
 
 def test_rank_0_prints_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,7 +414,7 @@ def test_fit_is_the_whole_script() -> None:
             passes.append(None)
             return iter(BATCHES)
 
-    fleet.Trainer().fit(model, Counted(), epoch=3)
+    fleet.Executor().fit(model, Counted(), epoch=3)
 
     assert len(passes) == 3
     with pytest.raises(UsageError, match=r"stop_worker.* was called"):
@@ -409,12 +423,12 @@ def test_fit_is_the_whole_script() -> None:
 
 def test_fit_refuses_what_it_cannot_go_through_again() -> None:
     model = small_model()
-    trainer = fleet.distributed_optimizer(SGD).minimize(model)
+    executor = fleet.distributed_optimizer(SGD).minimize(model)
 
     with pytest.raises(UsageError, match="once only, and epoch is 2"):
-        trainer.fit(model, iter(BATCHES), epoch=2)
+        executor.fit(model, iter(BATCHES), epoch=2)
     with pytest.raises(UsageError, match="with the same model"):
-        trainer.fit(small_model(), BATCHES)
+        executor.fit(small_model(), BATCHES)
 
 
 def test_everything_that_is_public_is_there() -> None:
@@ -427,44 +441,44 @@ def test_script_goes_on_where_it_was_killed(saved_after: int, tmp_path: Path) ->
     generate(tmp_path, rows=80, test_rows=100, files=2, test_files=1, seed=1)
     schema = Schema.load("criteo")
 
-    def begin() -> tuple[fleet.Trainer, fleet.QueueDataset]:
+    def begin() -> tuple[fleet.Executor, fleet.QueueDataset]:
         fleet.running.FLEET.abandon()
         fleet.init()
         model = CtrDnn(schema, dim=2, hidden=[4])
-        trainer = fleet.distributed_optimizer(SGD, None).minimize(model)
+        executor = fleet.distributed_optimizer(SGD, None).minimize(model)
         fleet.init_worker()
         dataset = fleet.QueueDataset(schema, 16, shuffle_files=True, seed=3)
         dataset.set_filelist(sorted((tmp_path / "train").iterdir()))
-        return trainer, dataset
+        return executor, dataset
 
     def digest() -> str:
         fleet.save_persistables(tmp_path / "end")
         return Checkpoint.open(tmp_path / "end").model_digest
 
-    trainer, dataset = begin()
+    executor, dataset = begin()
     assert fleet.data_position() is None
     for _ in range(2):
-        trainer.train_from_dataset(dataset)
+        executor.train_from_dataset(dataset)
     expected = digest()
 
-    trainer, dataset = begin()
-    for step in trainer.steps(dataset.positioned()):
+    executor, dataset = begin()
+    for step in executor.steps(dataset.positioned()):
         if step.step == saved_after:
             fleet.save_persistables(tmp_path / "saved")
             break
-    trainer, dataset = begin()
+    executor, dataset = begin()
     fleet.load_model(tmp_path / "saved", resume=True)
     start = fleet.data_position()
     assert start is not None
     assert start.epoch == 1
-    trainer.train_from_dataset(dataset, start=start)
-    trainer.train_from_dataset(dataset)
+    executor.train_from_dataset(dataset, start=start)
+    executor.train_from_dataset(dataset)
 
     assert digest() == expected
 
 
 def test_data_without_an_order_has_nowhere_to_go_on() -> None:
-    trainer = trainer_of()
+    executor = executor_of()
 
     with pytest.raises(UsageError, match="has no order"):
-        trainer.train_from_dataset(BATCHES, start=DataPosition())
+        executor.train_from_dataset(BATCHES, start=DataPosition())

@@ -212,6 +212,7 @@ def test_a_batch_that_is_not_finite_is_skipped_alone() -> None:
         (["cluster.on_worker_loss=wait"], "no process can take the place"),
         (["strategy.mode=sync", "train.thread_num=2"], "start more CPU trainers"),
         (["data.shuffle=global", "data.in_memory=true"], 'set "local"'),
+        (["train.clip_norm=1.0"], "no process has the whole gradient of a batch"),
     ],
 )
 def test_what_heter_trainers_cannot_train_is_refused(settings: list[str], message: str) -> None:

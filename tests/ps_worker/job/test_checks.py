@@ -1,18 +1,25 @@
 """Settings that no server would take are refused before a run begins, with the place to change."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ctr_model.registry import build_model
+from ctr_model.schema import Schema
 from protos.errors import JobError
+from protos.spec import ScheduleSpec
 from ps_worker.job import load_job, override_job
 from ps_worker.job.checks import (
+    require_base_rate,
     require_device,
     require_life,
     require_one_worker,
     require_optimizers,
 )
+from ps_worker.job.specs import dense_spec, table_specs, with_rates_of_tables
 from tests.support.training import small_model
 
 JOB = """\
@@ -113,7 +120,7 @@ def test_optimizer_that_would_lose_what_others_learnt_is_refused_in_geo(tmp_path
 @pytest.mark.parametrize(
     ("asked", "mode", "fault"),
     [
-        ({"name": "ftrl"}, "geo", "'ftrl' computes weights"),
+        ({"name": "adam", "rate": 0.1}, "geo", "did you mean"),
         ({"name": "adam", "rate": 0.1}, "async", "did you mean"),
     ],
 )
@@ -144,6 +151,98 @@ def test_table_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
         require_optimizers(load_job(path), small_model())
 
 
+LINEAR = "optimizer.schedule={kind='linear', total_steps=%d, warmup_steps=5}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([LINEAR % 5], r"optimizer\.schedule\.total_steps: .* is 5, expected more than the 5"),
+        (
+            ["optimizer.dense.schedule={kind='step', gamma=0.5}"],
+            r"optimizer\.dense\.schedule\.step_size: .* is 0, expected at least 1",
+        ),
+        (
+            ["optimizer.tables.embedding={name='adam', schedule={kind='step'}}"],
+            r"optimizer\.tables\.embedding\.schedule\.step_size",
+        ),
+        (
+            ["train.weight_decay=1000"],
+            r"--set train\.weight_decay=1000: train\.weight_decay: .*is 1000.0",
+        ),
+        (
+            ["optimizer.dense={name='adam', weight_decay=1e9}"],
+            r"optimizer\.dense\.weight_decay: .*'adam' is 1000000000.0",
+        ),
+        (
+            ["optimizer.sparse={name='ftrl', weight_decay=0.1}"],
+            r"optimizer\.sparse\.weight_decay: .*'ftrl' has no weight_decay: it has penalties",
+        ),
+        (
+            ["optimizer.sparse=ftrl", "optimizer.dense=ftrl", "train.weight_decay=0.1"],
+            r"train\.weight_decay: has no use: all optimizers are 'ftrl'",
+        ),
+    ],
+)
+def test_wrong_schedule_or_decay_is_refused_with_the_key_to_change(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        require_optimizers(override_job({}, overrides, source="job.toml"), small_model())
+
+
+@pytest.mark.parametrize("key", ["sparse", "tables.embedding"])
+def test_adagrad_of_rows_starts_by_the_examples_of_a_batch(key: str) -> None:
+    def start(*settings: str) -> float | None:
+        job = override_job({}, ["train.batch_size=10", *settings], source="job.toml")
+        (table,), dense = table_specs(small_model(), job), dense_spec(small_model(), job)
+        assert "initial_accumulator" not in dense.optimizer.params
+        return table.optimizer.params.get("initial_accumulator")
+
+    assert start() == pytest.approx(2.0 / 10**2)
+    assert start(f"optimizer.{key}=adagrad", "optimizer.dense=adagrad") == pytest.approx(0.02)
+    assert start(f"optimizer.{key}={{name='adagrad', initial_accumulator=0.0}}") == 0.0
+    assert start(f"optimizer.{key}=adam") is None
+
+
+def test_decay_and_schedule_of_a_job_are_those_of_all_that_have_none_of_their_own() -> None:
+    job = override_job(
+        {},
+        [
+            "train.weight_decay=0.5",
+            LINEAR % 9,
+            "optimizer.dense={name='adam', schedule={kind='constant'}, weight_decay=0.25}",
+        ],
+        source="job.toml",
+    )
+
+    (table,), dense = table_specs(small_model(), job), dense_spec(small_model(), job)
+
+    linear = ScheduleSpec(kind="linear", warmup_steps=5, total_steps=9)
+    assert table.optimizer.schedule == linear
+    assert table.optimizer.params["weight_decay"] == 0.5
+    assert dense.optimizer.schedule is None
+    assert dense.optimizer.params == {"weight_decay": 0.25}
+    assert override_job(json.loads(job.to_json()), [], source="checkpoint") == job
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "{kind='step', total_steps=9}",
+            r"total_steps is 9, but kind is \"step\": set kind = \"linear",
+        ),
+        ("{gamma=0.5}", r"gamma is 0.5, but kind is \"constant\": set kind = \"step\", or remove"),
+        ("{kind='cosin'}", r"kind is 'cosin', did you mean 'cosine'"),
+        ("{kind='step', gamma=1.5}", r"optimizer\.schedule\.gamma is 1\.5"),
+    ],
+)
+def test_setting_of_another_kind_of_schedule_is_refused(override: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        override_job({}, [f"optimizer.schedule={override}"], source="job.toml")
+
+
 class OfTorch:
     """What a job sees of a module of PyTorch."""
 
@@ -161,12 +260,8 @@ PASS = ["device.tables=pass", "device.kind=cpu", "data.in_memory=true", "strateg
         (["train.thread_num=2"], r"train\.thread_num.*is 2, but a device trains in one thread"),
         (["strategy.mode=geo"], r"strategy\.mode.*is 'geo'"),
         (["strategy.mode=bounded_staleness"], r"strategy\.mode.*is 'bounded_staleness'"),
-        (
-            ["strategy.mode=async", "strategy.send_queue_size=2"],
-            r"strategy\.send_queue_size.*has no use",
-        ),
         (["cluster.on_worker_loss=wait"], r"cluster\.on_worker_loss.*is 'wait'"),
-        (["device.pass_rows=100"], r"device\.pass_rows.*is 100, less than the 512 of a batch"),
+        (["device.pass_rows=100"], r"device\.pass_rows.*is 100, less than the 128 of a batch"),
         (["life.ttl_s=10"], r"life\.ttl_s.*nothing counts shows and clicks"),
         (["life.statistics=true"], r"life\.statistics.*nothing counts shows and clicks"),
         (
@@ -210,3 +305,48 @@ def test_gpu_that_is_not_there_is_refused() -> None:
 
     with pytest.raises(JobError, match=r"device\.kind.*PyTorch finds no GPU here"):
         require_device(job, OfTorch())
+
+
+def test_rates_to_start_at_are_as_many_as_the_model_has_logits() -> None:
+    def require(rates: str) -> None:
+        job = override_job({}, [f"train.base_rate={rates}"], source="job.toml")
+        require_base_rate(job, small_model())
+
+    require("0.03")
+    require("[0.03]")
+    with pytest.raises(JobError, match=r"train.base_rate has 2 rates, but model .* has 1 logits"):
+        require("[0.03, 0.1]")
+
+
+def test_model_that_names_no_bias_cannot_start_at_a_rate() -> None:
+    unnamed: Any = small_model()
+    unnamed.initial_biases = None
+
+    with pytest.raises(JobError, match=r"train.base_rate: .*does not say which .* biases"):
+        require_base_rate(override_job({}, ["train.base_rate=0.03"], source="job.toml"), unnamed)
+
+
+@pytest.mark.parametrize("rate", ["0", "1", "true", "nan", "[]", "[0.5, 1.5]", "mean"])
+def test_rate_to_start_at_is_between_0_and_1(rate: str) -> None:
+    with pytest.raises(JobError) as raised:
+        override_job({}, [f"train.base_rate={rate}"], source="job.toml")
+
+    [line] = str(raised.value).splitlines()
+    assert "train.base_rate is " in line
+    assert line.endswith('expected "data", or one number or several, above 0 and below 1')
+
+
+def test_rate_of_a_table_counts_where_the_job_does_not_choose_an_optimizer() -> None:
+    model = build_model("lr", Schema.numbered(3, 4), {})
+
+    def rate(*settings: str) -> float | None:
+        job = with_rates_of_tables(override_job({}, settings, source="job.toml"), model)
+        again = override_job(json.loads(job.to_json()), [], source="job.json")
+        (table,), (same,) = table_specs(model, job), table_specs(model, again)
+        assert table == same
+        return table.optimizer.params.get("learning_rate")
+
+    assert rate() == rate("optimizer.dense=adagrad", "train.batch_size=64") == 0.1
+    assert rate("optimizer.sparse.learning_rate=0.3") == 0.3
+    assert rate("optimizer.sparse=adam") is None
+    assert rate("optimizer.tables.linear={name='adagrad'}") is None

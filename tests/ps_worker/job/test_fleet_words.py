@@ -30,25 +30,39 @@ FLEET_OPTIONS = {  # of a_sync_configs, in distributed_strategy.proto
     ("words", "expected"),
     [
         ({}, {}),
-        ({"mode": "geo", "k_steps": 3}, {"mode": "geo", "k_steps": 3}),
+        ({"mode": "geo", "geo": {"k_steps": 3}}, {"mode": "geo", "geo": {"k_steps": 3}}),
         ({"a_sync": False}, {"mode": "sync"}),
         ({"a_sync": True}, {"mode": "async"}),
         ({"a_sync": True, "a_sync_configs": {"k_steps": -1}}, {"mode": "async"}),
         ({"a_sync": True, "a_sync_configs": {"k_steps": 0}}, {"mode": "async"}),
-        ({"a_sync": True, "a_sync_configs": {"k_steps": 9}}, {"mode": "geo", "k_steps": 9}),
-        ({"a_sync_configs": {"k_steps": 9}}, {"mode": "geo", "k_steps": 9}),
+        (
+            {"a_sync": True, "a_sync_configs": {"k_steps": 9}},
+            {"mode": "geo", "geo": {"k_steps": 9}},
+        ),
+        ({"a_sync_configs": {"k_steps": 9}}, {"mode": "geo", "geo": {"k_steps": 9}}),
         ({"a_sync": False, "a_sync_configs": {"k_steps": 0}}, {"mode": "sync"}),
         (
             {"a_sync": True, "a_sync_configs": {"max_merge_var_num": 2, "send_queue_size": 3}},
-            {"mode": "async", "max_merge_var_num": 2, "send_queue_size": 3},
+            {"mode": "async", "async": {"max_merge_var_num": 2, "send_queue_size": 3}},
         ),
-        ({"a_sync": True, "max_delay_ms": 5}, {"mode": "async", "max_delay_ms": 5}),
+        (
+            {
+                "a_sync_configs": {"send_queue_size": 3},
+                "async": {"max_delay_ms": 5},
+                "geo": {"k_steps": 2},
+            },
+            {
+                "mode": "async",
+                "async": {"max_delay_ms": 5, "send_queue_size": 3},
+                "geo": {"k_steps": 2},
+            },
+        ),
         ({"a_sync": True, "mode": "half_async"}, {"mode": "half_async"}),
         ({"a_sync": False, "mode": "sync"}, {"mode": "sync"}),
         ({"mode": "sync", "a_sync_configs": {"k_steps": 0}}, {"mode": "sync"}),
         (
             {"mode": "bounded_staleness", "a_sync_configs": {"send_queue_size": 2}},
-            {"mode": "bounded_staleness", "send_queue_size": 2},
+            {"mode": "bounded_staleness", "bounded_staleness": {"send_queue_size": 2}},
         ),
     ],
     ids=str,
@@ -118,9 +132,9 @@ def test_every_option_of_fleet_has_a_translation_or_advice() -> None:
             "is 2, but has no use in mode 'sync': remove it",
         ),
         (
-            {"send_queue_size": 1, "a_sync_configs": {"send_queue_size": 2}},
+            {"async": {"send_queue_size": 1}, "a_sync_configs": {"send_queue_size": 2}},
             "a_sync_configs.send_queue_size",
-            "is given as strategy.send_queue_size too",
+            "is given as strategy.async.send_queue_size too",
         ),
         ({"half_async": True}, "half_async", 'set strategy.mode = "half_async"'),
         (
@@ -128,7 +142,6 @@ def test_every_option_of_fleet_has_a_translation_or_advice() -> None:
             "a_sync_configs.use_half_async",
             'set strategy.mode = "half_async"',
         ),
-        ({"launch_barrier": True}, "launch_barrier", "has no counterpart here: remove it"),
         *(
             ({"a_sync_configs": {word: 1}}, f"a_sync_configs.{word}", advice)
             for word, advice in WITHOUT_COUNTERPART.items()
@@ -163,7 +176,7 @@ def test_job_in_fleets_words_is_the_job_in_ours() -> None:
     fleet = override_job(
         {"strategy": {"a_sync": True}}, ["strategy.a_sync_configs.k_steps=7"], source="job"
     )
-    ours = override_job({"strategy": {"mode": "geo", "k_steps": 7}}, [], source="job")
+    ours = override_job({"strategy": {"mode": "geo", "geo": {"k_steps": 7}}}, [], source="job")
 
     assert fleet == ours
     assert fleet.to_json() == ours.to_json()
@@ -180,14 +193,15 @@ def test_wrong_value_is_told_where_it_was_written() -> None:
         ({}, {}),
         ({"a_sync": True}, {"mode": "a_sync"}),
         ({"a_sync": True, "mode": "geo"}, {}),
-        ({"a_sync_configs": {"k_steps": 1}}, {"k_steps": "a_sync_configs.k_steps"}),
+        ({"a_sync_configs": {"k_steps": 1}}, {"geo.k_steps": "a_sync_configs.k_steps"}),
     ],
     ids=str,
 )
 def test_translated_word_is_found_where_it_was_written(
     words: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    aliases = {".".join(name): ".".join(written) for name, written in aliases_of(words).items()}
+    found = aliases_of(words, translated(words).get("mode", ""))
+    aliases = {".".join(name): ".".join(written) for name, written in found.items()}
 
     assert aliases == {
         f"strategy.{name}": f"strategy.{written}" for name, written in expected.items()

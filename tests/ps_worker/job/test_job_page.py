@@ -12,11 +12,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from ps_server.optimizers.schedule import SETTINGS as SCHEDULES
 from ps_worker.job import Job, override_job
 from ps_worker.job.fleet_words import IGNORED, TRANSLATED, WITHOUT_COUNTERPART
 from ps_worker.job.sections.life import AdmissionSection, TableLife
 from ps_worker.job.sections.optimizers import OptimizerChoice
-from ps_worker.job.sections.strategy import SETTINGS, Mode
+from ps_worker.job.sections.schedule import ScheduleSection
+from ps_worker.job.sections.strategy import SETTINGS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/job.md").read_text()
@@ -50,12 +52,18 @@ def type_of(field: FieldInfo) -> str:
         return "optimizer"
     if field.annotation is AdmissionSection:
         return "admission"
+    if field.annotation is ScheduleSection:
+        return "schedule"
     if get_origin(field.annotation) is Mapping:
         return (
             "table of tables" if TableLife in get_args(field.annotation) else "table of optimizers"
         )
     if get_origin(field.annotation) is tuple:
         return "text or list of text"
+    if field.annotation in SETTINGS.values():
+        return "settings"
+    if field is fields_of("train")["base_rate"]:
+        return "`data`, or numbers > 0 and < 1"
     kind = field.annotation
     if get_origin(kind) is UnionType:
         (kind,) = set(get_args(kind)) - {NoneType}
@@ -79,7 +87,7 @@ def plain(default: Any) -> Any:
     """Returns a default as TOML would have it."""
     if isinstance(default, OptimizerChoice):
         return default.name
-    if isinstance(default, AdmissionSection):
+    if isinstance(default, BaseModel):
         return default.model_dump(exclude_unset=True)
     return list(default) if isinstance(default, tuple) else default
 
@@ -103,6 +111,19 @@ def test_keys_of_admission_are_those_of_the_job() -> None:
     compare(keys, AdmissionSection.model_fields)
 
 
+def test_keys_of_a_schedule_are_those_of_the_job() -> None:
+    keys = rows(part("optimizer").partition("### Schedules")[2])
+
+    assert keys.keys() == ScheduleSection.model_fields.keys()
+    compare(
+        {name: [kind, default] for name, (_, kind, default, _) in keys.items()},
+        ScheduleSection.model_fields,
+    )
+    for name, (kinds, *_) in keys.items():
+        using = [f"`{kind}`" for kind, settings in SCHEDULES.items() if name in settings]
+        assert kinds == (", ".join(using) or "all")
+
+
 def compare(keys: Mapping[str, list[str]], fields: Mapping[str, FieldInfo]) -> None:
     """Compares types and defaults of the page with those of the job."""
     for name, field in fields.items():
@@ -121,12 +142,14 @@ def test_sections_stand_in_the_order_of_the_job() -> None:
     assert re.findall(r"^## (.*)", PAGE, re.MULTILINE) == SECTIONS
 
 
-def test_modes_of_each_setting_are_those_that_use_it() -> None:
-    keys = rows(part("strategy").partition("###")[0])
+def test_settings_of_modes_are_those_of_the_job() -> None:
+    keys = rows(part("strategy").partition("### Settings of a mode")[2].partition("###")[0])
 
-    for name, (_, _, modes, _) in keys.items():
-        using = [f"`{mode}`" for mode in get_args(Mode) if name in SETTINGS[mode]]
-        assert modes == ("all" if name == "mode" else ", ".join(using))
+    assert keys.keys() == {name for table in SETTINGS.values() for name in table.model_fields}
+    for mode, table in SETTINGS.items():
+        used = {name: cells for name, cells in keys.items() if f"`{mode}`" in cells[2]}
+        assert used.keys() == table.model_fields.keys()
+        compare(used, table.model_fields)
 
 
 def test_every_word_of_fleet_is_there() -> None:

@@ -30,7 +30,9 @@ def faults_of(text: str, *overrides: str, folder: Path) -> list[str]:
         ("[data]\ntrain = [\n'a',\n3.5,\n[]]", "job.toml: data.train.2 is []: "),
         ("[data]\nschema = []", "job.toml: data.schema is []: "),
         ("[strategy]\n\nmode = 'asink'", "job.toml: strategy.mode is 'asink', did you mean"),
-        ("[strategy]\n\nk_steps = 9", 'job.toml: strategy.k_steps is 9, but mode is "async"'),
+        ("[strategy]\n\nk_steps = 9", "job.toml: unknown key 'strategy.k_steps', did you mean"),
+        ("[strategy.geo]\nk_steps = 0", "job.toml: strategy.geo.k_steps is 0: "),
+        ("learning_rate = 0.1", "job.toml: unknown key 'learning_rate', did you mean 'optimizer."),
         (
             "[strategy]\na_sync = true\n[strategy.a_sync_configs]\nsend_wait_times = 1",
             "job.toml: strategy.a_sync_configs.send_wait_times has no counterpart",
@@ -71,26 +73,6 @@ def test_fault_of_an_override_begins_with_it(tmp_path: Path) -> None:
     (fault,) = faults_of("[train]\nepochs = 1", "train.epochs=0", folder=tmp_path)
 
     assert fault.startswith("--set train.epochs=0: train.epochs is 0: ")
-
-
-def test_mode_of_an_override_over_settings_of_a_file_says_how_to_do_it(tmp_path: Path) -> None:
-    text = '[strategy]\nmode = "async"\nmax_delay_ms = 5'
-
-    (fault,) = faults_of(text, "strategy.mode=sync", folder=tmp_path)
-
-    assert fault == (
-        'job.toml: strategy.max_delay_ms is 5.0, but mode is "sync": set strategy.mode = "async" or '
-        '"bounded_staleness", or remove max_delay_ms, or replace the section: '
-        "--set \"strategy={mode='sync'}\""
-    )
-    assert load_job(tmp_path / "job.toml", ["strategy={mode='sync'}"]).strategy.mode == "sync"
-
-
-def test_section_is_to_be_replaced_only_where_an_override_chose_the_mode(tmp_path: Path) -> None:
-    both_of_file = faults_of("[strategy]\nmode = 'sync'\nk_steps = 5", folder=tmp_path)
-    both_of_overrides = faults_of("", "strategy.mode=sync", "strategy.k_steps=5", folder=tmp_path)
-
-    assert all(line.endswith("remove k_steps") for line in [*both_of_file, *both_of_overrides])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +116,7 @@ def test_job_tells_where_it_was_written(tmp_path: Path) -> None:
     assert str(job.error("data.train", "no such file")) == f"{path}: data.train: no such file"
     assert job.place_of("train.epochs") == "--set train.epochs=2"
     assert job.place_of("strategy.mode") == str(path)
-    assert job.place_of("strategy.k_steps") == str(path)
+    assert job.place_of("strategy.geo.k_steps") == str(path)
 
 
 def test_place_is_no_part_of_a_job(tmp_path: Path) -> None:

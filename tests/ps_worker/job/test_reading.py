@@ -48,7 +48,7 @@ def test_table_replaces_a_section() -> None:
         {"train": {"batch_size": 10, "epochs": 3}}, ["train={ epochs = 2 }"], source="job"
     )
 
-    assert (job.train.batch_size, job.train.epochs) == (512, 2)
+    assert (job.train.batch_size, job.train.epochs) == (128, 2)
 
 
 def test_numeric_folder_name_stays_text() -> None:
@@ -73,11 +73,41 @@ def test_model_alone_is_short_for_its_name(name: str, tmp_path: Path) -> None:
     [
         ("train.batch_sise=3", "unknown key 'train.batch_sise', did you mean 'train.batch_size'"),
         ("trian.batch_size=3", "unknown key 'trian', did you mean 'train'"),
+        ("train.batchsize=3", "unknown key 'train.batchsize', did you mean 'train.batch_size'"),
+        ("data.batch_size=3", "unknown key 'data.batch_size', did you mean 'train.batch_size'"),
+        ("data.seeds=3", "unknown key 'data.seeds', did you mean 'train.seed'"),
+        (
+            "train.learning_rate=0.1",
+            "unknown key 'train.learning_rate', did you mean 'optimizer.sparse.learning_rate' or "
+            "'optimizer.dense.learning_rate'",
+        ),
+        (
+            "learning_rate=0.1",
+            "section.key=value.*did you mean 'optimizer.sparse.learning_rate' or",
+        ),
+        ("batch_size=3", "section.key=value.*did you mean 'train.batch_size'"),
+        (
+            "strategy.k_steps=9",
+            "unknown key 'strategy.k_steps', did you mean 'strategy.geo.k_steps'",
+        ),
+        (
+            "strategy.max_delay_ms=9",
+            "did you mean 'strategy.async.max_delay_ms' or 'strategy.bounded_staleness.max_delay_ms'",
+        ),
+        ("strategy.geo.k_step=9", "did you mean 'strategy.geo.k_steps'"),
+        ("strategy.a_sinc=true", "did you mean 'strategy.a_sync'"),
+        ("life.tables.wide.decays=1", "did you mean 'life.tables.wide.decay'"),
+        ("cluster.colour=red", "'cluster.colour': [cluster] has connect_timeout_s, rpc_timeout_s"),
         ("data.shema=criteo", "did you mean 'data.schema'"),
+        (
+            "data.test=",
+            "--set data.test=: data.test is '': an empty text names nothing; write [] for none",
+        ),
+        ('data.test=["a", ""]', "data.test is .*: an empty text names nothing"),
         ("train.batch_size=many", "train.batch_size is 'many'"),
         ("train.batch_size=0", "train.batch_size is 0"),
         ("strategy.mode=asink", "strategy.mode is 'asink', did you mean 'async'"),
-        ("strategy.async=true", "did you mean 'strategy.a_sync'"),
+        ("strategy.async=true", "strategy.async is True: expected a table of keys"),
         ("train=3", "--set train=3: expected section.key=value"),
         ("train=fast", "--set train=fast: expected section.key=value"),
         ("model=3", "--set model=3: expected section.key=value"),

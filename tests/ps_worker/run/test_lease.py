@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from protos.errors import CtrPsError, ProtocolError, TransportError
-from ps_worker.run.lease import LeaseRenewal
+from ps_worker.run.membership.lease import LeaseRenewal
 
 LIMIT_S = 10.0
 
@@ -90,8 +90,10 @@ def test_lease_is_renewed_three_times_in_its_time_however_long_that_takes(
 
     store = Slow(TransportError("ps-0:1 is away"))
     threads = SimpleNamespace(Event=Event, Thread=NowThread)
-    monkeypatch.setattr("ps_worker.run.lease.threading", threads)
-    monkeypatch.setattr("ps_worker.run.lease.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("ps_worker.run.membership.lease.threading", threads)
+    monkeypatch.setattr(
+        "ps_worker.run.membership.lease.time", SimpleNamespace(monotonic=lambda: now[0])
+    )
     LeaseRenewal(store, 3, 6.0)  # type: ignore[arg-type]
 
     assert paused == pauses

@@ -276,7 +276,9 @@ def test_store_knows_where_in_the_data_training_is(mode: str, thread_num: int) -
 
 
 def test_flush_brings_all_that_was_learnt_to_the_store() -> None:
-    patient = job("async", "strategy.max_merge_var_num=100", "strategy.max_delay_ms=100000")
+    patient = job(
+        "async", "strategy.async.max_merge_var_num=100", "strategy.async.max_delay_ms=100000"
+    )
     with run_of(ParameterStore(), 0, patient) as worker:
         next(worker.steps(BATCHES))
         assert worker.store.status().examples == {}
@@ -344,7 +346,7 @@ def test_sum_without_those_who_left_says_so(caplog: pytest.LogCaptureFixture) ->
 
     assert run_of(store, 0, SYNC).all_reduce(np.array([3.0]), ReduceOp.SUM).tolist() == [3.0]
 
-    assert "numbers of 1 workers only: the other 1 have left" in caplog.text
+    assert "numbers of 1 worker only, 1 of 2 have left" in caplog.text
 
 
 def test_sum_of_all_says_nothing(caplog: pytest.LogCaptureFixture) -> None:

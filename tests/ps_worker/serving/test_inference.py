@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import BadRowError, UsageError
+from protos.errors import BadRowError, DataError, UsageError
 from protos.store import InferenceSettings
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.tools.export import export_inference
@@ -13,7 +13,7 @@ from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import override_job
 from ps_worker.run.plan import plan_of
-from ps_worker.run.train_job import train_job
+from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.inference import infer
 
 
@@ -61,6 +61,72 @@ def test_predicts_with_what_was_exported_for_it(model: str, tmp_path: Path, dtyp
 
     assert found["log_loss"] == pytest.approx(trained["log_loss"], rel=1e-3)
     assert (found["log_loss"] == trained["log_loss"]) == (dtype == "float32")
+
+
+def test_label_that_the_schema_names_may_be_absent(tmp_path: Path) -> None:
+    """As data to predict has no clicks yet; training on such a file is an error."""
+    (tmp_path / "schema.toml").write_text(
+        'hash_version = 1\nlabel = "bought"\nslots = ["user"]\ndense = []\n'
+    )
+    (tmp_path / "train.csv").write_text("user,bought\n" + "a,1\nb,0\n" * 8)
+    (tmp_path / "new.csv").write_text("user\na\nb\nc\n")
+    job = override_job(
+        {},
+        [
+            f"data.train={tmp_path}/train.csv",
+            f"data.schema={tmp_path}/schema.toml",
+            f"checkpoint.dir={tmp_path}/model",
+            "model.name=lr",
+            "train.batch_size=4",
+        ],
+        source="test",
+    )
+    train_job(plan_of(job), ParameterStore())
+
+    assert infer(f"{tmp_path}/model", [f"{tmp_path}/train.csv"])["auc"] is not None
+    new = infer(f"{tmp_path}/model", [f"{tmp_path}/new.csv"])
+    assert (new["rows"], new["auc"]) == (3, None)
+
+
+def test_predictions_are_named_by_a_column(tmp_path: Path) -> None:
+    """By that of the schema, by another that `--id` names, or by none."""
+    (tmp_path / "schema.toml").write_text(
+        'hash_version = 1\nid = "row"\nslots = ["user"]\ndense = []\n'
+    )
+    rows = ["row,user,label", *(f"r{i},{'ab'[i % 2]},{i % 2}" for i in range(10))]
+    (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
+    settings = [
+        f"data.train={tmp_path}/a.csv",
+        f"data.schema={tmp_path}/schema.toml",
+        f"checkpoint.dir={tmp_path}/model",
+        "model.name=lr",
+        "train.batch_size=4",
+    ]
+    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
+    model, data, output = f"{tmp_path}/model", [f"{tmp_path}/a.csv"], tmp_path / "predictions"
+
+    def lines(**options: str) -> list[list[str]]:
+        infer(model, data, output=output, **options)
+        return [line.split("\t") for line in output.read_text().splitlines()]
+
+    named, by_user = lines(), lines(id_column="user")
+    assert [name for name, _ in named] == [f"r{i}" for i in range(10)]
+    assert [name for name, _ in by_user] == ["a", "b"] * 5
+    assert [value for _, value in named] == [value for _, value in by_user]
+    with pytest.raises(
+        DataError, match="no column 'usr', the id of the schema; its nearest column"
+    ):
+        infer(model, data, output=output, id_column="usr")
+    with pytest.raises(UsageError, match="--id user: ids are written with predictions: give --out"):
+        infer(model, data, id_column="user")
+    assert infer(model, data)["rows"] == 10
+
+
+def test_format_without_names_has_no_ids(model: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match="the schema names 'user' as the column of ids, but this format"
+    ):
+        infer(model, [f"{tmp_path}/test/*"], output=tmp_path / "out", id_column="user")
 
 
 def test_malformed_rows_are_passed_over_without_an_output(model: str, rows: str) -> None:

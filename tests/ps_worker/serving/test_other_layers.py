@@ -11,9 +11,9 @@ pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[
 from protos.errors import CheckpointError, UsageError
 from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job, override_job, stored_job
+from ps_worker.job import Job, override_job
 from ps_worker.run.plan import plan_of
-from ps_worker.run.train_job import train_job
+from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.export import export
 from ps_worker.serving.inference import infer
 from ps_worker.serving.predictor import Predictor
@@ -41,7 +41,7 @@ Use = Callable[[Job, Path, Path], object]
 
 def train_on(job: Job, *settings: str) -> None:
     """Trains a second epoch of the job, with these settings."""
-    more = stored_job(json.loads(job.to_json()), [*settings, "train.epochs=2"], source="test")
+    more = override_job(json.loads(job.to_json()), [*settings, "train.epochs=2"], source="test")
     train_job(plan_of(more), ParameterStore())
 
 

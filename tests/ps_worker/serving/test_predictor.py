@@ -15,9 +15,9 @@ from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
 from ps_worker.job.datasets import streamed
 from ps_worker.run.plan import plan_of
-from ps_worker.run.train_job import train_job
+from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.predictor import Predictor
-from ps_worker.training.evaluator import evaluate
+from ps_worker.training.evaluation.evaluator import evaluate
 
 pytestmark = pytest.mark.usefixtures("data")
 

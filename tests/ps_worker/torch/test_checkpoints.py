@@ -122,7 +122,7 @@ def test_load_after_a_step_is_refused() -> None:
         tables.attach(net)
         train_net(tables, net, net_batches(1, seed=1))
 
-        with pytest.raises(UsageError, match="cannot be loaded after 1 steps"):
+        with pytest.raises(UsageError, match="cannot be loaded after 1 step"):
             tables.load("rows")
 
 

@@ -3,10 +3,12 @@
 import logging
 import math
 import re
+import threading
 
 import numpy as np
 import pytest
 
+from ps_worker.training import meter
 from ps_worker.training.meter import Progress
 
 
@@ -35,7 +37,7 @@ class Losses:
 
     BASE = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
 
-    def __init__(self, caplog: pytest.LogCaptureFixture, **settings: bool) -> None:
+    def __init__(self, caplog: pytest.LogCaptureFixture, **settings: bool | str) -> None:
         caplog.set_level(logging.WARNING, "ps_worker.training.meter")
         self._records = caplog
         self.now_s = 0.0
@@ -63,8 +65,9 @@ def test_interval_with_a_loss_above_the_base_rates_is_warned_of_once(caplog) -> 
 
     assert len(losses.warnings) == 1
     assert losses.warnings[0].startswith(
-        f"loss 0.60000 up to step 10 is above {losses.BASE:.5f}, the loss of predicting the click rate "
-        f"0.2500 for every example: try a smaller learning rate"
+        "the examples since the last line, up to step 10, have a mean loss of 0.60000, above "
+        f"{losses.BASE:.5f}, that of predicting for each the click rate 0.2500 of all examples so far: try a "
+        "smaller learning rate"
     )
 
 
@@ -75,7 +78,7 @@ def test_base_rate_is_that_of_all_examples_on_those_of_the_interval(caplog) -> N
     losses.add(*[0.2] * 5, clicks=0)
 
     assert (
-        f"is above {-math.log1p(-0.125):.5f}, the loss of predicting the click rate 0.1250"
+        f"above {-math.log1p(-0.125):.5f}, that of predicting for each the click rate 0.1250"
         in (losses.warnings[0])
     )
 
@@ -96,6 +99,21 @@ def test_loss_that_may_yet_be_below_the_base_rates_is_not_warned_of(caplog, inte
     losses.progress.log()
 
     assert losses.warnings == []
+
+
+@pytest.mark.parametrize(("loss", "is_above"), [(0.4, True), (0.3, False)])
+def test_base_rate_is_that_of_the_weights(caplog, loss: float, is_above: bool) -> None:
+    """Half of the examples are clicks, which weigh 1 of 10: always predicting that has a loss of 0.325."""
+    losses = Losses(caplog)
+    labels = np.tile(np.float32([0, 1]), 50)
+    weights = np.where(labels > 0, np.float32(1), np.float32(9))
+    for _ in range(20):
+        losses.now_s += 1.0
+        losses.progress.add(labels, np.full(100, 0.3, np.float32), loss * weights.sum(), weights)
+
+    assert len(losses.warnings) == is_above
+    shown = "above 0.32508, that of predicting for each the click rate 0.1000"
+    assert all(shown in warning for warning in losses.warnings)
 
 
 def test_other_losses_are_not_compared(caplog) -> None:
@@ -140,6 +158,18 @@ def test_line_has_rate_and_mean_loss_of_its_window(run: Run) -> None:
 
     assert run.lines[0]["examples/s"] == "5"  # 40 examples in 8 seconds
     assert run.lines[0]["loss"] == "0.20000"
+
+
+def test_losses_of_weighted_examples_are_divided_by_their_weight(run: Run) -> None:
+    labels, predictions = np.float32([0, 1]), np.float32([0.2, 0.8])
+    run.progress.add(labels, predictions, 12.0, np.float32([0.5, 1.5]))
+    run.progress.log()
+    run.progress.add(labels, predictions, 12.0, np.float32([1, 3]))
+    run.progress.log()
+
+    assert [line["loss"] for line in run.lines] == ["6.00000", "3.00000"]
+    assert run.progress.mean_loss == 4.0
+    assert run.progress.examples == 4
 
 
 def test_next_window_starts_at_the_line(run: Run) -> None:
@@ -193,3 +223,102 @@ def test_last_line_is_of_what_came_since_and_not_written_twice(run: Run) -> None
 
     assert [line["loss"] for line in run.lines] == ["0.25000", "0.50000"]
     assert run.lines[1]["examples/s"] == "0"  # no time has passed
+
+
+def test_pass_has_metrics_of_its_own(run: Run) -> None:
+    run.add(examples=10, is_right=False)
+    run.progress.begin_pass()
+    assert run.progress.of_pass().examples == 0
+
+    run.add(examples=30)
+
+    assert run.progress.of_pass().examples == 30
+    assert run.progress.of_pass().auc() == 1.0
+    assert run.progress.counts().examples == 40
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_early_steps_of_a_pass_that_know_less_than_the_click_rate_are_warned_of(
+    caplog, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """Within the first interval: predictions of 0.5 have a loss of log 2, those of the rate one of 0.5623."""
+    monkeypatch.setattr(meter, "EARLY_STEPS", 3 if early else 5)
+    losses = Losses(caplog, advice="try this")
+    losses.progress.begin_pass()
+
+    losses.add(*[0.6] * 4)
+
+    expected = (
+        f"the model after the first 3 steps of a pass has a log loss of {math.log(2):.5f} "
+        f"({math.log(2):.5f} in the last 20 batches of this worker), above {losses.BASE:.5f}, that of "
+        "predicting the click rate 0.2500 for every example: try this"
+    )
+    assert losses.warnings == ([expected] if early else [])
+
+
+@pytest.mark.parametrize("recent", [0.5, 0.25])
+def test_loss_that_has_fallen_below_the_base_rates_is_not_warned_of(caplog, recent: float) -> None:
+    """A mean above it is that of the first predictions."""
+    losses = Losses(caplog)
+    labels = np.zeros(100, np.float32)
+    labels[:25] = 1
+    for prediction in [0.9] * 30 + [recent] * 20:
+        losses.progress.add(labels, np.full(100, prediction, np.float32), 0.0)
+
+    losses.progress.warn_of_base_rate(losses.progress.of_pass(), "the pass")
+
+    assert len(losses.warnings) == (recent == 0.5)
+
+
+def test_line_says_where_the_pass_is_and_how_long_it_takes(run: Run) -> None:
+    done = iter([0.4, 0.5, 0.52, None])
+    run.progress.begin_pass("2/3", lambda: next(done))
+    for now_s in (110.0, 120.0, 137.0, 150.0):
+        run.now_s = now_s
+        run.add()
+
+    # 12 % took 27 s, so 48 % take 108 s: what was done before the first line took none of this time.
+    shown = [{name: line.get(name) for name in ("pass", "done", "left")} for line in run.lines]
+    assert shown == [
+        {"pass": "2/3", "done": "40%", "left": None},
+        {"pass": "2/3", "done": "50%", "left": "0:00:50"},
+        {"pass": "2/3", "done": "52%", "left": "0:01:48"},
+        {"pass": "2/3", "done": None, "left": None},
+    ]
+
+
+def test_lines_are_told_with_their_figures(run: Run) -> None:
+    told = []
+    run.progress.watch(told.append)
+    run.progress.begin_pass("1/1", lambda: 0.25)
+
+    run.now_s = 110.0
+    run.add(examples=30, loss=6.0)
+
+    assert told[0]["examples"] == 30
+    assert told[0]["examples_per_s"] == 3.0
+    assert told[0]["loss"] == 0.2
+    assert told[0]["pass_done"] == 0.25
+    assert math.isnan(told[0]["pass_left_s"])
+
+
+def test_others_count_while_a_line_waits_for_the_learning_rates() -> None:
+    """Servers may take long to say how many batches are applied."""
+    asked, has_counted, waits = threading.Event(), threading.Event(), []
+
+    def rates() -> str:
+        asked.set()
+        waits.append(has_counted.wait(5.0))
+        return " rates=wide:0.1"
+
+    progress = Progress(every_s=0.0, rates=rates)
+    one = np.ones(1, np.float32)
+    writer = threading.Thread(target=progress.add, args=(one, one, 0.0))
+    writer.start()
+    assert asked.wait(5.0)
+    progress.skip()
+    has_counted.set()
+    writer.join()
+
+    assert waits == [True]
+    assert progress.steps == 2

@@ -18,6 +18,12 @@ from ps_worker.job import override_job
         (["pipe_command=cat", "format=csv"], "data.format is 'csv', but data.pipe_command prints"),
         (["columns=['click']"], r"data.columns is \('click',\), but files are not multi-slot text"),
         (["values=text"], "data.values is 'text', but files are not multi-slot text"),
+        (
+            ["negative_correction=weight"],
+            "negative_correction is 'weight', but all rows are trained on",
+        ),
+        (["negative_rate=0"], "data.negative_rate is 0: .* greater than 0"),
+        (["negative_rate=10"], "data.negative_rate is 10: .* equal to 1"),
         (["shuffle=globl"], "data.shuffle is 'globl', did you mean 'global'"),
     ],
 )

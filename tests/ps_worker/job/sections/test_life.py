@@ -6,7 +6,7 @@ import pytest
 
 from protos.errors import JobError
 from protos.spec import AdmissionSpec, ExpirySpec, StatisticsSpec
-from ps_worker.job import Job, override_job, stored_job
+from ps_worker.job import Job, override_job
 
 
 def job(**life: object) -> Job:
@@ -74,7 +74,7 @@ def test_stored_job_has_the_same_tables() -> None:
     admission = {"policy": "count", "threshold": 3}
     first = job(max_unseen=7, admission=admission, tables={"wide": {"max_rows": 9}})
 
-    again = stored_job(json.loads(first.to_json()), [], source="job.json")
+    again = override_job(json.loads(first.to_json()), [], source="job.json")
 
     assert again.life.of_table("wide") == first.life.of_table("wide")
     assert again == first

@@ -1,62 +1,54 @@
 """Modes and their settings, from the job file to the checkpoint and back."""
 
 import json
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from protos.errors import JobError
-from ps_worker.job import Job, override_job, stored_job
-from ps_worker.job.sections.strategy import SETTINGS, Mode, StrategySection
+from protos.role import Members
+from ps_worker.job import Job, load_job, override_job
+from ps_worker.job.sections.strategy import SETTINGS, Mode
+from ps_worker.run.run import terms_of
 
 MODES = get_args(Mode)
-ALL_SETTINGS = sorted(StrategySection.model_fields.keys() - {"mode"})
-DEFAULTS = {name: StrategySection.model_fields[name].default for name in ALL_SETTINGS}
+EXAMPLES = sorted(Path("examples").glob("*.toml"))
+TABLES = {
+    "async": {"max_merge_var_num": 2, "max_delay_ms": 5.0},
+    "geo": {"k_steps": 7},
+    "bounded_staleness": {"max_staleness": 3, "send_queue_size": 9},
+}
 
 
 def job_of(*overrides: str, **strategy: Any) -> Job:
     return override_job({"strategy": strategy}, overrides, source="job.toml")
 
 
-def test_every_mode_has_its_settings_and_every_setting_its_modes() -> None:
-    assert tuple(SETTINGS) == MODES
-    assert sorted(set().union(*SETTINGS.values())) == ALL_SETTINGS
+def test_every_table_is_of_a_mode() -> None:
+    assert SETTINGS.keys() <= set(MODES)
+    assert SETTINGS.keys() == TABLES.keys()
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("setting", ALL_SETTINGS)
-def test_setting_counts_as_given_even_at_its_default(mode: str, setting: str) -> None:
-    given = {"mode": mode, setting: DEFAULTS[setting]}
+def test_tables_of_all_modes_go_with_every_mode(mode: str) -> None:
+    job = job_of(mode=mode, **TABLES)
 
-    if setting in SETTINGS[mode]:
-        assert getattr(job_of(**given).strategy, setting) == DEFAULTS[setting]
-    else:
-        with pytest.raises(JobError, match=rf"strategy\.{setting} is .*, but mode is \"{mode}\""):
-            job_of(**given)
+    assert job.strategy.async_.max_merge_var_num == 2
+    assert job.strategy.geo.k_steps == 7
+    assert job.strategy.bounded_staleness.max_staleness == 3
+    assert job.strategy.bounded_staleness.max_merge_var_num == 1, "not of async"
 
 
-def test_setting_without_use_says_both_ways_out() -> None:
-    with pytest.raises(JobError) as caught:
-        job_of(k_steps=100)
-
-    assert str(caught.value) == (
-        'job.toml: strategy.k_steps is 100, but mode is "async": set strategy.mode = "geo", or remove '
-        "k_steps"
-    )
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_takes_every_mode(path: Path, mode: str) -> None:
+    assert load_job(path, [f"strategy.mode={mode}"]).strategy.mode == mode
 
 
-def test_all_settings_without_use_are_named_at_once() -> None:
-    with pytest.raises(JobError) as caught:
-        job_of("strategy.mode=sync", max_delay_ms=5, send_queue_size=4)
-
-    for setting in ("max_delay_ms", "send_queue_size"):
-        assert f'set strategy.mode = "async" or "bounded_staleness", or remove {setting}' in str(
-            caught.value
-        )
-
-
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("mode", "setting", "value"),
+    ("table", "setting", "value"),
     [
         ("geo", "k_steps", 0),
         ("geo", "max_replica_mb", 0),
@@ -65,24 +57,29 @@ def test_all_settings_without_use_are_named_at_once() -> None:
         ("async", "max_delay_ms", "soon"),
     ],
 )
-def test_value_out_of_range_is_refused_by_name(mode: str, setting: str, value: object) -> None:
-    with pytest.raises(JobError, match=rf"strategy\.{setting} is {value!r}: "):
-        job_of(mode=mode, **{setting: value})
+def test_value_out_of_range_is_refused_by_name_in_every_mode(
+    mode: str, table: str, setting: str, value: object
+) -> None:
+    with pytest.raises(JobError, match=rf"strategy\.{table}\.{setting} is {value!r}: "):
+        job_of(mode=mode, **{table: {setting: value}})
 
 
 def test_worker_may_be_in_step_with_the_slowest() -> None:
-    assert job_of(mode="bounded_staleness", max_staleness=0).strategy.max_staleness == 0
+    job = job_of(mode="bounded_staleness", bounded_staleness={"max_staleness": 0})
+
+    assert job.strategy.bounded_staleness.max_staleness == 0
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_job_is_written_with_the_settings_of_its_mode_alone(mode: str) -> None:
-    job = job_of(mode=mode)
+    job = job_of(mode=mode, **TABLES)
 
     written = json.loads(job.to_json())
 
-    assert written["strategy"].keys() == {"mode", *SETTINGS[mode]}
-    assert override_job(written, [], source="checkpoint") == job
-    assert stored_job(written, [], source="checkpoint") == job
+    assert written["strategy"].keys() == {"mode", *({mode} & TABLES.keys())}
+    again = override_job(written, [], source="checkpoint")
+    assert again.strategy.settings == job.strategy.settings
+    assert again.to_json() == job.to_json()
 
 
 @pytest.mark.parametrize("stored", MODES)
@@ -90,34 +87,23 @@ def test_job_is_written_with_the_settings_of_its_mode_alone(mode: str) -> None:
 def test_stored_job_takes_another_mode(stored: str, asked: str) -> None:
     written = json.loads(job_of(mode=stored).to_json())
 
-    job = stored_job(written, [f"strategy.mode={asked}"], source="checkpoint")
+    job = override_job(written, [f"strategy.mode={asked}"], source="checkpoint")
 
     assert job == job_of(mode=asked)
 
 
-def test_stored_settings_of_both_modes_stay() -> None:
-    written = json.loads(job_of(mode="async", max_delay_ms=5).to_json())
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_agree_on_the_settings_of_their_mode_alone(mode: str) -> None:
+    def terms(**tables: Any) -> dict[str, str]:
+        return terms_of(job_of(mode=mode, **tables), Members(2, 0))
 
-    job = stored_job(written, ["strategy.mode=bounded_staleness"], source="checkpoint")
-
-    assert job.strategy.max_delay_ms == 5
-
-
-def test_job_stored_with_all_defaults_filled_in_loads() -> None:
-    written = {"strategy": {"mode": "sync", **DEFAULTS}}
-
-    assert stored_job(written, [], source="checkpoint") == job_of(mode="sync")
+    assert terms() != terms(**{mode: TABLES[mode]}) if mode in TABLES else True
+    others = {table: values for table, values in TABLES.items() if table != mode}
+    assert terms() == terms(**others)
 
 
-def test_override_without_use_is_refused_over_a_stored_job_too() -> None:
-    written = json.loads(job_of(mode="async").to_json())
+def test_term_of_a_setting_has_its_key() -> None:
+    terms = terms_of(job_of(mode="geo", geo={"k_steps": 7}), Members(2, 0))
 
-    with pytest.raises(JobError, match=r"strategy\.k_steps is 7, but mode is \"async\""):
-        stored_job(written, ["strategy.k_steps=7"], source="checkpoint")
-
-
-def test_unknown_mode_over_a_stored_job_is_refused_by_name() -> None:
-    written = json.loads(job_of(mode="async").to_json())
-
-    with pytest.raises(JobError, match=r"strategy\.mode is 'asink', did you mean 'async'"):
-        stored_job(written, ["strategy.mode=asink"], source="checkpoint")
+    assert terms["strategy.geo.k_steps"] == "7"
+    assert terms["strategy.mode"] == '"geo"'

@@ -1,0 +1,50 @@
+"""The folder that a fresh run saves into: its own, or one with checkpoints of an earlier run."""
+
+import json
+
+from protos.errors import CheckpointError, counted
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage.folders import folder_at
+from ps_worker.checkpoints.attachments import JOB_ATTACHMENT
+from ps_worker.checkpoints.retention import checkpoints_of_runs
+from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
+from ps_worker.job import Job
+
+_MOST_LISTED = 10
+
+
+def require_free_folder(job: Job) -> None:
+    """Refuses to start a fresh run where an earlier one has saved: it would replace some of its checkpoints.
+
+    Not for a process that takes a lost one's place: the checkpoints there are those of its own run.
+
+    Raises:
+        JobError: If there are checkpoints of a run, and the job says neither `checkpoint.resume` nor
+            `checkpoint.overwrite`; says what they are.
+        CheckpointError: If the folder cannot be read.
+    """
+    settings = job.checkpoint
+    if not settings.dir or settings.resume or settings.overwrite:
+        return
+    if names := checkpoints_of_runs(settings.dir):
+        raise job.error(
+            "checkpoint.dir",
+            f"{settings.dir} has checkpoints of an earlier run ({_described(settings.dir, names)}), and this "
+            f"run, of model {job.model.name!r}, would mix its own with them: set checkpoint.resume = true to "
+            f"resume the earlier run, checkpoint.overwrite = true to replace its checkpoints, or another "
+            f"checkpoint.dir",
+        )
+
+
+def _described(folder: str, names: list[str]) -> str:
+    """Returns what the newest checkpoint of a run says of it, and the names of all, of many the last."""
+    older = len(names) - _MOST_LISTED
+    listed = ", ".join(names[-_MOST_LISTED:])
+    listed = f"{older} older ones, {listed}" if older > 0 else listed
+    try:
+        newest = Checkpoint.open(folder_at(folder).child(names[-1]).url)
+        model = json.loads(newest.attachment(JOB_ATTACHMENT))["model"]["name"]
+        state = RunState.from_json(newest.attachment(RUN_ATTACHMENT), newest.url)
+    except (CheckpointError, ValueError, TypeError, KeyError):  # damaged, or saved by a script
+        return listed
+    return f"model {model!r}, {counted(state.epochs_done, 'epoch')} done: {listed}"

@@ -1,0 +1,132 @@
+"""Schedules of learning rates under the names that they have in Paddle; `[optimizer] schedule` of a job.
+
+    fleet.optimizer.Adam(fleet.optimizer.lr.CosineAnnealingDecay(0.01, T_max=20_000))
+
+A step is a batch of any worker: servers count them, and nobody calls `step()`.
+"""
+
+from typing import Any
+
+from protos.errors import UsageError
+
+Settings = dict[str, Any]
+
+
+class LRScheduler:
+    """A learning rate and its schedule.
+
+    Attributes:
+        base_lr: The learning rate that the schedule multiplies.
+        schedule: As a job's `schedule`.
+    """
+
+    def __init__(self, learning_rate: float, schedule: Settings) -> None:
+        """Takes both."""
+        self.base_lr = _number("learning_rate", learning_rate)
+        self.schedule = schedule
+
+    def step(self, *_: object, **__: object) -> None:
+        """Raises UsageError: servers count the steps."""
+        raise UsageError(
+            f"{type(self).__name__}.step() is not needed: its steps are the batches of all workers, which "
+            f"servers count; remove the call"
+        )
+
+
+class StepDecay(LRScheduler):
+    """Times `gamma` every `step_size` steps."""
+
+    def __init__(self, learning_rate: float, step_size: int, gamma: float = 0.1) -> None:
+        """Takes Paddle's arguments, but counts batches of all workers."""
+        super().__init__(learning_rate, {"kind": "step", "step_size": step_size, "gamma": gamma})
+
+
+class CosineAnnealingDecay(LRScheduler):
+    """Down to `eta_min` along a cosine, in `T_max` steps; there it stays."""
+
+    def __init__(self, learning_rate: float, T_max: int, eta_min: float = 0.0) -> None:  # noqa: N803
+        """Takes Paddle's arguments, but counts batches of all workers."""
+        end_factor = _ratio("eta_min", eta_min, learning_rate)
+        super().__init__(
+            learning_rate, {"kind": "cosine", "total_steps": T_max, "end_factor": end_factor}
+        )
+
+
+class PolynomialDecay(LRScheduler):
+    """Down to `end_lr` in equal amounts, in `decay_steps` steps; there it stays."""
+
+    def __init__(
+        self,
+        learning_rate: float,
+        decay_steps: int,
+        end_lr: float = 0.0001,
+        power: float = 1.0,
+        cycle: bool = False,
+    ) -> None:
+        """Takes Paddle's arguments, but counts batches of all workers.
+
+        Raises:
+            UsageError: If it is not linear, or begins again.
+        """
+        if power != 1.0 or cycle:
+            raise UsageError(
+                f"PolynomialDecay has power={power!r}, cycle={cycle!r}: here it is linear, once; leave both "
+                f"out, or take CosineAnnealingDecay"
+            )
+        end_factor = _ratio("end_lr", end_lr, learning_rate)
+        super().__init__(
+            learning_rate, {"kind": "linear", "total_steps": decay_steps, "end_factor": end_factor}
+        )
+
+
+class LinearWarmup(LRScheduler):
+    """Up to `end_lr` in `warmup_steps` equal amounts, then as `learning_rate` says."""
+
+    def __init__(
+        self,
+        learning_rate: "float | LRScheduler",
+        warmup_steps: int,
+        start_lr: float = 0.0,
+        end_lr: float | None = None,
+    ) -> None:
+        """Takes Paddle's arguments, but counts batches of all workers, and begins with 1 / warmup_steps.
+
+        Args:
+            learning_rate: After the warm-up; a schedule begins then.
+            warmup_steps: Batches of all workers.
+            start_lr: 0: the rate grows from nothing.
+            end_lr: Where the warm-up ends; None: at the learning rate.
+
+        Raises:
+            UsageError: If the warm-up begins or ends elsewhere.
+        """
+        after = (
+            learning_rate
+            if isinstance(learning_rate, LRScheduler)
+            else LRScheduler(learning_rate, {})
+        )
+        if start_lr != 0 or end_lr not in (None, after.base_lr):
+            raise UsageError(
+                f"LinearWarmup goes from start_lr={start_lr!r} to end_lr={end_lr!r}: here it goes from 0 to "
+                f"the learning rate, {after.base_lr!r}; leave both out"
+            )
+        if "warmup_steps" in after.schedule:
+            raise UsageError("LinearWarmup is in a LinearWarmup: one of them is enough")
+        schedule = {**after.schedule, "warmup_steps": warmup_steps}
+        if "total_steps" in schedule:
+            schedule["total_steps"] += warmup_steps
+        super().__init__(after.base_lr, schedule)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{name} is {value!r}, expected a number")
+    return float(value)
+
+
+def _ratio(name: str, value: float, learning_rate: float) -> float:
+    """Returns a rate as a factor of the learning rate."""
+    rate = _number("learning_rate", learning_rate)
+    if not rate > 0 or not 0 <= _number(name, value) <= rate:
+        raise UsageError(f"{name} is {value!r}, expected 0 to the learning rate, {learning_rate!r}")
+    return value / rate

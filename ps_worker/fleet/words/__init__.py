@@ -1,0 +1,1 @@
+"""Words of Paddle: roles, strategies and datasets, as scripts write them."""

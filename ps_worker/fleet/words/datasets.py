@@ -1,0 +1,151 @@
+"""Datasets of files as Paddle's scripts make them, with `init`, or by a factory.
+
+    dataset = fleet.DatasetFactory().create_dataset("QueueDataset")      # or fleet.QueueDataset()
+    dataset.init(batch_size=32, thread_num=2, use_var=schema, pipe_command="python clicks.py")
+
+The same as fleet.QueueDataset(schema, batch_size=32, thread_num=2) with set_pipe_command.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from ctr_model.schema import Schema
+from protos.errors import UsageError
+from ps_worker.data import in_memory_dataset, queue_dataset
+from ps_worker.data.file_dataset import FileDataset
+
+_MULTI_SLOT = "cat"
+"""The command by which Paddle reads files that are multi-slot text already."""
+
+_PARTS_OF_INIT = frozenset(
+    {"set_use_var", "set_batch_size", "set_thread", "set_hdfs_config", "set_download_cmd"}
+)
+
+
+class _InitLater(FileDataset):
+    """A dataset whose columns come with `init`."""
+
+    def __init__(
+        self,
+        schema: Schema | None = None,
+        batch_size: int | None = None,
+        thread_num: int = 1,
+        **settings: Any,
+    ) -> None:
+        """Takes the arguments of the dataset, or none of them: then `init` does."""
+        if schema is None:
+            if batch_size is not None or settings:
+                raise UsageError(
+                    f"{self._name} needs its columns first: {self._name}(schema, batch_size=32)"
+                )
+            return
+        if batch_size is None:
+            raise UsageError(
+                f"{self._name} needs a batch_size: {self._name}(schema, batch_size=32)"
+            )
+        super().__init__(schema, batch_size, thread_num, **settings)
+
+    def init(
+        self,
+        *,
+        use_var: Schema,
+        batch_size: int = 1,
+        thread_num: int = 1,
+        pipe_command: str = "",
+        **of_paddle: Any,
+    ) -> None:
+        """Makes the dataset, as Paddle's `init`.
+
+        Args:
+            use_var: The columns, a Schema: there is no static program here whose variables they could be.
+            batch_size: B.
+            thread_num: Training threads.
+            pipe_command: As of `set_pipe_command`; "cat": the files are multi-slot text; "": what their
+                suffixes say.
+            of_paddle: Other arguments of Paddle's: only those that ask for nothing.
+
+        Raises:
+            UsageError: If it was made before, or an argument has no counterpart; says what to write.
+        """
+        if self._is_made:
+            raise UsageError(f"{self._name} has its columns already: init() is called once")
+        if not isinstance(use_var, Schema):
+            raise UsageError(
+                f"use_var of {self._name} is {_shown(use_var)}, expected a Schema of the columns: "
+                f"ctr_model.schema.Schema(dense=(DenseColumn(name='age'),), slots=('user', 'ad'))"
+            )
+        _refuse(self._name, of_paddle)
+        _InitLater.__init__(self, use_var, batch_size, thread_num, **_format_of(pipe_command))
+        if pipe_command and pipe_command != _MULTI_SLOT:
+            self.set_pipe_command(pipe_command)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Says what to call, where something is missing since `init` was not called, or is part of it."""
+        if name in _PARTS_OF_INIT or (not self._is_made and not name.startswith("__")):
+            what = f"{name}() is" if name in _PARTS_OF_INIT else "columns are"
+            raise UsageError(
+                f"{what} given by init(): dataset.init(batch_size=32, thread_num=2, use_var=schema), or "
+                f"write {self._name}(schema, batch_size=32, thread_num=2)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def _is_made(self) -> bool:
+        return "schema" in vars(self)
+
+    @property
+    def _name(self) -> str:
+        return f"fleet.{type(self).__name__}"
+
+
+class QueueDataset(_InitLater, queue_dataset.QueueDataset):
+    """Files that are read while they are trained on; see `ps_worker.data.queue_dataset`."""
+
+
+class InMemoryDataset(_InitLater, in_memory_dataset.InMemoryDataset):
+    """Files that are read into memory first; see `ps_worker.data.in_memory_dataset`."""
+
+
+class DatasetFactory:
+    """Makes datasets by the names of their classes."""
+
+    def create_dataset(self, datafeed_class: str = "QueueDataset") -> Any:
+        """Returns a dataset, whose `init` is to be called.
+
+        Raises:
+            UsageError: If there is no such class.
+        """
+        known = {each.__name__: each for each in (QueueDataset, InMemoryDataset)}
+        if datafeed_class not in known:
+            raise UsageError(
+                f"there is no dataset {datafeed_class!r}, only {', '.join(known)}: the first reads files "
+                f"while it trains, the second before"
+            )
+        return known[datafeed_class]()
+
+
+def _format_of(pipe_command: str) -> dict[str, Any]:
+    return {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
+
+
+_ADVICE = {
+    "fs_name": "files are named by URL, as hdfs://name/part-0 (docs/data.md)",
+    "fs_ugi": "files are named by URL, as hdfs://name/part-0 (docs/data.md)",
+    "download_cmd": "files are named by URL (docs/data.md); a command is pipe_command",
+    "input_type": "the format is that of the files' suffixes, or what pipe_command prints",
+}
+
+
+def _refuse(dataset: str, of_paddle: dict[str, Any]) -> None:
+    for name, value in of_paddle.items():
+        if value in (None, "", 0) or (name, value) == ("download_cmd", "cat"):
+            continue
+        advice = _ADVICE.get(name, "it has none here: leave it out")
+        raise UsageError(f"{name} of {dataset}.init() is {value!r}: {advice}")
+
+
+def _shown(use_var: object) -> str:
+    """Returns variables for a message, by their names where they have some."""
+    if isinstance(use_var, Iterable) and not isinstance(use_var, str):
+        return f"a list of {', '.join(str(getattr(each, 'name', each)) for each in use_var)}"
+    return repr(use_var)

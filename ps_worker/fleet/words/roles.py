@@ -1,0 +1,148 @@
+"""Role makers: the role of a process, from the environment or from arguments."""
+
+import enum
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from protos.errors import RoleError, counted
+from protos.role import (
+    HeterRole,
+    ServerRole,
+    WorkerRole,
+    require_endpoints,
+    require_work,
+    role_from_environment,
+)
+from protos.role import Role as ProcessRole
+
+
+class Role(enum.Enum):
+    """Role of a process."""
+
+    WORKER = 1
+    SERVER = 2
+    HETER_WORKER = 3
+
+
+class RoleMaker(Protocol):
+    """Knows the role of this process."""
+
+    def role(self) -> ProcessRole | None:
+        """Returns the role; None: no cluster, everything in this process.
+
+        Raises:
+            RoleError: If there is a role, but it is not described whole.
+        """
+        ...
+
+
+class PaddleCloudRoleMaker:
+    """Reads the role from the variables that Paddle's operators and `ps-launch` set (protos/role.py)."""
+
+    def __init__(self, is_collective: bool = False) -> None:
+        """Reads nothing yet.
+
+        Args:
+            is_collective: As in Paddle; there is no collective training here.
+
+        Raises:
+            RoleError: If `is_collective`.
+        """
+        _refuse_collective(is_collective)
+
+    def role(self) -> ProcessRole | None:
+        """See `RoleMaker`."""
+        return role_from_environment(os.environ)
+
+
+class UserDefinedRoleMaker:
+    """Takes the role from its arguments."""
+
+    def __init__(
+        self,
+        is_collective: bool = False,
+        *,
+        current_id: int,
+        role: Role,
+        worker_num: int | None = None,
+        worker_endpoints: Sequence[str] = (),
+        server_endpoints: Sequence[str],
+        heter_worker_endpoints: Sequence[str] = (),
+        heter_worker_device: str = "cpu",
+    ) -> None:
+        """Checks the arguments.
+
+        Args:
+            is_collective: As in Paddle; there is no collective training here.
+            current_id: Index of this process among those of its role, from 0.
+            role: What it is.
+            worker_num: Workers of the job; None: as many as `worker_endpoints`.
+            worker_endpoints: As in Paddle; only their number counts, since nothing listens there.
+            server_endpoints: "host:port" of each server, in the order that all processes share.
+            heter_worker_endpoints: The same of each heter trainer, if there are any.
+            heter_worker_device: "cpu" or "cuda", of a heter trainer.
+
+        Raises:
+            RoleError: Names the argument that is wrong.
+        """
+        _refuse_collective(is_collective)
+        role = _known_role(role)
+        endpoints = require_endpoints(list(server_endpoints), "server_endpoints")
+        if worker_num is None:
+            worker_num = len(worker_endpoints)
+        elif worker_endpoints and len(worker_endpoints) != worker_num:
+            raise RoleError(
+                f"worker_num is {worker_num}, and there are {len(worker_endpoints)} worker_endpoints: give "
+                f"worker_num alone"
+            )
+        if worker_num < 1:
+            raise RoleError(f"worker_num is {worker_num!r}, expected at least 1")
+        heter = tuple(heter_worker_endpoints)
+        if heter or role is Role.HETER_WORKER:
+            heter = require_endpoints(heter, "heter_worker_endpoints", "heter trainer")
+        num_of = {
+            Role.WORKER: worker_num,
+            Role.SERVER: len(endpoints),
+            Role.HETER_WORKER: len(heter),
+        }
+        if not 0 <= current_id < num_of[role]:
+            raise RoleError(
+                f"current_id is {current_id!r}, expected 0 to {num_of[role] - 1}: the job has "
+                f"{counted(num_of[role], role.name.lower())}"
+            )
+        require_work(heter, worker_num, "heter_worker_endpoints")
+        shared: dict[str, Any] = {
+            "endpoints": endpoints,
+            "num_workers": worker_num,
+            "heter_endpoints": heter,
+        }
+        self._role: ProcessRole
+        match role:
+            case Role.WORKER:
+                self._role = WorkerRole(worker_index=current_id, **shared)
+            case Role.SERVER:
+                self._role = ServerRole(server_index=current_id, **shared)
+            case Role.HETER_WORKER:
+                self._role = HeterRole(heter_index=current_id, device=heter_worker_device, **shared)
+
+    def role(self) -> ProcessRole:
+        """See `RoleMaker`."""
+        return self._role
+
+
+def _known_role(role: object) -> Role:
+    """Returns the role; Paddle's are plain numbers."""
+    try:
+        return Role(role)
+    except ValueError:
+        raise RoleError(
+            f"role is {role!r}, expected fleet.Role.WORKER, SERVER or HETER_WORKER"
+        ) from None
+
+
+def _refuse_collective(is_collective: bool) -> None:
+    if is_collective:
+        raise RoleError(
+            "is_collective=True has no counterpart: parameters are on servers here, leave it out"
+        )

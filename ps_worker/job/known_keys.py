@@ -1,0 +1,88 @@
+"""The keys of a job, and the known ones that an unknown key may mean."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ps_server.optimizers.registry import OPTIMIZERS
+from ps_worker.job.fleet_words import FLEET_WORDS
+from ps_worker.job.job import Job
+from ps_worker.job.origin import KeyPath
+from ps_worker.job.sections.optimizers import OptimizerChoice
+
+_NEAR = 0.6
+"""Similarity from which on a name of the same table may be meant, as of `difflib`."""
+
+_NEAR_ELSEWHERE = 0.75
+"""The same for a name of another table."""
+
+
+def meant_keys(path: KeyPath) -> list[str]:
+    """Returns the known keys that an unknown one may mean, none if there is nothing like it.
+
+    Those of the same name in other sections come first, then the nearest name of its own section, then the
+    nearest of all: `train.learning_rate` may mean `optimizer.sparse.learning_rate` or that of `dense`.
+    """
+    table, name = path[:-1], path[-1]
+    everywhere = list(_below((), Job))
+    if same := [key for key in everywhere if key[-1] == name]:
+        return _dotted(same)
+    own = [(*table, each) for each in names_in(table)]
+    return _dotted(_nearest(name, own, _NEAR) or _nearest(name, everywhere, _NEAR_ELSEWHERE))
+
+
+def names_in(table: Sequence[str]) -> list[str]:
+    """Returns the names of the keys in a section or table, in their order; none if any name goes."""
+    section: type[BaseModel] | None = Job
+    for part in table:
+        if section is None:
+            return []
+        fields = _fields(section)
+        # In a table of tables, as life.tables, every name goes.
+        section = _table_of(fields[part]) if part in fields else section
+    if section is None:
+        return []
+    if issubclass(section, OptimizerChoice):
+        return _names_of_optimizers()
+    return [*_fields(section), *(FLEET_WORDS if tuple(table) == ("strategy",) else ())]
+
+
+def _below(path: KeyPath, section: type[BaseModel]) -> Iterator[KeyPath]:
+    """Yields all keys in a section and the tables in it, without those in tables of a free name."""
+    if issubclass(section, OptimizerChoice):
+        yield from ((*path, name) for name in _names_of_optimizers())
+        return
+    for name, field in _fields(section).items():
+        yield (*path, name)
+        table = _table_of(field)
+        if table is not None and get_origin(field.annotation) is not Mapping:
+            yield from _below((*path, name), table)
+
+
+def _fields(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
+def _table_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Returns the type of a table, or of each in a table of tables; None: a value is no table."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    kinds = [get_args(kind)[0] if get_args(kind) else kind for kind in kinds]
+    tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return tables[0] if tables else None
+
+
+def _names_of_optimizers() -> list[str]:
+    names = (name for optimizer in OPTIMIZERS.values() for name in optimizer.ranges)
+    return list(dict.fromkeys(["name", *names]))
+
+
+def _nearest(name: str, keys: Sequence[KeyPath], cutoff: float) -> list[KeyPath]:
+    found = difflib.get_close_matches(name, [key[-1] for key in keys], 1, cutoff=cutoff)
+    return [key for key in keys if found and key[-1] == found[0]]
+
+
+def _dotted(keys: Sequence[KeyPath]) -> list[str]:
+    return [".".join(key) for key in keys]

@@ -1,0 +1,31 @@
+"""`[run]`: what a run writes about itself."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from ps_worker.job.sections.section import Section
+
+_WHERE = "but nothing is written: set run.dir"
+
+
+class RunSection(Section):
+    """What a run writes about itself.
+
+    Attributes:
+        dir: Local folder for metrics.jsonl, job.json and TensorBoard events, which worker 0 writes; empty:
+            nothing is written.
+        overwrite: Whether a fresh run replaces the metrics of an earlier run in `dir`; without it such a
+            folder is refused. A run that resumes appends to them.
+    """
+
+    dir: str = ""
+    overwrite: bool = False
+
+    @model_validator(mode="after")
+    def _refuse_settings_without_use(self) -> Self:
+        if not self.dir:
+            self.refuse_without_use(dict.fromkeys(self.non_default("overwrite"), _WHERE))
+        if "://" in self.dir:
+            self.refuse_without_use({"dir": "but lines are appended to a local file: name a path"})
+        return self

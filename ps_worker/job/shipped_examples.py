@@ -1,0 +1,88 @@
+"""The examples that come with the package: jobs, models, scripts, and the files that they need."""
+
+import difflib
+from pathlib import Path
+
+from protos.errors import UsageError
+
+_PACKAGED = Path(__file__).parents[1] / "examples"  # in a wheel
+_OF_SOURCES = Path(__file__).parents[2] / "examples"
+_FOLDER = _PACKAGED if _PACKAGED.is_dir() else _OF_SOURCES
+
+_SUFFIXES = (".toml", ".py", ".sh")
+_NEEDS = {
+    "esmm": ("schemas/conversions.toml", "conversions.py"),
+    "din": ("schemas/histories.toml", "history_clicks.py"),
+    "torch_din": ("schemas/histories.toml", "history_clicks.py"),
+    "heter_wide_deep": ("torch_wide_deep.py",),
+}
+"""Files that an example needs besides those of its own name."""
+
+
+def example_names() -> dict[str, str]:
+    """Returns what each example is, by its name.
+
+    Raises:
+        UsageError: If this installation has no examples.
+    """
+    names = sorted({path.stem for path in _FOLDER.glob("*") if path.suffix in _SUFFIXES})
+    if not names:
+        raise UsageError(f"{_FOLDER} has no examples: install ctr-ps again")
+    return {name: _first_line(_own_files(name)[0]) for name in names}
+
+
+def write_example(name: str, folder: Path) -> list[Path]:
+    """Writes the files of an example; paths in them lead to `folder`, from where this process is.
+
+    Args:
+        name: One of `example_names`.
+        folder: Is made if it does not exist.
+
+    Returns:
+        The files written, that of the example first.
+
+    Raises:
+        UsageError: If there is no such example, a file exists already, or `folder` cannot be written; no
+            file was replaced.
+    """
+    names = list(example_names())
+    if name not in names:
+        nearest = difflib.get_close_matches(name, names, 1, cutoff=0.0)[0]
+        raise UsageError(
+            f"no example {name!r}, did you mean {nearest!r}? there are {', '.join(names)}"
+        )
+    sources = [*_own_files(name), *(_FOLDER / needed for needed in _NEEDS.get(name, ()))]
+    targets = [folder / source.relative_to(_FOLDER) for source in sources]
+    if there := [str(target) for target in targets if target.exists()]:
+        raise UsageError(
+            f"{', '.join(there)} exist already and are not replaced: name another folder, as in "
+            f"ps-worker example {name} my_folder"
+        )
+    try:
+        for source, target in zip(sources, targets, strict=True):
+            _write(source, target, folder)
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error}") from error
+    return targets
+
+
+def _own_files(name: str) -> list[Path]:
+    paths = [_FOLDER / f"{name}{suffix}" for suffix in _SUFFIXES]
+    return [path for path in paths if path.is_file()]
+
+
+def _write(source: Path, target: Path, folder: Path) -> None:
+    prefix = "" if folder == Path() else f"{folder}/"
+    text = source.read_text(encoding="utf-8").replace("examples/", prefix)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("x", encoding="utf-8") as file:
+        file.write(text)
+    if source.suffix == ".sh":
+        target.chmod(0o755)
+
+
+def _first_line(path: Path) -> str:
+    """Returns the first sentence of a file: of its docstring, or of its comment."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    first = next(line for line in lines if not line.startswith("#!"))
+    return first.lstrip('#r" ').rstrip('" ')

@@ -1,0 +1,163 @@
+"""The folder of a run, `run.dir`: what it has measured, for people and for tools.
+
+    metrics.jsonl    one JSON object a line: kind, time, epoch, step, figures (docs/evaluation.md)
+    job.json         the job as it was understood
+    events.out.*     the same figures for TensorBoard, if the extra is installed
+
+Each line is whole and in the file when it is written, so that a run can be followed, and one that was killed
+has all of its lines; it may leave a torn one, which the run that resumes it removes.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from protos.errors import UsageError
+from ps_worker.data.files.atomic_file import atomic_file
+from ps_worker.job import Job
+from ps_worker.training.evaluation.evaluator import json_value
+
+logger = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+JOB = "job.json"
+_EVENTS = "events.out.tfevents.*"
+
+Kind = Literal["start", "train", "valid", "pass", "test", "end"]
+
+
+class _Events(Protocol):
+    """The part of a `SummaryWriter` that is used."""
+
+    def add_scalar(
+        self, tag: str, scalar_value: float, global_step: int, walltime: float
+    ) -> object: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class RunFolder(AbstractContextManager["RunFolder"]):
+    """Writes the figures of one run. Thread-safe: lines of several threads do not mix."""
+
+    def __init__(
+        self, job: Job, *, is_continued: bool, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Changes nothing yet: a run that is refused afterwards leaves the folder as it is.
+
+        Args:
+            job: Names the folder; written to it.
+            is_continued: Metrics that are there are of this run, which resumes or has another process now.
+            clock: In seconds since 1970.
+
+        Raises:
+            JobError: If it has the metrics of another run.
+        """
+        self._job = job
+        self._is_continued = is_continued
+        self._clock = clock
+        folder = Path(job.run.dir)
+        metrics = folder / METRICS
+        if metrics.exists() and not is_continued and not job.run.overwrite:
+            raise job.error(
+                "run.dir",
+                f"{metrics} has the metrics of an earlier run: name another folder, set checkpoint.resume = "
+                f"true to resume that run and append to them, or run.overwrite = true to replace them",
+            )
+
+    def __enter__(self) -> Self:
+        """Opens the folder, and makes it if it does not exist.
+
+        Raises:
+            UsageError: If it cannot be written to.
+        """
+        folder = Path(self._job.run.dir)
+        metrics = folder / METRICS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self._is_continued:
+                for old in [*folder.glob(_EVENTS), *folder.glob(METRICS)]:
+                    old.unlink()
+            _remove_torn_line(metrics)
+            with atomic_file(folder / JOB) as file:
+                file.write(self._job.to_json().encode())
+            # One write a line, past Python's buffer: lines of threads do not mix, and no kill loses one.
+            self._file = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UsageError(
+                f"{self._job.place_of('run.dir')}: run.dir: cannot write to {str(folder)!r}: {error.strerror}"
+            ) from error
+        self._events = _events_in(folder)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def write(self, kind: Kind, *, epoch: int, step: int, figures: Mapping[str, Any]) -> None:
+        """Writes one line, and its numbers for TensorBoard.
+
+        Args:
+            kind: What the figures are of.
+            epoch: From 1; 0: before the first.
+            step: Steps of worker 0.
+            figures: Values of JSON, and numbers that are nan or infinite, which become null.
+        """
+        now = self._clock()
+        record = {"kind": kind, "time": now, "epoch": epoch, "step": step, **figures}
+        line = json.dumps(json_value(record), allow_nan=False)
+        try:
+            os.write(self._file, f"{line}\n".encode())
+            if self._events is not None and kind not in ("start", "end"):
+                for name, value in _numbers(figures):
+                    self._events.add_scalar(f"{kind}/{name}", value, step, now)
+                if kind != "train":
+                    self._events.flush()
+        except OSError as error:  # as when the disk is full: the model matters more
+            logger.warning("figures of %s step=%d are not written: %s", kind, step, error)
+
+    def close(self) -> None:
+        """Ends the files."""
+        os.close(self._file)
+        if self._events is not None:
+            self._events.close()
+
+
+def _remove_torn_line(metrics: Path) -> None:
+    """Removes what a killed process has left behind the last whole line."""
+    if metrics.exists():
+        content = metrics.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(metrics, whole)
+
+
+def _events_in(folder: Path) -> _Events | None:
+    try:
+        from tensorboardX import SummaryWriter  # late: an extra
+    except ImportError:
+        logger.info(
+            "no TensorBoard events are written to %s: pip install 'ctr-ps[tensorboard]'", folder
+        )
+        return None
+    writer: _Events = SummaryWriter(str(folder))
+    return writer
+
+
+def _numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yields the finite numbers in nested figures, by their path: the writer of events warns of others."""
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+            yield f"{prefix}{name}", float(value)

@@ -1,0 +1,342 @@
+"""Training from Python, in this process: in a notebook, or where no job file is wanted (docs/python.md)."""
+
+import logging
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeGuard, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.models.model import Model, tasks_of
+from ctr_model.models.origin import origin_of
+from ctr_model.schema import Schema
+from protos.errors import DataError, UsageError
+from protos.store import SaveRequest
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.store import ParameterStore
+from ps_worker.checkpoints.attachments import attachments_of, attachments_of_model
+from ps_worker.checkpoints.warm_start import require_schema
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.file_dataset import head_of
+from ps_worker.data.files.file_split import file_splits
+from ps_worker.data.files.listing import matching_files
+from ps_worker.data.formats import reader_of
+from ps_worker.data.user_code.samples import Sample, batches_of_samples
+from ps_worker.job import Job, override_job
+from ps_worker.job.checks import require_base_rate, require_device, require_life, require_optimizers
+from ps_worker.job.datasets import TrainingData, format_of_job, streamed
+from ps_worker.job.model import errors_of_model, model_of
+from ps_worker.job.specs import with_rates_of_tables
+from ps_worker.run.run import Run
+from ps_worker.training.evaluation.evaluator import figures
+
+logger = logging.getLogger(__name__)
+
+Files = str | Path | Sequence[str | Path]
+"""Paths, patterns and URLs of files."""
+
+Data = Files | Sequence[Sample] | Iterable[Batch]
+"""Files; or a list of samples (label, numbers, values of slots); or batches, such as a dataset of `fleet`."""
+
+
+_SECTIONS = ("data", "train", "optimizer", "life", "strategy", "device")
+
+_GIVEN_OTHERWISE = {
+    "train": "give files to train()",
+    "test": "give files to evaluate()",
+    "valid": "give files to evaluate()",
+    "schema": "give it as Trainer(schema=...)",
+}
+"""What a job has in its section [data], and a trainer elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a call of `Trainer.train` did.
+
+    Attributes:
+        examples: Trained on, over all epochs of the call.
+        loss: Their mean, weighted if they have weights; each example was predicted before it was trained on.
+        seconds: That it took.
+    """
+
+    examples: int
+    loss: float
+    seconds: float
+
+
+class Trainer:
+    """A model, its parameters, and what trains and evaluates it, in this process. For one thread.
+
+    Nothing is shared between two trainers, and nothing is left of one that is deleted.
+
+    Attributes:
+        model: What is trained.
+        schema: The columns of the data.
+        job: The settings.
+    """
+
+    def __init__(
+        self,
+        model: str | Model,
+        options: Mapping[str, Any] | None = None,
+        *,
+        schema: str | Path | Schema | None = None,
+        **sections: Mapping[str, Any],
+    ) -> None:
+        """Makes a model with initial parameters.
+
+        Args:
+            model: A name ("deepfm", or "my_model.py:MyModel"), or a model: `DeepFm(schema, dim=8)`.
+            options: Of the model that is named, as the keys of a job's section [model].
+            schema: The columns of the data: "criteo", the path of a schema, or one; None: that of a model
+                that is given, else "criteo".
+            sections: Settings, as a job's sections of the same name: `data` (of files: format and the like),
+                `train`, `optimizer`, `life`, `strategy`, `device`.
+
+        Raises:
+            JobError: If a setting or an option is wrong.
+            SchemaError: If there is no such schema.
+            UsageError: If a section or the schema cannot be given here.
+        """
+        for name in sections:
+            if name not in _SECTIONS:
+                raise UsageError(
+                    f"Trainer({name}=...): there is no such setting, only {', '.join(_SECTIONS)}; files are "
+                    f"given to train() and evaluate(), a folder to save()"
+                )
+        if options and "name" in options:
+            raise UsageError(
+                f"options name the model {options['name']!r}, and the first argument names {model!r}: leave "
+                f"'name' out of the options"
+            )
+        named = {"name": model, **(options or {})} if isinstance(model, str) else {}
+        self.job: Job = override_job({"model": named, **sections}, [], source="Trainer()")
+        for key, instead in _GIVEN_OTHERWISE.items():
+            if key in sections.get("data", {}):
+                raise self.job.error(
+                    f"data.{key}", f"data.{key} is no setting of a Trainer: {instead}"
+                )
+        if isinstance(model, str):
+            source = "criteo" if schema is None else schema
+            self.schema = source if isinstance(source, Schema) else Schema.load(source)
+            self.model = model_of(self.job, self.schema)
+        else:
+            self.schema = _schema_of(model, options, schema)
+            self.model = model
+        require_optimizers(self.job, self.model)
+        require_base_rate(self.job, self.model)
+        require_life(self.job, self.model)
+        require_device(self.job, self.model)
+        self.job = with_rates_of_tables(self.job, self.model)
+        self._is_named = isinstance(model, str)
+        self._epochs_done = 0
+        self._run = Run(
+            ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), self.model, self.job
+        )
+        self._close = weakref.finalize(self, self._run.close)
+
+    def train(self, data: Data, *, epochs: int | None = None) -> Trained:
+        """Trains on, from the parameters as they are; a second call is a further one.
+
+        Args:
+            data: With labels.
+            epochs: Passes over it; None: as the section `train` says, 1 without it.
+
+        Raises:
+            DataError: If no file matches, or data are malformed.
+            CtrPsError: If something else goes wrong; says what. The steps before it have been taken.
+        """
+        epochs = self.job.train.epochs if epochs is None else epochs
+        if epochs < 1:
+            raise UsageError(f"epochs is {epochs}, expected at least 1")
+        if epochs > 1 and isinstance(data, Iterator):
+            raise UsageError(
+                f"data is {data!r}, which can be gone through once only, and epochs is {epochs}: give files, "
+                f"a list or a dataset"
+            )
+        if self.job.data.negative_rate != 1 and not _are_files(data):
+            raise self.job.error(
+                "data.negative_rate",
+                f"data.negative_rate is {self.job.data.negative_rate:g}, which chooses rows while files are "
+                f"read, and train() was given {type(data).__name__}: give files, or leave it out",
+            )
+        self._require_weights(data)
+        before, start = self._run.progress.counts(), time.monotonic()
+        with errors_of_model(self.job):
+            self._run.start(self._head(data))
+            for batches in self._epochs(data, epochs):
+                self._run.train(batches)
+                self._epochs_done += 1
+        self._run.progress.log()
+        after = self._run.progress.counts()
+        examples = after.examples - before.examples
+        weight = after.weight - before.weight
+        loss = (after.loss - before.loss) / weight if weight else float("nan")
+        return Trained(examples, loss, time.monotonic() - start)
+
+    def evaluate(self, data: Data) -> dict[str, Any]:
+        """Returns `auc`, `log_loss`, `accuracy`, `calibration` and the number of `test_examples`.
+
+        Raises:
+            DataError: If no row has a label; otherwise as `train`.
+        """
+        self._require_weights(data)
+        with errors_of_model(self.job):
+            metrics = self._run.evaluate(self._batches(data, self.schema))
+        if not metrics.examples:
+            raise DataError("evaluate(): no row has a label; predict() does without")
+        return figures(metrics)
+
+    def predict(self, data: Data) -> NDArray[np.float32]:
+        """Returns the click probability of each row, float32[n]; labels do not count, and may be missing.
+
+        Those of a model of K tasks are float32[n, K], in the order of its `tasks`.
+        """
+        tasks = tasks_of(self.model)
+        none = np.empty((0, len(tasks)) if tasks else 0, np.float32)
+        predictions: list[NDArray[np.float32]] = [none]
+        batches = self._batches(data, replace(self.schema, is_for_prediction=True, id=None))
+        with errors_of_model(self.job):
+            self._run.evaluate(batches, on_predictions=lambda each: predictions.append(each.copy()))
+        return np.concatenate(predictions)
+
+    def save(self, folder: str | Path) -> str:
+        """Saves the model with its optimizer state, for `Predictor.load`, `ps-worker infer` and `load`.
+
+        Args:
+            folder: A path or URL that does not exist, or a checkpoint, which is replaced.
+
+        Returns:
+            Where it is.
+
+        Raises:
+            UsageError: If an option of the model cannot be saved.
+            CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+        """
+        attachments = (
+            attachments_of(self.job, self.schema)
+            if self._is_named
+            else attachments_of_model(self.model, self.job)
+        )
+        if not attachments:
+            logger.warning(
+                "%s has parameters alone, for load(): what class the model is of, %s, and with which "
+                "arguments it was made is not known to others",
+                folder,
+                type(self.model).__qualname__,
+            )
+        self._run.save(SaveRequest(url=str(folder), attachments=attachments))
+        return str(folder)
+
+    def load(self, folder: str | Path) -> None:
+        """Takes the parameters and optimizer state of a saved model, before training.
+
+        Args:
+            folder: A checkpoint, or a folder of them: then its newest.
+
+        Raises:
+            UsageError: If training has begun.
+            CheckpointError: If it is not a checkpoint, or of another model; nothing was replaced.
+            JobError: If it was trained with another schema.
+        """
+        checkpoint = Checkpoint.open(folder)
+        require_schema(self.job, self.schema, checkpoint.url, takes_dense=True)
+        self._run.load(checkpoint.url, token=checkpoint.token)
+
+    def close(self) -> None:
+        """Ends the background work of training, if the mode has any; deleting the trainer does the same."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _epochs(self, data: Data, epochs: int) -> Iterator[Any]:
+        """Yields the batches of each epoch."""
+        if not _are_files(data):
+            for _ in range(epochs):
+                yield self._batches(data, self.schema)
+            return
+        parts = file_splits(
+            lambda path: reader_of(path, self.schema, BadRows(), format_of_job(self.job)),
+            _matching(data),
+            0,
+            1,
+        )
+        files = TrainingData(self.job, self.schema, parts)
+        for epoch in range(self._epochs_done + 1, self._epochs_done + epochs + 1):
+            files.prepare(self._run, epoch)
+            yield files.batches(epoch)
+
+    def _batches(self, data: Data, schema: Schema) -> Iterable[Batch]:
+        if _are_files(data):
+            dataset = streamed(self.job, schema)
+            dataset.set_filelist(_matching(data))
+            return dataset
+        if _are_samples(data):
+            return batches_of_samples(data, schema, batch_size=self.job.train.batch_size)
+        return cast("Iterable[Batch]", data)
+
+    def _head(self, data: Data) -> Iterable[Batch]:
+        """Returns the first rows of data that can be gone through twice."""
+        if isinstance(data, Iterator):
+            return ()
+        batches = self._batches(data, self.schema)
+        return batches if not _are_files(data) and _are_samples(data) else head_of(batches)
+
+    def _require_weights(self, data: Data) -> None:
+        """Refuses samples where the schema has weights, without which other figures would come out."""
+        if self.schema.weight is not None and not _are_files(data) and _are_samples(data):
+            raise UsageError(
+                f"the schema names {self.schema.weight!r} as the column of weights, and samples have none: "
+                f"give files or batches, or leave 'weight' out of the schema"
+            )
+
+
+def _are_files(data: Data) -> TypeGuard[Files]:
+    if isinstance(data, str | Path):
+        return True
+    return isinstance(data, Sequence) and any(isinstance(each, str | Path) for each in data)
+
+
+def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
+    """Whether data that are no files are samples, not batches."""
+    return isinstance(data, Sequence) and not all(isinstance(each, Batch) for each in data)
+
+
+def _matching(files: Files) -> list[str]:
+    patterns = [files] if isinstance(files, str | Path) else files
+    return matching_files([str(pattern) for pattern in patterns])
+
+
+def _schema_of(
+    model: Model, options: Mapping[str, Any] | None, schema: str | Path | Schema | None
+) -> Schema:
+    """Returns the schema that a model was made for."""
+    if options:
+        raise UsageError(f"options are {options!r}, but the model has been made with its own")
+    origin = origin_of(model)
+    if origin is None and not isinstance(schema, Schema):
+        raise UsageError(
+            f"{type(model).__name__} does not say which columns it was made for: give schema=, the Schema "
+            f"that it was given"
+        )
+    if origin is not None and schema is not None and schema != origin.schema:
+        raise UsageError(
+            "the model was made for another schema than the one given: leave out schema="
+        )
+    return cast("Schema", schema if origin is None else origin.schema)

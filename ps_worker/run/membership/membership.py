@@ -1,0 +1,112 @@
+"""A worker's place in a job: taken by joining, kept by a lease, left in the end."""
+
+import logging
+import secrets
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from protos.errors import CtrPsError, LostPushesError, NotJoinedError, TransportError
+from protos.store import Coordination, Joined, Lease, Member, Version, WorkerLoss
+from ps_worker.job.sections.section import ClusterSection
+from ps_worker.run.abort import abort_by
+from ps_worker.run.membership.lease import LeaseRenewal
+
+logger = logging.getLogger(__name__)
+
+
+class Membership:
+    """The place of a worker that has joined. For one thread.
+
+    Leaving the `with` block by an error ends the job: no other worker waits for one that does not come.
+
+    Attributes:
+        member: This process, in its worker's place.
+        joined: What the store said.
+        has_left: The worker's part in the job is over.
+    """
+
+    def __init__(
+        self,
+        store: Coordination,
+        worker: int,
+        *,
+        terms: Mapping[str, str],
+        limits: ClusterSection,
+        is_in_process: bool,
+    ) -> None:
+        """Joins the job.
+
+        Args:
+            store: Where the job is.
+            worker: Index of this worker.
+            terms: Settings in which all workers must agree, by name.
+            limits: The lease, and what becomes of the job without this worker.
+            is_in_process: The store is in this process, and no lease has to be renewed.
+
+        Raises:
+            JobError: If workers do not agree.
+            CtrPsError: If servers do not answer, or another process has the place.
+        """
+        self.member = Member(worker, secrets.randbits(63))
+        self.has_left = False
+        self._store = store
+        self._renewal: LeaseRenewal | None = None
+        lease = Lease(seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss))
+        answer = store.join(worker, self.member.incarnation, terms=terms, lease=lease)
+        self.joined: Joined = answer.result()
+        if not is_in_process:
+            self._renewal = LeaseRenewal(
+                store, worker, lease.seconds, on_refusal=self._abort_if_forgotten
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        refusal = None if self._renewal is None else self._renewal.refusal
+        try:
+            if refusal is not None and not self.has_left:
+                raise refusal from error
+            if error is not None and not self.has_left:
+                abort_by(error, self._store, self.member.worker)
+        finally:
+            self.close()
+
+    def _abort_if_forgotten(self, refusal: CtrPsError) -> None:
+        """Ends the job if a server has forgotten it, or some of it: the others would wait for what is gone.
+
+        Any other refusal concerns this process alone: the job has lost it, and may go on.
+        """
+        if isinstance(refusal, NotJoinedError | LostPushesError):
+            abort_by(refusal, self._store, self.member.worker)
+
+    def leave(self, step: Version) -> None:
+        """Leaves the job for good: the worker takes part in no step from `step` on.
+
+        Raises:
+            AbortedError: If another worker has ended the job.
+        """
+        # Version 0 is there since the start: this does not wait, and raises if the job has ended by an error.
+        self._store.wait_version(0).result()
+        try:
+            self._store.leave(self.member.worker, step=step)
+        except TransportError as error:  # its work is done, and servers end when all have left
+            logger.warning("left without an answer, the servers may have ended: %s", error)
+        self.has_left = True
+        self.close()
+
+    def give_up(self) -> None:
+        """Has the servers lose this worker now, as its process ends; no other call may follow."""
+        if self._renewal is not None:
+            self._renewal.give_up()
+
+    def close(self) -> None:
+        """Ends the renewal of the lease."""
+        if self._renewal is not None:
+            self._renewal.close()

@@ -1,0 +1,149 @@
+"""The checkpoints of a training job: what each says of its run, and the best one, which BEST names."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from protos.errors import CheckpointError
+from ps_server.checkpoint.publish import best_in, forget_best, write_best
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage.folders import folder_at
+from ps_worker.checkpoints.attachments import attachments_of
+from ps_worker.checkpoints.resume import EarlierRun
+from ps_worker.checkpoints.retention import (
+    checkpoints_of_runs,
+    name_after_epoch,
+    name_at_step,
+)
+from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
+from ps_worker.checkpoints.saver import Saver
+from ps_worker.job import Job
+from ps_worker.job.datasets import order_of_data
+from ps_worker.run.plan import Plan
+from ps_worker.run.run import Run
+from ps_worker.run.training_job.passes import Pass
+from ps_worker.run.training_job.start import Start
+from ps_worker.run.training_job.validation.validator import NameOf, Validator
+
+logger = logging.getLogger(__name__)
+
+
+class JobCheckpoints:
+    """Saves a run: worker 0 if the job names a folder; else all of this is a no-op.
+
+    For one thread, besides what `after_step_of` returns, which any may call.
+    """
+
+    def __init__(self, plan: Plan, run: Run, validator: Validator, start: Start) -> None:
+        """Saves nothing yet; checkpoints say what `validator` has seen."""
+        self._plan = plan
+        self._job = plan.job
+        self._run = run
+        self._validator = validator
+        self._files = start.files
+        is_on = run.is_first and bool(self._job.checkpoint.dir)
+        self._saver = _saver_of(self._job, run, start.earlier) if is_on else None
+
+    @property
+    def latest(self) -> str | None:
+        """The url of the newest complete checkpoint; None: no checkpoint yet."""
+        return None if self._saver is None else self._saver.latest
+
+    @property
+    def name_within(self) -> NameOf | None:
+        """How `save_within` names the model of a validation; None: nothing is saved."""
+        return None if self._saver is None else lambda validation: name_at_step(validation.step)
+
+    @property
+    def name_after(self) -> NameOf | None:
+        """How `save_after` names the model of a validation; None: nothing is saved."""
+        return (
+            None if self._saver is None else lambda validation: name_after_epoch(validation.epoch)
+        )
+
+    def after_step_of(self, each: Pass) -> Callable[[], None] | None:
+        """Returns the callback that saves checkpoints within a pass; None: no such checkpoints."""
+        saver, run = self._saver, self._run
+        if saver is None or not self._job.checkpoint.is_within_epochs:
+            return None
+
+        def begin() -> Mapping[str, bytes]:
+            run.settle()
+            return self._attachments(epochs_done=each.number - 1, is_between_epochs=False)
+
+        return lambda: saver.after_step(run.progress.steps, begin)
+
+    def save_within(self, each: Pass, *, is_best: bool = False) -> None:
+        """Saves in the middle of a pass, while all workers wait; see `Saver.save`."""
+        name = name_at_step(self._run.progress.steps)
+        self._save(name, epochs_done=each.number - 1, is_between_epochs=False, is_best=is_best)
+
+    def save_after(self, each: Pass, *, is_best: bool) -> None:
+        """Saves at the end of a pass, while all others wait; see `Saver.save`."""
+        name = name_after_epoch(each.number)
+        self._save(name, epochs_done=each.number, is_between_epochs=True, is_best=is_best)
+
+    def wait(self) -> None:
+        """Returns when nothing is being written; see `Saver.wait`."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def finish(self) -> None:
+        """Returns when everything is written; see `Saver.finish`."""
+        if self._saver is not None:
+            self._saver.finish()
+
+    def write_best(self) -> None:
+        """Has BEST name the best validation's checkpoint, as after a process that ended between the two."""
+        best, folder = self._validator.validations.best, self._job.checkpoint.dir
+        if best is None or not best.checkpoint:
+            forget_best(folder)  # of what the run trained after the checkpoint that it resumes from
+            return
+        try:
+            if best_in(folder) != best.checkpoint:
+                write_best(folder, best.checkpoint)
+        except CheckpointError as error:
+            logger.warning("the model of the best validation is not there any more: %s", error)
+
+    def best(self) -> Checkpoint | None:
+        """Returns the checkpoint of the best validation; None: nothing was validated, or nothing is saved.
+
+        That of the best but one, if the best one's was lost with a server while it was written.
+        """
+        best, folder = self._validator.validations.best, self._job.checkpoint.dir
+        if self._saver is None or best is None or not best.checkpoint:
+            return None
+        self.write_best()
+        name = best_in(folder)
+        return None if name is None else Checkpoint.open(folder_at(folder).child(name).url)
+
+    def _save(self, name: str, *, epochs_done: int, is_between_epochs: bool, is_best: bool) -> None:
+        if self._saver is None or self._run.is_repeating:
+            return  # repeating: the others have gone on since, and it would be of another moment
+        attachments = self._attachments(
+            epochs_done=epochs_done, is_between_epochs=is_between_epochs
+        )
+        self._saver.save(name, self._run.progress.steps, attachments, is_best=is_best)
+
+    def _attachments(self, *, epochs_done: int, is_between_epochs: bool) -> dict[str, bytes]:
+        state = RunState(
+            epochs_done=epochs_done,
+            is_between_epochs=is_between_epochs,
+            num_workers=self._run.num_workers,
+            files=self._files,
+            order=order_of_data(self._job),
+            validations=self._validator.validations.as_dicts(),
+            steps_since_validation=self._validator.steps.since,
+        )
+        attachments = attachments_of(self._job, self._plan.schema)
+        return {**attachments, RUN_ATTACHMENT: state.to_json().encode()}
+
+
+def _saver_of(job: Job, run: Run, earlier: EarlierRun | None) -> Saver:
+    settings, step = job.checkpoint, run.progress.steps
+    if earlier is None:
+        # The process before a replacement may have saved some of those that are there.
+        is_to_overwrite = settings.overwrite and not run.is_replacement
+        overwritten = checkpoints_of_runs(settings.dir) if is_to_overwrite else ()
+        return Saver(run.store, settings, step=step, overwritten=overwritten)
+    own = checkpoints_of_runs(settings.dir)
+    return Saver(run.store, settings, step=step, latest=earlier.url, own=own)

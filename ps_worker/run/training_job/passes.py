@@ -1,0 +1,113 @@
+"""Passes: what a run trains on from one barrier of all workers to the next."""
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+
+from ctr_model.batch import Batch
+from protos.errors import ProtocolError
+from ps_worker.data.blocks.position import DataPosition
+from ps_worker.job.datasets import TrainingData
+from ps_worker.run.run import Run
+
+Positioned = Batch | tuple[Batch, DataPosition]
+"""A batch, with the position behind it where the data has an order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Data that all workers train on between two barriers: an epoch of files, or a window of a stream.
+
+    Attributes:
+        name: Of its barrier.
+        number: Counted from 1, on through restarts of the run.
+        batches: Of this worker; to be closed.
+        is_last: Training ends with it.
+        share: See `TrainingData.share`.
+    """
+
+    name: str
+    number: int
+    batches: Generator[Positioned, None, None]
+    is_last: bool
+    share: Callable[[DataPosition], float | None] = lambda _: None
+
+
+class Position:
+    """Where a worker is in a pass, for lines of progress. Any thread may ask."""
+
+    def __init__(self, share_of: Callable[[DataPosition], float | None]) -> None:
+        """Is nowhere yet; `share_of` says how much of the data is before a position, None if unknown."""
+        self._share_of = share_of
+        self._last: DataPosition | None = None
+
+    def follow(self, batches: Iterator[Positioned]) -> Iterator[Positioned]:
+        """Yields the batches, and notes the position after each."""
+        for batch in batches:
+            if not isinstance(batch, Batch):
+                self._last = batch[1]
+            yield batch
+
+    def share(self) -> float | None:
+        """Returns the share of the data that was read; None: unknown."""
+        return None if self._last is None else self._share_of(self._last)
+
+
+def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[Pass]:
+    """Yields the epochs `first` to `last`; the first one starts where the resumed run was in it.
+
+    Rows in memory are loaded and shuffled before their epoch is yielded; all workers take part in that.
+
+    Raises:
+        ProtocolError: If this process takes the place of one that had rows of other workers.
+    """
+    if run.is_replacement and run.num_workers > 1 and data.is_shuffled_globally:
+        raise ProtocolError(
+            f"worker {run.worker} cannot take the place of a lost process: with data.shuffle = 'global' that "
+            f"one had rows which other workers had sent to it, and nobody has them any more; start the job "
+            f"again from its checkpoint. With data.shuffle = 'local' or 'none' a lost worker can be replaced"
+        )
+    for epoch in range(first, last + 1):
+        name = f"epoch-{epoch}"
+        if _has_ended(epoch, run):
+            yield Pass(name=name, number=epoch, batches=_nothing(), is_last=epoch == last)
+            continue
+        data.prepare(run, epoch)
+        yield Pass(
+            name=name,
+            number=epoch,
+            batches=data.batches(epoch, _position_in(epoch, run)),
+            is_last=epoch == last,
+            share=data.share(epoch),
+        )
+
+
+def _nothing() -> Generator[Positioned, None, None]:
+    yield from ()
+
+
+def _position_in(epoch: int, run: Run) -> DataPosition | None:
+    """Returns where in an epoch a worker resumes; None: at its start."""
+    position = _earlier_position(run)
+    # Of another epoch: it had not begun this one.
+    return position if position is not None and position.epoch == epoch else None
+
+
+def _has_ended(epoch: int, run: Run) -> bool:
+    """Whether the lost process before this one had ended an epoch."""
+    if not run.is_replacement:
+        return False
+    position = _earlier_position(run)
+    return position is not None and position.epoch > epoch
+
+
+def _earlier_position(run: Run) -> DataPosition | None:
+    earlier = run.earlier_progress
+    if earlier is None:
+        return None
+    if not earlier.position and earlier.step and run.is_replacement:
+        raise ProtocolError(
+            f"worker {run.worker} takes the place of a lost process, of whose data the servers know no "
+            f"position: rows of several readers have no order (data.reader_num); start the job again from "
+            f"its checkpoint"
+        )
+    return DataPosition.from_json(earlier.position) if earlier.position else None

@@ -1,0 +1,133 @@
+"""One worker's part of a training job, from its plan to its summary.
+
+    start -> | pass over the data -> barrier -> shrink, validate, save | x passes -> evaluate -> leave
+
+Worker 0 loads, shrinks, validates, saves and evaluates; the others wait for it at barriers. A resumed run
+starts in the middle of this: in the epoch, and at the position in its data, that the checkpoint says.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from protos.errors import counted
+from protos.store import Store
+from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.files.file_split import file_splits, shown
+from ps_worker.data.formats import reader_of
+from ps_worker.heter.trainers import HeterTrainers
+from ps_worker.job import Job
+from ps_worker.job.datasets import TrainingData, format_of_job, head_of_job
+from ps_worker.job.model import errors_of_model
+from ps_worker.run.figures.run_folder import RunFolder
+from ps_worker.run.plan import Plan
+from ps_worker.run.run import Run
+from ps_worker.run.training_job.checkpoints import JobCheckpoints
+from ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ps_worker.run.training_job.start import clear_folder, start_of
+from ps_worker.run.training_job.summarizer import Summarizer
+from ps_worker.run.training_job.summary import Summary
+from ps_worker.run.training_job.training import Training
+from ps_worker.run.training_job.validation.validator import Validator
+
+logger = logging.getLogger(__name__)
+
+
+def train_job(
+    plan: Plan,
+    store: Store,
+    *,
+    worker: int = 0,
+    num_workers: int = 1,
+    num_heter: int = 0,
+    heter: HeterTrainers | None = None,
+    is_in_process: bool = True,
+    on_joined: Callable[[Run], None] = lambda _: None,
+    is_told_to_end: Callable[[], bool] = lambda: False,
+) -> Summary:
+    """Trains, saves and evaluates; returns the figures.
+
+    Args:
+        plan: What to do.
+        store: The parameters.
+        worker: Index of this worker.
+        num_workers: Workers of the job.
+        num_heter: See `Run`.
+        heter: See `Run`.
+        is_in_process: See `Run`.
+        on_joined: Called once this process has its place among the workers.
+        is_told_to_end: Whether this worker is to end after the step that it is in, and the job goes on.
+
+    Raises:
+        SystemExit: With the exit code of SIGTERM, if it was told to end.
+        CtrPsError: If anything goes wrong; says what.
+    """
+    job = plan.job
+    # All that can fail comes after joining: the others are told, and no other process has this one's place.
+    with (
+        errors_of_model(job),
+        Run(
+            store,
+            plan.model,
+            job,
+            worker=worker,
+            num_workers=num_workers,
+            num_heter=num_heter,
+            heter=heter,
+            is_in_process=is_in_process,
+            terms=_terms(plan),
+        ) as run,
+    ):
+        on_joined(run)
+        data = _data_of(plan, worker, num_workers)
+        run_folder = _folder_of(plan.job, run)
+        start = start_of(plan, run)
+        with run_folder as folder:
+            run.start(head_of_job(job, plan.schema, plan.train_files))
+            clear_folder(job, run, start)
+            metrics = MetricsWriter(folder, run)
+            validator = Validator(plan, run, metrics)
+            checkpoints = JobCheckpoints(plan, run, validator, start)
+            training = Training(plan, run, data, metrics, validator, checkpoints, is_told_to_end)
+            trained = training.train(start.earlier)
+            summarizer = Summarizer(plan, run, metrics, validator.validations, checkpoints)
+            summary = summarizer.summarize(trained, data.bad_rows, start.warm_start)
+        run.leave()
+    return summary
+
+
+def _folder_of(job: Job, run: Run) -> AbstractContextManager[RunFolder | None]:
+    """Returns the folder for figures, on worker 0 if the job names one."""
+    if not run.is_first or not job.run.dir:
+        return nullcontext()
+    return RunFolder(job, is_continued=job.checkpoint.resume or run.is_replacement)
+
+
+def _data_of(plan: Plan, worker: int, num_workers: int) -> TrainingData:
+    """Returns a worker's share of the training data."""
+    parts = file_splits(
+        lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(plan.job)),
+        plan.train_files,
+        worker,
+        num_workers,
+    )
+    named = (
+        f"{counted(len(parts), 'file')}: {', '.join(map(shown, parts))}" if parts else "no files"
+    )
+    logger.info("worker %d trains on %s", worker, named)
+    return TrainingData(plan.job, plan.schema, parts)
+
+
+def _terms(plan: Plan) -> dict[str, str]:
+    """Returns the settings in which all workers must agree, besides model and strategy."""
+    job = plan.job
+    return {
+        "schema": plan.schema.fingerprint,
+        "train.epochs": str(job.train.epochs),
+        "data.shuffle": str(job.data.shuffle),
+        "data.negative_rate": str(job.data.negative_rate),
+        "data.negative_correction": job.data.negative_correction,
+        "checkpoint.resume": str(job.checkpoint.resume),
+        "data.valid": ", ".join(job.data.valid),
+        **{f"valid.{name}": str(value) for name, value in job.valid.model_dump().items()},
+    }

@@ -1,0 +1,201 @@
+"""The passes of a run that has started.
+
+    pass over the data, validations within it -> barrier -> shrink, validate, save -> next pass
+
+Worker 0 shrinks, validates and saves; the others wait for it at barriers.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+from ps_worker.checkpoints.resume import EarlierRun
+from ps_worker.job.datasets import TrainingData
+from ps_worker.job.specs import counting_tables
+from ps_worker.run.plan import Plan
+from ps_worker.run.run import Run
+from ps_worker.run.termination import EXIT_CODE
+from ps_worker.run.training_job.checkpoints import JobCheckpoints
+from ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ps_worker.run.training_job.pass_figures import PassFigures, end_pass, figures_of_pass
+from ps_worker.run.training_job.passes import Pass, Position, Positioned, epochs
+from ps_worker.run.training_job.validation.stretches import Stretches
+from ps_worker.run.training_job.validation.validator import Validator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What training has come to.
+
+    Attributes:
+        seconds: That all workers took for the passes; validations within them are not counted.
+        passes: Their figures.
+        stopped_early: Validations got no better before the last epoch.
+    """
+
+    seconds: float
+    passes: Sequence[PassFigures]
+    stopped_early: bool
+
+
+class Training:
+    """Goes through the passes of a run once. For one thread."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: Run,
+        data: TrainingData,
+        metrics: MetricsWriter,
+        validator: Validator,
+        checkpoints: JobCheckpoints,
+        is_told_to_end: Callable[[], bool],
+    ) -> None:
+        """Trains nothing yet; see `train_job` for `is_told_to_end`."""
+        self._plan = plan
+        self._job = plan.job
+        self._run = run
+        self._data = data
+        self._metrics = metrics
+        self._validator = validator
+        self._validations = validator.validations
+        self._checkpoints = checkpoints
+        self._is_told_to_end = is_told_to_end
+        self._stopped_early = False
+
+    def train(self, earlier: EarlierRun | None) -> Trained:
+        """Trains the epochs that are left; `earlier` is the resumed run, known on worker 0 alone.
+
+        Raises:
+            SystemExit: With the exit code of SIGTERM, if this worker was told to end.
+            CtrPsError: If anything goes wrong; says what.
+        """
+        run, last, metrics = self._run, self._job.train.epochs, self._metrics
+        done = self._resume(earlier)
+        metrics.epoch = done
+        metrics.write("start", {"workers": run.num_workers, "is_resumed": earlier is not None})
+        run.progress.watch(partial(metrics.write, "train"))
+        if done >= last or self._validations.is_over:
+            logger.info("nothing is left to train: epochs=%d", done)
+            self._stopped_early = done < last
+            last = done
+        seconds, passes = 0.0, list[PassFigures]()
+        for each in epochs(self._data, run, first=done + 1, last=last):
+            took, figures = self._train_pass(each, f"{each.number}/{last}")
+            seconds += took
+            passes.append(figures)
+            if self._end_pass(each):
+                break
+        self._checkpoints.finish()
+        return Trained(seconds=seconds, passes=passes, stopped_early=self._stopped_early)
+
+    def _resume(self, earlier: EarlierRun | None) -> int:
+        """Returns the number of epochs that all workers have ended; worker 0 tells the others."""
+        if not self._job.checkpoint.resume:
+            return 0
+        done = self._validator.resume(None if earlier is None else earlier.state)
+        if earlier is not None:
+            self._checkpoints.write_best()
+        return done
+
+    def _train_pass(self, each: Pass, shown: str) -> tuple[float, PassFigures]:
+        """Trains on a pass, and waits for all workers; returns the seconds that this took, and its figures.
+
+        Validations within it are not counted in the seconds.
+        """
+        run, start = self._run, time.monotonic()
+        self._metrics.epoch = each.number
+        at = Position(each.share)
+        run.progress.begin_pass(shown, at.share)
+        with closing(each.batches) as batches:
+            validation_seconds = self._train_batches(each, at.follow(batches))
+        trained = time.monotonic()
+        of_all = end_pass(run, each)
+        ended = time.monotonic()
+        took = ended - start - validation_seconds
+        run.progress.log()
+        figures = figures_of_pass(run, each, of_all, took)
+        threads = self._job.train.thread_num
+        self._metrics.write_pass(figures, wait_seconds=ended - trained, threads=threads)
+        return took, figures
+
+    def _train_batches(self, each: Pass, batches: Iterator[Positioned]) -> float:
+        """Trains on the batches of a pass; returns the seconds of validations between two of them."""
+        after_step, steps = self._checkpoints.after_step_of(each), self._validator.steps
+        if not steps.is_on:
+            self._train(batches, after_step)
+            return 0.0
+        stretches, seconds = Stretches(batches), 0.0
+        steps.begin_pass()
+        for number in itertools.count(1):
+            if not self._run.is_repeating:
+                self._train(stretches.take(steps.left), after_step)
+            if not steps.goes_on(f"{each.name}-steps-{number}", stretches):
+                break
+            seconds += self._validate_within(each, f"{each.name}-validated-{number}")
+            if self._validations.is_over:
+                break
+        return seconds
+
+    def _train(self, batches: Iterator[Positioned], after_step: Callable[[], None] | None) -> None:
+        self._run.train(batches, after_step=after_step, is_told_to_end=self._is_told_to_end)
+        if self._is_told_to_end():
+            self._run.end_early()
+            logger.info("ended by SIGTERM step=%d", self._run.progress.steps)
+            raise SystemExit(EXIT_CODE)
+
+    def _validate_within(self, each: Pass, name: str) -> float:
+        """Validates in the middle of a pass, while all workers wait; returns the seconds that this took."""
+        start, name_of = time.monotonic(), self._checkpoints.name_within
+        self._run.progress.log()
+        own = self._validator.validate(each.number, name_of)
+        if own is not None and own.checkpoint:
+            self._checkpoints.save_within(each, is_best=True)
+        self._validator.tell(name, own, name_of)
+        self._run.progress.restart_window()
+        return time.monotonic() - start
+
+    def _end_pass(self, each: Pass) -> bool:
+        """Shrinks, validates and saves, while all others wait; returns whether training is over."""
+        if self._validations.is_over:  # in the middle of the pass
+            self._stop_early()
+            self._checkpoints.save_within(each)
+            return True
+        self._shrink_after(each)
+        number, name_of = each.number, self._checkpoints.name_after
+        is_validated = self._validator.is_due_after(each)
+        own = self._validator.validate(number, name_of) if is_validated else None
+        every = self._job.checkpoint.every_epochs
+        is_best = own is not None and bool(own.checkpoint)
+        is_over = each.is_last or self._validations.is_over
+        if is_over or is_best or (every and number % every == 0):
+            self._checkpoints.save_after(each, is_best=is_best)
+        if each.is_last:
+            return True
+        if is_validated:
+            self._validator.tell(f"validated-{number}", own, name_of)
+        else:
+            self._run.barrier(f"saved-{number}")
+        if self._validations.is_over:
+            self._stop_early()
+        return self._validations.is_over
+
+    def _shrink_after(self, each: Pass) -> None:
+        """Ends a pass in tables that keep statistics, while all other workers wait or have ended."""
+        every = self._job.life.shrink_every_epochs
+        is_due = every and each.number % every == 0
+        if self._run.is_first and is_due and counting_tables(self._plan.model, self._job):
+            self._checkpoints.wait()  # a server waits for that no longer than for other workers
+            self._run.shrink()
+
+    def _stop_early(self) -> None:
+        self._stopped_early = True
+        best = self._validations.best
+        place = "none was better" if best is None else f"epoch {best.epoch}, step {best.step}"
+        logger.info("stopped early, as validation gets no better: best=%s", place)

@@ -1,0 +1,1 @@
+"""Validation while training: the evaluations, what they decide, and the steps between them."""

@@ -1,0 +1,126 @@
+"""`ps-worker report`: from the folders of runs to one page.
+
+run.dir                         --> records      --> sections --> report.html
+its checkpoint, and data.test   --> importance   -->
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from protos.errors import CtrPsError, UsageError
+from ps_server.checkpoint.publish import best_in
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.saved_model import SavedModel
+from ps_server.checkpoint.storage.folders import folder_at
+from ps_worker.checkpoints.attachments import (
+    job_of_checkpoint,
+    model_of_checkpoint,
+    schema_of_checkpoint,
+)
+from ps_worker.data.files.atomic_file import atomic_file
+from ps_worker.data.files.listing import matching_files
+from ps_worker.job.datasets import streamed
+from ps_worker.job.model import errors_of_model
+from ps_worker.serving.report import curves, distributions
+from ps_worker.serving.report.charts import legend
+from ps_worker.serving.report.importance import Importance, importance_of_features
+from ps_worker.serving.report.page import page
+from ps_worker.serving.report.runs import RunRecords, read_runs
+from ps_worker.training.evaluation.saved_store import SavedStore
+
+_NAMED = 3
+"""Most runs whose names are the title."""
+
+logger = logging.getLogger(__name__)
+
+
+def report(folders: Sequence[Path], output: Path, *, importance_rows: int) -> dict[str, Any]:
+    """Writes a page about runs.
+
+    Args:
+        folders: The `run.dir` of each run.
+        output: File to write; it is there when it is whole.
+        importance_rows: Rows of data.test, or data.valid, over which the importance of features is measured;
+            0: it is not.
+
+    Returns:
+        The path of the page, and the numbers of runs and of runs with importance.
+
+    Raises:
+        CtrPsError: If a folder is not that of a run, or the page cannot be written.
+    """
+    if importance_rows < 0:
+        raise UsageError(
+            f"--importance-rows {importance_rows}: give a number of rows, or 0 for none"
+        )
+    if not output.parent.is_dir() or output.is_dir():
+        raise UsageError(
+            f"--output: cannot write {str(output)!r}: give the path of a file in a folder that is there"
+        )
+    runs = read_runs(folders)
+    importance = [_importance(run, importance_rows) for run in runs]
+    html = page(
+        " · ".join(run.name for run in runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
+        "Training report",
+        [
+            curves.overview(runs),
+            curves.training(runs),
+            curves.validation(runs),
+            curves.passes(runs),
+            distributions.calibrated(runs),
+            distributions.by_slot_value(runs),
+            distributions.importance(runs, importance),
+            curves.tables(runs),
+            distributions.staleness(runs),
+            distributions.time_by_part(runs),
+        ],
+        legend=legend(run.name for run in runs),
+    )
+    with atomic_file(output) as file:
+        file.write(html.encode())
+    return {
+        "report": str(output),
+        "runs": len(runs),
+        "runs_with_importance": sum(isinstance(each, Importance) for each in importance),
+    }
+
+
+def _importance(run: RunRecords, rows: int) -> Importance | str:
+    """Returns the importance of a run's features, or why there is none."""
+    if not rows:
+        return "not measured: give --importance-rows above 0."
+    if run.job is None:
+        return "no job.json that can be read; it names model and data."
+    if not run.job.checkpoint.dir:
+        return "no saved model: train with checkpoint.dir."
+    if not run.job.data.test and not run.job.data.valid:
+        return "no rows to predict: train with data.test or data.valid."
+    try:
+        return _measured(run, rows)
+    except CtrPsError as error:
+        logger.warning("%s: no feature importance: %s", run.name, error)
+        return f"not measured: {error}"
+
+
+def _measured(run: RunRecords, rows: int) -> Importance:
+    """Predicts with the best model of a run, or the last one if none was validated."""
+    assert run.job is not None  # as the caller has seen
+    root, data = run.job.checkpoint.dir, run.job.data
+    best = best_in(root)
+    checkpoint = Checkpoint.open(root if best is None else folder_at(root).child(best).url)
+    job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
+    dataset = streamed(job, schema)
+    dataset.set_filelist(matching_files(data.test or data.valid))
+    with errors_of_model(job):
+        model = model_of_checkpoint(checkpoint, job, schema)
+        logger.info("feature importance of %s: %s, rows=%d", run.name, checkpoint.url, rows)
+        return importance_of_features(
+            SavedStore(SavedModel(checkpoint)),
+            model,
+            schema,
+            dataset,
+            rows=rows,
+            batch_size=job.train.batch_size,
+        )

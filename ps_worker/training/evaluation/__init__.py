@@ -1,0 +1,1 @@
+"""Figures of predictions: an evaluation, and what a model that knows nothing would have."""

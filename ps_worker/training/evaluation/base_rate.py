@@ -1,0 +1,101 @@
+"""The click rate of the data: where a model starts, and the loss that training should be better than.
+
+predicting the click rate p for every example:   loss = -(clicks * log p + others * log(1 - p)) / examples
+"""
+
+import math
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.models.model import Task
+
+HEAD_ROWS = 4096
+"""Rows that tell the rate at which a model starts: of 3 % its log-odds are known to 0.09 then."""
+
+_LEAST_RATE = 1e-12  # from weights beside which half an event is lost in rounding
+
+_CLICK = Task("click", labels=(0,))
+
+
+def rates_of(head: Iterable[Batch], tasks: Sequence[Task]) -> tuple[float, ...]:
+    """Returns the rate of each task in the first `HEAD_ROWS` rows, or a batch more; weighted if they are.
+
+    Half an event more in each of both classes keeps it between 0 and 1.
+
+    Args:
+        head: Batches; closed if it is a generator.
+        tasks: Of the model; empty: of clicks, the first label.
+
+    Returns:
+        Empty if there are no rows, or one has not all labels.
+    """
+    tasks = tasks or (_CLICK,)
+    events, given, rows = np.full(len(tasks), 0.5), np.ones(len(tasks)), 0
+    with closing(_iterated(head)) as batches:
+        for batch in batches:
+            labels = _labels(batch)
+            if labels is None or max(max(task.labels) for task in tasks) >= labels.shape[1]:
+                return ()
+            weights = np.ones(batch.size) if batch.weights is None else batch.weights
+            for k, task in enumerate(tasks):
+                counts = weights * labels[:, list(task.given)].all(axis=1)
+                given[k] += counts.sum()
+                events[k] += (counts * labels[:, list(task.labels)].all(axis=1)).sum()
+            rows += batch.size
+            if rows >= HEAD_ROWS:
+                break
+    rates = np.clip(events / given, _LEAST_RATE, 1.0 - _LEAST_RATE)
+    return tuple(rates.tolist()) if rows else ()
+
+
+def _iterated(head: Iterable[Batch]) -> Generator[Batch, None, None]:
+    yield from head
+
+
+def _labels(batch: Batch) -> NDArray[np.bool_] | None:
+    """Returns the labels, bool[B, T]; None: there are none."""
+    if batch.labels is None:
+        return None
+    others = [] if batch.other_labels is None else [batch.other_labels]
+    return np.column_stack([batch.labels, *others]) > 0.5
+
+
+@dataclass(slots=True)
+class BaseRate:
+    """The click rate of all examples so far, and those of an interval. Not thread-safe."""
+
+    _examples: float = 0.0
+    _clicks: float = 0.0
+    _interval_examples: float = 0.0
+    _interval_clicks: float = 0.0
+
+    def add(self, examples: float, clicks: float) -> None:
+        """Counts the examples of a batch, each as its weight."""
+        self._examples += examples
+        self._clicks += clicks
+        self._interval_examples += examples
+        self._interval_clicks += clicks
+
+    def end_interval(self) -> None:
+        """Begins the next interval."""
+        self._interval_examples = self._interval_clicks = 0.0
+
+    @property
+    def click_rate(self) -> float:
+        """Clicks an example so far; nan before the first."""
+        return self._clicks / self._examples if self._examples else math.nan
+
+    @property
+    def log_loss(self) -> float:
+        """Mean log loss over the interval of predicting the click rate; nan without both classes so far."""
+        if not 0 < self._clicks < self._examples or not self._interval_examples:
+            return math.nan
+        rate, clicks = self.click_rate, self._interval_clicks
+        others = self._interval_examples - clicks
+        total = clicks * math.log(rate) + others * math.log1p(-rate)
+        return -total / self._interval_examples

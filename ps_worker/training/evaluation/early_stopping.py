@@ -1,0 +1,49 @@
+"""Early stopping: training ends when validations get no better.
+
+    score      of a validation: its AUC, or its log loss with the sign changed; higher is better
+    best       a score above all before it; one that is not a number is never better
+    waits      validations since the best one; training is over when they are `patience`
+
+All workers decide the same, from the same scores.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+from ps_worker.job.sections.valid import Metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopping:
+    """What the validations so far say.
+
+    Attributes:
+        metric: Which figure is the score.
+        patience: Validations in a row that may be no better; 0: any number.
+        best: Highest score so far; -inf before the first.
+        waits: Validations since the best one.
+    """
+
+    metric: Metric
+    patience: int
+    best: float = -math.inf
+    waits: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training is to stop."""
+        return 0 < self.patience <= self.waits
+
+    def is_better(self, *, auc: float, log_loss: float) -> bool:
+        """Whether a validation with these figures is better than all before it."""
+        return self._score(auc, log_loss) > self.best
+
+    def after(self, *, auc: float, log_loss: float) -> Self:
+        """Returns what is known after a validation with these figures."""
+        if self.is_better(auc=auc, log_loss=log_loss):
+            return replace(self, best=self._score(auc, log_loss), waits=0)
+        return replace(self, waits=self.waits + 1)
+
+    def _score(self, auc: float, log_loss: float) -> float:
+        return auc if self.metric == "auc" else -log_loss

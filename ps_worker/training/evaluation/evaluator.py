@@ -1,0 +1,148 @@
+"""Evaluation: one function for the end of training and for `ps-worker infer`, so figures agree."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_model.batch import Batch
+from ctr_model.metrics import ClickMetrics
+from ctr_model.models.checks import errors_with_shapes, require_probabilities
+from ctr_model.models.model import Model, Task, tasks_of
+from protos.errors import GradientError
+from protos.gradients import Values
+from protos.store import Missing, ParameterReader
+from ps_worker.job.model import DENSE_BLOCK
+from ps_worker.training.evaluation.breakdown import Breakdown
+from ps_worker.training.lookups import keys_of_batch
+
+OnPredictions = Callable[[NDArray[np.float32]], None]
+
+
+class Evaluation(ClickMetrics):
+    """Metrics of a model's predictions; of one that has several tasks those of its first, the click.
+
+    Attributes:
+        tasks: By name of a task, its metrics; empty for a model of one label.
+    """
+
+    def __init__(self, tasks: Sequence[Task] = ()) -> None:
+        super().__init__()
+        self.tasks = {task.name: ClickMetrics() for task in tasks}
+
+
+def evaluate(
+    store: ParameterReader,
+    model: Model,
+    batches: Iterable[Batch],
+    *,
+    batch_size: int,
+    on_predictions: OnPredictions | None = None,
+    breakdown: Breakdown | None = None,
+) -> Evaluation:
+    """Predicts every example, and returns the metrics of those that have labels.
+
+    Reads the store as it is and changes nothing; a key without a row reads zeros.
+
+    Args:
+        store: The parameters.
+        model: What to predict with.
+        batches: Examples.
+        batch_size: Size of most batches; a larger one costs more memory from then on.
+        on_predictions: Gets each batch's click probabilities, float32[B], in order, or those of K tasks,
+            float32[B, K]; a view, valid only during the call.
+        breakdown: Gets the examples that have labels, with the probabilities of a click.
+
+    Raises:
+        GradientError: If a prediction is not a probability.
+    """
+    params: Values = np.empty(model.num_params, np.float32)
+    store.pull_dense({DENSE_BLOCK: params}).result()
+    workspace = model.workspace(batch_size)
+    tasks = tasks_of(model)
+    metrics = Evaluation(tasks)
+    for batch in batches:
+        keys = keys_of_batch(batch, model.tables)
+        if batch.size > workspace.max_batch_size:
+            workspace = model.workspace(batch.size)
+        rows = store.pull_sparse(keys.unique, missing=Missing.ZEROS).result().rows
+        lookups = keys.lookups(rows)
+        with errors_with_shapes(model, "predict", batch, lookups):
+            predictions = model.predict(params, batch, lookups, workspace)
+        require_probabilities("predict", predictions, batch, len(tasks))
+        if on_predictions is not None:
+            on_predictions(predictions)
+        if batch.labels is not None:
+            of_click = np.ascontiguousarray(predictions[:, 0]) if tasks else predictions
+            _add(metrics, batch.labels, of_click, batch.weights)
+            _add_tasks(metrics, tasks, batch, predictions)
+            if breakdown is not None:
+                breakdown.add(batch, of_click)
+    return metrics
+
+
+def figures(metrics: ClickMetrics, breakdown: Breakdown | None = None) -> dict[str, Any]:
+    """Returns the figures of an evaluation, by their names in summaries; None where there is no number."""
+    found = {
+        "auc": metrics.auc(),
+        "log_loss": metrics.log_loss(),
+        "base_log_loss": metrics.base_log_loss(),
+        "accuracy": metrics.accuracy(),
+        "calibration": metrics.calibration(),
+        "test_examples": metrics.examples,
+        **_figures_of_tasks(metrics),
+        **({} if breakdown is None else breakdown.figures()),
+    }
+    return {name: json_value(value) for name, value in found.items()}
+
+
+def _figures_of_tasks(metrics: ClickMetrics) -> dict[str, Any]:
+    """Returns the figures of each task, if there were its labels."""
+    tasks = metrics.tasks if isinstance(metrics, Evaluation) else {}
+    if not any(of_task.examples for of_task in tasks.values()):
+        return {}
+    return {"tasks": {name: figures(of_task) for name, of_task in tasks.items()}}
+
+
+def json_value(value: object) -> object:
+    """Returns a value with each nan and infinity in it replaced by None, as JSON has neither."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {name: json_value(each) for name, each in value.items()}
+        case list() | tuple():
+            return [json_value(each) for each in value]
+        case _:
+            return value
+
+
+def _add_tasks(
+    metrics: Evaluation, tasks: Sequence[Task], batch: Batch, predictions: NDArray[np.float32]
+) -> None:
+    """Adds the examples of a batch to the metrics of each task, if it has all labels."""
+    if batch.labels is None or batch.other_labels is None:
+        return
+    labels = np.column_stack([batch.labels, batch.other_labels])  # [B, T]
+    for k, task in enumerate(tasks):
+        counts = (labels[:, task.given] == 1).all(axis=1)
+        _add(
+            metrics.tasks[task.name],
+            labels[:, task.labels].prod(axis=1)[counts],
+            predictions[counts, k],
+            None if batch.weights is None else batch.weights[counts],
+        )
+
+
+def _add(
+    metrics: ClickMetrics,
+    labels: NDArray[np.float32],
+    predictions: NDArray[np.float32],
+    weights: NDArray[np.float32] | None,
+) -> None:
+    try:
+        metrics.add(labels, predictions, weights)
+    except ValueError as error:
+        raise GradientError(f"{error}; lower the learning rate, or load an older model") from error

@@ -1,0 +1,68 @@
+"""Texts of values for figures by slot value.
+
+Hashes cannot be inverted, but the evaluated files have the values. The most frequent ones of a slot come
+early in its files, so that few rows are read again.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ctr_model.schema import Schema
+from protos.errors import CtrPsError
+from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+
+logger = logging.getLogger(__name__)
+
+MAX_ROWS = 1_000_000
+"""Rows that are read again, at most: a value that is not among them keeps its key alone."""
+
+_NO_LIMIT = 2**62
+
+
+class ValueTexts:
+    """Looks texts up in files, each once. For one thread."""
+
+    def __init__(self, files: Sequence[str], schema: Schema, format: str | None) -> None:
+        """Reads nothing yet.
+
+        Args:
+            files: With the values; of a format without them, or of keys: nothing is found.
+            schema: Says which numbers slots have, and where they are in Criteo's layout.
+            format: Of the files; None: determined by the suffix.
+        """
+        self._files = files
+        self._schema = schema
+        self._format = format
+        self._found: dict[tuple[str, int], str] = {}
+        self._sought: set[tuple[str, int]] = (
+            set()
+        )  # each validation asks again for those without a text
+
+    def find(self, slot: str, keys: Iterable[int]) -> dict[int, str]:
+        """Returns the texts of the values of a slot that have these keys, as far as they are found."""
+        keys = list(keys)
+        if missing := {key for key in keys if (slot, key) not in self._sought}:
+            self._sought |= {(slot, key) for key in missing}
+            self._read(slot, missing)
+        return {key: self._found[slot, key] for key in keys if (slot, key) in self._found}
+
+    def _read(self, slot: str, missing: set[int]) -> None:
+        # Imported late: most evaluations have no slices, and not all files are Arrow's to read.
+        from ps_worker.data.tools.slot_values import SlotValues
+
+        bad_rows = BadRows(_NO_LIMIT, BadRowLog(is_silent=True))  # the evaluation has told of them
+        values = SlotValues(self._files, self._schema, slot, format=self._format, bad_rows=bad_rows)
+        wanted = np.array(sorted(missing), np.uint64)
+        try:
+            for texts, keys in values:
+                for place in np.flatnonzero(np.isin(keys, wanted)):
+                    text = texts[int(place)].as_py().decode(errors="backslashreplace")
+                    self._found[slot, int(keys[place])] = text
+                    missing.discard(int(keys[place]))
+                if not missing or values.rows > MAX_ROWS:
+                    return
+        except CtrPsError as error:
+            # A file of keys or a format without values; what was measured is not lost for want of a name.
+            logger.info("values of slot %s have no texts: %s", slot, error)

@@ -1,0 +1,48 @@
+"""Learning rates that change with the steps, as lines of progress show them."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from protos.spec import OptimizerSpec
+from ps_server.optimizers.registry import Tuning
+
+logger = logging.getLogger(__name__)
+
+
+class LearningRates:
+    """The learning rates of the optimizers that have a schedule. For one thread at a time."""
+
+    def __init__(
+        self, optimizers: Mapping[str, OptimizerSpec], applied_batches: Callable[[], int]
+    ) -> None:
+        """Asks for nothing yet.
+
+        Args:
+            optimizers: By table or dense block.
+            applied_batches: Asks how many batches of all workers are applied.
+        """
+        self._tunings = {
+            name: Tuning(spec) for name, spec in optimizers.items() if spec.schedule is not None
+        }
+        self._applied_batches = applied_batches
+        self._has_ended = False
+
+    def shown(self) -> str:
+        """Returns the rates as they are now, to be appended to a line of progress; "" if none changes.
+
+        Warns, once, of a schedule that has come to a rate of 0: nothing more is learnt.
+        """
+        if not self._tunings:
+            return ""
+        batches = self._applied_batches()
+        rates = {name: tuning.rate_at(batches) for name, tuning in self._tunings.items()}
+        ended = [name for name, rate in rates.items() if not rate]
+        if ended and not self._has_ended:
+            self._has_ended = True
+            logger.warning(
+                "the learning rate of %s is 0 after %d batches of all workers, by its schedule: nothing more "
+                "is learnt there; raise optimizer.schedule.total_steps, or set end_factor above 0",
+                ", ".join(ended),
+                batches,
+            )
+        return " rates=" + ",".join(f"{name}:{rate:.4g}" for name, rate in rates.items())

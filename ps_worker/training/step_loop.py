@@ -1,0 +1,430 @@
+"""The step loop: takes the batches of one process through the model, with the parameters of a store.
+
+one thread:                 one step after the other, in the caller's thread
+threads, lockstep modes:    T batches -> T threads -> one sum, in thread order -> one push -> next T batches
+threads, other modes:       each thread takes the next batch as soon as it is done with its last
+
+a step: unique keys -> pull -> forward, backward -> non_finite.py -> clipping.py -> push
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from ctr_model.batch import Batch
+from ctr_model.models.checks import errors_with_shapes, require_result
+from ctr_model.models.model import Model, StepResult, number_batch
+from protos.errors import DataError
+from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
+from protos.store import Future, Pulled, Version
+from ps_worker.communicators.communicator import Communicator
+from ps_worker.communicators.push_ids import PushIds
+from ps_worker.data.blocks.position import Batches
+from ps_worker.job.model import DENSE_BLOCK
+from ps_worker.training.clipping import clip
+from ps_worker.training.lookups import BatchKeys, keys_of_batch
+from ps_worker.training.meter import Progress
+from ps_worker.training.non_finite import NonFiniteBatches
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_Numbered = tuple[Batch, int]
+
+_LEAVE_LIMIT_S = 5.0  # for a thread that still reads a batch when training fails
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A batch whose embeddings were asked for, and its number."""
+
+    batch: Batch
+    number: int
+    keys: BatchKeys
+    rows: Future[Pulled]
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """Gradients and predictions of a batch, and the version of the rows that it read.
+
+    A batch that is skipped has no gradients, of no examples. `weight` is that of the examples; None: 1 each.
+    """
+
+    gradients: Gradients
+    examples: int
+    weight: float | None
+    result: StepResult
+    pulled: Version
+    is_skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """Result of one training step; the batch was predicted before it was trained on.
+
+    Attributes:
+        step: Number of the step in this call, from 1.
+        examples: B.
+        loss: Weighted mean over the examples, 0 if all weights are 0; may be infinite or nan for a batch that
+            was skipped.
+        probabilities: float32[B], of a click; a view, valid until the next step.
+    """
+
+    step: int
+    examples: int
+    loss: float
+    probabilities: Values
+
+
+class _Thread:
+    """Memory of one training thread: the model's workspace and the dense gradient."""
+
+    def __init__(self, model: Model, batch_size: int, counting_tables: Collection[str]) -> None:
+        self._model = model
+        self._counting_tables = counting_tables
+        self._workspace = model.workspace(batch_size)
+        self._dense_grad = np.empty(model.num_params, np.float32)
+
+    def compute(self, step: _Step, pulled: Pulled, communicator: Communicator) -> _Computed:
+        """Returns the gradients of a batch, summed over its examples, and what else the model says.
+
+        The next call overwrites the dense gradient and the probabilities.
+        """
+        if step.batch.labels is None:
+            raise DataError(
+                "training data has rows without labels; only evaluation and inference do without"
+            )
+        grads = {name: np.empty_like(values) for name, values in pulled.rows.items()}
+        lookups = step.keys.lookups(pulled.rows)
+        if step.batch.size > self._workspace.max_batch_size:
+            self._workspace = self._model.workspace(step.batch.size)
+        number_batch(self._workspace, step.number)
+        # What is not finite is told by non_finite.py, with the batch and the table: not by numpy before that.
+        with (
+            communicator.params() as params,
+            np.errstate(all="ignore"),
+            errors_with_shapes(self._model, "gradient", step.batch, lookups),
+        ):
+            result = self._model.gradient(
+                params, step.batch, lookups, self._workspace, self._dense_grad, grads
+            )
+        require_result(result, step.batch)
+        weight = step.batch.weight
+        if not weight:  # a batch that says nothing, and that nothing can be divided by
+            return _Computed(Gradients(), step.batch.size, 0.0, result, pulled.version)
+        counts = step.keys.counts(step.batch.labels, self._counting_tables)
+        gradients = Gradients(
+            sparse={
+                name: SparseGrad(step.keys.unique[name], grad, weight, counts.get(name))
+                for name, grad in grads.items()
+            },
+            dense={DENSE_BLOCK: DenseGrad(self._dense_grad, weight)}
+            if self._dense_grad.size
+            else {},
+        )
+        has_weights = step.batch.weights is not None
+        return _Computed(
+            gradients,
+            step.batch.size,
+            weight if has_weights else None,
+            result,
+            pulled.version,
+        )
+
+
+class StepLoop:
+    """Trains one model on the batches of one process, with `thread_num` threads."""
+
+    def __init__(
+        self,
+        model: Model,
+        communicator: Communicator,
+        *,
+        batch_size: int,
+        thread_num: int = 1,
+        progress: Progress,
+        counting_tables: Collection[str] = (),
+        non_finite: NonFiniteBatches | None = None,
+        clip_norm: float = 0.0,
+    ) -> None:
+        """Allocates all that training needs.
+
+        Args:
+            model: What to train.
+            communicator: How gradients leave and parameters arrive.
+            batch_size: Size of most batches; a larger one costs a thread more memory from then on.
+            thread_num: Training threads.
+            progress: Counts what happens.
+            counting_tables: Those that shows and clicks of keys are counted for.
+            non_finite: Decides about batches that are not finite; None: they are errors.
+            clip_norm: Largest norm of a batch's mean gradient; 0: any.
+        """
+        self._model = model
+        self._communicator = communicator
+        self._progress = progress
+        self._times = progress.times
+        self._non_finite = non_finite or NonFiniteBatches()
+        self._clip_norm = clip_norm
+        self._after_step: Callable[[], None] = _nothing
+        self._threads = [_Thread(model, batch_size, counting_tables) for _ in range(thread_num)]
+
+    def train(
+        self,
+        batches: Batches,
+        after_step: Callable[[], None] | None = None,
+        is_told_to_end: Callable[[], bool] | None = None,
+    ) -> None:
+        """Trains on each batch once, and returns when the store has all gradients.
+
+        Positions travel with the gradients, so that a checkpoint records the position in the data.
+
+        Args:
+            batches: Gone through in their order.
+            after_step: Called by the thread that has taken a step, before it takes the next.
+            is_told_to_end: Whether no further step is to begin.
+
+        Raises:
+            CtrPsError: The first error of any thread; the others stop.
+        """
+        self._after_step = after_step or _nothing
+        is_told_to_end = is_told_to_end or _never
+        self._communicator.begin(len(self._threads))
+        with _one_blas_thread():
+            if len(self._threads) == 1:
+                source = self._source(batches, is_told_to_end)
+                for _ in self._run(self._threads[0], source, self._communicator.is_overlapped):
+                    pass
+            elif self._communicator.is_lockstep:
+                # Not asked by the source: a step has as many batches as in a run that nothing disturbs.
+                self._train_lockstep(self._source(batches), is_told_to_end)
+            else:
+                self._train_free(self._source(batches, is_told_to_end))
+            self._communicator.flush()
+
+    def steps(self, batches: Batches) -> Iterator[TrainedStep]:
+        """Trains on each batch once in the caller's thread, and yields after each.
+
+        After the last batch the store has all gradients; who stops earlier has `Communicator.flush` to call.
+        Unlike in `train` nothing of the next batch is asked for ahead: between two steps, none is under way.
+
+        Raises:
+            CtrPsError: What went wrong with this step, or in the background with an earlier one.
+        """
+        self._after_step = _nothing
+        self._communicator.begin(thread_num=1)
+        with _one_blas_thread():
+            trained = self._run(self._threads[0], self._source(batches), is_overlapped=False)
+            for number, (step, result) in enumerate(trained, start=1):
+                loss = result.loss / step.batch.weight if step.batch.weight else 0.0
+                yield TrainedStep(number, step.batch.size, loss, result.probabilities)
+            self._communicator.flush()
+
+    def _source(
+        self, batches: Batches, is_told_to_end: Callable[[], bool] | None = None
+    ) -> "_NumberedBatches":
+        return _NumberedBatches(batches, self._communicator.push_ids, is_told_to_end or _never)
+
+    def _prepare(self, batch: Batch, number: int) -> _Step:
+        start = time.perf_counter()
+        keys = keys_of_batch(batch, self._model.tables)
+        step = _Step(batch, number, keys, self._communicator.pull(keys.unique))
+        self._times.add("pull", time.perf_counter() - start)
+        return step
+
+    def _compute(self, thread: _Thread, step: _Step) -> _Computed:
+        """Returns what a thread computes of a batch; without gradients if it is to be skipped.
+
+        So a worker takes part in each step, and its batches stay numbered without gaps.
+        """
+        start = time.perf_counter()
+        pulled = step.rows.result()
+        has_rows = time.perf_counter()
+        self._times.add("pull", has_rows - start)
+        computed = thread.compute(step, pulled, self._communicator)
+        self._times.add("compute", time.perf_counter() - has_rows)
+        if self._non_finite.is_skipped(computed.gradients, computed.result.loss, step.number):
+            weight = None if computed.weight is None else 0.0
+            return replace(
+                computed, gradients=Gradients(), examples=0, weight=weight, is_skipped=True
+            )
+        if self._clip_norm:
+            clip(computed.gradients, self._clip_norm)
+        return computed
+
+    def _train_lockstep(
+        self, source: "_NumberedBatches", is_told_to_end: Callable[[], bool]
+    ) -> None:
+        def compute(thread: _Thread, numbered: _Numbered) -> _Computed:
+            return self._compute(thread, self._prepare(*numbered))
+
+        with _pool(len(self._threads)) as pool:
+            while not is_told_to_end() and (group := self._next_group(source)):
+                threads = self._threads[: len(group)]
+                computed = _results(
+                    [pool.submit(compute, *each) for each in zip(threads, group, strict=True)]
+                )
+                start = time.perf_counter()
+                self._communicator.push(
+                    sum_gradients([part.gradients for part in computed]),
+                    sum(part.examples for part in computed),
+                    pulled=min(part.pulled for part in computed),
+                    numbers=[number for _, number in group],
+                    weight=_weight_of(computed),
+                )
+                self._times.add("push", time.perf_counter() - start)
+                for (batch, _), part in zip(group, computed, strict=True):
+                    self._count(batch, part)
+                self._after_step()
+
+    def _next_group(self, source: "_NumberedBatches") -> list[_Numbered]:
+        """Returns a batch for each thread; fewer at the end."""
+        start = time.perf_counter()
+        group = list(itertools.islice(source, len(self._threads)))
+        self._times.add("read", time.perf_counter() - start)
+        return group
+
+    def _train_free(self, source: "_NumberedBatches") -> None:
+        def run(thread: _Thread) -> None:
+            try:
+                for _ in self._run(thread, source, self._communicator.is_overlapped):
+                    pass
+            except BaseException:
+                source.stop()
+                raise
+
+        with _pool(len(self._threads)) as pool:
+            try:
+                _results([pool.submit(run, thread) for thread in self._threads])
+            except BaseException:  # a signal's, too: it reaches this thread alone
+                source.stop()
+                source.wait_until_left(_LEAVE_LIMIT_S)
+                raise
+
+    def _run(
+        self, thread: _Thread, source: "_NumberedBatches", is_overlapped: bool
+    ) -> Iterator[tuple[_Step, StepResult]]:
+        """Takes batches until there are no more, asking for the next one's rows ahead if told to."""
+        step = self._next_step(source)
+        while step is not None:
+            ahead = self._next_step(source) if is_overlapped else None
+            computed = self._compute(thread, step)
+            start = time.perf_counter()
+            self._communicator.push(
+                computed.gradients,
+                computed.examples,
+                pulled=computed.pulled,
+                numbers=[step.number],
+                weight=computed.weight,
+            )
+            self._times.add("push", time.perf_counter() - start)
+            self._count(step.batch, computed)
+            self._after_step()
+            yield step, computed.result
+            step = ahead if is_overlapped else self._next_step(source)
+
+    def _next_step(self, source: "_NumberedBatches") -> _Step | None:
+        start = time.perf_counter()
+        numbered = next(source, None)
+        self._times.add("read", time.perf_counter() - start)
+        return None if numbered is None else self._prepare(*numbered)
+
+    def _count(self, batch: Batch, computed: _Computed) -> None:
+        """Counts a batch after its push."""
+        if computed.is_skipped:
+            self._progress.skip()
+        elif batch.labels is not None:
+            result = computed.result
+            self._progress.add(batch.labels, result.probabilities, result.loss, batch.weights)
+
+
+def _weight_of(computed: Sequence[_Computed]) -> float | None:
+    """Returns the sum of the weights of several batches; None if no example of theirs has one."""
+    if all(each.weight is None for each in computed):
+        return None
+    return sum(each.examples if each.weight is None else each.weight for each in computed)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _never() -> bool:
+    return False
+
+
+def _one_blas_thread() -> AbstractContextManager[object]:
+    """One BLAS thread a training thread: more would wait for each other."""
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
+    return limits
+
+
+@contextmanager
+def _pool(num_threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Lends threads that are waited for, unless training ends with an error.
+
+    Then some may be in a call that waits for other workers, which ends when the store is closed.
+    """
+    pool = ThreadPoolExecutor(num_threads)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _results(runs: Sequence[futures.Future[T]]) -> list[T]:
+    """Returns the results, or raises the first error without waiting for the other runs."""
+    for run in futures.as_completed(runs):
+        run.result()
+    return [run.result() for run in runs]
+
+
+class _NumberedBatches:
+    """Batches that several threads take, numbered in their order; any thread can end them."""
+
+    def __init__(
+        self, batches: Batches, push_ids: PushIds, is_told_to_end: Callable[[], bool]
+    ) -> None:
+        self._batches = iter(batches)
+        self._push_ids = push_ids
+        self._is_told_to_end = is_told_to_end
+        self._lock = threading.Lock()
+        self._is_stopped = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _Numbered:
+        with self._lock:
+            if self._is_stopped or self._is_told_to_end():
+                raise StopIteration
+            batch = next(self._batches)
+            if isinstance(batch, Batch):
+                return batch, self._push_ids.take(None)
+            batch, position = batch
+            return batch, self._push_ids.take(position)
+
+    def stop(self) -> None:
+        """Lets the other threads find no more."""
+        # Without the lock, which busy threads may keep from this one for long.
+        self._is_stopped = True
+
+    def wait_until_left(self, limit_s: float) -> None:
+        """After `stop`: waits until no thread is in the iterator, for only then can it be closed."""
+        if self._lock.acquire(timeout=limit_s):
+            self._lock.release()
+        else:
+            logger.warning("a thread still waits for its next batch: limit_s=%g", limit_s)

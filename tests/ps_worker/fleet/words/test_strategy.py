@@ -1,0 +1,73 @@
+"""A strategy is a job's [strategy] with attributes."""
+
+import pytest
+
+from protos.errors import UsageError
+from ps_worker.fleet.words.strategy import DistributedStrategy
+from ps_worker.job import override_job
+
+
+def strategy_of(strategy: DistributedStrategy):
+    return override_job({"strategy": strategy.section()}, [], source="test").strategy
+
+
+def test_nothing_set_is_the_default_of_a_job() -> None:
+    assert strategy_of(DistributedStrategy()) == override_job({}, [], source="test").strategy
+
+
+def test_words_of_fleet_are_understood() -> None:
+    strategy = DistributedStrategy()
+    strategy.a_sync = True
+    strategy.a_sync_configs = {"k_steps": 50}
+
+    assert (strategy_of(strategy).mode, strategy_of(strategy).geo.k_steps) == ("geo", 50)
+
+
+def test_words_of_a_job_are_understood() -> None:
+    strategy = DistributedStrategy(mode="bounded_staleness")
+    strategy.bounded_staleness = {"max_staleness": 3}
+    strategy.async_ = {"send_queue_size": 2}
+
+    assert strategy_of(strategy).mode == "bounded_staleness"
+    assert strategy_of(strategy).bounded_staleness.max_staleness == 3
+    assert strategy_of(strategy).async_.send_queue_size == 2
+
+
+def test_misspelt_setting_is_refused_at_once() -> None:
+    strategy = DistributedStrategy()
+
+    with pytest.raises(UsageError, match="no 'a_sinc', did you mean 'a_sync'"):
+        strategy.a_sinc = True
+    with pytest.raises(UsageError, match=r"no 'k_steps', set geo = {'k_steps': 9}"):
+        DistributedStrategy(k_steps=9)
+    with pytest.raises(UsageError, match=r"set async_ or bounded_staleness = {'max_delay_ms': 9}"):
+        strategy.maxdelay_ms = 9
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "message"),
+    [
+        ("amp", True, r'no \'amp\' here: minimize\(model, compute="bfloat16"\)'),
+        ("amp_configs", {"init_loss_scaling": 1.0}, "trains in lower precision"),
+        ("recompute", True, "parameters are on servers here: leave it out"),
+        ("sparse_table_configs", {"table": 1}, "minimize\\(model, life="),
+    ],
+)
+def test_strategies_of_paddle_that_are_elsewhere_name_the_place(
+    word: str, value: object, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        setattr(DistributedStrategy(), word, value)
+
+
+def test_strategies_that_are_off_are_taken() -> None:
+    assert strategy_of(DistributedStrategy(amp=False, sharding=False, amp_configs={})) == (
+        strategy_of(DistributedStrategy())
+    )
+
+
+def test_launch_barrier_says_what_happens_anyway(caplog: pytest.LogCaptureFixture) -> None:
+    for wanted in (True, False):
+        strategy = DistributedStrategy(a_sync=True, a_sync_configs={"launch_barrier": wanted})
+        assert strategy_of(strategy).mode == "async"
+        assert ("launch_barrier is False, which is ignored" in caplog.text) is not wanted

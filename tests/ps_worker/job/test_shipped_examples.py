@@ -1,0 +1,107 @@
+"""Examples that come with the package, written to where their user works."""
+
+import ast
+import importlib.util
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctr_model.schema import Schema
+from protos.errors import UsageError
+from ps_worker.job import load_job
+from ps_worker.job.shipped_examples import example_names, write_example
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("protos", "ps_server", "ps_worker", "ctr_model", "deploy")
+
+
+def test_every_example_has_a_name_and_a_sentence() -> None:
+    names = example_names()
+
+    stems = {path.stem for path in (ROOT / "examples").iterdir() if path.is_file()}
+    assert names.keys() == stems
+    assert all(line[0].isupper() or line[0].isdigit() for line in names.values()), names
+    assert all(line.endswith(".") for line in names.values()), names
+
+
+@pytest.mark.parametrize("folder", [".", "work/first"])
+@pytest.mark.parametrize("name", example_names())
+def test_example_is_whole_where_it_is_written(
+    name: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    written = write_example(name, Path(folder))
+
+    assert written[0].stem == name
+    for path in written:
+        text = path.read_text()
+        assert "examples/" not in text
+        if path.suffix == ".toml" and "schemas" not in path.parts:
+            job = load_job(path)
+            Schema.load(job.data.schema_source)
+            model_file, colon, _ = job.model.name.rpartition(":")
+            assert not colon or Path(model_file) in written
+        if path.suffix == ".py":
+            imported = {
+                node.module
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.ImportFrom) and node.module
+            }
+            beside = {each.stem for each in (ROOT / "examples").glob("*.py")}
+            assert imported & beside <= {each.stem for each in written}
+        if path.suffix == ".sh":
+            assert path.stat().st_mode & 0o111
+
+
+def test_nothing_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text("mine")
+
+    with pytest.raises(UsageError, match=r"my_model\.py exist already and are not replaced"):
+        write_example("my_model", tmp_path)
+
+    assert (tmp_path / "my_model.py").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["my_model.py"]
+
+
+def test_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="no example 'deep_fm', did you mean 'deepfm'"):
+        write_example("deep_fm", Path())
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UsageError, match=f"cannot write into {tmp_path}/file"):
+        write_example("deepfm", tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_wheel_is_typed_and_has_the_examples(tmp_path: Path) -> None:
+    if importlib.util.find_spec("hatchling") is None:
+        pytest.skip("hatchling is not installed")
+    from hatchling.builders.wheel import WheelBuilder
+
+    builder: Any = WheelBuilder(str(ROOT))
+    (path,) = builder.build(directory=str(tmp_path))
+
+    with zipfile.ZipFile(path) as wheel:
+        files = set(wheel.namelist())
+    assert {f"{package}/py.typed" for package in PACKAGES} <= files
+    shipped = [
+        path for path in (ROOT / "examples").rglob("*") if path.suffix in (".toml", ".py", ".sh")
+    ]
+    assert {
+        f"ps_worker/examples/{path.relative_to(ROOT / 'examples')}" for path in shipped
+    } <= files
+
+
+def test_every_package_of_the_wheel_is_typed() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+    packages = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert tuple(packages) == PACKAGES
+    assert all((ROOT / package / "py.typed").is_file() for package in packages)

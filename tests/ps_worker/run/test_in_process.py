@@ -1,0 +1,290 @@
+"""Training from Python without a job file, and the page that says how."""
+
+import gc
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from ctr_model.models.deepfm import DeepFm
+from ctr_model.registry import MODELS
+from ctr_model.schema import Schema, SchemaError, criteo_schema
+from protos.errors import CheckpointError, DataError, JobError, UsageError
+from ps_server.optimizers.registry import OPTIMIZERS
+from ps_worker import Predictor, Trainer
+from ps_worker.data.in_memory_dataset import InMemoryDataset
+from ps_worker.data.tools.generate import generate
+from ps_worker.job.sections.strategy import Mode
+from tests.support.commands import ROOT, clean_environment
+
+PAGE = (ROOT / "docs/python.md").read_text()
+CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+SMALL = {"dim": 4, "hidden": [8]}
+SETTINGS: dict[str, Any] = {
+    "train": {"batch_size": 64},
+    "optimizer": {"sparse": {"name": "adagrad", "learning_rate": 0.05}, "dense": {"name": "adam"}},
+}
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    generate(folder / "clicks", rows=4000, test_rows=1000, files=2, test_files=1, seed=1)
+    return folder / "clicks"
+
+
+def trainer_of(model: str = "deepfm", **changes: Any) -> Trainer:
+    options = {} if model == "lr" else SMALL
+    return Trainer(model, options, **{**SETTINGS, **changes})
+
+
+def test_the_pages_code_runs_as_it_is_twice(clicks: Path, tmp_path: Path) -> None:
+    (code,) = CODE
+    assert len(code.strip().splitlines()) < 25
+    (tmp_path / "data").symlink_to(clicks.parent)
+    cells = "for _ in range(2):\n" + "".join(f"    {line}\n" for line in code.splitlines())
+
+    done = subprocess.run(
+        [sys.executable, "-c", cells],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()[:3], done.stdout.splitlines()[3:]
+    assert first[1:] == second[1:]  # the same figures from the beginning; it took another time
+    assert "'auc': 0." in first[1]
+
+
+def test_a_second_call_trains_on_and_epochs_are_calls(clicks: Path) -> None:
+    once, twice = trainer_of(), trainer_of()
+    files = f"{clicks}/train/part-*"
+
+    both = once.train(files, epochs=2)
+    first, second = twice.train(files), twice.train(files)
+
+    assert (first.examples, second.examples, both.examples) == (4000, 4000, 8000)
+    assert second.loss < first.loss
+    assert both.loss == pytest.approx((first.loss + second.loss) / 2)
+    test = f"{clicks}/test/part-*"
+    assert once.evaluate(test) == twice.evaluate(test)
+
+
+def test_trainers_know_nothing_of_each_other(clicks: Path) -> None:
+    files = [f"{clicks}/train/part-*"]
+    alone = trainer_of()
+    alone.train(files)
+    expected = alone.predict(clicks / "test/part-000.tsv")
+
+    one, other = trainer_of(), trainer_of("lr")
+    other.train(files)
+    one.train(files)
+
+    assert one.predict(clicks / "test/part-000.tsv").tobytes() == expected.tobytes()
+
+
+@pytest.fixture
+def own_threads(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
+    """Collects the threads that a test starts, and those that these start.
+
+    Not all that begin meanwhile: what other tests have left in this process, as a channel that is not closed
+    yet, starts threads of its own.
+    """
+    own = {threading.current_thread()}
+    start = threading.Thread.start
+
+    def collect(thread: threading.Thread) -> None:
+        if threading.current_thread() in own:
+            own.add(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", collect)
+    return own
+
+
+def test_nothing_is_left_of_a_trainer_that_is_deleted(
+    clicks: Path, own_threads: set[threading.Thread]
+) -> None:
+    for mode in get_args(Mode):
+        trainer = trainer_of(strategy={"mode": mode})
+        trainer.train(f"{clicks}/test/part-*")
+        assert trainer.evaluate(f"{clicks}/test/part-*")["auc"] > 0.5
+
+    del trainer
+    gc.collect()
+
+    assert {"communicator-exchanger", "communicator-sender"} <= {each.name for each in own_threads}
+    assert {each for each in own_threads if each.is_alive()} == {threading.current_thread()}
+
+
+def test_what_is_saved_predicts_and_trains_on_as_the_trainer(clicks: Path, tmp_path: Path) -> None:
+    trainer = trainer_of()
+    trainer.train(f"{clicks}/train/part-*")
+    trainer.save(tmp_path / "model")
+    assert trainer.save(tmp_path / "model") == str(tmp_path / "model")
+
+    again = trainer_of()
+    again.load(tmp_path / "model")
+    samples = [(None, [float(n)] * 13, [f"v{n}"] * 26) for n in range(5)]
+    predicted = trainer.predict(samples)
+
+    assert again.predict(samples).tobytes() == predicted.tobytes()
+    served = Predictor.load(tmp_path / "model").predict_samples(samples)
+    np.testing.assert_allclose(served, predicted, rtol=1e-6)
+    for each in (again, trainer):
+        each.train(f"{clicks}/test/part-*")
+    assert again.predict(samples).tobytes() == trainer.predict(samples).tobytes()
+    with pytest.raises(UsageError, match="training has begun"):
+        again.load(tmp_path / "model")
+
+
+def test_a_model_that_is_made_is_saved_like_one_that_is_named(clicks: Path, tmp_path: Path) -> None:
+    trainer = Trainer(DeepFm(criteo_schema(), **SMALL), **SETTINGS)
+    trainer.train(f"{clicks}/test/part-*")
+    trainer.save(tmp_path / "model")
+
+    again = trainer_of()
+    again.load(tmp_path / "model")
+
+    test = f"{clicks}/test/part-*"
+    assert again.evaluate(test) == trainer.evaluate(test)
+
+
+def test_data_may_be_files_samples_batches_or_a_dataset(clicks: Path) -> None:
+    files = [clicks / "test/part-000.tsv"]
+    dataset = InMemoryDataset(criteo_schema(), 64)
+    dataset.set_filelist(files)
+    dataset.load_into_memory()
+    texts = [line.split("\t") for line in files[0].read_text().splitlines()]
+    samples = [
+        (int(label), [float(n) if n else None for n in rest[:13]], rest[13:])
+        for label, *rest in texts
+    ]
+    expected = trainer_of().train(files)
+
+    for data in (dataset, list(dataset), samples):
+        trained = trainer_of().train(data)
+        assert (trained.examples, trained.loss) == (expected.examples, expected.loss)
+
+
+def test_data_that_can_be_gone_through_once_do_not_tell_where_to_start(clicks: Path) -> None:
+    files = [clicks / "test/part-000.tsv"]
+    dataset = InMemoryDataset(criteo_schema(), 64)
+    dataset.set_filelist(files)
+    dataset.load_into_memory()
+
+    trained = trainer_of().train(iter(dataset))
+
+    expected = trainer_of(train={**SETTINGS["train"], "base_rate": 0.5}).train(files)
+    assert (trained.examples, trained.loss) == (expected.examples, expected.loss)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": "deepfn"}, JobError, "Trainer().*unknown model 'deepfn', did you mean 'deepfm'"),
+        ({"options": {"dims": 4}}, JobError, "unknown option of model 'ctr_dnn': 'dims', did"),
+        ({"schema": "criteos"}, SchemaError, "no schema 'criteos'"),
+        (
+            {"checkpoint": {}},
+            UsageError,
+            r"Trainer\(checkpoint=...\): there is no such setting, on",
+        ),
+        ({"train": {"batchsize": 4}}, JobError, "Trainer.*train.*batchsize.*batch_size"),
+        (
+            {"data": {"train": "x"}},
+            JobError,
+            "data.train is no setting of a Trainer: give files to",
+        ),
+        (
+            {"data": {"schema": "my.toml"}},
+            JobError,
+            r"data.schema is no setting of a Trainer: give it as Trainer\(schema=",
+        ),
+        ({"options": {"name": "fm"}}, UsageError, "options name the model 'fm', and .* 'ctr_dnn'"),
+        ({"optimizer": {"sparse": "adagard"}}, JobError, "adagard"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Trainer(**{"model": "ctr_dnn", **arguments})
+
+
+def test_a_model_brings_its_own_schema() -> None:
+    model = DeepFm(criteo_schema(), **SMALL)
+
+    with pytest.raises(UsageError, match="made for another schema"):
+        Trainer(model, schema=Schema.numbered(1, 1))
+    with pytest.raises(UsageError, match=r"options are \{'dim': 4\}, but the model has been made"):
+        Trainer(model, {"dim": 4})
+
+
+def test_data_that_cannot_be_trained_on_are_refused(clicks: Path, tmp_path: Path) -> None:
+    trainer = trainer_of()
+    with pytest.raises(DataError, match="no file matches"):
+        trainer.train(tmp_path / "nothing-*")
+    with pytest.raises(UsageError, match="gone through once only, and epochs is 2"):
+        trainer.train(iter([]), epochs=2)
+    with pytest.raises(UsageError, match="epochs is 0"):
+        trainer.train(f"{clicks}/test/part-*", epochs=0)
+    with pytest.raises(DataError, match="no row has a label; predict"):
+        trainer.evaluate([(None, [1.0] * 13, ["a"] * 26)])
+    with pytest.raises(CheckpointError):
+        trainer.load(tmp_path)
+    assert trainer.predict([]).shape == (0,)
+    assert trainer.train(f"{clicks}/test/part-*").examples == 1000
+
+
+@pytest.mark.parametrize("correction", ["logit", "weight"])
+def test_rows_that_no_reader_chooses_are_refused_with_a_rate(clicks: Path, correction: str) -> None:
+    trainer = trainer_of(data={"negative_rate": 0.5, "negative_correction": correction})
+    with pytest.raises(JobError, match=r"data.negative_rate is 0.5, .* train\(\) was given list"):
+        trainer.train([(1, [1.0] * 13, ["a"] * 26)])
+    assert trainer.train(f"{clicks}/test/part-*").examples < 1000
+
+
+def test_loss_is_the_weighted_mean(tmp_path: Path) -> None:
+    schema = Schema(dense=(), slots=("item",), label="label", weight="weight")
+    rows = [(number % 3 == 0, number % 5) for number in range(100)]
+    losses = []
+    for weight in (1, 3):
+        file = tmp_path / f"{weight}.csv"
+        lines = [f"{int(label)},{weight},{item}" for label, item in rows]
+        file.write_text("\n".join(["label,weight,item", *lines, ""]))
+        losses.append(Trainer("lr", schema=schema).train(file).loss)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_samples_without_weights_are_refused_where_the_schema_has_some() -> None:
+    schema = Schema(dense=(), slots=("item",), label="label", weight="weight")
+    trainer, samples = Trainer("lr", schema=schema), [(1, [], ["a"]), (0, [], ["b"])]
+
+    for call in (trainer.train, trainer.evaluate):
+        with pytest.raises(
+            UsageError, match="names 'weight' as the column of weights, and samples"
+        ):
+            call(samples)
+    assert trainer.predict(samples).shape == (2,)
+
+
+def test_the_page_lists_all_names() -> None:
+    rows = dict(
+        re.findall(r"^\| (models|`optimizer\.sparse`|`strategy\.mode`).*?\| (.*) \|$", PAGE, re.M)
+    )
+    classes = {
+        name: f"{cls.__module__.split('.')[-1]}.{cls.__name__}" for name, cls in MODELS.items()
+    }
+
+    assert re.findall(r"`(\w+)` `([\w.]+)`", rows["models"]) == list(classes.items())
+    assert set(re.findall(r"`(\w+)`", rows["`optimizer.sparse`"])) == set(OPTIMIZERS)
+    assert set(re.findall(r"`(\w+)`", rows["`strategy.mode`"])) == set(get_args(Mode))

@@ -1,0 +1,747 @@
+"""One worker's part of a job, on a store in this process."""
+
+import json
+import logging
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctr_model.features import key_of
+from ctr_model.schema import Schema
+from protos.errors import AbortedError, CheckpointError, DataError, JobError
+from protos.spec import OptimizerSpec
+from protos.store import InferenceSettings, Missing, SaveRequest
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.store import ParameterStore
+from ps_worker.data.tools.generate import generate
+from ps_worker.job import Job, load_job, override_job
+from ps_worker.job.checks import require_optimizers
+from ps_worker.job.model import model_of
+from ps_worker.job.specs import table_specs
+from ps_worker.run.plan import plan_of
+from ps_worker.run.training_job.train_job import train_job
+from ps_worker.serving.inference import infer
+from tests.support.cluster import cluster
+from tests.support.killed import wait_for_saves
+from tests.support.statistics import counted_on
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A file of 50 rows, two of them malformed."""
+    generate(tmp_path, rows=48, test_rows=100, files=1, test_files=1, seed=1)
+    (path,) = (tmp_path / "train").iterdir()
+    path.write_text(path.read_text() + "1\tshort\n0\tshort\n")
+    return path
+
+
+def test_limit_of_bad_rows_is_of_an_epoch(rows: Path) -> None:
+    job = override_job(
+        {},
+        [
+            f"data.train={rows}",
+            "data.bad_row_limit=2",
+            "train.epochs=3",
+            "train.batch_size=16",
+            "model.hidden=[4]",
+        ],
+        source="test",
+    )
+
+    summary = train_job(plan_of(job), ParameterStore())
+
+    assert summary.bad_rows == 2
+    assert summary.examples == 3 * 48
+
+
+def test_more_workers_than_files_share_a_file(rows: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = override_job(
+        {}, [f"data.train={rows}", "model.hidden=[4]", "train.batch_size=8"], source="test"
+    )
+    plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=60.0)
+    works = [partial(train_job, plan, store, worker=worker, num_workers=2) for worker in range(2)]
+
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda work: work(), works)
+
+    assert first.examples == 48
+    assert 0 < second.examples < 48
+    assert first.bad_rows + second.bad_rows == 2
+    middle = rows.stat().st_size // 2
+    assert f"worker 0 trains on 1 file: {rows}[0:{middle}]" in caplog.messages
+    assert f"worker 1 trains on 1 file: {rows}[{middle}:]" in caplog.messages
+
+
+def test_model_that_learnt_its_rows_by_heart_is_told(
+    rows: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = [
+        f"data.train={rows}",
+        f"data.test={rows.parent.parent}/test/*",
+        "train.epochs=30",
+        "train.batch_size=16",
+        "optimizer.dense.learning_rate=0.02",
+        "optimizer.sparse.learning_rate=0.2",
+    ]
+
+    summary = train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
+
+    assert summary.log_loss is not None
+    assert summary.base_log_loss is not None
+    assert summary.log_loss > summary.base_log_loss
+    assert any("by heart" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("shuffle", ["none", "local", "global"])
+def test_rows_in_memory_are_trained_on_once_in_each_epoch(
+    rows: Path, shuffle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = override_job(
+        {},
+        [
+            f"data.train={rows}",
+            "data.in_memory=true",
+            f"data.shuffle={shuffle}",
+            "model.hidden=[4]",
+            "train.batch_size=8",
+            "train.epochs=2",
+        ],
+        source="test",
+    )
+    plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=60.0)
+    works = [partial(train_job, plan, store, worker=worker, num_workers=2) for worker in range(2)]
+
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda work: work(), works)
+
+    assert first.examples == 2 * 48
+    assert first.bad_rows + second.bad_rows == 2
+    loadings = [message for message in caplog.messages if message.startswith("loaded into memory")]
+    deals = [message for message in caplog.messages if message.startswith("shuffled globally")]
+    assert len(loadings) == 2  # each worker, not each epoch
+    assert len(deals) == (4 if shuffle == "global" else 0)
+
+
+def test_workers_that_would_shuffle_differently_are_refused(rows: Path) -> None:
+    store = ParameterStore(num_workers=2, wait_limit_s=60.0)
+    works = [
+        partial(
+            train_job,
+            plan_of(
+                override_job(
+                    {},
+                    [f"data.train={rows}", "data.in_memory=true", f"data.shuffle={shuffle}"],
+                    source="test",
+                )
+            ),
+            store,
+            worker=worker,
+            num_workers=2,
+        )
+        for worker, shuffle in enumerate(["local", "global"])
+    ]
+
+    with ThreadPoolExecutor(2) as pool:
+        errors = [run.exception() for run in [pool.submit(work) for work in works]]
+
+    assert {type(error) for error in errors} == {
+        JobError,
+        AbortedError,
+    }  # who came last, and who waited
+    assert all("data.shuffle" in str(error) for error in errors)
+
+
+def test_command_of_the_job_reads_the_files(tmp_path: Path) -> None:
+    schema = tmp_path / "words.toml"
+    schema.write_text('hash_version = 1\nslots = ["words"]\ndense = [{ name = "age" }]\n')
+    (tmp_path / "rows").write_text("1 30 a b\n0 40 c\n")
+    words = """for (i = 3; i <= NF; i++) printf " %s", $i"""
+    command = f"""awk '{{printf "1 %s 1 %s %d", $1, $2, NF - 2; {words}; print ""}}'"""
+    data = {
+        "train": str(tmp_path / "rows"),
+        "schema": str(schema),
+        "pipe_command": command,
+        "columns": ["click", "age", "words"],
+        "values": "text",
+    }
+    job = override_job({"data": data, "model": {"hidden": [4], "dim": 2}}, [], source="test")
+    store = ParameterStore()
+
+    summary = train_job(plan_of(job), store)
+
+    assert summary.examples == 2
+    keys = np.array([key_of(1, word) for word in "abc"], np.uint64)
+    assert store.status().tables["embedding"].rows == 3
+    zeros = store.pull_sparse({"embedding": keys}, missing=Missing.ZEROS).result().rows["embedding"]
+    assert zeros.any(axis=1).all()  # these are the rows
+
+
+def test_several_readers_and_shuffled_files_train_on_the_same_rows(tmp_path: Path) -> None:
+    generate(tmp_path, rows=60, test_rows=100, files=5, test_files=1, seed=1)
+    job = override_job(
+        {},
+        [
+            f"data.train={tmp_path}/train/*",
+            "data.reader_num=3",
+            "data.shuffle_files=true",
+            "data.format=criteo",
+            "model.hidden=[4]",
+            "train.epochs=2",
+        ],
+        source="test",
+    )
+
+    summary = train_job(plan_of(job), ParameterStore())
+
+    assert summary.examples == 2 * 60
+
+
+def test_error_of_training_ends_the_readers(tmp_path: Path) -> None:
+    row = "\t".join([*("1" for _ in range(13)), *("a" for _ in range(26))])
+    for name in "ab":
+        (tmp_path / name).write_text(f"{row}\n" * 100)  # without labels
+    job = override_job(
+        {},
+        [f"data.train={tmp_path}/*", "data.reader_num=2", "train.batch_size=1", "model.hidden=[4]"],
+        source="test",
+    )
+
+    with pytest.raises(DataError, match="rows without labels") as caught:
+        train_job(plan_of(job), ParameterStore())
+
+    assert caught.tb is not None  # it holds on to all that was under way
+    assert not [each for each in threading.enumerate() if each.name.startswith("reader-")]
+
+
+JOB = """\
+[model]
+name = "ctr_dnn"
+dim = 4
+[data]
+schema = "criteo"
+test = "none-*"
+
+[optimizer.sparse]
+name = "adagrad"
+learning_rate = 0.1
+
+[optimizer.dense]
+name = "adam"
+"""
+
+
+OWN_MODEL = """\
+from ctr_model.models.model import EmbeddingTable
+
+class Own:
+    tables = (EmbeddingTable(name="wide", dim=1, optimizer={"name": "ftlr"}),)
+    segments = ()
+    num_params = 0
+    workspace = predict = gradient = None
+
+    def __init__(self, schema):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('"criteo"', '"criteos"', ": data.schema: no schema 'criteos'"),
+        (
+            '"criteo"',
+            '"criteo"\nformat = "critio"',
+            ": data.format: unknown format 'critio', did you mean 'criteo'",
+        ),
+        (
+            "dim = 4",
+            "dims = 4",
+            ": model.dims: unknown option of model 'ctr_dnn': 'dims', did you mean 'dim'",
+        ),
+        ("dim = 4", "dim = [4]", ": model.dim: model 'ctr_dnn': dim is [4]"),
+        ("ctr_dnn", "ctr_dn", ": model.name: unknown model 'ctr_dn', did you mean 'ctr_dnn'"),
+        (
+            "0.1",
+            "-1",
+            ": optimizer.sparse.learning_rate: learning_rate of optimizer 'adagrad' is -1.0",
+        ),
+        (
+            "learning_rate",
+            "rate",
+            ": optimizer.sparse.rate: unknown parameter of optimizer 'adagrad': 'rate'",
+        ),
+        ('"adagrad"', '"adgrad"', ": optimizer.sparse: unknown optimizer 'adgrad'"),
+        ('"adam"', '"adagrad_row"', ": optimizer.dense: 'adagrad_row' is for rows only"),
+        (
+            '"adam"',
+            '"adam"\nbeta1 = 3',
+            ": optimizer.dense.beta1: beta1 of optimizer 'adam' is 3.0",
+        ),
+        (
+            "[optimizer.dense]",
+            "[optimizer.tables.embedding]\nname = 'ftlr'\n[optimizer.dense]",
+            ": optimizer.tables.embedding: unknown optimizer 'ftlr'",
+        ),
+        (
+            "[optimizer.dense]",
+            "[optimizer.tables]\nembeding = 'sgd'\n[optimizer.dense]",
+            ": optimizer.tables.embeding: model 'ctr_dnn' has no table 'embeding', only embedding",
+        ),
+    ],
+)
+def test_job_that_does_not_fit_names_file_and_key(
+    old: str, new: str, fault: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace(old, new, 1))
+
+    with pytest.raises(JobError) as caught:
+        plan_of(load_job(path))
+
+    assert str(caught.value).startswith(f"{path}{fault}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        ([], "job.toml: data.test: no file matches 'none-*'"),
+        (["data.train=other-*"], "--set data.train=other-*: data.train: no file matches 'other-*'"),
+    ],
+)
+def test_pattern_without_a_file_names_its_key(
+    overrides: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(JOB)
+
+    with pytest.raises(DataError) as caught:
+        plan_of(load_job(Path("job.toml"), overrides))
+
+    assert str(caught.value) == fault
+
+
+def test_wish_of_a_model_is_refused_where_the_job_can_overrule_it(tmp_path: Path) -> None:
+    source, path = tmp_path / "own.py", tmp_path / "job.toml"
+    source.write_text(OWN_MODEL)
+    path.write_text(JOB.replace("ctr_dnn", f"{source}:Own").replace("dim = 4", ""))
+
+    with pytest.raises(JobError) as caught:
+        plan_of(load_job(path))
+
+    assert str(caught.value).startswith(
+        f"{path}: model.name: the model asks for the optimizer of its table 'wide', which cannot be: "
+        f"unknown optimizer 'ftlr'"
+    )
+    assert "optimizer.tables.wide overrides it" in str(caught.value)
+
+
+@pytest.mark.parametrize(("mode", "optimizer"), [("sync", "ftrl"), ("geo", "adagrad")])
+def test_optimizer_that_a_model_asks_for_gives_way_where_replicas_cannot_have_it(
+    mode: str, optimizer: str
+) -> None:
+    job = override_job({}, ["model=wide_deep", f"strategy.mode={mode}"], source="test")
+    model = model_of(job, Schema.load("criteo"))
+
+    require_optimizers(job, model)
+
+    specs = {spec.name: spec.optimizer.name for spec in table_specs(model, job)}
+    assert specs == {"wide": optimizer, "embedding": "adagrad"}
+
+
+def test_optimizer_that_replicas_cannot_have_is_refused_where_the_job_says_it() -> None:
+    settings = ["model=wide_deep", "strategy.mode=geo", "optimizer.tables.wide=ftrl"]
+    job = override_job({}, settings, source="test")
+
+    with pytest.raises(JobError, match=r"optimizer\.tables\.wide: 'ftrl' .*mode \"geo\""):
+        require_optimizers(job, model_of(job, Schema.load("criteo")))
+
+
+def test_table_is_declared_with_its_own_optimizer() -> None:
+    job = override_job(
+        {}, ["optimizer.tables.embedding={name='sgd', learning_rate=1}"], source="test"
+    )
+    model = model_of(job, Schema.load("criteo"))
+
+    (spec,) = table_specs(model, job)
+
+    assert spec.optimizer == OptimizerSpec(name="sgd", params={"learning_rate": 1.0})
+
+
+def test_checkpoint_of_another_schema_is_refused(rows: Path, tmp_path: Path) -> None:
+    schema = Schema.load("criteo").to_dict()
+    schema["slots"] = list(reversed(schema["slots"]))
+    other = tmp_path / "other.json"
+    settings = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]"]
+    saved = override_job({}, [*settings, f"checkpoint.dir={tmp_path}/model"], source="test")
+    train_job(plan_of(saved), ParameterStore())
+    other.with_suffix(".toml").write_text(
+        "hash_version = 1\nslots = " + str(schema["slots"]).replace("'", '"') + "\n"
+        "dense = [" + ", ".join(f'{{name = "I{i}"}}' for i in range(1, 14)) + "]\n"
+    )
+
+    job = override_job(
+        {},
+        [
+            *settings,
+            f"checkpoint.load={tmp_path}/model",
+            f"data.schema={other.with_suffix('.toml')}",
+        ],
+        source="test",
+    )
+    with pytest.raises(JobError, match="was trained with another schema"):
+        train_job(plan_of(job), ParameterStore())
+
+
+def test_checkpoint_of_another_feature_hash_is_refused_by_name(rows: Path, tmp_path: Path) -> None:
+    job = override_job({}, [f"data.train={rows}", f"checkpoint.load={tmp_path}/model"], source="t")
+    schema = {**Schema.load("criteo").to_dict(), "hash_version": 99}
+    attachments = {"job.json": job.to_json().encode(), "schema.json": json.dumps(schema).encode()}
+    ParameterStore().save(SaveRequest(url=f"{tmp_path}/model", attachments=attachments))
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"model/data-\w+/attachments/schema\.json: .*feature hash version 99, .*version 1",
+    ):
+        train_job(plan_of(job), ParameterStore())
+    with pytest.raises(CheckpointError, match=r"feature hash version 99"):
+        infer(job.checkpoint.load, [str(rows)])
+
+
+def test_job_keeps_its_checkpoints_behind_a_url(rows: Path, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/model"
+    settings = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]"]
+    saving = override_job({}, [*settings, f"checkpoint.dir={url}"], source="test")
+    store = ParameterStore()
+
+    saved = train_job(plan_of(saving), store)
+
+    assert saved.checkpoint == f"{url}/epoch-1"
+    loaded = ParameterStore()
+    loaded.load(url)
+    assert loaded.digest() == store.digest()
+    assert infer(url, [str(rows)])["rows"] > 0
+
+
+def job_of_life(rows: Path, *overrides: str) -> Job:
+    return override_job(
+        {},
+        [
+            f"data.train={rows}",
+            "data.bad_row_limit=2",
+            "train.batch_size=16",
+            "train.epochs=3",
+            "model.hidden=[4]",
+            *overrides,
+        ],
+        source="test",
+    )
+
+
+def job_in(folder: Path, rows: Path, *settings: str) -> Job:
+    own = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]", "model.dim=2"]
+    return override_job({}, [*own, f"checkpoint.dir={folder}", *settings], source="test")
+
+
+def run_in(folder: Path, rows: Path, *settings: str) -> None:
+    train_job(plan_of(job_in(folder, rows, *settings)), ParameterStore())
+
+
+def digest_in(folder: Path) -> str:
+    store = ParameterStore()
+    store.load(str(folder))
+    return store.digest()
+
+
+def checkpoints_in(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob("*/MANIFEST.json")}
+
+
+def test_fresh_run_is_refused_where_an_earlier_one_has_saved(rows: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    run_in(folder, rows, "train.epochs=2")
+    before = digest_in(folder)
+
+    with pytest.raises(JobError) as refusal:
+        run_in(folder, rows, "model.name=fm", "model={name='fm', dim=2}")
+
+    assert str(refusal.value) == (
+        f"--set checkpoint.dir={folder}: checkpoint.dir: {folder} has checkpoints of an earlier run (model "
+        f"'ctr_dnn', 2 epochs done: epoch-1, epoch-2), and this run, of model 'fm', would mix its own with "
+        f"them: set checkpoint.resume = true to resume the earlier run, checkpoint.overwrite = true to "
+        f"replace its checkpoints, or another checkpoint.dir"
+    )
+    assert checkpoints_in(folder) == {"epoch-1", "epoch-2"}
+    assert digest_in(folder) == before
+
+
+@pytest.mark.parametrize("mode", ["full", "delta"])
+def test_run_that_overwrites_leaves_its_own_checkpoints_alone(
+    mode: str, rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    settings = [f"checkpoint.mode={mode}"]
+    run_in(folder, rows, "train.epochs=4", *settings)
+    shutil.copytree(folder / "epoch-1", folder / "best")
+
+    run_in(folder, rows, "train.epochs=2", "train.seed=5", "checkpoint.overwrite=true", *settings)
+
+    assert checkpoints_in(folder) == {"best", "epoch-1", "epoch-2"}
+    job = json.loads(Checkpoint.open(folder).attachment("job.json"))
+    assert (Checkpoint.open(folder).name, job["train"]["seed"]) == ("epoch-2", 5)
+
+
+def test_run_that_overwrites_keeps_the_earlier_checkpoints_until_it_has_one(
+    rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    run_in(folder, rows, "train.epochs=3")
+    before = digest_in(folder)
+    ends = job_in(folder, rows, "checkpoint.overwrite=true", "train.batch_size=8")
+
+    with pytest.raises(SystemExit):
+        train_job(plan_of(ends), ParameterStore(), is_told_to_end=lambda: True)
+
+    assert checkpoints_in(folder) == {"epoch-1", "epoch-2", "epoch-3"}
+    assert digest_in(folder) == before
+
+
+def test_model_that_an_overwriting_run_starts_from_stays(rows: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    run_in(folder, rows, "train.epochs=3")
+
+    settings = ["checkpoint.overwrite=true", f"checkpoint.load={folder}/epoch-2"]
+    run_in(folder, rows, *settings)
+
+    assert checkpoints_in(folder) == {"epoch-1", "epoch-2"}
+
+
+@pytest.mark.parametrize("start", ["overwrite=true", "load={0}/warm/epoch-1"])
+def test_process_in_the_place_of_worker_0_goes_on_in_the_folder_of_its_run(
+    start: str, rows: Path, tmp_path: Path
+) -> None:
+    """It is lost after one of the two steps of 2 threads that come before a validation."""
+    folder, metrics = tmp_path / "model", tmp_path / "run/metrics.jsonl"
+    settings = ["cluster.on_worker_loss=wait", "checkpoint.every_steps=2"]
+    figures = [f"run.dir={metrics.parent}", f"data.valid={rows}", "valid.every_steps=4"]
+    run_in(tmp_path / "warm", rows)
+    begins = f"checkpoint.{start.format(tmp_path)}"
+    threads = ["strategy.mode=sync", "train.thread_num=2", "train.batch_size=8"]
+    undisturbed = train_job(
+        plan_of(job_in(tmp_path / "other", rows, *threads, begins)), ParameterStore()
+    )
+    plan = plan_of(job_in(folder, rows, *threads, *settings, *figures, begins))
+
+    def has_saved() -> bool:
+        wait_for_saves(60.0)
+        return "step-2" in checkpoints_in(folder)
+
+    with cluster(num_servers=1, num_workers=1) as servers:
+        with pytest.raises(SystemExit):
+            train_job(
+                plan,
+                servers.client(joins=False),
+                is_in_process=False,
+                is_told_to_end=has_saved,
+            )
+        saved = checkpoints_in(folder)
+        ended = train_job(plan, servers.client(joins=False), is_in_process=False)
+
+    assert saved == {"step-2"}
+    assert {"step-2", "epoch-1"} <= checkpoints_in(folder)
+    assert ended.examples == 48
+    kinds = [json.loads(line)["kind"] for line in metrics.read_text().splitlines()]
+    assert [kind for kind in kinds if kind != "train"] == [
+        *("start", "start", "valid", "pass", "valid", "end")
+    ]
+    assert [each["step"] for each in ended.validations] == [4, 6]
+    assert ended.model_digest == undisturbed.model_digest
+    with pytest.raises(JobError, match="1 epoch done: step-2, "):
+        run_in(folder, rows)
+
+
+def test_run_that_saves_nothing_says_so(
+    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = override_job(
+        {}, [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]"], source="test"
+    )
+    train_job(plan_of(job), ParameterStore())
+    [warning] = [message for message in caplog.messages if "no checkpoint will be saved" in message]
+    caplog.clear()
+
+    run_in(tmp_path / "model", rows)
+
+    assert "is lost when this run ends: set checkpoint.dir" in warning
+    assert "no checkpoint will be saved" not in caplog.text
+
+
+@pytest.mark.parametrize("settings", [["checkpoint.resume=true"], []], ids=["goes on", "first"])
+def test_run_with_a_folder_of_its_own_is_not_refused(
+    settings: list[str], rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    ParameterStore().save(SaveRequest(url=f"{folder}/best"))
+    if settings:
+        run_in(folder, rows)
+
+    run_in(folder, rows, "train.epochs=2", *settings)
+
+    assert "epoch-2" in checkpoints_in(folder)
+
+
+def test_run_that_goes_on_removes_its_old_checkpoints_and_no_others(
+    rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    run_in(folder, rows, "train.epochs=3")
+    for name in ("best", "epoch-best"):
+        shutil.copytree(folder / "epoch-1", folder / name)
+    store = ParameterStore()
+    store.load(str(folder))
+    store.save(SaveRequest(url=f"{folder}/step-1", inference=InferenceSettings()))
+
+    settings = ["checkpoint.keep_last=1", f"checkpoint.load={folder}/epoch-2"]
+    run_in(folder, rows, "train.epochs=4", "checkpoint.resume=true", *settings)
+
+    assert checkpoints_in(folder) == {"best", "epoch-best", "step-1", "epoch-2", "epoch-4"}
+
+
+@pytest.mark.parametrize("load", ["{0}", "{0}/", "{0}/epoch-1", "file://{0}/best"])
+def test_deltas_do_not_replace_what_their_run_starts_from(
+    load: str, rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    settings = [f"checkpoint.load={load.format(folder)}", "checkpoint.mode=delta"]
+
+    with pytest.raises(JobError, match=r"--set checkpoint\.load.*another checkpoint\.dir"):
+        plan_of(job_in(folder, rows, *settings))
+
+    assert plan_of(job_in(folder, rows, *settings, "checkpoint.resume=true"))
+    assert plan_of(job_in(folder, rows, settings[0]))
+    assert plan_of(job_in(tmp_path / "mod", rows, *settings))
+
+
+@pytest.mark.parametrize(
+    ("every", "shows", "unseen"),
+    [(0, 3, 0), (1, 0.875, 1), (2, 2, 0), (3, 1.5, 1), (4, 3, 0)],
+)
+def test_passes_end_every_so_many_epochs(rows: Path, every: int, shows: float, unseen: int) -> None:
+    """Of three epochs, in each of which a key is shown as often; a pass halves what came before its end."""
+    once, store = ParameterStore(), ParameterStore()
+    settings = ["life.statistics=true", "life.decay=0.5"]
+    first = job_of_life(rows, *settings, "train.epochs=1", "life.shrink_every_epochs=0")
+    train_job(plan_of(first), once)
+
+    job = job_of_life(rows, *settings, f"life.shrink_every_epochs={every}")
+    train_job(plan_of(job), store)
+
+    expected = {key: row.show * shows for key, row in counted_on([once], "embedding").items()}
+    counted = counted_on([store], "embedding")
+    assert {key: row.show for key, row in counted.items()} == expected
+    assert {row.unseen for row in counted.values()} == {unseen}
+
+
+def test_other_layers_begin_with_the_embeddings_of_an_old_model(
+    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_job(plan_of(job_of_life(rows, f"checkpoint.dir={tmp_path}/old")), ParameterStore())
+    load, only = f"checkpoint.load={tmp_path}/old", "checkpoint.only=embedding"
+    other = job_of_life(rows, load, "model.hidden=[5]", "data.schema=criteo_min_max")
+
+    with pytest.raises(CheckpointError, match="does not fit: 'dense'"):
+        train_job(plan_of(job_of_life(rows, load, "model.hidden=[5]")), ParameterStore())
+    with pytest.raises(JobError, match="another schema"):
+        train_job(plan_of(other), ParameterStore())
+    with caplog.at_level(logging.INFO):
+        store = ParameterStore()
+        settings = (load, only, "model.hidden=[5]", "data.schema=criteo_min_max")
+        summary = train_job(plan_of(job_of_life(rows, *settings)), store)
+
+    assert summary.warm_start == {
+        "checkpoint": f"{tmp_path}/old",
+        "taken": ["embedding"],
+        "fresh": ["dense"],
+    }
+    assert f"loaded {tmp_path}/old taken=embedding fresh=dense" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["checkpoint.only=embedding"], "no model to take them from: set checkpoint.load"),
+        (["checkpoint.load=m", "checkpoint.only=wide"], "names wide, but .* only dense, embedding"),
+    ],
+)
+def test_parts_that_the_model_does_not_have_are_refused(
+    rows: Path, settings: list[str], message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        plan_of(job_of_life(rows, *settings))
+
+
+def test_expired_rows_are_in_no_checkpoint_and_in_the_summary(
+    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only what was shown more than once in an epoch is worth 0.15 after it."""
+    job = job_of_life(rows, "life.delete_threshold=0.15", f"checkpoint.dir={tmp_path / 'saved'}")
+    store, loaded = ParameterStore(), ParameterStore()
+
+    summary = train_job(plan_of(job), store)
+
+    assert summary.tables is not None
+    figures = summary.tables["embedding"]
+    assert figures == asdict(store.status().tables["embedding"])
+    assert figures["expired"] > figures["rows"] > 0
+    (*_, last) = (text for text in caplog.messages if text.startswith("shrunk table=embedding"))
+    assert f" left_rows={figures['rows']} removed_mb=" in last
+    loaded.load(str(tmp_path / "saved"))
+    assert loaded.digest() == summary.model_digest
+    assert counted_on([loaded], "embedding") == counted_on([store], "embedding")
+
+
+def test_table_of_a_job_keeps_to_its_limit(rows: Path) -> None:
+    summary = train_job(plan_of(job_of_life(rows, "life.max_rows=256")), ParameterStore())
+
+    assert summary.tables is not None
+    assert summary.tables["embedding"]["rows"] <= 256
+    assert summary.tables["embedding"]["evicted"] > 0
+
+
+def test_job_without_rules_ages_nothing(rows: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        train_job(plan_of(job_of_life(rows)), ParameterStore())
+
+    assert not [message for message in caplog.messages if message.startswith("shrunk")]
+
+
+def test_precision_is_in_the_summary_and_may_change_when_a_run_resumes(
+    rows: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+    settings = [
+        f"data.train={rows}",
+        f"data.test={rows}",
+        "data.bad_row_limit=4",
+        "train.batch_size=16",
+        "model.hidden=[16]",
+        f"checkpoint.dir={tmp_path / 'model'}",
+        "checkpoint.resume=true",
+    ]
+
+    summaries = []
+    for epochs, compute in enumerate(("float32", "bfloat16"), start=1):
+        more = [f"train.epochs={epochs}", f"train.compute={compute}"]
+        job = override_job({}, [*settings, *more], source="test")
+        summaries.append(train_job(plan_of(job), ParameterStore()))
+
+    assert [summary.compute for summary in summaries] == ["float32", "bfloat16"]
+    assert [summary.examples for summary in summaries] == [48, 48]  # the second epoch alone
+    inferred = infer(str(tmp_path / "model"), [str(rows)])
+    assert inferred["model_digest"] == summaries[1].model_digest
+    assert inferred["auc"] == summaries[1].auc

@@ -1,0 +1,476 @@
+"""Validation of runs on a store in this process, with one worker or two."""
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TypeVar
+
+import pytest
+
+from ps_server.checkpoint.publish import best_in
+from ps_server.store import ParameterStore
+from ps_worker.checkpoints.retention import name_at_step
+from ps_worker.checkpoints.run_state import Validation
+from ps_worker.checkpoints.saver import Saver
+from ps_worker.data.tools.generate import generate
+from ps_worker.job import Job, override_job
+from ps_worker.run.plan import plan_of
+from ps_worker.run.run import Run
+from ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ps_worker.run.training_job.summary import Summary
+from ps_worker.run.training_job.train_job import train_job
+from ps_worker.run.training_job.validation.validations import Validations
+from ps_worker.run.training_job.validation.validator import Validator
+from ps_worker.serving.inference import infer
+
+LIMIT_S = 60.0
+STEPS = 12  # of a worker of two in an epoch: 192 rows in batches of 8, by halves of the file
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows to train on, those of `test`, and `contrary` rows, which any training makes worse."""
+    folder = tmp_path_factory.mktemp("data")
+    generate(folder, rows=192, test_rows=100, files=1, test_files=1, seed=1)
+    (train,) = (folder / "train").iterdir()
+    (test,) = (folder / "test").iterdir()
+    train.rename(folder / "rows.tsv")
+    test.rename(folder / "test.tsv")
+    lines = (folder / "rows.tsv").read_text().splitlines()
+    others = [f"{1 - int(line[0])}{line[1:]}\n" for line in lines]
+    (folder / "contrary.tsv").write_text("".join(others))
+    return folder
+
+
+def job_of(data: Path, *overrides: str) -> Job:
+    own = [f"data.train={data}/rows.tsv", f"data.test={data}/test.tsv", "train.batch_size=8"]
+    model = ["model.hidden=[4]", "model.dim=2", "data.bad_row_limit=2"]
+    return override_job({}, [*own, *model, *overrides], source="test")
+
+
+def trained(job: Job, num_workers: int = 1) -> list[Summary]:
+    """Returns the summaries of all workers of a run on a store of its own."""
+    plan, store = plan_of(job), ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
+    works = [
+        partial(train_job, plan, store, worker=worker, num_workers=num_workers)
+        for worker in range(num_workers)
+    ]
+    with ThreadPoolExecutor(num_workers) as pool:
+        return list(pool.map(lambda work: work(), works))
+
+
+def validations(summary: Summary) -> list[tuple[object, object]]:
+    return [(each["epoch"], each["step"]) for each in summary.validations]
+
+
+@pytest.mark.parametrize("thread_num", [1, 2])
+def test_validation_leaves_no_trace_in_a_synchronous_model(data: Path, thread_num: int) -> None:
+    settings = ["strategy.mode=sync", "train.epochs=2", f"train.thread_num={thread_num}"]
+    valid = f"data.valid={data}/test.tsv"
+    without, *_ = trained(job_of(data, *settings), num_workers=2)
+
+    between, *_ = trained(job_of(data, *settings, valid), num_workers=2)
+    within, *_ = trained(job_of(data, *settings, valid, "valid.every_steps=5"), num_workers=2)
+
+    assert between.model_digest == within.model_digest == without.model_digest
+    assert len(between.validations) == 2
+    assert len(within.validations) == 2 + 2 * ((STEPS - 1) // (5 if thread_num == 1 else 6))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo", "bounded_staleness"])
+def test_last_validation_is_of_the_model_that_is_tested(
+    data: Path, mode: str, num_workers: int
+) -> None:
+    job = job_of(
+        data,
+        f"strategy.mode={mode}",
+        f"data.valid={data}/test.tsv",
+        "valid.every_steps=4",
+        "train.thread_num=2",
+    )
+
+    first, *others = trained(job, num_workers)
+
+    last = first.validations[-1]
+    assert (last["auc"], last["log_loss"]) == (first.auc, first.log_loss)
+    assert len(first.validations) > 1
+    assert all(each.validations == () or each.best is None for each in others)
+
+
+def test_validation_is_of_a_moment_at_which_nobody_trains(data: Path) -> None:
+    """Batches that all workers have trained before a validation: 4 each, whatever the mode."""
+    job = job_of(data, f"data.valid={data}/test.tsv", "valid.every_steps=4")
+    plan, seen = plan_of(job), []
+
+    class Watched(ParameterStore):
+        def pull_sparse(self, keys, **settings):
+            if settings["missing"].name == "ZEROS":
+                seen.append(self.status().version)
+            return super().pull_sparse(keys, **settings)
+
+    store = Watched(num_workers=2, wait_limit_s=LIMIT_S)
+    works = [partial(train_job, plan, store, worker=worker, num_workers=2) for worker in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda work: work(), works))
+
+    assert sorted(set(seen[:-12])) == sorted({8, 16, store.status().version})
+
+
+def test_worker_with_fewer_rows_waits_in_the_validations_of_the_others(
+    data: Path, tmp_path: Path
+) -> None:
+    """Rows of 40 and of 20, which are as long together, as files are divided by bytes."""
+    lines = (data / "rows.tsv").read_text().splitlines()
+    shorter, longer = lines[:40], lines[40:60]
+    extra = sum(map(len, shorter)) - sum(map(len, longer))
+    rows = tmp_path / "rows.tsv"
+    rows.write_text(
+        "".join(
+            f"{line}\n" for line in (*shorter, *(f"{line}{'0' * (extra // 20)}" for line in longer))
+        )
+    )
+    settings = [f"data.train={rows}", f"data.valid={data}/test.tsv", "valid.every_steps=2"]
+
+    first, second = trained(job_of(data, "strategy.mode=sync", *settings), num_workers=2)
+
+    assert (first.examples, second.examples) == (60, 20)
+    assert validations(first) == [(1, 2), (1, 4), (1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("period", "expected"),
+    [
+        ("every_epochs=2", [(2, 48), (3, 72)]),
+        ("every_epochs=0", [(1, 20), (2, 44), (3, 68)]),
+    ],
+)
+def test_passes_end_with_a_validation_by_their_period_and_the_last_always(
+    period: str, expected: list[tuple[int, int]], data: Path
+) -> None:
+    within = ["valid.every_steps=20"] if period == "every_epochs=0" else []
+    settings = [f"data.valid={data}/test.tsv", f"valid.{period}", *within, "train.epochs=3"]
+
+    summary, *_ = trained(job_of(data, *settings))
+
+    assert validations(summary) == expected
+
+
+def test_all_workers_stop_when_validation_gets_no_better(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["strategy.mode=sync", f"checkpoint.dir={tmp_path}/model"]
+    once, *_ = trained(job_of(data, "strategy.mode=sync", "train.epochs=1"), num_workers=2)
+
+    with caplog.at_level(logging.INFO):
+        first, second = trained(
+            job_of(
+                data,
+                *settings,
+                f"data.valid={data}/contrary.tsv",
+                "train.epochs=9",
+                "valid.patience=2",
+                "valid.final_model=best",
+                "checkpoint.keep_last=1",
+            ),
+            num_workers=2,
+        )
+
+    assert validations(first) == [(1, STEPS), (2, 2 * STEPS), (3, 3 * STEPS)]
+    assert first.examples == 3 * 192
+    assert first.stopped_early
+    assert second.stopped_early
+    assert first.best is not None
+    assert first.best["checkpoint"] == f"{tmp_path}/model/epoch-1"
+    # The run ends with the first epoch's model, which stays although only the last one is kept.
+    assert (first.model_digest, first.auc, first.log_loss) == (
+        once.model_digest,
+        once.auc,
+        once.log_loss,
+    )
+    assert first.checkpoint == f"{tmp_path}/model/epoch-3"
+    inferred = infer(f"{tmp_path}/model/BEST", [f"{data}/test.tsv"])
+    assert inferred["model_digest"] == once.model_digest
+    assert inferred["auc"] == first.auc
+    assert "stopped early, as validation gets no better: best=epoch 1, step 12" in caplog.messages
+    lines = [line for line in caplog.messages if line.startswith("validation ")]
+    assert len(lines) == 3
+    base = infer(f"{tmp_path}/model", [f"{data}/contrary.tsv"])["base_log_loss"]
+    assert all(f" base_log_loss={base:.5f} " in line for line in lines)
+
+
+def test_run_that_stopped_within_an_epoch_can_resume_there(data: Path, tmp_path: Path) -> None:
+    mode = ["strategy.mode=sync", "train.epochs=2"]
+    undisturbed, *_ = trained(job_of(data, *mode), num_workers=2)
+    settings = [
+        *mode,
+        f"checkpoint.dir={tmp_path}/model",
+        "checkpoint.resume=true",
+        f"data.valid={data}/contrary.tsv",
+        "valid.every_steps=3",
+    ]
+
+    stopped, _ = trained(job_of(data, *settings, "valid.patience=1"), num_workers=2)
+    again, _ = trained(job_of(data, *settings, "valid.patience=1"), num_workers=2)
+    resumed, _ = trained(job_of(data, *settings), num_workers=2)
+
+    assert validations(stopped) == [(1, 3), (1, 6)]
+    assert stopped.stopped_early
+    assert stopped.examples == 2 * 6 * 8
+    assert stopped.checkpoint == f"{tmp_path}/model/step-6"
+    assert again.stopped_early
+    assert validations(again) == validations(stopped)
+    assert not resumed.stopped_early
+    assert validations(resumed) == [
+        *((1, step) for step in (3, 6, 9, 12)),
+        *((2, step) for step in (15, 18, 21, 24)),
+    ]
+    assert resumed.model_digest == undisturbed.model_digest
+    assert best_in(f"{tmp_path}/model") == "step-3"
+
+
+class KilledError(Exception):
+    """The process is gone."""
+
+
+def test_resumed_run_counts_on_from_the_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in an epoch of 24 steps, twice before one validation: they are at 5, 10, ... all the same."""
+    settings = [f"data.valid={data}/contrary.tsv", "valid.every_steps=5", "train.epochs=2"]
+    saves = [f"checkpoint.dir={tmp_path}/model", "checkpoint.every_steps=2"]
+    whole, *_ = trained(job_of(data, *settings))
+    plan = plan_of(job_of(data, *settings, *saves, "checkpoint.resume=true"))
+    after_step = Saver.after_step
+
+    def wait_after_step(self: Saver, *settings) -> None:
+        self.wait()
+        after_step(self, *settings)
+        self.wait()
+
+    monkeypatch.setattr(Saver, "after_step", wait_after_step)
+    for latest in ("step-6", "step-8", "step-12"):
+
+        def kill(latest: str = latest) -> bool:
+            if (tmp_path / "model" / latest).exists():
+                raise KilledError
+            return False
+
+        with pytest.raises(KilledError):
+            train_job(plan, ParameterStore(), is_told_to_end=kill)
+        assert (tmp_path / "model/LATEST").read_text() == f"{latest}\n"
+    resumed = train_job(plan, ParameterStore())
+
+    assert [(each["step"], each["log_loss"]) for each in resumed.validations] == [
+        (each["step"], each["log_loss"]) for each in whole.validations
+    ]
+    assert resumed.model_digest == whole.model_digest
+    best = min(whole.validations, key=lambda each: each["log_loss"])
+    assert best_in(f"{tmp_path}/model") == f"step-{best['step']}"
+
+
+def test_best_model_replaces_a_delta_of_the_same_step(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    deltas = ["checkpoint.every_steps=5", "checkpoint.mode=delta", f"checkpoint.dir={folder}"]
+    valid = [f"data.valid={data}/contrary.tsv", "valid.every_steps=10", "valid.final_model=best"]
+
+    summary, *_ = trained(job_of(data, *deltas, *valid))
+
+    assert best_in(folder) == "step-10"
+    best = infer(f"{folder}/BEST", [f"{data}/contrary.tsv"])
+    assert best["log_loss"] == summary.validations[0]["log_loss"]
+    assert best["model_digest"] == summary.model_digest
+    assert (
+        infer(str(folder), [f"{data}/contrary.tsv"])["log_loss"]
+        == (summary.validations[-1]["log_loss"])
+    )
+
+
+def test_resumed_run_waits_on_where_it_was(data: Path, tmp_path: Path) -> None:
+    settings = [
+        f"data.valid={data}/contrary.tsv",
+        "valid.patience=3",
+        f"checkpoint.dir={tmp_path}/model",
+        "checkpoint.resume=true",
+    ]
+    trained(job_of(data, *settings, "train.epochs=2"))
+
+    summary, *_ = trained(job_of(data, *settings, "train.epochs=9"))
+
+    assert [each["epoch"] for each in summary.validations] == [1, 2, 3, 4]
+    assert summary.stopped_early
+    assert best_in(f"{tmp_path}/model") == "epoch-1"
+
+
+def test_fresh_run_forgets_which_model_of_an_earlier_one_was_the_best(
+    data: Path, tmp_path: Path
+) -> None:
+    saves = f"checkpoint.dir={tmp_path}/model"
+    trained(job_of(data, saves, f"data.valid={data}/test.tsv"))
+    assert best_in(f"{tmp_path}/model") == "epoch-1"
+
+    trained(job_of(data, saves, "checkpoint.overwrite=true"))
+
+    assert best_in(f"{tmp_path}/model") is None
+
+
+def test_best_checkpoint_that_was_removed_is_said(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves = [f"checkpoint.dir={tmp_path}/model", f"data.valid={data}/contrary.tsv"]
+    trained(job_of(data, *saves, "train.epochs=2"))
+    (tmp_path / "model/epoch-1/MANIFEST.json").unlink()
+
+    summary, *_ = trained(
+        job_of(data, *saves, "train.epochs=3", "checkpoint.resume=true", "valid.final_model=best")
+    )
+
+    assert "model of the best validation is not there any more" in caplog.text
+    assert summary.best is not None
+    assert summary.best["checkpoint"] is None
+    assert summary.log_loss is not None
+
+
+def test_malformed_rows_are_said_once(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = tmp_path / "rows.tsv"
+    rows.write_text((data / "test.tsv").read_text() + "1\tshort\n")
+
+    trained(job_of(data, f"data.valid={rows}", "train.epochs=3"))
+
+    assert len([each for each in caplog.messages if f"file={rows}" in each]) == 1
+
+
+def test_breakdown_of_the_summary_is_that_of_infer(data: Path, tmp_path: Path) -> None:
+    settings = [
+        "valid.group_by=C1",
+        "valid.slices=['C2', 'C3']",
+        f"checkpoint.dir={tmp_path}/model",
+    ]
+
+    summary, *_ = trained(job_of(data, *settings))
+    inferred = infer(f"{tmp_path}/model", [f"{data}/test.tsv"])
+
+    told = summary.as_json()
+    for name in ("gauc", "groups", "slices", "calibration_error", "calibration_buckets"):
+        assert told[name] == inferred[name]
+        assert told[name] is not None
+    json.dumps(told, allow_nan=False)
+
+
+def test_rows_without_labels_are_said(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = tmp_path / "rows.tsv"
+    lines = (data / "test.tsv").read_text().splitlines()
+    rows.write_text("".join(line.partition("\t")[2] + "\n" for line in lines))
+
+    summary, *_ = trained(job_of(data, f"data.valid={rows}"))
+
+    assert "the files of data.valid have no rows with a label" in caplog.text
+    assert [each["log_loss"] for each in summary.validations] == [None]
+    assert summary.best is None
+    assert not math.isnan(summary.train_loss or math.nan)
+
+
+def test_workers_that_would_validate_at_other_steps_are_refused(data: Path) -> None:
+    store = ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
+    errors: list[str] = []
+
+    def work(worker: int) -> None:
+        job = job_of(data, f"data.valid={data}/test.tsv", f"valid.every_steps={worker}")
+        try:
+            train_job(plan_of(job), store, worker=worker, num_workers=2)
+        except Exception as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+
+    assert len(errors) == 2
+    assert all("valid.every_steps" in error for error in errors)
+
+
+def on_two_workers(job: Job, work: Callable[[Run, Validator], T]) -> list[T]:
+    """Returns what both workers of a run that has started return."""
+    plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
+
+    def started(worker: int) -> T:
+        with Run(store, plan.model, job, worker=worker, num_workers=2) as run:
+            run.start()
+            result = work(run, Validator(plan, run, MetricsWriter(None, run)))
+            run.leave()
+            return result
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(started, range(2)))
+
+
+def test_best_model_is_named_by_its_step_in_every_process(data: Path) -> None:
+    """As in a process in a lost worker 0's place, which is at the steps of its last push by then."""
+    job = job_of(data, f"data.valid={data}/test.tsv", "valid.every_steps=5", "valid.patience=2")
+
+    later = [
+        Validation(epoch=1, step=10, auc=0.4, log_loss=9.0),
+        Validation(epoch=1, step=15, auc=None, log_loss=None),
+    ]
+
+    def name_of(validation: Validation) -> str:
+        return name_at_step(validation.step)
+
+    def told(run: Run, validator: Validator) -> tuple[list[Validation], bool]:
+        run.progress.resume(5 + run.worker)
+        validator.tell("validated", validator.validate(epoch=1, name_of=name_of), name_of)
+        for each in later:
+            if run.is_first:
+                validator.validations.add(each)
+            own = each if run.is_first else None
+            validator.tell(f"validated-{each.step}", own, name_of)
+        return list(validator.validations), validator.validations.is_over
+
+    first, second = on_two_workers(job, told)
+
+    assert [each.checkpoint for each in first[0]] == ["step-5", "", ""]
+    assert second == first
+    assert first[1]
+
+
+def test_replacement_counts_the_validations_that_were_told(data: Path) -> None:
+    """A newer checkpoint than the one that the run was resumed from has later ones, which are told again."""
+    plan = plan_of(job_of(data, f"data.valid={data}/test.tsv"))
+    known = [asdict(Validation(epoch=1, step=step, auc=0.5, log_loss=0.7)) for step in (5, 10)]
+    replacement = Validations(plan)
+
+    replacement.resume(Validations(plan).told_of(known[:1]), known)
+
+    assert replacement.as_dicts() == known[:1]
+
+
+@pytest.mark.parametrize(("seconds", "is_told"), [(29.0, False), (31.0, True)])
+def test_validation_that_others_may_not_wait_for_is_warned_of(
+    seconds: float,
+    is_told: bool,
+    data: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = job_of(data, f"data.valid={data}/test.tsv", "cluster.wait_timeout_s=60")
+    clock = SimpleNamespace(monotonic=iter([0.0, seconds]).__next__)
+    monkeypatch.setattr("ps_worker.run.training_job.validation.validator.time", clock)
+
+    on_two_workers(job, lambda run, own: run.is_first and own.validate(epoch=1, name_of=None))
+
+    assert (f"a validation took {seconds:.0f} s" in caplog.text) == is_told

@@ -1,0 +1,296 @@
+"""Vectors by value: each value's own row of the checkpoint, in files that other tools read."""
+
+import re
+import shutil
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from protos.errors import CheckpointError, DataError, UsageError
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage.folders import LocalFolder
+from ps_server.store import ParameterStore
+from ps_worker.job import override_job
+from ps_worker.run.plan import plan_of
+from ps_worker.run.training_job.train_job import train_job
+from ps_worker.serving import checkpoint_cli
+from ps_worker.serving.value_vectors import ExportedValues, export_values
+from tests.reference.features import key_of
+from tests.support.commands import in_this_process
+
+ADS = ["red shoe", "two\nlines", "blue", "", "größe 9", "100%", "blue"]
+DATA = {"train": "clicks.parquet", "schema": "schema.toml"}
+USERS = [1, 2, 3, 1, 2, None, -4]
+TAGS = [["a", "b"], [], None, ["b", None], ["c"], ["d"], ["a"]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`clicks.parquet`, and `model`, trained on it."""
+    folder = tmp_path_factory.mktemp("values")
+    (folder / "schema.toml").write_text(
+        'hash_version = 1\nslots = ["user", "ad", "tags"]\ndense = []\n'
+    )
+    columns = {
+        "ad": pa.array(ADS, pa.large_string()),
+        "user": pa.array(USERS, pa.int32()),
+        "click": [0, 1, 0, 1, 0, 1, 1],
+        "tags": pa.array(TAGS, pa.list_(pa.string())),
+    }
+    pq.write_table(pa.table(columns), folder / "clicks.parquet")
+    settings = [
+        f"data.train={folder}/clicks.parquet",
+        f"data.schema={folder}/schema.toml",
+        f"checkpoint.dir={folder}/model",
+        "model.name=deepfm",
+        "model.hidden=[4]",
+        "model.dim=3",
+        "train.batch_size=2",
+    ]
+    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
+    return folder
+
+
+def rows_of(model: Path, table: str = "embedding") -> dict[int, np.ndarray]:
+    """Returns the rows in a checkpoint by key, read shard by shard."""
+    checkpoint = Checkpoint.open(model)
+    shards = checkpoint.read_shards(table, range(checkpoint.table(table).num_shards))
+    return {
+        int(key): np.array(weights)
+        for _, rows in shards
+        for key, weights in zip(rows.keys, rows.weights, strict=True)
+    }
+
+
+def exported(folder: Path, to: Path, **options: Any) -> ExportedValues:
+    files = options.pop("files", [str(folder / "clicks.parquet")])
+    settings = {"slot": "ad", "kind": "parquet", **options}
+    return export_values(Checkpoint.open(folder / "model"), LocalFolder(to), files, **settings)
+
+
+@pytest.mark.parametrize(
+    ("slot", "number", "values"),
+    [
+        ("ad", 2, list(dict.fromkeys(ADS))),
+        ("user", 1, ["1", "2", "3", "", "-4"]),
+        ("tags", 3, ["a", "b", "", "c", "d"]),
+    ],
+)
+def test_each_value_has_its_row_once(
+    folder: Path, tmp_path: Path, slot: str, number: int, values: list[str]
+) -> None:
+    report = exported(folder, tmp_path, slot=slot)
+
+    assert [each.table for each in report.tables] == ["embedding", "linear"]
+    assert (report.rows, report.distinct, report.collisions) == (len(ADS), len(values), 0)
+    for table in ("embedding", "linear"):
+        found = pq.read_table(tmp_path / f"{table}.{slot}.parquet")
+        rows = rows_of(folder / "model", table)
+        assert sorted(found["value"].to_pylist()) == sorted(values)
+        for value, key, vector in zip(
+            *(found[name].to_pylist() for name in found.column_names), strict=True
+        ):
+            assert key == key_of(number, value.encode())
+            assert np.float32(vector).tobytes() == rows[key].tobytes()
+        assert pa.types.is_fixed_size_list(found.schema.field("vector").type)
+
+
+def test_npy_and_word2vec_have_what_parquet_has(folder: Path, tmp_path: Path) -> None:
+    for kind in ("parquet", "npy", "word2vec"):
+        report = exported(folder, tmp_path, kind=kind, tables=["embedding"])
+        # Parquet holds all values, npy no line break, word2vec no empty word.
+        assert (report.tables[0].written, report.tables[0].left_out) == (
+            (6, 0) if kind == "parquet" else (5, 1)
+        )
+
+    table = pq.read_table(tmp_path / "embedding.ad.parquet")
+    vectors = dict(zip(table["value"].to_pylist(), table["vector"].to_pylist(), strict=True))
+    matrix = np.load(tmp_path / "embedding.ad.npy")
+    lines = (tmp_path / "embedding.ad.values.txt").read_text().splitlines()
+    assert matrix.dtype == np.float32
+    assert len(lines) == 5
+    assert {line: row.tolist() for line, row in zip(lines, matrix, strict=True)} == {
+        value: vector for value, vector in vectors.items() if "\n" not in value
+    }
+    header, *words = (tmp_path / "embedding.ad.word2vec.txt").read_text().split("\n")[:-1]
+    assert header == "5 3"
+    parsed = {}
+    for line in words:
+        word, *numbers = line.split()
+        parsed[urllib.parse.unquote(word)] = np.array(numbers, np.float32).tolist()
+    assert parsed == {value: vector for value, vector in vectors.items() if value}
+    assert {line.split()[0] for line in words} >= {
+        "red%20shoe",
+        "100%25",
+        "two%0Alines",
+        "größe%209",
+    }
+
+
+def test_values_come_from_any_file_with_the_column(folder: Path, tmp_path: Path) -> None:
+    """A catalogue has none of the other columns, and values that the model has not seen."""
+    catalogue = tmp_path / "ads.csv"
+    catalogue.write_text("price,ad\n1,blue\n2,new\n3,red shoe\n4,blue\n5,newer\n")
+
+    report = exported(folder, tmp_path, files=[str(catalogue)], tables=["embedding"])
+
+    found = pq.read_table(tmp_path / "embedding.ad.parquet")
+    keys, rows = [key_of(2, value) for value in (b"blue", b"red shoe")], rows_of(folder / "model")
+    assert found["value"].to_pylist() == ["blue", "red shoe"]
+    assert found["key"].to_pylist() == keys
+    assert found["vector"].to_pylist() == [rows[key].tolist() for key in keys]
+    assert (report.distinct, report.tables[0].without_row) == (4, 2)
+
+
+def test_values_in_criteos_layout_have_the_columns_of_the_schema(
+    folder: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "rows.tsv"
+    text.write_text("1\t2\tblue\ta\n0\t7\t100%\tb\n")
+
+    exported(folder, tmp_path, files=[str(text)], tables=["embedding"])
+
+    assert pq.read_table(tmp_path / "embedding.ad.parquet")["value"].to_pylist() == ["blue", "100%"]
+
+
+def test_two_values_of_one_key_are_said(folder: Path, tmp_path: Path) -> None:
+    """mix64 is a bijection, so a second word can be chosen that brings another value to the same key."""
+    first = b"bluebluebluebl!!"
+    other = same_key(first, b"another!", slot=2)
+    assert key_of(2, first) == key_of(2, other)
+    path = tmp_path / "a.parquet"
+    for values, later in (([first, other, b"blue", other], b"blue"), ([first, b"blue"], other)):
+        pq.write_table(pa.table({"ad": pa.array(values, pa.binary())}), path)
+        second = tmp_path / "b.parquet"
+        pq.write_table(pa.table({"ad": pa.array([later], pa.binary())}), second)
+        out = tmp_path / str(len(values))
+
+        report = exported(folder, out, files=[str(path), str(second)])
+
+        assert (report.distinct, report.collisions) == (2, 1)
+
+
+def same_key(value: bytes, begin: bytes, slot: int) -> bytes:
+    """Returns a value of 16 bytes, of which 8 are given, with the key of another one of 16 bytes."""
+    mask = 2**64 - 1
+
+    def mix(word: int) -> int:
+        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & mask
+        return word ^ (word >> 31)
+
+    start = mix(slot * 0x9E3779B97F4A7C15 & mask)
+    one, two = (int.from_bytes(value[i : i + 8], "little") for i in (0, 8))
+    word = mix(start ^ one) ^ two ^ mix(start ^ int.from_bytes(begin, "little"))
+    return begin + word.to_bytes(8, "little")
+
+
+def test_bytes_that_are_no_text_are_shown_with_escapes(folder: Path, tmp_path: Path) -> None:
+    data = Path(tmp_path / "clicks.parquet")
+    pq.write_table(pa.table({"user": pa.array([b"\xff\xfe", b"1"], pa.binary())}), data)
+
+    report = exported(folder, tmp_path, files=[str(data)], slot="user")
+
+    assert report.tables[0].without_row == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "fault"),
+    [
+        ({"slot": "add"}, UsageError, "--slot: the schema has no slot 'add', did you mean 'ad'"),
+        ({"files": ["no.parquet"]}, DataError, "cannot read 'no.parquet'"),
+        ({"files": ["no.svm"]}, UsageError, "no.svm: cannot take values from the format 'libsvm'"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(
+    folder: Path, tmp_path: Path, options: dict[str, Any], error: type[Exception], fault: str
+) -> None:
+    with pytest.raises(error, match=re.escape(fault)):
+        exported(folder, tmp_path / "out", **options)
+
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_values_without_any_row_are_an_error(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("ad\nx\ny\n")
+
+    with pytest.raises(
+        UsageError, match="slot 'ad' has 2 values in 2 rows, and none has a row in table"
+    ):
+        exported(folder, tmp_path / "out", files=[str(other)])
+
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_table_that_was_named_has_a_row_or_nothing_is_written(tmp_path: Path) -> None:
+    """Of tables that were not named, those without a row are left out."""
+    (tmp_path / "schema.toml").write_text('hash_version = 1\nslots = ["ad", "tag"]\ndense = []\n')
+    pq.write_table(pa.table({"ad": ["x"], "tag": ["y"], "click": [1]}), tmp_path / "clicks.parquet")
+    settings = [f"data.{name}={tmp_path}/{file}" for name, file in DATA.items()]
+    model = ["model.hidden=[4]", "model.dim=3", "model.slots={tag={dim=5}}"]
+    saves = f"checkpoint.dir={tmp_path}/model"
+    job = override_job({}, [*settings, *model, saves], source="test")
+    train_job(plan_of(job), ParameterStore())
+
+    with pytest.raises(UsageError, match=r"'ad' has 1 value in 1 row, .* in table 'embedding_5'"):
+        exported(tmp_path, tmp_path / "out", tables=["embedding", "embedding_5"])
+
+    assert not list((tmp_path / "out").iterdir())
+    assert [each.table for each in exported(tmp_path, tmp_path / "out").tables] == ["embedding"]
+
+
+def test_damaged_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    row = next(iter(rows_of(tmp_path / "model").values())).tobytes()
+    [file] = (tmp_path / "model").glob("epoch-1/data-*/table.embedding.*")
+    assert row in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(row, row[::-1]))
+
+    with pytest.raises(CheckpointError, match="was altered"):
+        exported(tmp_path, tmp_path / "out")
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_leaves_no_half_file_and_replaces_none(folder: Path, tmp_path: Path) -> None:
+    files = [str(folder / "clicks.parquet"), str(tmp_path / "missing.parquet")]
+    out = tmp_path / "out"
+    for kind in ("parquet", "npy", "word2vec"):
+        with pytest.raises(DataError, match="missing"):
+            exported(folder, out, files=files, kind=kind)
+        assert not list(out.iterdir())
+    exported(folder, out)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+
+    with pytest.raises(UsageError, match=r"embedding\.ad\.parquet exists"):
+        exported(folder, out)
+    (out / "embedding.ad.parquet").rename(out / "embedding.ad.values.txt")
+    with pytest.raises(UsageError, match=r"embedding\.ad\.values\.txt exists"):
+        exported(folder, out, kind="npy")
+    (out / "embedding.ad.values.txt").rename(out / "embedding.ad.parquet")
+
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_the_command_says_what_it_wrote(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = in_this_process("ps-ckpt", checkpoint_cli.main, monkeypatch, capsys)
+    values = ["--values", folder / "*.parquet", "--slot", "ad", "--table", "embedding"]
+
+    done = run("export", folder / "model", tmp_path, *values, "--format", "npy")
+
+    assert done.out == (
+        "rows=7 malformed=0 values=6 collisions=0\n"
+        f"{tmp_path}/embedding.ad.npy {tmp_path}/embedding.ad.values.txt "
+        "written=5 without_row=0 left_out=1\n"
+    ), done.err

@@ -1,0 +1,169 @@
+"""The breakdown of an evaluation: the examples of each slot value, whatever the batches."""
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from ctr_model.batch import Batch
+from ctr_model.schema import Schema
+from protos.errors import JobError
+from ps_worker.job import override_job
+from ps_worker.training.evaluation.breakdown import Breakdown, breakdown_of
+from tests.reference.features import key_of
+
+SCHEMA = Schema.numbered(0, 3)
+Rows = list[tuple[float, list[list[int]], float]]
+
+
+def random_rows(seed: int, number: int) -> Rows:
+    """Returns labels, keys of three slots, of which the second has any number, and predictions."""
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            float(rng.random() < 0.4),
+            [[1], rng.integers(10, 16, rng.integers(0, 4)).tolist(), [int(rng.integers(20, 23))]],
+            float(np.float32(rng.integers(1, 9) / 10)),
+        )
+        for _ in range(number)
+    ]
+
+
+def batch_of(rows: Rows) -> Batch:
+    slots = [keys for _, of_slots, _ in rows for keys in of_slots]
+    return Batch(
+        labels=np.array([label for label, _, _ in rows], np.float32),
+        dense=np.zeros((len(rows), 0), np.float32),
+        keys=np.array([key for keys in slots for key in keys], np.uint64),
+        offsets=np.cumsum([0, *map(len, slots)]).astype(np.int32),
+        num_slots=3,
+    )
+
+
+def broken_down(rows: Rows, size: int, **settings) -> dict:
+    """Returns the figures of batches of a size, whose predictions are in memory that is reused."""
+    breakdown = Breakdown(SCHEMA, **settings)
+    reused = np.empty(size, np.float32)
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        reused[: len(part)] = [p for _, _, p in part]
+        breakdown.add(batch_of(part), reused[: len(part)])
+    return breakdown.figures()
+
+
+@pytest.mark.parametrize("size", [1, 7, 200])
+def test_groups_are_those_of_the_first_value(size: int) -> None:
+    rows = random_rows(1, 200)
+    groups = defaultdict(list)
+    for label, slots, p in rows:
+        if slots[1]:
+            groups[slots[1][0]].append((label, p))
+    aucs = {key: roc_auc_score(*zip(*of, strict=True)) for key, of in groups.items()}
+
+    figures = broken_down(rows, size, group_by="C2")
+
+    sizes = [len(groups[key]) for key in aucs]
+    assert figures["gauc"] == pytest.approx(np.average(list(aucs.values()), weights=sizes))
+    assert figures["groups"] == {
+        "group_by": "C2",
+        "groups": len(groups),
+        "one_class_groups": 0,
+        "one_class_examples": 0,
+        "examples_without_value": sum(not slots[1] for _, slots, _ in rows),
+    }
+
+
+@pytest.mark.parametrize("size", [1, 7, 200])
+def test_slices_have_each_example_once_for_each_of_its_values(size: int) -> None:
+    rows = random_rows(2, 200)
+
+    figures = broken_down(rows, size, slices=("C3", "C2"), group_by="C3", buckets=4)
+
+    assert list(figures["slices"]) == ["C3", "C2"]
+    for slot, index in (("C3", 2), ("C2", 1)):
+        told = figures["slices"][slot]
+        keys = {str(key) for _, slots, _ in rows for key in slots[index]}
+        assert {each["key"] for each in told} == keys
+        for each in told:
+            labels, predictions = zip(
+                *(
+                    (label, p)
+                    for label, slots, p in rows
+                    for key in slots[index]
+                    if str(key) == each["key"]
+                ),
+                strict=True,
+            )
+            assert each["examples"] == len(labels)
+            assert each["auc"] == pytest.approx(roc_auc_score(labels, predictions))
+            assert each["calibration"] == pytest.approx(sum(predictions) / sum(labels))
+    assert len(figures["calibration_buckets"]) == 4
+
+
+def test_groups_of_one_class_are_left_out_and_counted() -> None:
+    rows = [
+        (1.0, [[1], [], [5]], 0.5),
+        (1.0, [[1], [], [5]], 0.6),
+        (0.0, [[1], [], [6]], 0.1),
+        (1.0, [[1], [], [7]], 0.7),
+        (0.0, [[1], [], [7]], 0.8),
+    ]
+
+    figures = broken_down(rows, 2, group_by="C3")
+
+    assert figures["gauc"] == 0.0
+    assert figures["groups"]["one_class_groups"] == 2
+    assert figures["groups"]["one_class_examples"] == 3
+    assert math.isnan(broken_down(rows[:3], 2, group_by="C3")["gauc"])
+
+
+def test_missing_value_is_no_group() -> None:
+    missing = key_of(3, b"")
+    rows = random_rows(5, 40)
+    without = [(label, [[1], [], [missing]], p) for label, _, p in random_rows(6, 20)]
+
+    figures = broken_down(rows + without, 7, group_by="C3")
+
+    expected = broken_down(rows, 7, group_by="C3")
+    assert figures["gauc"] == expected["gauc"]
+    assert figures["groups"] == {**expected["groups"], "examples_without_value": 20}
+
+
+def test_example_of_weight_3_is_three_examples() -> None:
+    rows = random_rows(4, 60)
+    settings = {"slices": ("C3",), "group_by": "C2", "buckets": 1}
+    weighted, plain = (Breakdown(SCHEMA, **settings) for _ in range(2))
+    weights = np.where(np.arange(60) % 4, 1, 3)
+    predictions = np.array([p for _, _, p in rows], np.float32)
+    weighted.add(replace(batch_of(rows), weights=weights.astype(np.float32)), predictions)
+    copies = np.repeat(np.arange(60), weights)
+    plain.add(batch_of([rows[row] for row in copies]), predictions[copies])
+
+    found, expected = weighted.figures(), plain.figures()
+
+    for name in ("gauc", "calibration_error"):
+        assert found[name] == pytest.approx(expected[name])
+    (bucket,), (of_copies,) = found["calibration_buckets"], expected["calibration_buckets"]
+    assert bucket == pytest.approx({**of_copies, "examples": 60})
+    by_key = {each["key"]: each for each in expected["slices"]["C3"]}
+    assert len(found["slices"]["C3"]) == len(by_key) == 3
+    for each in found["slices"]["C3"]:
+        for name in ("click_rate", "auc", "calibration"):
+            assert each[name] == pytest.approx(by_key[each["key"]][name])
+
+
+def test_nothing_is_kept_that_nobody_asked_for() -> None:
+    assert broken_down(random_rows(3, 10), 5, buckets=0) == {}
+    assert Breakdown(SCHEMA, group_by="C1").figures() == {}
+
+
+def test_unknown_slot_names_the_key_and_the_nearest() -> None:
+    job = override_job({}, ["valid.slices=C33"], source="test")
+
+    with pytest.raises(
+        JobError, match=r"--set valid\.slices=C33: valid\.slices: .*did you mean 'C3'"
+    ):
+        breakdown_of(job, SCHEMA)

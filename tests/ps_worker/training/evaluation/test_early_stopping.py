@@ -1,0 +1,53 @@
+"""When validations say that training is to stop."""
+
+import math
+
+import pytest
+
+from ps_worker.training.evaluation.early_stopping import EarlyStopping
+
+
+def after(rule: EarlyStopping, *figures: tuple[float, float]) -> EarlyStopping:
+    """Returns the rule after validations of (AUC, log loss)."""
+    for auc, log_loss in figures:
+        rule = rule.after(auc=auc, log_loss=log_loss)
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("metric", "waits"), [("log_loss", [0, 1, 0, 1, 2]), ("auc", [0, 0, 1, 2, 3])]
+)
+def test_metric_decides_which_validation_is_better(metric, waits) -> None:
+    figures = [(0.7, 0.5), (0.8, 0.6), (0.75, 0.4), (0.6, 0.45), (0.79, 0.7)]
+
+    told = [
+        after(EarlyStopping(metric=metric, patience=0), *figures[:end]).waits for end in range(1, 6)
+    ]
+
+    assert told == waits
+
+
+def test_patience_counts_validations_since_the_best() -> None:
+    rule = EarlyStopping(metric="log_loss", patience=2)
+
+    assert not after(rule, (0.5, 0.3), (0.5, 0.4)).is_over
+    assert after(rule, (0.5, 0.3), (0.5, 0.4), (0.5, 0.35)).is_over
+    assert not after(rule, (0.5, 0.3), (0.5, 0.4), (0.5, 0.2), (0.5, 0.4)).is_over
+
+
+def test_equal_figure_is_no_better() -> None:
+    assert after(EarlyStopping(metric="auc", patience=1), (0.5, 0.3), (0.5, 0.1)).is_over
+
+
+def test_without_patience_training_goes_on() -> None:
+    assert not after(EarlyStopping(metric="auc", patience=0), *[(0.5, 1.0)] * 50).is_over
+
+
+def test_figure_that_is_not_a_number_is_never_better() -> None:
+    rule = EarlyStopping(metric="auc", patience=2)
+
+    once = after(rule, (math.nan, 0.1))
+
+    assert not rule.is_better(auc=math.nan, log_loss=0.1)
+    assert (once.best, once.waits) == (-math.inf, 1)
+    assert after(once, (0.1, 0.9)).waits == 0

@@ -1,0 +1,182 @@
+"""Clipping of a batch's gradient, with PyTorch's as the oracle."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ctr_model.schema import Schema
+from protos.gradients import DenseGrad, Gradients, SparseGrad
+from ps_server.store import ParameterStore
+from ps_worker.job import override_job
+from ps_worker.run.run import Run
+from ps_worker.training.clipping import clip
+from tests.support.cluster import cluster
+from tests.support.training import (
+    NUM_DENSE,
+    NUM_SLOTS,
+    job,
+    random_batches,
+    together,
+    train_worker,
+)
+
+CLIPPED = "train.clip_norm=0.05"
+SGD = (
+    "optimizer.sparse={name='sgd', learning_rate=0.5}",
+    "optimizer.dense={name='sgd', learning_rate=0.5}",
+)
+DATA = [random_batches(8, 16, seed=seed) for seed in (1, 2)]
+
+
+def random_gradients(examples: int) -> Gradients:
+    rng = np.random.default_rng(examples)
+
+    def values(*shape: int) -> np.ndarray:
+        return (rng.normal(size=shape) * 10.0 ** rng.uniform(-3, 3, shape)).astype(np.float32)
+
+    keys = np.arange(7, dtype=np.uint64)
+    return Gradients(
+        sparse={
+            "deep": SparseGrad(keys, values(7, 5), examples),
+            "wide": SparseGrad(keys[:3], values(3, 1), examples),
+            "none": SparseGrad(keys[:0], values(0, 2), examples),
+        },
+        dense={"dense": DenseGrad(values(23), examples)},
+    )
+
+
+def arrays_of(gradients: Gradients) -> list[np.ndarray]:
+    return [each.values for each in (*gradients.sparse.values(), *gradients.dense.values())]
+
+
+@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 30.0, 1e9])
+@pytest.mark.parametrize("examples", [1, 32])
+def test_clipped_means_are_those_of_torch(examples: int, clip_norm: float) -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra torch")
+    gradients = random_gradients(examples)
+    tensors = [torch.zeros(each.shape) for each in arrays_of(gradients)]
+    for tensor, each in zip(tensors, arrays_of(gradients), strict=True):
+        tensor.grad = torch.from_numpy(each / np.float32(examples))
+    torch.nn.utils.clip_grad_norm_(tensors, clip_norm)
+
+    clip(gradients, clip_norm)
+
+    for tensor, each in zip(tensors, arrays_of(gradients), strict=True):
+        np.testing.assert_allclose(each / examples, tensor.grad.numpy(), rtol=1e-5)
+
+
+def test_gradient_within_the_norm_keeps_its_bytes() -> None:
+    gradients, expected = random_gradients(4), random_gradients(4)
+
+    clip(gradients, 1e9)
+
+    for each, same in zip(arrays_of(gradients), arrays_of(expected), strict=True):
+        np.testing.assert_array_equal(each, same)
+
+
+def test_squares_that_no_float32_holds_are_added_up() -> None:
+    gradients = Gradients(dense={"dense": DenseGrad(np.full(9, 1e30, np.float32), 1)})
+
+    clip(gradients, 3.0)
+
+    np.testing.assert_allclose(gradients.dense["dense"].values, 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo"])
+def test_step_of_gradient_descent_is_no_longer_than_the_norm(mode: str) -> None:
+    """With the rate 0.5 weights move by half the norm of a mean gradient that was clipped."""
+    batches = DATA[0][:1]
+    moved = {}
+    for name, knobs in {"free": (), "clipped": (CLIPPED,)}.items():
+        store = ParameterStore()
+        before = after_training(store, [], *SGD, *knobs, mode=mode)
+        after = after_training(ParameterStore(), batches, *SGD, *knobs, mode=mode)
+        moved[name] = after - before
+
+    assert np.linalg.norm(moved["free"]) > 2 * 0.5 * 0.05
+    assert np.linalg.norm(moved["clipped"]) == pytest.approx(0.5 * 0.05, rel=1e-4)
+    np.testing.assert_allclose(
+        moved["clipped"] / np.linalg.norm(moved["clipped"]),
+        moved["free"] / np.linalg.norm(moved["free"]),
+        atol=1e-3,
+    )
+
+
+def test_batch_whose_examples_all_weigh_nothing_changes_nothing() -> None:
+    nothing = replace(DATA[0][0], weights=np.zeros(16, np.float32))
+
+    untrained, trained = (
+        after_training(ParameterStore(), batches, *SGD, CLIPPED, mode="sync")
+        for batches in ([], [nothing])
+    )
+
+    np.testing.assert_array_equal(trained, untrained)
+
+
+def after_training(store: ParameterStore, batches: list, *knobs: str, mode: str) -> np.ndarray:
+    """Returns all parameters, flat: dense ones, and the rows of the first batch."""
+    train_worker(store, batches, job(mode, *knobs), is_in_process=mode != "geo")
+    keys = {"embedding": np.unique(DATA[0][0].keys)}
+    state = store.pull_state(keys, ["dense"]).result()
+    return np.concatenate(
+        [state.blocks["dense"].weights, state.rows["embedding"].weights.reshape(-1)]
+    )
+
+
+def test_two_threads_learn_what_two_workers_learn_on_any_servers() -> None:
+    """Each batch is clipped by itself, wherever it is trained."""
+    dealt = [batch for pair in zip(*DATA, strict=True) for batch in pair]
+    threads = ParameterStore()
+    train_worker(threads, dealt, job("sync", "train.thread_num=2", CLIPPED))
+    digests = {threads.digest()}
+
+    for num_servers in (1, 2, 3):
+        with cluster(num_servers=num_servers, num_workers=2) as servers:
+            clients = [servers.client(joins=False) for _ in DATA]
+            together(
+                *(
+                    lambda worker=worker, client=client: train_worker(
+                        client,
+                        DATA[worker],
+                        job("sync", CLIPPED),
+                        worker=worker,
+                        num_workers=2,
+                        is_in_process=False,
+                    )
+                    for worker, client in enumerate(clients)
+                )
+            )
+            digests.add(clients[0].digest())
+
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        (CLIPPED, *SGD),
+        (
+            "optimizer.schedule={kind='linear', warmup_steps=3, total_steps=6}",
+            "train.weight_decay=0.1",
+        ),
+    ],
+    ids=["clipped", "scheduled"],
+)
+def test_passes_on_a_device_do_as_other_trainers(knobs: tuple[str, ...]) -> None:
+    pytest.importorskip("torch", reason="needs the extra torch")
+    from ctr_model.torch import TorchModel
+    from tests.support.torch_models import CtrDnn
+
+    model = TorchModel(Schema.numbered(NUM_DENSE, NUM_SLOTS), CtrDnn, {"dim": 4, "hidden": [8]})
+
+    def trained(tables: str) -> np.ndarray:
+        device = ["device.kind=cpu", "data.in_memory=true"] if tables == "pass" else []
+        settings = [f"device.tables={tables}", *device, *knobs]
+        store = ParameterStore()
+        with Run(store, model, override_job({}, settings, source="test")) as run:
+            run.train(DATA[0][:4])
+            run.train(DATA[0][4:])
+            return store.pull_state({}, ["dense"]).result().blocks["dense"].weights
+
+    np.testing.assert_allclose(trained("pass"), trained("host"), rtol=1e-4, atol=1e-6)
