@@ -39,8 +39,8 @@ NUM_FILES = 4
 WARMUP_STEPS = 50
 TRAIN_MODE = (
     "--set=strategy.mode=async",
-    "--set=strategy.max_merge_var_num=2",
-    "--set=strategy.max_merge_dense_num=16",
+    "--set=strategy.async.max_merge_var_num=2",
+    "--set=strategy.async.max_merge_dense_num=16",
 )
 
 

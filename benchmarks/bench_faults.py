@@ -338,11 +338,10 @@ def measure_recovery(rows: int, num_batches: int, batch_size: int, mode: str, fo
         log_mb=round(log_bytes / 1e6, 1),
         calls=log.calls,
         serves_after_s=round(log.serving - killed, 2),
-        start_s=round(log.kernels - started - log.kernels_s, 2),
-        kernels_s=log.kernels_s,
+        start_s=round(log.recovered - started - log.load_s - log.replay_s, 2),
         load_s=log.load_s,
         replay_s=log.replay_s,
-        other_s=round(log.serving - log.kernels - log.load_s - log.replay_s, 2),
+        other_s=round(log.serving - log.recovered, 2),
         trains_after_s=round(float(times[times > log.serving][0]) - killed, 2),
         speed_back_after_s=back_after_s(times, killed, log.serving, before_per_s),
         examples_per_s_before=round(before_per_s * batch_size),
@@ -371,8 +370,7 @@ def back_after_s(times: Any, killed: float, serving: float, before_per_s: float)
 class ServerLog:
     """What a restarted server logged: times at which it was ready, and seconds that parts took."""
 
-    kernels: float
-    kernels_s: float
+    recovered: float
     load_s: float
     replay_s: float
     calls: int
@@ -385,17 +383,14 @@ class ServerLog:
         while time.time() < end:
             found: dict[str, tuple[float, dict[str, str]]] = {}
             for line in path.read_text().splitlines():
-                if match := re.match(
-                    r"(\S+ \S+) [A-Z]+ (kernels ready|recovered|serving) (.*)", line
-                ):
+                if match := re.match(r"(\S+ \S+) [A-Z]+ (recovered|serving) (.*)", line):
                     at = datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
                     if at >= since:
                         found[match[2]] = at, dict(re.findall(r"(\w+)=(\S+)", match[3]))
             if "serving" in found:
                 values = found["recovered"][1]
                 return cls(
-                    kernels=found["kernels ready"][0],
-                    kernels_s=float(found["kernels ready"][1]["seconds"]),
+                    recovered=found["recovered"][0],
                     load_s=float(values["load_seconds"]),
                     replay_s=float(values["replay_seconds"]),
                     calls=int(values["calls"]),

@@ -48,13 +48,13 @@ def settings_of(mode: str, batch_size: int) -> list[str]:
     """Returns the job settings of a mode; GEO trains with SGD, as Paddle does."""
     sparse_merge, dense_merge = MERGES[batch_size]
     merging = [
-        f"strategy.max_merge_var_num={sparse_merge}",
-        f"strategy.max_merge_dense_num={dense_merge}",
+        f"strategy.{mode}.max_merge_var_num={sparse_merge}",
+        f"strategy.{mode}.max_merge_dense_num={dense_merge}",
     ]
     more = {
         "async": merging,
-        "bounded_staleness": [*merging, f"strategy.max_staleness={2 * dense_merge}"],
-        "geo": ["strategy.k_steps=100", *SGD],
+        "bounded_staleness": [*merging, f"strategy.{mode}.max_staleness={2 * dense_merge}"],
+        "geo": [f"strategy.{mode}.k_steps=100", *SGD],
     }
     return [f"strategy.mode={mode}", *more.get(mode, [])]
 

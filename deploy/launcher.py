@@ -225,7 +225,7 @@ class _Launcher:
             trainers = [replace(spec, variables=_one_thread()) for spec in trainers]
             self._specs = {spec.name: spec for spec in (*servers, *trainers, *workers)}
             log.info(
-                "servers %s, %d workers%s, logs in %s",
+                "servers %s, workers: %d%s, logs in %s",
                 ",".join(endpoints),
                 len(workers),
                 f", heter trainers {','.join(heter)}" if heter else "",

@@ -42,15 +42,14 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def minimize(args: argparse.Namespace, schema: Schema) -> fleet.Trainer:
-    """Returns a trainer for CTR-DNN with the optimizers of the example."""
+def minimize(args: argparse.Namespace, schema: Schema) -> fleet.Executor:
+    """Returns an executor for CTR-DNN with the optimizers of the example."""
     model = CtrDnn(schema, dim=10, hidden=[400, 400, 400])
     strategy = fleet.DistributedStrategy(mode=args.mode)
-    if args.mode == "async":
-        strategy.max_merge_dense_num = 1
-        strategy.send_queue_size = 2  # a longer queue makes gradients stale
+    # A longer queue makes gradients stale.
+    strategy.async_ = {"max_merge_dense_num": 1, "send_queue_size": 2}
     optimizer = fleet.distributed_optimizer(
-        fleet.optimizer.Adagrad(learning_rate=0.02),
+        fleet.optimizer.Adagrad(learning_rate=0.02, initial_accumulator=0.0001),
         strategy,
         dense=fleet.optimizer.Adagrad(learning_rate=0.005),
     )
@@ -64,19 +63,19 @@ def dataset_of(pattern: str, args: argparse.Namespace, schema: Schema) -> fleet.
     return dataset
 
 
-def train_and_test(trainer: fleet.Trainer, args: argparse.Namespace, schema: Schema) -> None:
+def train_and_test(executor: fleet.Executor, args: argparse.Namespace, schema: Schema) -> None:
     """Trains, saves and tests: the work between `init_worker` and `stop_worker`."""
     if args.load and fleet.is_first_worker():
         fleet.load_model(args.load)
     dataset = dataset_of(args.train_files, args, schema)
     for epoch in range(1, args.epochs + 1):
-        trainer.train_from_dataset(dataset, fetch_handler=print, fetch_period=args.print_period)
+        executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=args.print_period)
         fleet.barrier_worker()  # all workers have pushed everything of this epoch
         if fleet.is_first_worker():
             fleet.save_persistables(f"{args.output}/epoch-{epoch}")
         fleet.barrier_worker()  # no worker continues before the save is complete
 
-    own = trainer.infer_from_dataset(dataset_of(args.test_files, args, schema))
+    own = executor.infer_from_dataset(dataset_of(args.test_files, args, schema))
     of_all = fleet.metrics.merged(own)
     fleet.util.print_on_rank(
         f"test examples {of_all.examples} auc {of_all.auc():.6f} log_loss {of_all.log_loss():.6f}",
@@ -92,13 +91,13 @@ def main() -> None:
     if args.distributed and not fleet.server_num():
         raise SystemExit("--distributed: this process has no role, start it with ps-launch")
     schema = criteo_schema()
-    trainer = minimize(args, schema)
+    executor = minimize(args, schema)
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
     else:
         fleet.init_worker()
-        train_and_test(trainer, args, schema)
+        train_and_test(executor, args, schema)
         fleet.stop_worker()
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fetches Criteo's click logs of the Display Advertising Challenge, 45.8 million rows, as FOLDER/train/part-* and
-# FOLDER/test/part-*, where the jobs in examples/ expect them. Needs 4.3 GB for the archive and 25 GB to unpack.
+# Fetches Criteo's click logs of the Display Advertising Challenge, 45.8 million rows, for the other examples.
+# They go to FOLDER/train/part-* and FOLDER/test/part-*, where the jobs in examples/ expect them. Needs 4.3 GB
+# for the archive and 25 GB to unpack.
 #
 #   examples/get_criteo.sh                 to data/criteo
 #   examples/get_criteo.sh FOLDER

@@ -39,7 +39,7 @@ def main() -> None:
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = True
     optimizer = fleet.distributed_optimizer(fleet.optimizer.Adam(learning_rate=0.001), strategy)
-    trainer = optimizer.minimize(model, seed=1)
+    executor = optimizer.minimize(model, seed=1)
 
     if fleet.is_server():
         fleet.init_server()
@@ -49,22 +49,22 @@ def main() -> None:
         fleet.run_heter_worker()
     else:
         fleet.init_worker()
-        train(trainer, args)
+        train(executor, args)
         test = fleet.QueueDataset(criteo_schema(), args.batch_size)
         test.set_filelist(fleet.split_files(matching_files(args.test_files)))
-        auc = fleet.metrics.auc(trainer.infer_from_dataset(test))
+        auc = fleet.metrics.auc(executor.infer_from_dataset(test))
         fleet.util.print_on_rank(f"auc {auc:.5f}", 0)
         fleet.stop_worker()
 
 
-def train(trainer: fleet.Trainer, args: argparse.Namespace) -> None:
+def train(executor: fleet.Executor, args: argparse.Namespace) -> None:
     """Trains this worker's files, in memory and in another order each pass."""
     dataset = fleet.InMemoryDataset(criteo_schema(), args.batch_size)
     dataset.set_filelist(fleet.split_files(matching_files(args.train_files)))
     dataset.load_into_memory()
     for _ in range(args.passes):
         dataset.local_shuffle()
-        trainer.train_from_dataset(dataset)
+        executor.train_from_dataset(dataset)
         fleet.barrier_worker()
 
 

@@ -44,7 +44,7 @@ class MyModel(ClickModel):
         )
         gate = Segment(name="gate", shape=(schema.num_dense, dim), init_std=0.1)
         bias = Segment(name="bias", shape=(1,), init_std=0.0)
-        super().__init__(schema, tables=[weight, embedding], segments=[gate, bias])
+        super().__init__(schema, tables=[weight, embedding], segments=[gate, bias], biases=[bias])
 
     def forward(
         self,

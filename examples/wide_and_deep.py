@@ -44,15 +44,15 @@ def main() -> None:
         strategy,
         dense=fleet.optimizer.Adagrad(learning_rate=0.005),
     )
-    trainer = optimizer.minimize(model)
+    executor = optimizer.minimize(model)
 
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
     else:
         fleet.init_worker()
-        train(trainer, dataset_of(args.train_files, args.batch_size), args.epochs)
-        report(trainer.infer_from_dataset(dataset_of(args.test_files, args.batch_size)))
+        train(executor, dataset_of(args.train_files, args.batch_size), args.epochs)
+        report(executor.infer_from_dataset(dataset_of(args.test_files, args.batch_size)))
         fleet.stop_worker()
 
 
@@ -63,10 +63,10 @@ def dataset_of(pattern: str, batch_size: int) -> fleet.QueueDataset:
     return dataset
 
 
-def train(trainer: fleet.Trainer, dataset: fleet.QueueDataset, epochs: int) -> None:
+def train(executor: fleet.Executor, dataset: fleet.QueueDataset, epochs: int) -> None:
     """Trains with an explicit loop over steps, which a script can extend."""
     for epoch in range(1, epochs + 1):
-        for step in trainer.steps(dataset):
+        for step in executor.steps(dataset):
             if step.step % 100 == 0:
                 fleet.util.print_on_rank(f"epoch {epoch} step {step.step} loss {step.loss:.5f}", 0)
         fleet.barrier_worker()

@@ -10,7 +10,7 @@ from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import load_job
 from ps_worker.run.plan import plan_of
-from ps_worker.run.train_job import train_job
+from ps_worker.run.training_job.train_job import train_job
 from tests.reference import my_model as oracle
 from tests.support.model_cases import MY_MODEL, ModelCase, assert_gradients_agree
 

@@ -1,0 +1,92 @@
+"""The examples of histories: DIN in numpy and in PyTorch, from files to predictions."""
+
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from ctr_model.features import key_of
+from ctr_model.schema import Schema
+from ps_server.store import ParameterStore
+from ps_worker.data.in_memory_dataset import InMemoryDataset
+from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.job import load_job
+from ps_worker.run.plan import plan_of
+from ps_worker.run.training_job.train_job import train_job
+from ps_worker.serving import Predictor
+from tests.support.commands import ROOT, run
+from tests.support.formats import rows_of
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clicks for which the best AUC is about 0.8."""
+    folder = tmp_path_factory.mktemp("clicks")
+    done = run(sys.executable, ROOT / "examples/history_clicks.py", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs name schemas and models relative to it."""
+    monkeypatch.chdir(ROOT)
+
+
+def auc_of(example: str, clicks: Path, *settings: str) -> float:
+    """Returns the AUC of an example on the test data, after training."""
+    files = [f"data.{name}={clicks}/{name}/part-*" for name in ("train", "test")]
+    plan = plan_of(load_job(ROOT / "examples" / example, [*files, *settings]))
+    auc = train_job(plan, ParameterStore()).auc
+    assert auc is not None
+    return auc
+
+
+def test_attention_learns_what_a_sum_of_the_history_does_not(clicks: Path) -> None:
+    total = auc_of("din.toml", clicks, "model={name='ctr_dnn', dim=8, hidden=[32], init_range=0.1}")
+
+    attention = auc_of("din.toml", clicks)
+
+    assert attention > 0.77
+    assert attention > total + 0.05
+
+
+def test_module_of_pytorch_learns_the_same(clicks: Path) -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+    assert auc_of("torch_din.toml", clicks) > 0.77
+
+
+def test_trained_model_predicts_samples_with_histories(clicks: Path, tmp_path: Path) -> None:
+    auc_of("din.toml", clicks, f"checkpoint.dir={tmp_path}/checkpoints")
+
+    predictor = Predictor.load(tmp_path / "checkpoints")
+
+    assert predictor.schema.shares == {"history": "item"}
+    seen, unseen = (
+        predictor.predict_samples(
+            (None, [], [f"item-{n}", [f"item-{n + 1}", f"item-{n + step}", f"item-{n + 2}"]])
+            for n in range(90)
+        )
+        for step in (0, 5)
+    )
+    assert seen.mean() > unseen.mean() + 0.3
+
+
+@pytest.mark.parametrize("kind", [QueueDataset, InMemoryDataset])
+def test_histories_keep_their_order(
+    clicks: Path, kind: type[QueueDataset | InMemoryDataset]
+) -> None:
+    file = clicks / "test/part-0.parquet"
+    dataset = kind(Schema.load("examples/schemas/histories.toml"), 64)
+    dataset.set_filelist([file])
+
+    keys = rows_of(dataset).keys.tolist()
+
+    columns = pq.read_table(file).to_pydict()
+    assert keys == [
+        key_of(1, value)
+        for item, history in zip(columns["item"], columns["history"], strict=True)
+        for value in (item, *history)
+    ]
