@@ -121,7 +121,7 @@ def command(
             "--worker-command": worker_command,
         }
         commands = commands_of_script(program, arguments or (), of_jobs)
-        checkpoints, is_resumed = "", False
+        checkpoints, is_resumed, has_metrics = "", False, False
         policy = Policy(is_script=True, why_no_resume="a script loads its checkpoints itself")
     else:
         commands = commands_of_job(
@@ -136,6 +136,7 @@ def command(
         job = JobSettings(program, commands.worker)
         checkpoints = str(job.get("checkpoint", "dir") or "")
         is_resumed = job.get("checkpoint", "resume") is True
+        has_metrics = bool(job.get("run", "dir"))
         policy = _policy_of_job(program, job)
         if durability == "log" and not heter_num and job.get("cluster", "on_worker_loss") is None:
             commands = commands.with_setting("cluster.on_worker_loss=wait")
@@ -149,6 +150,7 @@ def command(
         policy=replace(policy, max_restarts=max_restarts, durability=durability),
         checkpoints=checkpoints,
         is_resumed=is_resumed,
+        has_metrics=has_metrics,
         chaos=_chaos_of(
             chaos,
             seed=chaos_seed,

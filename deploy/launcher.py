@@ -57,6 +57,7 @@ class Launch:
         policy: What is restarted, and how long to wait.
         checkpoints: `checkpoint.dir` of the job; empty: it has none, or a script is run.
         is_resumed: Whether the job itself resumes from there.
+        has_metrics: Whether it has a `run.dir`.
         chaos: What is done to processes and calls.
         watch_command: See `Disturber`.
         as_json: Whether the last line of trainer 0 is an object, which gets the fields of the report.
@@ -72,6 +73,7 @@ class Launch:
     policy: Policy = field(default_factory=Policy)
     checkpoints: str = ""
     is_resumed: bool = False
+    has_metrics: bool = False
     chaos: Chaos = field(default_factory=Chaos)
     watch_command: tuple[str, ...] = (sys.executable, "-m", "ps_worker.cluster.versions")
     as_json: bool = False
@@ -127,7 +129,9 @@ class _Launcher:
             launch.policy,
         )
         self._resumption = (
-            Resumption(launch.checkpoints, is_asked=launch.is_resumed)
+            Resumption(
+                launch.checkpoints, is_asked=launch.is_resumed, has_metrics=launch.has_metrics
+            )
             if launch.checkpoints and launch.policy.max_restarts
             else None
         )

@@ -33,14 +33,16 @@ class Resumption:
     names of its own: what is there before the first start is remembered.
     """
 
-    def __init__(self, folder: str, *, is_asked: bool) -> None:
+    def __init__(self, folder: str, *, is_asked: bool, has_metrics: bool = False) -> None:
         """Looks into the folder, which need not exist.
 
         Args:
             folder: `checkpoint.dir` of the job, a path or a URL.
             is_asked: Whether the job itself says `checkpoint.resume = true`.
+            has_metrics: Whether the job has a `run.dir`.
         """
         self._folder = folder
+        self._has_metrics = has_metrics
         self._earlier = None if is_asked else newest(folder)
 
     def look(self) -> ResumePoint:
@@ -51,7 +53,9 @@ class Resumption:
             return ResumePoint(_resume(True), f"the start: {self._folder} has no checkpoint yet")
         if found == self._earlier:
             text = f"the start: {found.name} in {self._folder} is of an earlier run"
-            return ResumePoint(_resume(False), text)
+            # The metrics there are of this run, which the first start would not have replaced unasked.
+            replaces = ("--set", "run.overwrite=true") if self._has_metrics else ()
+            return ResumePoint((*_resume(False), *replaces), text)
         return ResumePoint(_resume(True), f"{self._folder}/{found.name}")
 
 

@@ -1,7 +1,7 @@
 """Retention: the checkpoints of runs in a folder, and the removal of old ones.
 
-    epoch-<number>, step-<number>     saved by runs, this one or an earlier one
-    any other name, kind inference    saved by people
+    epoch-<number>, step-<number>[-<number>]    saved by runs, this one or an earlier one
+    any other name, kind inference              saved by people
 
 A run removes only its own, unless it is to overwrite those of an earlier run: these go when it has saved its
 first.
@@ -15,7 +15,7 @@ from ps_server.checkpoint.storage.folders import place_of
 from ps_worker.job import Job
 from ps_worker.job.sections.checkpoint import CheckpointSection
 
-_NAME_OF_RUN = re.compile(r"(epoch|step)-[0-9]+")
+_NAME_OF_RUN = re.compile(r"epoch-[0-9]+|step-[0-9]+(-[0-9]+)?")
 
 
 def name_after_epoch(epoch: int) -> str:
@@ -23,9 +23,14 @@ def name_after_epoch(epoch: int) -> str:
     return f"epoch-{epoch}"
 
 
-def name_at_step(step: int) -> str:
-    """Returns the name of a checkpoint within an epoch, after `step` steps of worker 0."""
-    return f"step-{step}"
+def name_at_step(step: int, number: int = 1) -> str:
+    """Returns the name of a checkpoint within an epoch, after `step` steps of worker 0.
+
+    Args:
+        step: Of worker 0, which may be at it for long: others have data left when it has none.
+        number: Of the validation at this step, from 1, that it has the model of.
+    """
+    return f"step-{step}" if number == 1 else f"step-{step}-{number}"
 
 
 def checkpoints_of_runs(folder: str) -> list[str]:

@@ -169,6 +169,11 @@ class Run:
         """Whether this process goes on where a lost one in its place was: the job has begun."""
         return self._membership.joined.barriers_passed > 0
 
+    @property
+    def has_trained_before(self) -> bool:
+        """Whether the lost process before this one came to a barrier after that at the start."""
+        return self._membership.joined.barriers_passed > 1
+
     def __enter__(self) -> Self:
         return self
 

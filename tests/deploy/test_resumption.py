@@ -45,6 +45,17 @@ def test_checkpoint_of_an_earlier_run_is_not_resumed_unless_asked(tmp_path: Path
     assert (asked.options, asked.text) == (RESUMES, f"{tmp_path}/epoch-1")
 
 
+def test_metrics_of_the_first_start_are_replaced_where_its_checkpoint_is_not_resumed(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, "epoch-1")
+    resumption = Resumption(str(tmp_path), is_asked=False, has_metrics=True)
+
+    assert resumption.look().options == (*STARTS_FRESH, "--set", "run.overwrite=true")
+    save(tmp_path, "epoch-2")
+    assert resumption.look().options == RESUMES
+
+
 def test_checkpoint_that_replaced_one_of_an_earlier_run_is_the_runs_own(tmp_path: Path) -> None:
     save(tmp_path, "epoch-1")
     resumption = Resumption(str(tmp_path), is_asked=False)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 
 from protos.errors import CheckpointError
 from ps_server.checkpoint.publish import best_in, forget_best, write_best
-from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
 from ps_worker.checkpoints.attachments import attachments_of
 from ps_worker.checkpoints.resume import EarlierRun
@@ -14,7 +13,7 @@ from ps_worker.checkpoints.retention import (
     name_after_epoch,
     name_at_step,
 )
-from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
+from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState, Validation
 from ps_worker.checkpoints.saver import Saver
 from ps_worker.job import Job
 from ps_worker.job.datasets import order_of_data
@@ -51,7 +50,7 @@ class JobCheckpoints:
     @property
     def name_within(self) -> NameOf | None:
         """How `save_within` names the model of a validation; None: nothing is saved."""
-        return None if self._saver is None else lambda validation: name_at_step(validation.step)
+        return None if self._saver is None else self._name_within
 
     @property
     def name_after(self) -> NameOf | None:
@@ -72,10 +71,14 @@ class JobCheckpoints:
 
         return lambda: saver.after_step(run.progress.steps, begin)
 
-    def save_within(self, each: Pass, *, is_best: bool = False) -> None:
-        """Saves in the middle of a pass, while all workers wait; see `Saver.save`."""
-        name = name_at_step(self._run.progress.steps)
-        self._save(name, epochs_done=each.number - 1, is_between_epochs=False, is_best=is_best)
+    def save_best_within(self, each: Pass, validation: Validation) -> None:
+        """Saves the model of the best validation, in the middle of a pass, while all workers wait."""
+        self._save_within(each, validation.checkpoint, is_best=True)
+
+    def save_last_within(self, each: Pass) -> None:
+        """Saves the model of the last validation, in the middle of a pass, which ends with it."""
+        step = self._run.progress.steps
+        self._save_within(each, name_at_step(step, self._validations_at(step)), is_best=False)
 
     def save_after(self, each: Pass, *, is_best: bool) -> None:
         """Saves at the end of a pass, while all others wait; see `Saver.save`."""
@@ -92,6 +95,16 @@ class JobCheckpoints:
         if self._saver is not None:
             self._saver.finish()
 
+    def _save_within(self, each: Pass, name: str, *, is_best: bool) -> None:
+        self._save(name, epochs_done=each.number - 1, is_between_epochs=False, is_best=is_best)
+
+    def _name_within(self, validation: Validation) -> str:
+        """Returns the name for the model of a validation that does not count yet."""
+        return name_at_step(validation.step, self._validations_at(validation.step) + 1)
+
+    def _validations_at(self, step: int) -> int:
+        return sum(each.step == step for each in self._validator.validations)
+
     def write_best(self) -> None:
         """Has BEST name the best validation's checkpoint, as after a process that ended between the two."""
         best, folder = self._validator.validations.best, self._job.checkpoint.dir
@@ -104,8 +117,8 @@ class JobCheckpoints:
         except CheckpointError as error:
             logger.warning("the model of the best validation is not there any more: %s", error)
 
-    def best(self) -> Checkpoint | None:
-        """Returns the checkpoint of the best validation; None: nothing was validated, or nothing is saved.
+    def best(self) -> str | None:
+        """Returns the url of the best validation's checkpoint; None: no validation, or nothing is saved.
 
         That of the best but one, if the best one's was lost with a server while it was written.
         """
@@ -114,7 +127,7 @@ class JobCheckpoints:
             return None
         self.write_best()
         name = best_in(folder)
-        return None if name is None else Checkpoint.open(folder_at(folder).child(name).url)
+        return None if name is None else folder_at(folder).child(name).url
 
     def _save(self, name: str, *, epochs_done: int, is_between_epochs: bool, is_best: bool) -> None:
         if self._saver is None or self._run.is_repeating:

@@ -27,7 +27,8 @@ class PassFigures:
         log_loss: Mean.
         base_log_loss: Of predicting the pass's click rate for each of its examples; nan with one class only.
         calibration: Predicted clicks over actual clicks; nan without clicks.
-        examples_per_s: Of all workers, waiting for the slowest included.
+        train_seconds: Of all workers, waiting for the slowest included, without validations.
+        examples_per_s: Of all workers, in these seconds.
     """
 
     epoch: int
@@ -36,6 +37,7 @@ class PassFigures:
     log_loss: float
     base_log_loss: float
     calibration: float
+    train_seconds: float
     examples_per_s: float
 
 
@@ -57,6 +59,7 @@ def figures_of_pass(run: Run, each: Pass, metrics: ClickMetrics, seconds: float)
         log_loss=metrics.log_loss(),
         base_log_loss=metrics.base_log_loss(),
         calibration=metrics.calibration(),
+        train_seconds=seconds,
         examples_per_s=metrics.examples / seconds if seconds > 0 else 0.0,
     )
     if run.is_first and figures.examples:

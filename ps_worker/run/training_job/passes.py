@@ -81,6 +81,12 @@ def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[P
         )
 
 
+def epochs_ended(run: Run, resumed: int) -> int:
+    """Returns the epochs that this worker has ended: `resumed`, or more if a lost process before it did."""
+    position = _earlier_position(run) if run.is_replacement else None
+    return resumed if position is None else max(resumed, position.epoch - 1)
+
+
 def _nothing() -> Generator[Positioned, None, None]:
     yield from ()
 
@@ -94,10 +100,7 @@ def _position_in(epoch: int, run: Run) -> DataPosition | None:
 
 def _has_ended(epoch: int, run: Run) -> bool:
     """Whether the lost process before this one had ended an epoch."""
-    if not run.is_replacement:
-        return False
-    position = _earlier_position(run)
-    return position is not None and position.epoch > epoch
+    return epochs_ended(run, 0) >= epoch
 
 
 def _earlier_position(run: Run) -> DataPosition | None:

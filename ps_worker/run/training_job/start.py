@@ -70,7 +70,7 @@ def clear_folder(job: Job, run: Run, start: Start) -> None:
         return
     for name in remove_unfinished(folder):
         logger.info("removed files of an unfinished save: %s", name)
-    if start.earlier is None and not run.is_replacement:
+    if start.earlier is None and not run.has_trained_before:
         forget_best(folder)  # an earlier run's, whose names this one saves again
 
 

@@ -53,13 +53,14 @@ class Summarizer:
         lost = self._lost_workers(status)
         examples = sum(status.examples.values())
         best = self._checkpoints.best()
-        final = best if self._job.valid.final_model == "best" else None
+        is_final = self._job.valid.final_model == "best"
+        final = Checkpoint.open(best) if best and is_final else None
         evaluation = self._evaluation(final, trained)
         summary = replace(
             own,
             **evaluation,
             examples=examples,
-            examples_per_s=examples / trained.seconds if trained.seconds else 0.0,
+            examples_per_s=trained.examples_per_s,
             staleness=status.staleness.as_dict(),
             duplicates=status.duplicates,
             lost_workers=lost,
@@ -106,8 +107,6 @@ class Summarizer:
     def _digest(self, final: Checkpoint | None) -> str:
         return self._run.store.digest() if final is None else final.digest_of_files()
 
-    def _best_figures(self, checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+    def _best_figures(self, url: str | None) -> dict[str, Any] | None:
         best = self._validations.best
-        if best is None:
-            return None
-        return {**asdict(best), "checkpoint": None if checkpoint is None else checkpoint.url}
+        return None if best is None else {**asdict(best), "checkpoint": url}

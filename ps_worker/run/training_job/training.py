@@ -22,7 +22,7 @@ from ps_worker.run.termination import EXIT_CODE
 from ps_worker.run.training_job.checkpoints import JobCheckpoints
 from ps_worker.run.training_job.metrics_writer import MetricsWriter
 from ps_worker.run.training_job.pass_figures import PassFigures, end_pass, figures_of_pass
-from ps_worker.run.training_job.passes import Pass, Position, Positioned, epochs
+from ps_worker.run.training_job.passes import Pass, Position, Positioned, epochs, epochs_ended
 from ps_worker.run.training_job.validation.stretches import Stretches
 from ps_worker.run.training_job.validation.validator import Validator
 
@@ -34,14 +34,18 @@ class Trained:
     """What training has come to.
 
     Attributes:
-        seconds: That all workers took for the passes; validations within them are not counted.
-        passes: Their figures.
+        passes: Figures of the passes.
         stopped_early: Validations got no better before the last epoch.
     """
 
-    seconds: float
     passes: Sequence[PassFigures]
     stopped_early: bool
+
+    @property
+    def examples_per_s(self) -> float:
+        """Examples of all workers a second in these passes; 0 without one."""
+        seconds = sum(each.train_seconds for each in self.passes)
+        return sum(each.examples for each in self.passes) / seconds if seconds else 0.0
 
 
 class Training:
@@ -78,36 +82,43 @@ class Training:
         """
         run, last, metrics = self._run, self._job.train.epochs, self._metrics
         done = self._resume(earlier)
-        metrics.epoch = done
-        metrics.write("start", {"workers": run.num_workers, "is_resumed": earlier is not None})
+        metrics.epoch = epochs_ended(run, done)
+        metrics.write(
+            "start",
+            {
+                "workers": run.num_workers,
+                "is_resumed": earlier is not None,
+                "is_replacement": run.is_replacement,
+            },
+        )
         run.progress.watch(partial(metrics.write, "train"))
         if done >= last or self._validations.is_over:
             logger.info("nothing is left to train: epochs=%d", done)
             self._stopped_early = done < last
             last = done
-        seconds, passes = 0.0, list[PassFigures]()
+        passes = list[PassFigures]()
         for each in epochs(self._data, run, first=done + 1, last=last):
-            took, figures = self._train_pass(each, f"{each.number}/{last}")
-            seconds += took
-            passes.append(figures)
+            if figures := self._train_pass(each, f"{each.number}/{last}"):
+                passes.append(figures)
             if self._end_pass(each):
                 break
         self._checkpoints.finish()
-        return Trained(seconds=seconds, passes=passes, stopped_early=self._stopped_early)
+        return Trained(passes=passes, stopped_early=self._stopped_early)
 
     def _resume(self, earlier: EarlierRun | None) -> int:
         """Returns the number of epochs that all workers have ended; worker 0 tells the others."""
         if not self._job.checkpoint.resume:
             return 0
         done = self._validator.resume(None if earlier is None else earlier.state)
-        if earlier is not None:
+        # A process in a lost one's place hears of that one's validations at the barriers that it repeats.
+        if earlier is not None and not self._run.is_replacement:
             self._checkpoints.write_best()
         return done
 
-    def _train_pass(self, each: Pass, shown: str) -> tuple[float, PassFigures]:
-        """Trains on a pass, and waits for all workers; returns the seconds that this took, and its figures.
+    def _train_pass(self, each: Pass, shown: str) -> PassFigures | None:
+        """Trains on a pass, and waits for all workers; returns its figures.
 
-        Validations within it are not counted in the seconds.
+        None: the lost process before this one had come to its end, so there is nothing left to measure.
         """
         run, start = self._run, time.monotonic()
         self._metrics.epoch = each.number
@@ -115,15 +126,16 @@ class Training:
         run.progress.begin_pass(shown, at.share)
         with closing(each.batches) as batches:
             validation_seconds = self._train_batches(each, at.follow(batches))
-        trained = time.monotonic()
+        trained, is_repeated = time.monotonic(), run.is_repeating
         of_all = end_pass(run, each)
         ended = time.monotonic()
-        took = ended - start - validation_seconds
+        if is_repeated:
+            return None
         run.progress.log()
-        figures = figures_of_pass(run, each, of_all, took)
+        figures = figures_of_pass(run, each, of_all, ended - start - validation_seconds)
         threads = self._job.train.thread_num
         self._metrics.write_pass(figures, wait_seconds=ended - trained, threads=threads)
-        return took, figures
+        return figures
 
     def _train_batches(self, each: Pass, batches: Iterator[Positioned]) -> float:
         """Trains on the batches of a pass; returns the seconds of validations between two of them."""
@@ -156,7 +168,7 @@ class Training:
         self._run.progress.log()
         own = self._validator.validate(each.number, name_of)
         if own is not None and own.checkpoint:
-            self._checkpoints.save_within(each, is_best=True)
+            self._checkpoints.save_best_within(each, own)
         self._validator.tell(name, own, name_of)
         self._run.progress.restart_window()
         return time.monotonic() - start
@@ -165,7 +177,7 @@ class Training:
         """Shrinks, validates and saves, while all others wait; returns whether training is over."""
         if self._validations.is_over:  # in the middle of the pass
             self._stop_early()
-            self._checkpoints.save_within(each)
+            self._checkpoints.save_last_within(each)
             return True
         self._shrink_after(each)
         number, name_of = each.number, self._checkpoints.name_after

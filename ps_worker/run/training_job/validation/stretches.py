@@ -66,7 +66,7 @@ class StepsToValidation:
 
     def begin_pass(self) -> None:
         """Counts from the start of a pass, or where a resumed run was in it."""
-        self._stretch_start = self._run.progress.steps - self._carried_steps
+        self._begin_stretch()
 
     def goes_on(self, name: str, stretches: Stretches) -> bool:
         """Waits for all workers at the end of a stretch; returns whether any has more of the pass to train.
@@ -76,5 +76,10 @@ class StepsToValidation:
         has_more = np.array([float(stretches.has_more)])
         goes_on = bool(self._run.all_reduce(has_more, ReduceOp.MAX, name)[0])
         self._carried_steps = 0
-        self._stretch_start = self._run.progress.steps
+        self._begin_stretch()
         return goes_on
+
+    def _begin_stretch(self) -> None:
+        """Counts from here, or from where the lost process before this one was in the stretch."""
+        before = self._carried_steps + self._run.steps_since_barrier * self._threads
+        self._stretch_start = self._run.progress.steps - before

@@ -15,6 +15,7 @@ from typing import TypeVar
 import pytest
 
 from ps_server.checkpoint.publish import best_in
+from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.retention import name_at_step
 from ps_worker.checkpoints.run_state import Validation
@@ -29,6 +30,7 @@ from ps_worker.run.training_job.train_job import train_job
 from ps_worker.run.training_job.validation.validations import Validations
 from ps_worker.run.training_job.validation.validator import Validator
 from ps_worker.serving.inference import infer
+from tests.support.cluster import Cluster, cluster
 
 LIMIT_S = 60.0
 STEPS = 12  # of a worker of two in an epoch: 192 rows in batches of 8, by halves of the file
@@ -238,8 +240,124 @@ def test_run_that_stopped_within_an_epoch_can_resume_there(data: Path, tmp_path:
     assert best_in(f"{tmp_path}/model") == "step-3"
 
 
+def test_best_model_stays_while_worker_0_has_no_data_left(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validations at steps 2, 3 and 3 of worker 0; the second is the best, and the third ends the run."""
+    lines = (data / "rows.tsv").read_text().splitlines()
+    longer, shorter = lines[:20], lines[20:120]
+    extra = sum(map(len, shorter)) + 80 - sum(map(len, longer))  # files are divided by bytes
+    rows = tmp_path / "rows.tsv"
+    padded = (f"{line}{'0' * (extra // 20)}" for line in longer)
+    rows.write_text("".join(f"{line}\n" for line in (*padded, *shorter)))
+    seen: list[tuple[int, str]] = []
+
+    def evaluate(validator: Validator, epoch: int) -> Validation:
+        run = validator._run
+        run.flush()
+        seen.append((run.progress.steps, run.store.digest()))
+        log_loss = (0.7, 0.5, 0.6)[len(seen) - 1]
+        return Validation(epoch=epoch, step=run.progress.steps, auc=0.5, log_loss=log_loss)
+
+    monkeypatch.setattr(Validator, "_evaluate", evaluate)
+    stopping = ["valid.every_steps=2", "valid.patience=1", "valid.final_model=best"]
+    settings = [f"data.train={rows}", f"data.valid={data}/test.tsv", *stopping]
+
+    first, _ = trained(
+        job_of(data, "strategy.mode=sync", *settings, f"checkpoint.dir={tmp_path}/model"),
+        num_workers=2,
+    )
+
+    assert [step for step, _ in seen] == [2, 3, 3]
+    assert first.stopped_early
+    assert first.model_digest == seen[1][1]
+    assert Checkpoint.open(f"{tmp_path}/model/BEST").digest_of_files() == seen[1][1]
+    assert Checkpoint.open(f"{tmp_path}/model").digest_of_files() == seen[2][1]
+    assert first.checkpoint == f"{tmp_path}/model/step-3-2"
+
+
 class KilledError(Exception):
     """The process is gone."""
+
+
+def ended_after(job: Job, servers: Cluster, name: str) -> None:
+    """Trains, in a process that ends as soon as it can once its checkpoint of this name is there."""
+    manifest = Path(job.checkpoint.dir, name, "MANIFEST.json")
+    with pytest.raises(SystemExit):
+        train_job(
+            plan_of(job),
+            servers.client(joins=False),
+            is_in_process=False,
+            is_told_to_end=manifest.exists,
+        )
+
+
+def saves_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has training wait for each checkpoint."""
+    after_step, save = Saver.after_step, Saver.save
+
+    def wait_after_step(self: Saver, *settings) -> None:
+        after_step(self, *settings)
+        self.wait()
+
+    def wait_after_save(self: Saver, *settings, **named) -> None:
+        save(self, *settings, **named)
+        self.wait()
+
+    monkeypatch.setattr(Saver, "after_step", wait_after_step)
+    monkeypatch.setattr(Saver, "save", wait_after_save)
+
+
+def test_best_model_stays_when_a_process_takes_the_place_of_worker_0(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves_wait(monkeypatch)
+    settings = ["strategy.mode=sync", "train.epochs=4", "cluster.on_worker_loss=wait"]
+    valid = [f"data.valid={data}/contrary.tsv", "valid.final_model=best"]
+    folder = tmp_path / "model"
+    saves = [f"checkpoint.dir={folder}", "checkpoint.resume=true", "checkpoint.keep_last=1"]
+    more = ["checkpoint.every_epochs=1", f"run.dir={tmp_path}/run"]
+    once, *_ = trained(job_of(data, "strategy.mode=sync"))
+    job = job_of(data, *settings, *valid, *saves, *more)
+
+    with cluster(num_servers=1, num_workers=1) as servers:
+        ended_after(job, servers, "epoch-2")
+        summary = train_job(plan_of(job), servers.client(joins=False), is_in_process=False)
+
+    assert best_in(folder) == "epoch-1"
+    assert [each["epoch"] for each in summary.validations] == [1, 2, 3, 4]
+    assert (summary.model_digest, summary.auc) == (once.model_digest, once.auc)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    passes = [each for each in lines if each["kind"] == "pass"]
+    assert [each["epoch"] for each in passes] == [1, 2, 3, 4]
+    assert [each["epoch"] for each in summary.passes] == [3, 4]
+    _, start = (each for each in lines if each["kind"] == "start")
+    assert (start["epoch"], start["is_replacement"]) == (1, True)
+    seconds = sum(each["train_seconds"] for each in summary.passes)
+    assert summary.examples_per_s == pytest.approx(2 * 192 / seconds)
+
+
+def test_run_that_another_process_went_on_with_resumes_at_the_same_validations(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves_wait(monkeypatch)
+    settings = ["strategy.mode=sync", f"data.valid={data}/test.tsv", "valid.every_steps=10"]
+    folder = tmp_path / "model"
+    job = job_of(
+        data,
+        *settings,
+        f"checkpoint.dir={folder}",
+        "checkpoint.every_steps=4",
+        "cluster.on_worker_loss=wait",
+    )
+    with cluster(num_servers=1, num_workers=1) as servers:
+        ended_after(job, servers, "step-4")
+        ended_after(job, servers, "step-16")
+
+    again = job_of(data, *settings, f"checkpoint.dir={folder}", "checkpoint.resume=true")
+    resumed, *_ = trained(again)
+
+    assert validations(resumed) == [(1, 10), (1, 20), (1, 24)]
 
 
 def test_resumed_run_counts_on_from_the_checkpoint(
