@@ -75,8 +75,7 @@ class Breakdown:
             name: schema.slot_index(name) for name in names if name in {*slices, *schema.slots}
         }
         index = self._slot_index.get(group_by)
-        hashed_as = GROUP_SLOT if index is None else schema.slot_numbers[index]
-        self._missing_group = np.uint64(key_of(hashed_as, b""))
+        self._hashed_as = GROUP_SLOT if index is None else schema.slot_numbers[index]
         self._calibration = Calibration() if buckets else None
         self._is_empty = True
         self._clicked: list[NDArray[np.bool_]] = []
@@ -136,9 +135,10 @@ class Breakdown:
         """Returns GAUC; an example is in the group of its first value, one whose value is missing in none."""
         keys, counts = self._kept(self._group_by)
         is_some = counts > 0
-        first = np.full(counts.size, self._missing_group)
+        missing = np.uint64(key_of(self._hashed_as, b""))
+        first = np.full(counts.size, missing)
         first[is_some] = keys[(np.cumsum(counts) - counts)[is_some]]
-        has_value = first != self._missing_group
+        has_value = first != missing
         groups = figures_of_groups(first[has_value], *examples.at(has_value))
         one_class = np.isnan(groups.auc)
         return {
