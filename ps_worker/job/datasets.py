@@ -93,13 +93,6 @@ def _with_group(job: Job, schema: Schema, files: Sequence[str]) -> Schema:
     return schema
 
 
-def head_of_job(job: Job, schema: Schema, files: Sequence[str]) -> Iterator[Batch]:
-    """Reads the first rows of files; see `FileDataset.head`."""
-    dataset = streamed(job, schema)
-    dataset.set_filelist(files)
-    return dataset.head()
-
-
 def _negatives(job: Job) -> NegativeSampling | None:
     """Returns which rows without a click are trained on; None: all."""
     data = job.data
@@ -115,6 +108,7 @@ class TrainingData:
 
     def __init__(self, job: Job, schema: Schema, parts: Sequence[FileSplit]) -> None:
         """Reads nothing yet."""
+        self._job, self._schema, self._parts = job, schema, parts
         self._shuffle = job.data.shuffle
         self._is_loaded = False
         self._num_shuffles = 0
@@ -142,6 +136,12 @@ class TrainingData:
     def is_shuffled_globally(self) -> bool:
         """Whether this worker trains on rows that others have read."""
         return self._shuffle == "global"
+
+    def head(self) -> Iterator[Batch]:
+        """Reads the first rows of this worker's files, loaded or not; see `FileDataset.head`."""
+        dataset = streamed(self._job, self._schema)
+        dataset.set_filelist(self._parts)
+        return dataset.head()
 
     def prepare(self, fleet: HasPeers, epoch: int) -> None:
         """Gets rows that are to be in memory ready for an epoch, before it; all workers call it.

@@ -9,7 +9,7 @@ from ps_worker.checkpoints.folder import require_free_folder
 from ps_worker.checkpoints.resume import EarlierRun, earlier_run
 from ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
 from ps_worker.job import Job
-from ps_worker.job.datasets import digest_of_files, head_of_job
+from ps_worker.job.datasets import TrainingData, digest_of_files
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.run.plan import Plan
 from ps_worker.run.run import Run
@@ -32,10 +32,11 @@ class Start:
     warm_start: WarmStart | None = None
 
 
-def start_of(plan: Plan, run: Run) -> Start:
+def start_of(plan: Plan, run: Run, data: TrainingData) -> Start:
     """Returns what a run starts with; worker 0 loads it, and resumes the run that saved it if told to.
 
-    No file is changed: what comes next may still be refused.
+    No file is changed: what comes next may still be refused. The first rows of `data` are read if the model
+    starts at their click rate.
 
     Raises:
         JobError: If the job does not fit the checkpoint, or its folder has those of another run.
@@ -53,7 +54,7 @@ def start_of(plan: Plan, run: Run) -> Start:
     if url := job.checkpoint.load if earlier is None else earlier.url:
         takes_dense = warm_start is None or DENSE_BLOCK in warm_start.taken
         require_schema(job, plan.schema, url, takes_dense=takes_dense)
-    _load(plan, run, earlier)
+    _load(job, run, earlier, data)
     return Start(files=files, earlier=earlier, warm_start=warm_start)
 
 
@@ -88,8 +89,7 @@ def _require_folder(job: Job, run: Run) -> None:
     run.store.require_writable(folder)
 
 
-def _load(plan: Plan, run: Run, earlier: EarlierRun | None) -> None:
-    job = plan.job
+def _load(job: Job, run: Run, earlier: EarlierRun | None, data: TrainingData) -> None:
     if earlier is not None:
         run.load(earlier.url, token=earlier.token)
         workers = range(run.num_workers)  # not heter trainers, which have no data to resume in
@@ -97,5 +97,4 @@ def _load(plan: Plan, run: Run, earlier: EarlierRun | None) -> None:
         run.resume(earlier.version, progress, batches=earlier.batches)
         return
     if job.checkpoint.load:
-        head = head_of_job(job, plan.schema, plan.train_files)
-        run.load(job.checkpoint.load, only=job.checkpoint.only, head=head)
+        run.load(job.checkpoint.load, only=job.checkpoint.only, head=data.head())

@@ -17,7 +17,7 @@ from ps_worker.data.files.file_split import file_splits, shown
 from ps_worker.data.formats import reader_of
 from ps_worker.heter.trainers import HeterTrainers
 from ps_worker.job import Job
-from ps_worker.job.datasets import TrainingData, format_of_job, head_of_job
+from ps_worker.job.datasets import TrainingData, format_of_job
 from ps_worker.job.model import errors_of_model
 from ps_worker.run.figures.run_folder import RunFolder
 from ps_worker.run.plan import Plan
@@ -81,9 +81,9 @@ def train_job(
         on_joined(run)
         data = _data_of(plan, worker, num_workers)
         run_folder = _folder_of(plan.job, run)
-        start = start_of(plan, run)
+        start = start_of(plan, run, data)
         with run_folder as folder:
-            run.start(head_of_job(job, plan.schema, plan.train_files))
+            run.start(data.head())
             clear_folder(job, run, start)
             metrics = MetricsWriter(folder, run)
             validator = Validator(plan, run, metrics)
