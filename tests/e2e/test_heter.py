@@ -154,6 +154,8 @@ def test_another_heter_trainer_takes_over_from_one_that_is_killed(data: Path) ->
         train__log_every_s=0.2,
         cluster__lease_s=4,
         cluster__on_worker_loss="continue",
+        # So few rows need longer first steps than the default's, 2 / 64².
+        optimizer__sparse="{name='adagrad', learning_rate=0.05, initial_accumulator=0.0001}",
     )
     variables = {"PADDLE_HETER_TRAINER_IP_PORT_LIST": "{}"}
     with job_by_hand(ATTENTION, own, num_heter=2, variables=variables) as job:
