@@ -16,7 +16,6 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.jit import kernel
 from protos.errors import UsageError
@@ -58,7 +57,8 @@ class NegativeSampling:
         is_kept = np.empty(rows.size, np.bool_)
         seed = (self.seed ^ key_of(1, PurePath(path).name)) & (2**63 - 1)
         limit = np.uint64(min(int(self.rate * 2**64), 2**64 - 1))
-        _choose(seed, block.positions(), is_negative, limit, is_kept)
+        positions = block.positions()
+        _choose(seed, positions, is_negative, limit, is_kept)
         if not is_kept.any():
             return None
         if self.is_weighted:
@@ -66,11 +66,9 @@ class NegativeSampling:
             rows = replace(
                 rows, weights=np.where(is_negative, weights / np.float32(self.rate), weights)
             )
-        return Block(_where(rows, is_kept), block.offset)
-
-
-def _where(rows: Batch, is_kept: NDArray[np.bool_]) -> Batch:
-    return rows if is_kept.all() else rows_where(rows, is_kept)
+        if is_kept.all():
+            return replace(block, rows=rows)
+        return Block(rows_where(rows, is_kept), block.offset, positions[is_kept])
 
 
 @kernel

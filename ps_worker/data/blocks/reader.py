@@ -22,7 +22,7 @@ class Block:
         rows: At least one.
         offset: Position of the block in the file, from which `Reader.blocks` can resume: bytes of the
             (decompressed) content in text, rows in Parquet and ORC.
-        row_offsets: int64[n], positions of the rows; None: not known, in text.
+        row_offsets: int64[n], positions of the rows; None: offsets count rows, and these follow one another.
     """
 
     rows: Batch
@@ -32,7 +32,7 @@ class Block:
     def positions(self) -> NDArray[np.int64]:
         """Returns int64[n], a number for each row that no other row of the file has.
 
-        It is the same in every reading of the file: a block of text that begins at a byte has the same rows.
+        It is the same in every reading, whatever the splits and blocks.
         """
         if self.row_offsets is not None:
             return self.row_offsets

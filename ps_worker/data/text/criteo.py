@@ -46,9 +46,9 @@ class CriteoReader:
                 has_label = self._has_label(text if is_start else _first_block(split.path))
                 lines = LineNumbers(split.path, position)
                 scan = _Scan(self._schema, self._bad_rows, split.path, has_label, lines)
-            rows = scan.rows_of(text, position)
+            rows, starts = scan.rows_of(text, position)
             if rows.size:
-                yield Block(rows, position)
+                yield Block(rows, position, position + starts)
 
     def _has_label(self, text: NDArray[np.uint8]) -> bool:
         """Decides by majority of the rows in a file's first block; without a valid row, returns True."""
@@ -80,10 +80,11 @@ class _Scan:
         self._offsets = np.zeros(1, np.int32)
         self._numbers = np.empty((0, len(schema.dense)), np.float64)
 
-    def rows_of(self, text: NDArray[np.uint8], position: int) -> Batch:
-        """Returns the rows, possibly none, in a block of lines at offset `position`."""
+    def rows_of(self, text: NDArray[np.uint8], position: int) -> tuple[Batch, NDArray[np.int64]]:
+        """Returns the rows, possibly none, of a block of lines at `position`, and their starts in it."""
         num_lines = int(np.count_nonzero(text == ord("\n")))
         self._make_room(num_lines)
+        starts = np.empty(num_lines, np.int64)
         labels = np.empty(num_lines, np.float32)
         keys = np.empty((num_lines, len(self._schema.slots)), np.uint64)
         size = start = 0
@@ -93,6 +94,7 @@ class _Scan:
                 start,
                 self._has_label,
                 self._slot_numbers,
+                starts[size:],
                 labels[size:],
                 self._numbers[size:],
                 keys[size:],
@@ -103,13 +105,14 @@ class _Scan:
                 self._count_malformed(text[row[START] : row[STOP]].tobytes(), row, position)
             self._lines.passed += num_rows + num_malformed
         num_slots = len(self._schema.slots)
-        return Batch(
+        rows = Batch(
             labels=labels[:size] if self._has_label else None,
             dense=self._schema.scale_dense(self._numbers[:size]),
             keys=keys[:size].reshape(-1),
             offsets=self._offsets[: size * num_slots + 1],
             num_slots=num_slots,
         )
+        return rows, starts[:size]
 
     def _make_room(self, num_rows: int) -> None:
         if num_rows > len(self._numbers):

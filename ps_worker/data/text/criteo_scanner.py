@@ -146,6 +146,7 @@ def scan_rows(
     position: int,
     has_label: bool,
     slot_numbers: NDArray[np.int64],
+    starts: NDArray[np.int64],
     labels: NDArray[np.float32],
     numbers: NDArray[np.float64],
     keys: NDArray[np.uint64],
@@ -158,6 +159,7 @@ def scan_rows(
         position: Start of a line in the block.
         has_label: Whether rows begin with a label; if not, `labels` is not written.
         slot_numbers: int64[S], of each slot in the feature hash.
+        starts: int64[R], overwritten from the start with the rows' positions in the block.
         labels: float32[R], overwritten from the start, as the other columns are.
         numbers: float64[R, num_dense], nan where missing.
         keys: uint64[R, S].
@@ -175,6 +177,7 @@ def scan_rows(
             block, start, has_label, num_rows, slot_numbers, labels, numbers, keys
         )
         if fault == 0:
+            starts[num_rows] = start
             num_rows += 1
             continue
         stop = line_end(block, position)

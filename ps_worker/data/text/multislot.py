@@ -67,17 +67,18 @@ class MultiSlotScanner:
         slots = [index for kind, index in self._order.columns if kind is Kind.SLOT]
         self._places = np.argsort(slots)
 
-    def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
-        """Returns the rows, possibly none, and the malformed lines of a block of whole lines."""
+    def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, NDArray[np.int64], Sequence[BadLine]]:
+        """Scans a block of whole lines; see `LineScanner.scan`."""
         num_lines, num_blanks = scanner.count_lines_and_blanks(block)
         num_slots = len(self._schema.slots)
+        starts = np.empty(num_lines, np.int64)
         labels = np.empty(num_lines, np.float32)
         dense = np.empty((num_lines, len(self._schema.dense)), np.float64)
         keys = np.empty(num_blanks, np.uint64)
         counts = np.empty((num_lines, num_slots), np.int64)
         malformed = np.empty((num_lines, 8), np.int64)
         num_rows, num_keys, num_malformed = scanner.scan_lines(
-            block, self._kinds, self._indexes, labels, dense, keys, counts, malformed
+            block, self._kinds, self._indexes, starts, labels, dense, keys, counts, malformed
         )
         ordered = np.empty(num_keys, np.uint64)
         offsets = np.empty(num_rows * num_slots + 1, np.int32)
@@ -89,7 +90,8 @@ class MultiSlotScanner:
             offsets=offsets,
             num_slots=num_slots,
         )
-        return rows, [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
+        bad_lines = [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
+        return rows, starts[:num_rows], bad_lines
 
     def _bad_line(self, block: NDArray[np.uint8], entry: NDArray[np.int64]) -> BadLine:
         rest = block[entry[scanner.POSITION] : entry[scanner.STOP]].tobytes()

@@ -200,6 +200,7 @@ def scan_lines(
     block: NDArray[np.uint8],
     kinds: NDArray[np.int64],
     indexes: NDArray[np.int64],
+    starts: NDArray[np.int64],
     labels: NDArray[np.float32],
     dense: NDArray[np.float64],
     keys: NDArray[np.uint64],
@@ -213,6 +214,7 @@ def scan_lines(
         kinds: int64[columns], the kind of each column of the text.
         indexes: int64[columns], for a NUMBER its dense column from 0, for TEXTS the slot's number in
             the feature hash.
+        starts: int64[lines], overwritten from the start with the rows' positions in the block.
         labels: float32[lines], overwritten from the start, as the other columns are.
         dense: float64[lines, num_dense], nan where missing.
         keys: uint64[blanks], by row, then by slot in the order of the text.
@@ -232,6 +234,7 @@ def scan_lines(
             block, start, kinds, indexes, num_rows, num_keys, labels, dense, keys, counts
         )
         if fault == NO_FAULT:
+            starts[num_rows] = start
             num_keys = keys_after
             num_rows += 1
             continue

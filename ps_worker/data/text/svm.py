@@ -54,10 +54,11 @@ class SvmScanner:
         self._dense_columns = np.array([*order, len(names)], np.int64)
         self._slot_numbers = np.array(schema.slot_numbers, np.int64)
 
-    def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
-        """Returns the rows, possibly none, and the malformed lines of a block of whole lines."""
+    def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, NDArray[np.int64], Sequence[BadLine]]:
+        """Scans a block of whole lines; see `LineScanner.scan`."""
         num_lines, num_blanks = count_lines_and_blanks(block)
         num_slots = len(self._schema.slots)
+        starts = np.empty(num_lines, np.int64)
         labels = np.empty(num_lines, np.float32)
         dense = np.empty((num_lines, len(self._schema.dense)), np.float64)
         keys = np.empty(num_blanks + num_lines * num_slots, np.uint64)
@@ -70,6 +71,7 @@ class SvmScanner:
             self._dense_columns,
             self._slot_numbers,
             np.empty((num_blanks, 3), np.int64),
+            starts,
             labels,
             dense,
             np.empty(num_slots, np.int64),
@@ -88,7 +90,8 @@ class SvmScanner:
             offsets=offsets,
             num_slots=num_slots,
         )
-        return rows, [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
+        bad_lines = [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
+        return rows, starts[:num_rows], bad_lines
 
     def _bad_line(self, block: NDArray[np.uint8], entry: NDArray[np.int64]) -> BadLine:
         start, position = int(entry[scanner.START]), int(entry[scanner.POSITION])

@@ -174,6 +174,7 @@ def scan_lines(
     dense_columns: NDArray[np.int64],
     slot_numbers: NDArray[np.int64],
     found: NDArray[np.int64],
+    starts: NDArray[np.int64],
     labels: NDArray[np.float32],
     dense: NDArray[np.float64],
     counts: NDArray[np.int64],
@@ -190,6 +191,7 @@ def scan_lines(
         dense_columns: int64[num_dense + 1], for libsvm: the dense column of each, and num_dense.
         slot_numbers: int64[S], of each slot in the feature hash.
         found: int64[blanks, 3], overwritten.
+        starts: int64[lines], overwritten from the start with the rows' positions in the block.
         labels: float32[lines], overwritten from the start, as the other columns are.
         dense: float64[lines, num_dense], nan where missing.
         counts: int64[S], overwritten.
@@ -236,6 +238,7 @@ def scan_lines(
                 offsets,
                 keys,
             )
+            starts[num_rows] = start
             num_rows += 1
             position = word + 1
             continue

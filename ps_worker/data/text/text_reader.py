@@ -34,8 +34,12 @@ class BadLine:
 class LineScanner(Protocol):
     """Scanner of one format. Stateless: threads share it."""
 
-    def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, Sequence[BadLine]]:
-        """Returns the rows, possibly none, and the malformed lines of a block of whole lines."""
+    def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, NDArray[np.int64], Sequence[BadLine]]:
+        """Scans a block of whole lines.
+
+        Returns:
+            The rows, possibly none; int64[n], the starts of their lines in the block; the malformed lines.
+        """
         ...
 
 
@@ -56,7 +60,7 @@ class TextReader:
         lines: LineNumbers | None = None
         for block, position in line_blocks(split, offset):
             lines = lines or LineNumbers(split.path, position)
-            rows, bad_lines = self._scanner.scan(block)
+            rows, starts, bad_lines = self._scanner.scan(block)
             for bad in bad_lines:
                 # A line number may take a pass over the file up to there, an offset is known.
                 place = f"byte {position + bad.start}"
@@ -65,7 +69,7 @@ class TextReader:
                 self._bad_rows.add(split.path, place, bad.fault)
             lines.passed += rows.size + len(bad_lines)
             if rows.size:
-                yield Block(rows, position)
+                yield Block(rows, position, position + starts)
 
 
 def shown(text: bytes) -> str:

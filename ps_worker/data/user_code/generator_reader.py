@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import DataError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
@@ -35,6 +34,7 @@ from ps_worker.data.user_code.salted_hash import MAX_LINES, require_stable_sampl
 from ps_worker.data.user_code.samples import Sample, SampleColumns
 
 _BLOCK_ROWS = 1024
+_MAX_SAMPLES = 1 << 16  # that a line completes, so that each has a position of its own
 
 
 def generated(generator: DataGenerator) -> MakeReader:
@@ -80,28 +80,30 @@ class GeneratorReader:
         lines: LineNumbers | None = None
         rows = _Rows(self._generator, self._schema)
         begin: int | None = None
+        end = 0
         for block, position in line_blocks(split, offset):
             if lines is None:
                 lines = LineNumbers(split.path, position)
                 self._probe(block, split.path, lines)
             for line, line_offset in _lines(block, position):
+                end = line_offset + len(line)
                 begin = line_offset if begin is None else begin
                 try:
-                    rows.add_line(line)
+                    rows.add_line(line, line_offset)
                 except DataError as error:
                     raise _placed(error, split.path, lines.number(0)) from error
                 lines.passed += 1
                 if rows.size >= _BLOCK_ROWS and rows.is_between_batches:
-                    yield Block(rows.taken(), begin)
+                    yield rows.taken(begin)
                     begin = None
         if lines is None or begin is None:
             return
         try:
-            rows.add_rest()
+            rows.add_rest(end)
         except DataError as error:
             raise _placed(error, split.path, lines.number(-1)) from error
         if rows.size:
-            yield Block(rows.taken(), begin)
+            yield rows.taken(begin)
 
     def _probe(self, block: NDArray[np.uint8], path: str, lines: LineNumbers) -> None:
         """Refuses a generator whose keys would be others in another process; once."""
@@ -134,6 +136,7 @@ class _Rows:
         self._schema = schema
         self._order: ColumnOrder | None = None
         self._columns = SampleColumns(schema)
+        self._row_offsets: list[int] = []
 
     @property
     def size(self) -> int:
@@ -143,19 +146,22 @@ class _Rows:
     def is_between_batches(self) -> bool:
         return self._run.is_between_batches
 
-    def add_line(self, line: bytes) -> None:
-        self._add(self._run.samples_of(line))
+    def add_line(self, line: bytes, offset: int) -> None:
+        self._add(self._run.samples_of(line), offset)
 
-    def add_rest(self) -> None:
-        self._add(self._run.rest())
+    def add_rest(self, offset: int) -> None:
+        self._add(self._run.rest(), offset)
 
-    def taken(self) -> Batch:
-        """Returns and removes the rows so far."""
+    def taken(self, offset: int) -> Block:
+        """Returns and removes the rows so far, as the block at `offset`."""
         columns, self._columns = self._columns, SampleColumns(self._schema)
-        return columns.batch()
+        row_offsets, self._row_offsets = self._row_offsets, []
+        return Block(columns.batch(), offset, np.array(row_offsets, np.int64))
 
-    def _add(self, samples: Iterable[Cells]) -> None:
-        for cells in samples:
+    def _add(self, samples: Iterable[Cells], offset: int) -> None:
+        """Adds the samples that the line at `offset` completes."""
+        for number, cells in enumerate(samples):
+            self._row_offsets.append(offset * _MAX_SAMPLES + number)
             if self._order is None:
                 self._order = ColumnOrder(self._schema, self._run.names)
             self._columns.add(_sample(cells, self._order, self._schema))

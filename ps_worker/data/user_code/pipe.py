@@ -102,7 +102,7 @@ class PipeReader:
             for text in _line_blocks(process):
                 block, begin = _skip_lines(text, (offset or 0) - line), max(line, offset or 0)
                 line += int(np.count_nonzero(text == _NEWLINE))
-                rows, bad_lines = self._scanner.scan(block)
+                rows, _, bad_lines = self._scanner.scan(block)
                 if bad_lines:
                     bad = bad_lines[0]
                     content = block[bad.start :].tobytes().split(b"\n", 1)[0]

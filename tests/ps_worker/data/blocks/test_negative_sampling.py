@@ -12,12 +12,16 @@ import pytest
 from ctr_model.batch import Batch
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import UsageError
+from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.batching import joined, rows_where
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.formats import reader_of
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
+from ps_worker.data.user_code.generator_reader import generated
 from tests.support.rows import assert_same_rows, numbered_lists, numbered_rows, numbers_of
 
 SCHEMA = Schema(dense=(DenseColumn(name="row"),), slots=("user",))
@@ -43,9 +47,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def dataset_of(
-    path: str | list[FileSplit], kind=QueueDataset, reader_num: int = 1, negatives=TENTH
+    path: str | list[FileSplit],
+    kind=QueueDataset,
+    reader_num: int = 1,
+    negatives=TENTH,
+    format=None,
 ):
-    dataset = kind(SCHEMA, 100, reader_num=reader_num, negatives=negatives)
+    dataset = kind(SCHEMA, 100, reader_num=reader_num, negatives=negatives, format=format)
     dataset.set_filelist([path] if isinstance(path, str) else path)
     return dataset
 
@@ -76,6 +84,59 @@ def test_rows_do_not_depend_on_epoch_threads_or_memory(files, suffix: str) -> No
     assert kept(dataset) == first
     assert kept(dataset_of(files[suffix], reader_num=3)) == first
     assert kept(in_memory) == first
+
+
+class Clicks(MultiSlotDataGenerator):
+    """Lines "click row user"."""
+
+    def generate_sample(self, line: str | None) -> list[list[tuple[str, list[int]]]]:
+        click, row, user = map(int, (line or "").split())
+        return [[("click", [click]), ("row", [row]), ("user", [user])]]
+
+
+class PairedClicks(MultiSlotDataGenerator):
+    """Of each line, two samples."""
+
+    def generate_sample(self, line: str | None) -> list[list[tuple[str, list[int]]]]:
+        return [sample for _ in range(2) for sample in Clicks().generate_sample(line)]
+
+
+LAYOUTS = {
+    "tsv": ("{click}\t{row}\t{user}", None),
+    "csv": ("{click},{row},{user}", None),
+    "multislot": ("1 {row} 1 {user} 1 {click}", None),
+    "ffm": ("{click} 0:0:{row} 1:{user}:1", None),
+    "generator": ("{click} {row} {user}", generated(Clicks())),
+    "generator of pairs": ("{click} {row} {user}", generated(PairedClicks())),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_text_do_not_depend_on_its_splits(tmp_path: Path, layout: str) -> None:
+    """So as many workers as one likes train on the same rows of a file that they share."""
+    form, format = LAYOUTS[layout]
+    path = tmp_path / f"a.{layout}"
+    lines = [form.format(click=int(row % 4 == 0), row=row, user=row % 50) for row in range(20_000)]
+    path.write_text("\n".join(["click,row,user"] * (layout == "csv") + lines) + "\n")
+    reader = reader_of(str(path), SCHEMA, BadRows(), format)
+
+    first, *others = (
+        kept(dataset_of(reader.splits(str(path), num_splits), format=format))
+        for num_splits in (1, 2, 3, 7)
+    )
+
+    assert 5000 < len(first) < 20_000
+    assert others == [first] * 3
+
+
+def test_samples_of_one_line_are_chosen_apart(tmp_path: Path) -> None:
+    path = tmp_path / "part-0"
+    path.write_text("".join(f"0 {row} 1\n" for row in range(5000)))
+
+    rows = kept(dataset_of(str(path), format=generated(PairedClicks())))
+
+    both = len(rows) - len(set(rows))
+    assert both == pytest.approx(5000 * 0.01, abs=4 * np.sqrt(5000 * 0.01))
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "tsv.gz", "parquet"])

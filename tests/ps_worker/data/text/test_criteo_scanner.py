@@ -1,5 +1,6 @@
 """The scanner kernels against rows parsed by Python."""
 
+import itertools
 import math
 
 import numpy as np
@@ -24,6 +25,7 @@ lines = st.lists(good_rows | any_rows, max_size=12)
 
 class Columns:
     def __init__(self, num_rows: int, num_malformed: int = 16) -> None:
+        self.starts = np.full(num_rows, -1, np.int64)
         self.labels = np.full(num_rows, -1, np.float32)
         self.numbers = np.full((num_rows, 2), -1, np.float64)
         self.keys = np.zeros((num_rows, 3), np.uint64)
@@ -37,6 +39,7 @@ class Columns:
                 position,
                 has_label,
                 np.arange(1, 4),
+                self.starts,
                 self.labels,
                 self.numbers,
                 self.keys,
@@ -65,6 +68,9 @@ def test_columns_equal_rows_parsed_by_python(lines: list[bytes]) -> None:
     numbers = np.nan_to_num(columns.numbers[:num_rows], nan=0.0)
     assert [dense for _, dense, _ in rows] == numbers.tolist()
     assert [keys for _, _, keys in rows] == columns.keys[:num_rows].tolist()
+    all_starts = itertools.accumulate((len(line) + 1 for line in lines), initial=0)
+    is_good = [row is not None for row in parsed]
+    assert list(itertools.compress(all_starts, is_good)) == columns.starts[:num_rows].tolist()
     malformed = columns.malformed[:num_malformed]
     assert [n for n, row in enumerate(parsed) if row is None] == malformed[:, LINE].tolist()
     assert [lines[n] for n in malformed[:, LINE]] == [

@@ -38,14 +38,16 @@ ORDERS = [
 
 def scan(text: str | bytes, columns: list[str] | None = None, values: Values = "keys") -> Batch:
     data = text.encode() if isinstance(text, str) else text
-    rows, bad_lines = MultiSlotScanner(SCHEMA, columns, values).scan(np.frombuffer(data, np.uint8))
+    rows, _, bad_lines = MultiSlotScanner(SCHEMA, columns, values).scan(
+        np.frombuffer(data, np.uint8)
+    )
     assert bad_lines == []
     return rows
 
 
 def fault(text: str, columns: list[str] | None = None, values: Values = "keys") -> str:
     block = np.frombuffer(f"2 1 2 0 0 1 1\n{text}\n".encode(), np.uint8)
-    _, (bad,) = MultiSlotScanner(SCHEMA, columns, values).scan(block)
+    _, _, (bad,) = MultiSlotScanner(SCHEMA, columns, values).scan(block)
     assert (bad.index, bad.start) == (1, 14)
     return bad.fault
 
@@ -112,7 +114,7 @@ def test_empty_text_may_end_a_line() -> None:
     for end in ("\n", "\r\n"):
         assert slots_of(scan(f"1 1 2 1 2 0 1 {end}", columns, "text"))[1] == [key_of(2, "")]
         block = np.frombuffer(f"1 1 2 1 2 0 1{end}".encode(), np.uint8)
-        rows, bad_lines = MultiSlotScanner(SCHEMA, columns, "text").scan(block)
+        rows, _, bad_lines = MultiSlotScanner(SCHEMA, columns, "text").scan(block)
         assert rows.size == 0
         assert "the line ends after 0 values" in bad_lines[0].fault
 
@@ -124,7 +126,7 @@ def test_label_may_be_written_as_a_decimal() -> None:
 def test_schema_without_numbers_has_no_column_for_them() -> None:
     schema = Schema(dense=(), slots=("user",))
 
-    rows, _ = MultiSlotScanner(schema).scan(np.frombuffer(b"1 7 1 1\n", np.uint8))
+    rows, _, _ = MultiSlotScanner(schema).scan(np.frombuffer(b"1 7 1 1\n", np.uint8))
 
     assert (rows.keys.tolist(), rows.dense.shape) == ([7], (1, 0))
 
@@ -163,7 +165,7 @@ def test_malformed_single_number_is_told_by_its_name() -> None:
     columns = ["click", "age", "n", "user", "words"]
     block = np.frombuffer(b"1 1 2 3 4 1 1 0 0\n", np.uint8)
 
-    _, (bad,) = MultiSlotScanner(SCHEMA, columns).scan(block)
+    _, _, (bad,) = MultiSlotScanner(SCHEMA, columns).scan(block)
 
     assert bad.fault == "the count of 'age' (column 2 of 5) is 2, expected 0 or 1"
 
@@ -171,7 +173,7 @@ def test_malformed_single_number_is_told_by_its_name() -> None:
 def test_rows_around_malformed_lines_are_whole() -> None:
     text = b"2 1 2 1 7 1 8 1 1\n2 1 2 1 7 3 8 9\n2 3 4 1 5 1 6 1 0\nx\n"
 
-    rows, bad_lines = MultiSlotScanner(SCHEMA).scan(np.frombuffer(text, np.uint8))
+    rows, _, bad_lines = MultiSlotScanner(SCHEMA).scan(np.frombuffer(text, np.uint8))
 
     assert slots_of(rows) == [[7], [8], [5], [6]]
     assert [bad.index for bad in bad_lines] == [1, 3]
@@ -211,11 +213,14 @@ def test_any_text_is_read_as_python_reads_it(
 ) -> None:
     block = np.frombuffer(b"".join(line + b"\n" for line in lines), np.uint8)
 
-    rows, bad_lines = MultiSlotScanner(PLAIN, columns, values).scan(block)
+    rows, starts, bad_lines = MultiSlotScanner(PLAIN, columns, values).scan(block)
 
     parsed = [reference.parse_row(line, PLAIN, columns, values) for line in lines]
     good = [row for row in parsed if row is not None]
     assert [bad.index for bad in bad_lines] == [i for i, row in enumerate(parsed) if row is None]
+    all_starts = itertools.accumulate((len(line) + 1 for line in lines), initial=0)
+    is_good = [row is not None for row in parsed]
+    assert starts.tolist() == list(itertools.compress(all_starts, is_good))
     assert rows.labels.tolist() == [label for label, _, _ in good]
     assert slots_of(rows) == [keys for _, _, slots in good for keys in slots]
     expected = [[np.float32(-9.0 if math.isnan(x) else x) for x in dense] for _, dense, _ in good]

@@ -30,7 +30,7 @@ FFM = Schema(
 
 def scan(text: str, schema: Schema) -> Batch:
     scanner = SvmScanner(schema, has_fields=schema is FFM)
-    rows, bad_lines = scanner.scan(np.frombuffer(text.encode(), np.uint8))
+    rows, _, bad_lines = scanner.scan(np.frombuffer(text.encode(), np.uint8))
     assert bad_lines == []
     return rows
 
@@ -108,7 +108,7 @@ def test_schema_without_numbers_makes_every_index_a_value() -> None:
 def test_malformed_line_is_told_by_its_word(schema: Schema, line: str, message: str) -> None:
     block = np.frombuffer(f"1\n{line}\n0\n".encode(), np.uint8)
 
-    rows, (bad,) = SvmScanner(schema, has_fields=schema is FFM).scan(block)
+    rows, _, (bad,) = SvmScanner(schema, has_fields=schema is FFM).scan(block)
 
     assert message in bad.fault
     assert (bad.index, bad.start) == (1, 2)
@@ -139,11 +139,14 @@ def test_any_text_is_read_as_python_reads_it(
     texts = [blank.join([label, *words]) for label, words, blank in lines]
     block = np.frombuffer(b"".join(text + end for text in texts), np.uint8)
 
-    rows, bad_lines = SvmScanner(schema, has_fields=has_fields).scan(block)
+    rows, starts, bad_lines = SvmScanner(schema, has_fields=has_fields).scan(block)
 
     parsed = [reference.parse_row(text, schema, has_fields) for text in texts]
     good = [row for row in parsed if row is not None]
     assert [bad.index for bad in bad_lines] == [i for i, row in enumerate(parsed) if row is None]
+    all_starts = itertools.accumulate((len(text + end) for text in texts), initial=0)
+    is_good = [row is not None for row in parsed]
+    assert starts.tolist() == list(itertools.compress(all_starts, is_good))
     assert rows.labels.tolist() == [label for label, _, _ in good]
     assert rows.dense.tolist() == [
         [-9.0 if math.isnan(x) else x for x in row] for _, row, _ in good

@@ -259,7 +259,9 @@ def test_numbers_are_read_back_as_they_were(rows: list[Any], is_apart: bool) -> 
     with pytest.MonkeyPatch.context() as monkeypatch:
         text = Streams(monkeypatch).run(Given(samples), "one line\n")
 
-    batch, bad_lines = MultiSlotScanner(SCHEMA, names).scan(np.frombuffer(text.encode(), np.uint8))
+    batch, _, bad_lines = MultiSlotScanner(SCHEMA, names).scan(
+        np.frombuffer(text.encode(), np.uint8)
+    )
 
     assert bad_lines == []
     assert batch.labels.tolist() == [click for *_, click in rows]
@@ -281,7 +283,7 @@ def test_texts_are_read_back_as_they_were(rows: list[tuple[list[str], list[str]]
         text = Streams(monkeypatch).run(GivenTexts(samples), "one line\n")
 
     scanner = MultiSlotScanner(SCHEMA, ["user", "click", "dense_input", "words"], "text")
-    batch, bad_lines = scanner.scan(np.frombuffer(text.encode(), np.uint8))
+    batch, _, bad_lines = scanner.scan(np.frombuffer(text.encode(), np.uint8))
 
     assert bad_lines == []
     assert batch.keys.tolist() == [

@@ -164,7 +164,7 @@ def test_rows_are_those_that_are_read_from_the_text(
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         text = text_of(generator, content, monkeypatch)
-    read, bad_lines = MultiSlotScanner(SCHEMA, NAMES, values).scan(np.frombuffer(text, np.uint8))
+    read, _, bad_lines = MultiSlotScanner(SCHEMA, NAMES, values).scan(np.frombuffer(text, np.uint8))
     assert bad_lines == []
     assert rows == rows_of(read)
 
