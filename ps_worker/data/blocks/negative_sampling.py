@@ -1,6 +1,6 @@
 """Negative down-sampling: of the rows without a click a share is trained on, chosen by a hash.
 
-The hash is that of the seed, the name of the file and the row's place in it. So a row is kept or left out
+The hash is that of the seed, the file (`file_label`) and the row's place in it. So a row is kept or left out
 whatever the threads, in every epoch and after a restart. A model that is trained on the kept rows alone
 predicts the odds of a click times 1 / rate; what corrects that is one of
 
@@ -55,7 +55,7 @@ class NegativeSampling:
             return block
         is_negative = rows.labels == 0
         is_kept = np.empty(rows.size, np.bool_)
-        seed = (self.seed ^ key_of(1, PurePath(path).name)) & (2**63 - 1)
+        seed = (self.seed ^ key_of(1, file_label(path))) & (2**63 - 1)
         limit = np.uint64(min(int(self.rate * 2**64), 2**64 - 1))
         positions = block.positions()
         _choose(seed, positions, is_negative, limit, is_kept)
@@ -69,6 +69,16 @@ class NegativeSampling:
         if is_kept.all():
             return replace(block, rows=rows)
         return Block(rows_where(rows, is_kept), block.offset, positions[is_kept])
+
+
+def file_label(path: str) -> str:
+    """Returns the parts of a path that tell the files of a data set apart, wherever the data set is.
+
+    These are the name, the folder, and the partitions (`day=1`) above it.
+    """
+    *folders, name = PurePath(path).parts
+    partitions = [folder for folder in folders[:-1] if "=" in folder]
+    return "/".join([*partitions, *folders[-1:], name])
 
 
 @kernel

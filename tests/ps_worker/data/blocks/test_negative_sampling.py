@@ -14,7 +14,7 @@ from ctr_model.schema import DenseColumn, Schema
 from protos.errors import UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.batching import joined, rows_where
-from ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ps_worker.data.blocks.negative_sampling import NegativeSampling, file_label
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import reader_of
@@ -151,13 +151,33 @@ def test_reading_resumed_anywhere_keeps_the_same_rows(files, suffix: str) -> Non
 
 
 def test_another_seed_and_another_file_keep_other_rows(files, tmp_path: Path) -> None:
-    copy = tmp_path / "b.tsv"
-    copy.write_bytes(Path(files["tsv"]).read_bytes())
+    original = Path(files["tsv"])
+    copy = tmp_path / original.parent.name / "b.tsv"
+    copy.parent.mkdir()
+    copy.write_bytes(original.read_bytes())
 
     first = kept(dataset_of(files["tsv"]))
     assert kept(dataset_of(str(copy))) != first
-    assert kept(dataset_of(str(copy.rename(tmp_path / "a.tsv")))) == first  # wherever it is
+    assert kept(dataset_of(str(copy.rename(copy.with_name("a.tsv"))))) == first
     assert kept(dataset_of(files["tsv"], negatives=replace(TENTH, seed=4))) != first
+
+
+def test_file_is_told_from_others_of_its_name() -> None:
+    paths = [
+        *(f"clicks/dt={day}/part-0.parquet" for day in (0, 1)),
+        *(f"clicks/dt={day}/hour={hour}/part-0.parquet" for day in (0, 1) for hour in (0, 1)),
+        *(f"clicks/{day}/part-0.parquet" for day in (0, 1)),
+        "part-0.parquet",
+    ]
+
+    assert len({file_label(path) for path in paths}) == len(paths)
+
+
+@pytest.mark.parametrize("rest", ["dt=0/hour=1/part-0.parquet", "train/part-0.parquet"])
+def test_file_of_a_data_set_that_moved_is_the_same(rest: str) -> None:
+    roots = ["", "/data/", "/mnt/b/", "s3://bucket/a/"]
+
+    assert len({file_label(root + rest) for root in roots}) == 1
 
 
 def test_kept_negatives_weigh_as_much_as_all() -> None:
