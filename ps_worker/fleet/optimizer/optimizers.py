@@ -70,7 +70,7 @@ class Optimizer:
         self,
         name: str,
         learning_rate: Rate,
-        hyper: Mapping[str, float],
+        hyper: Mapping[str, float | None],
         *,
         weight_decay: float | None = None,
         grad_clip: ClipGradByGlobalNorm | None = None,
@@ -81,7 +81,7 @@ class Optimizer:
         Args:
             name: Of the optimizer, in jobs.
             learning_rate: A number or a schedule.
-            hyper: The other hyper-parameters.
+            hyper: The other hyper-parameters; None: the choice leaves it out, as a job that does not say.
             weight_decay: See docs/optimizers.md; None: 0.
             grad_clip: Clips gradients; None: they are not.
             of_paddle: Other arguments.
@@ -98,9 +98,8 @@ class Optimizer:
                 f"all parameters, and by nothing else"
             )
         rate = learning_rate.base_lr if isinstance(learning_rate, LRScheduler) else learning_rate
-        numbers = {"learning_rate": rate, **hyper}
-        if weight_decay is not None:
-            numbers["weight_decay"] = weight_decay
+        others = {**hyper, "weight_decay": weight_decay}
+        numbers = {"learning_rate": rate} | {k: v for k, v in others.items() if v is not None}
         for key, value in numbers.items():
             if not isinstance(value, int | float):
                 raise UsageError(f"{key} of {where} is {value!r}, expected a number")
@@ -165,14 +164,23 @@ class Adagrad(Optimizer):
     def __init__(
         self,
         learning_rate: Rate = 0.05,
-        initial_accumulator: float = 0.0,
+        initial_accumulator: float | None = None,
         epsilon: float = 1e-10,
         *,
         weight_decay: float | None = None,
         grad_clip: ClipGradByGlobalNorm | None = None,
         **of_paddle: Any,
     ) -> None:
-        """Takes hyper-parameters; see `Optimizer`."""
+        """Takes hyper-parameters; see `Optimizer`.
+
+        Args:
+            learning_rate: A number or a schedule.
+            initial_accumulator: None: for rows by the size of a batch (docs/optimizers.md), else 0.
+            epsilon: See its module.
+            weight_decay: See `Optimizer`.
+            grad_clip: See `Optimizer`.
+            of_paddle: See `Optimizer`.
+        """
         super().__init__(
             "adagrad",
             learning_rate,

@@ -12,6 +12,7 @@ from ps_worker.fleet import distributed, optimizer
 from ps_worker.fleet.distributed import distributed_optimizer
 from ps_worker.fleet.task import Task
 from ps_worker.job import override_job
+from ps_worker.job.specs import table_specs
 from tests.support.training import small_model
 
 ADDS_ONLY = "sum"  # of metrics and deltas, no optimizer to train with
@@ -38,6 +39,8 @@ def test_every_optimizer_has_its_class_with_its_hyper_parameters_and_defaults() 
         known = OPTIMIZERS[name]
         defaults = known.hyper(learning_rate=0.1)
         expected = {parameter: getattr(defaults, parameter) for parameter in known.ranges}
+        if name == "adagrad":
+            del expected["initial_accumulator"]  # rows start by the size of a batch
         assert choice == {"name": name, **expected}
 
 
@@ -169,6 +172,17 @@ def test_model_is_minimized_as_the_optimizers_say(task: list[Task]) -> None:
     assert optimizers.sparse.spec().params["weight_decay"] == 0.25
     assert optimizers.sparse.spec().schedule == ScheduleSpec(kind="step", step_size=10, gamma=0.1)
     assert optimizers.of_dense().name == "ftrl"
+
+
+@pytest.mark.parametrize(("given", "start"), [(None, 2 / 128**2), (0.0, 0.0), (0.5, 0.5)])
+def test_rows_of_adagrad_start_by_the_size_of_a_batch_unless_the_script_says(
+    task: list[Task], given: float | None, start: float
+) -> None:
+    model = small_model()
+    distributed_optimizer(optimizer.Adagrad(0.1, initial_accumulator=given)).minimize(model)
+
+    for spec in table_specs(model, task[0].job):
+        assert spec.optimizer.params["initial_accumulator"] == start
 
 
 @pytest.mark.parametrize(
