@@ -11,7 +11,7 @@ from ctr_model.registry import name_of
 from ctr_model.schema import Schema
 from protos.errors import CheckpointError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
-from ps_worker.job import Job, override_job
+from ps_worker.job import Job, saved_job
 from ps_worker.job.model import DENSE_BLOCK, model_of, own_model_file
 from ps_worker.job.sections.section import ModelSection, require_json
 from ps_worker.job.specs import dense_spec
@@ -93,7 +93,7 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
         data = json.loads(checkpoint.attachment(JOB_ATTACHMENT))
     except ValueError as error:
         raise CheckpointError(f"{source} is not JSON: {error}") from error
-    job = override_job(data, overrides, source=source)
+    job = saved_job(data, overrides, source=source)
     _warn_of_other_code(checkpoint, job)
     return job
 

@@ -9,6 +9,6 @@ the working directory.
 """
 
 from ps_worker.job.job import Job
-from ps_worker.job.reading import load_job, override_job
+from ps_worker.job.reading import load_job, override_job, saved_job
 
-__all__ = ["Job", "load_job", "override_job"]
+__all__ = ["Job", "load_job", "override_job", "saved_job"]

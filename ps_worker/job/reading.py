@@ -13,6 +13,7 @@ from ps_worker.job.faults import did_you_mean, explain
 from ps_worker.job.fleet_words import FleetWordError, aliases_of, translated
 from ps_worker.job.job import Job
 from ps_worker.job.origin import Origin, path_of
+from ps_worker.job.sections.strategy import SETTINGS
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
@@ -37,6 +38,28 @@ def override_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: s
         JobError: If a key or value is wrong.
     """
     return _job_of(data, Origin(source=source, overrides=tuple(overrides)))
+
+
+def saved_job(data: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str) -> Job:
+    """Returns the job that a checkpoint or a run has, with overrides, also one that an older release wrote.
+
+    Raises:
+        JobError: If a key or value is wrong.
+    """
+    strategy = data.get("strategy")
+    if isinstance(strategy, Mapping):
+        data = {**data, "strategy": _with_table_of_mode(strategy)}
+    return override_job(data, overrides, source=source)
+
+
+def _with_table_of_mode(strategy: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a saved `[strategy]` whose settings of the mode, if beside it, are in its table."""
+    kept = dict(strategy)
+    for mode, table in SETTINGS.items():
+        flat = strategy.keys() & table.model_fields
+        if flat and strategy.get("mode") == mode:
+            kept[mode] = {key: kept.pop(key) for key in flat}
+    return kept
 
 
 def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:

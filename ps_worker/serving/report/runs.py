@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from protos.errors import DataError, JobError, UsageError
-from ps_worker.job import Job, override_job
+from ps_worker.job import Job, saved_job
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ def _job(path: Path) -> Job | None:
     except ValueError as error:
         raise DataError(f"{path}: not JSON: {error}") from error
     try:
-        return override_job(data, [], source=str(path))
+        return saved_job(data, source=str(path))
     except JobError as error:
         logger.warning("the job of a run is not shown: %s", error)
         return None

@@ -207,6 +207,16 @@ def test_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     assert "No lines of training" in page.texts["training"]
 
 
+def test_job_of_a_run_by_an_older_release_is_read(tmp_path: Path) -> None:
+    shutil.copy("tests/ps_worker/job/files/job.flat_strategy.json", tmp_path / "job.json")
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "start", "step": 0}\n')
+
+    (run,) = read_runs([tmp_path])
+
+    assert run.job is not None
+    assert run.job.strategy.bounded_staleness.max_staleness == 2
+
+
 def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     lines = [
         {"kind": "train", "step": 1, "loss": None, "auc": None},
