@@ -27,10 +27,10 @@ from ps_worker.data.user_code.data_generator import (
     DataGenerator,
     GeneratorRun,
     has_batches,
+    require_stable_generator,
     shown,
-    shown_samples,
 )
-from ps_worker.data.user_code.salted_hash import MAX_LINES, require_stable_samples
+from ps_worker.data.user_code.salted_hash import MAX_LINES
 from ps_worker.data.user_code.samples import Sample, SampleColumns
 
 _BLOCK_ROWS = 1024
@@ -112,7 +112,7 @@ class GeneratorReader:
         self._is_probed.set()
         first = [line for line, _ in itertools.islice(_lines(block, 0), MAX_LINES)]
         try:
-            require_stable_samples(lambda: shown_samples(self._generator, first))
+            require_stable_generator(self._generator, first)
         except DataError as error:
             raise _placed(error, path, lines.number(0)) from error
 

@@ -3,7 +3,7 @@
 Two workers would train different rows for the same value, and a server of predictions would find none. So a
 generator is asked twice for the samples of its first lines, as by two processes:
 
-    in this process   hash() of text as it is, and salted otherwise, in this thread alone
+    in this process   copies of it, with hash() of text as it is, and salted otherwise, in this thread alone
     a command         by two processes (command_probe.py)
 
 Samples that differ, while the first ones come again, are an error. Code that gives other samples each time,
@@ -34,7 +34,7 @@ _lock = threading.Lock()  # builtins are of the whole process
 
 def is_salted() -> bool:
     """Whether processes have different values of `hash()`, as nobody has set PYTHONHASHSEED."""
-    return os.environ.get("PYTHONHASHSEED", "random") == "random"
+    return os.environ.get("PYTHONHASHSEED") in (None, "", "random")
 
 
 def require_stable_samples(produce: Callable[[], object]) -> None:

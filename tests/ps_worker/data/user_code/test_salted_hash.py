@@ -31,11 +31,9 @@ class Keyed(MultiSlotDataGenerator):
 
     def __init__(self, key: Callable[[int, str], int]) -> None:
         self.key = key
-        self.num_calls = 0
 
     def generate_sample(self, line: str | None) -> Any:
         assert line is not None
-        self.num_calls += 1
         user, ad, click = line.split()
         yield [
             ("user", [self.key(1, user)]),
@@ -57,7 +55,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def read(generator: Keyed, path: Path) -> list[int]:
+def read(generator: MultiSlotDataGenerator, path: Path) -> list[int]:
     reader = generated(generator)(SCHEMA, BadRows())
     blocks: Iterator[Any] = reader.blocks(FileSplit(str(path)))
     return [int(key) for block in blocks for key in block.rows.keys]
@@ -79,22 +77,72 @@ def test_keys_by_hash_of_text_are_refused(key: Callable[[int, str], int], file: 
 
 
 def test_stable_keys_are_read_and_the_generator_is_asked_for_little_more(file: Path) -> None:
-    generator = Keyed(key_of)
+    lines: list[str] = []
 
-    keys = read(generator, file)
+    def key(slot: int, text: str) -> int:
+        lines.append(text)
+        return key_of(slot, text)
+
+    make = generated(Keyed(key))
+    keys = [
+        int(key)
+        for _ in range(3)
+        for block in make(SCHEMA, BadRows()).blocks(FileSplit(str(file)))
+        for key in block.rows.keys
+    ]
 
     assert keys[:2] == [key_of(1, "user0"), key_of(2, "ad0")]
-    assert generator.num_calls == 8 + salted_hash.MAX_LINES
+    assert len(lines) == 2 * (3 * 8 + salted_hash.MAX_LINES)  # once for all passes
 
 
-def test_dataset_is_probed_once(file: Path) -> None:
-    generator = Keyed(key_of)
-    make = generated(generator)
+class Numbered(MultiSlotDataGenerator):
+    """Numbers values as they come, by a dictionary; and lines, by a counter."""
 
-    for _ in range(3):
-        list(make(SCHEMA, BadRows()).blocks(FileSplit(str(file))))
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}
+        self.num_lines = 0
 
-    assert generator.num_calls == 3 * 8 + salted_hash.MAX_LINES
+    def generate_sample(self, line: str | None) -> Any:
+        assert line is not None
+        self.num_lines += 1
+        hash(line)
+        user, _, click = line.split()
+        user_id = self.ids.setdefault(user, len(self.ids))
+        yield [("user", [user_id]), ("ad", [self.num_lines]), ("click", [int(click)])]
+
+
+def test_generator_with_a_state_of_its_own_yields_what_it_would_without_a_probe(
+    file: Path,
+) -> None:
+    file.write_text("".join(f"user{user} ad {user % 2}\n" for user in (3, 1, 3, 2)))
+
+    assert read(Numbered(), file) == [0, 1, 1, 2, 0, 3, 2, 4]
+
+
+def test_keys_by_hash_are_refused_whatever_else_the_generator_counts(file: Path) -> None:
+    class Counting(Numbered):
+        def generate_sample(self, line: str | None) -> Any:
+            for sample in super().generate_sample(line):
+                yield [("user", [hash(line) & MASK]), *sample[1:]]
+
+    with pytest.raises(DataError, match=REFUSED):
+        read(Counting(), file)
+
+
+def test_generator_that_cannot_be_copied_is_not_asked(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Locked(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    generator = Locked()
+    with caplog.at_level("DEBUG"):
+        read(generator, file)
+
+    assert generator.num_lines == 8
+    assert "whether Locked uses hash() of text is not checked" in caplog.text
 
 
 def test_hash_that_no_key_follows_from_is_left_alone(file: Path) -> None:
@@ -119,6 +167,16 @@ def test_seed_that_the_user_has_set_is_respected(
     monkeypatch.setenv("PYTHONHASHSEED", "7")
 
     assert len(read(Keyed(lambda slot, text: hash(text) & MASK), file)) == 16
+
+
+@pytest.mark.parametrize("value", ["", "random"])
+def test_seed_that_python_takes_for_none_is_none(
+    file: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", value)
+
+    with pytest.raises(DataError, match=REFUSED):
+        read(Keyed(lambda slot, text: hash(text) & MASK), file)
 
 
 def test_error_of_the_generator_is_told_as_ever(file: Path) -> None:
