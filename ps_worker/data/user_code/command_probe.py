@@ -1,22 +1,24 @@
 """A command of Python's that prints other text in another process: `hash()` of text, as salted_hash.py says.
 
-first lines --> command with PYTHONHASHSEED=1, and with 2 --> two texts, which should be the same
+first lines --> command with PYTHONHASHSEED=1, then with 2 --> two texts, which should be the same
 """
 
-import os
+import logging
 import re
-import signal
-import subprocess
+import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+import time
 
 from protos.errors import DataError
 from ps_worker.data.files.content import open_content
+from ps_worker.data.user_code.pipe_process import PipeProcess
 from ps_worker.data.user_code.salted_hash import ADVICE, MAX_LINES, is_salted
 
-_LIMIT_S = 60.0
-_MAX_BYTES = 1 << 18
+logger = logging.getLogger(__name__)
+
+_LIMIT_S = 10.0
+_MAX_INPUT = 1 << 18
+_MAX_OUTPUT = 1 << 20
 _PYTHON = re.compile(r"\bpython[\d.]*\b|\.py\b")
 
 _lock = threading.Lock()
@@ -28,20 +30,27 @@ def require_stable_command(command: str, path: str) -> None:
 
     Args:
         command: For bash.
-        path: File whose first lines are its input.
+        path: File whose first lines are its input; one without lines leaves the check to the next.
 
     Raises:
-        DataError: If it does; names the file and the command.
+        DataError: If it does, or the file cannot be read; names the file and the command.
     """
-    with _lock:
-        is_new = command not in _probed
-        _probed.add(command)
-    if not is_new or not is_salted() or not _PYTHON.search(command):
+    if command in _probed or not is_salted() or not _PYTHON.search(command):
         return
     lines = _first_lines(path)
-    with ThreadPoolExecutor(2) as threads:
-        first, other = threads.map(lambda seed: _output(command, lines, seed), ("1", "2"))
-    if None in (first, other) or first == other:
+    with _lock:
+        if not lines or command in _probed:
+            return
+        _probed.add(command)
+    logger.info(
+        "running a command twice on the first lines of a file, to see whether its keys are hash() of text: "
+        "command=%r file=%s",
+        command,
+        path,
+    )
+    first = _output(command, lines, "1")
+    other = None if first is None else _output(command, lines, "2")
+    if other in (None, first):
         return  # what is wrong with it, if anything, shows when the file is read
     if _output(command, lines, "1") == first:
         with _lock:
@@ -50,33 +59,28 @@ def require_stable_command(command: str, path: str) -> None:
 
 
 def _first_lines(path: str) -> bytes:
-
     with open_content(path) as stream:
-        buffer = bytearray(_MAX_BYTES)
+        buffer = bytearray(_MAX_INPUT)
         size = stream.readinto(memoryview(buffer)) or 0
     lines = bytes(buffer[:size]).splitlines(keepends=True)[:MAX_LINES]
     return b"".join(line for line in lines if line.endswith(b"\n")) or b"".join(lines)
 
 
 def _output(command: str, lines: bytes, seed: str) -> bytes | None:
-    """Returns what a command prints for some lines; None if it fails, or takes too long."""
-    process = subprocess.Popen(
-        ["bash", "-o", "pipefail", "-c", command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(lines, timeout=_LIMIT_S)
-        return output if process.returncode == 0 else None
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+    """Returns what a command prints for some lines, up to a limit; None if it fails or takes too long."""
+    deadline = time.monotonic() + _LIMIT_S
+    output = bytearray()
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(lines)
+        file.flush()
+        try:
+            with PipeProcess(command, file.name, _LIMIT_S, {"PYTHONHASHSEED": seed}) as process:
+                for chunk in process.chunks():
+                    output += chunk
+                    if len(output) >= _MAX_OUTPUT:
+                        break
+                    if time.monotonic() > deadline:
+                        return None
+        except DataError:
+            return None
+    return bytes(output[:_MAX_OUTPUT])

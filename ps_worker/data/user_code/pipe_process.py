@@ -11,9 +11,9 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, Self, cast
 
 from protos.errors import DataError
@@ -30,13 +30,20 @@ _SIGNALS = {int(each): each.name for each in signal.Signals}  # without real-tim
 class PipeProcess:
     """One run of a command over one file; a context manager. For one thread."""
 
-    def __init__(self, command: str, path: str, stall_limit_s: float) -> None:
+    def __init__(
+        self,
+        command: str,
+        path: str,
+        stall_limit_s: float,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Starts the command.
 
         Args:
             command: For bash, with pipefail, so that a failure anywhere in a pipeline is reported.
             path: File whose decompressed content is its stdin.
             stall_limit_s: The longest time without reading, printing or ending.
+            variables: Of its environment, besides those of this process.
 
         Raises:
             DataError: If the command cannot be started.
@@ -57,6 +64,7 @@ class PipeProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
+                env={**os.environ, **variables},
                 start_new_session=True,
             )
         except OSError as error:
