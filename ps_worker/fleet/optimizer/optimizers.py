@@ -4,7 +4,7 @@ Arguments of Paddle that say what happens anyway are taken; others are errors th
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protos.errors import UsageError
@@ -26,6 +26,10 @@ _ADVICE = {
     "lr_ratio": "leave it out; dense= of distributed_optimizer has another learning rate",
 }
 """What to write instead of arguments of Paddle."""
+
+_ADVICE_OF_FTRL = _ADVICE | dict.fromkeys(
+    ("weight_decay", "regularization"), "give l1 or l2, which pull weights to zero"
+)
 
 _HARMLESS: Mapping[str, Any] = {
     "name": None,
@@ -65,6 +69,7 @@ class Optimizer:
     """
 
     is_lazy = True
+    _advice: Mapping[str, str] = _ADVICE
 
     def __init__(
         self,
@@ -90,7 +95,8 @@ class Optimizer:
             UsageError: If an argument has no counterpart; says what to write.
         """
         where = f"fleet.optimizer.{type(self).__name__}"
-        _refuse(where, of_paddle, ["learning_rate", "weight_decay", "grad_clip", *hyper])
+        known = {"learning_rate", "weight_decay", "grad_clip", *hyper} - self._advice.keys()
+        _refuse(where, of_paddle, sorted(known), self._advice)
         if grad_clip is not None and not isinstance(grad_clip, ClipGradByGlobalNorm):
             raise UsageError(
                 f"grad_clip of {where} is {grad_clip!r}, expected "
@@ -267,6 +273,8 @@ class AdamRow(_Adams):
 class Ftrl(Optimizer):
     """See ps_server/optimizers/ftrl.py."""
 
+    _advice = _ADVICE_OF_FTRL
+
     def __init__(
         self,
         learning_rate: Rate = 0.05,
@@ -300,12 +308,14 @@ def require_optimizer(optimizer: Any) -> Optimizer:
     )
 
 
-def _refuse(where: str, of_paddle: Mapping[str, Any], known: list[str]) -> None:
+def _refuse(
+    where: str, of_paddle: Mapping[str, Any], known: Sequence[str], advice: Mapping[str, str]
+) -> None:
     """Refuses arguments without a counterpart, unless they ask for nothing."""
     for name, value in of_paddle.items():
         if name in _HARMLESS and value in (None, _HARMLESS[name]):
             continue
-        if name in _ADVICE:
-            raise UsageError(f"{where} has no {name}: {_ADVICE[name]}")
+        if name in advice:
+            raise UsageError(f"{where} has no {name}: {advice[name]}")
         nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
         raise UsageError(f"{where} has no {name}, did you mean {nearest!r}?")

@@ -124,7 +124,9 @@ def test_schedules_of_paddle_are_those_of_a_job(
         (lambda: optimizer.Adam(parameters=[1]), "has no parameters: leave it out, the model that"),
         (lambda: optimizer.Adagrad(initial_accumulator_value=1), "give initial_accumulator"),
         (lambda: optimizer.Adam(beta_1=0.5), "has no beta_1, did you mean 'beta1'"),
-        (lambda: optimizer.Ftrl(weight_decay=0.5), "has no weight_decay"),
+        (lambda: optimizer.Ftrl(weight_decay=0.5), "Ftrl has no weight_decay: give l1 or l2"),
+        (lambda: optimizer.Ftrl(regularization=0.5), "Ftrl has no regularization: give l1 or l2"),
+        (lambda: optimizer.Ftrl(weight_decays=0.5), "has no weight_decays, did you mean '[^w]"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_with_what_to_write(new_one: Any, message: str) -> None:
