@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ctr_model.models.deepfm import DeepFm
-from ctr_model.registry import MODELS
+from ctr_model.registry import MODELS, TASK_MODELS
 from ctr_model.schema import Schema, SchemaError, criteo_schema
 from protos.errors import CheckpointError, DataError, JobError, UsageError
 from ps_server.optimizers.registry import OPTIMIZERS
@@ -282,7 +282,8 @@ def test_the_page_lists_all_names() -> None:
         re.findall(r"^\| (models|`optimizer\.sparse`|`strategy\.mode`).*?\| (.*) \|$", PAGE, re.M)
     )
     classes = {
-        name: f"{cls.__module__.split('.')[-1]}.{cls.__name__}" for name, cls in MODELS.items()
+        name: f"{cls.__module__.removeprefix('ctr_model.models.')}.{cls.__name__}"
+        for name, cls in {**MODELS, **TASK_MODELS}.items()
     }
 
     assert re.findall(r"`(\w+)` `([\w.]+)`", rows["models"]) == list(classes.items())
