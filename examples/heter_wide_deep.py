@@ -16,7 +16,7 @@ from ps_worker import fleet
 from ps_worker.data.files.listing import matching_files
 
 # isort: split
-from torch_wide_deep import WideDeep  # beside this script
+from torch_wide_deep import WideDeep  # examples/torch_wide_deep.py
 
 
 def parse_args() -> argparse.Namespace:

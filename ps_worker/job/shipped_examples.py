@@ -1,6 +1,7 @@
 """The examples that come with the package: jobs, models, scripts, and the files that they need."""
 
 import difflib
+import re
 from pathlib import Path
 
 from protos.errors import UsageError
@@ -10,13 +11,7 @@ _OF_SOURCES = Path(__file__).parents[2] / "examples"
 _FOLDER = _PACKAGED if _PACKAGED.is_dir() else _OF_SOURCES
 
 _SUFFIXES = (".toml", ".py", ".sh")
-_NEEDS = {
-    "esmm": ("schemas/conversions.toml", "conversions.py"),
-    "din": ("schemas/histories.toml", "history_clicks.py"),
-    "torch_din": ("schemas/histories.toml", "history_clicks.py"),
-    "heter_wide_deep": ("torch_wide_deep.py",),
-}
-"""Files that an example needs besides those of its own name."""
+_NAMED = re.compile(r"\bexamples/([\w/]+\.(?:toml|py|sh))\b")
 
 
 def example_names() -> dict[str, str]:
@@ -32,7 +27,7 @@ def example_names() -> dict[str, str]:
 
 
 def write_example(name: str, folder: Path) -> list[Path]:
-    """Writes the files of an example; paths in them lead to `folder`, from where this process is.
+    """Writes the files of an example, and those that they name; paths in them lead to `folder`, from here.
 
     Args:
         name: One of `example_names`.
@@ -51,7 +46,7 @@ def write_example(name: str, folder: Path) -> list[Path]:
         raise UsageError(
             f"no example {name!r}, did you mean {nearest!r}? there are {', '.join(names)}"
         )
-    sources = [*_own_files(name), *(_FOLDER / needed for needed in _NEEDS.get(name, ()))]
+    sources = _with_named(_own_files(name))
     targets = [folder / source.relative_to(_FOLDER) for source in sources]
     if there := [str(target) for target in targets if target.exists()]:
         raise UsageError(
@@ -69,6 +64,15 @@ def write_example(name: str, folder: Path) -> list[Path]:
 def _own_files(name: str) -> list[Path]:
     paths = [_FOLDER / f"{name}{suffix}" for suffix in _SUFFIXES]
     return [path for path in paths if path.is_file()]
+
+
+def _with_named(paths: list[Path]) -> list[Path]:
+    """Returns files of the examples, and all that they name: what they need, or say to run or to read."""
+    found = list(paths)
+    for path in found:  # and those that are appended meanwhile
+        names = _NAMED.findall(path.read_text(encoding="utf-8"))
+        found.extend(dict.fromkeys(_FOLDER / name for name in names if _FOLDER / name not in found))
+    return found
 
 
 def _write(source: Path, target: Path, folder: Path) -> None:

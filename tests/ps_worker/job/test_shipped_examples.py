@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import tomllib
 import zipfile
 from pathlib import Path
@@ -37,9 +38,13 @@ def test_example_is_whole_where_it_is_written(
     written = write_example(name, Path(folder))
 
     assert written[0].stem == name
+    prefix = "" if folder == "." else f"{folder}/"
     for path in written:
         text = path.read_text()
         assert "examples/" not in text
+        named = re.findall(rf"\b{re.escape(prefix)}([\w/]+\.(?:toml|py|sh))\b", text)
+        sources = {each for each in named if (ROOT / "examples" / each).exists()}
+        assert sources <= {each.relative_to(folder).as_posix() for each in written}
         if path.suffix == ".toml" and "schemas" not in path.parts:
             job = load_job(path)
             Schema.load(job.data.schema_source)
