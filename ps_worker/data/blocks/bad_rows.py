@@ -9,6 +9,8 @@ logger = logging.getLogger(__name__)
 
 MAX_LOGGED_ROWS = 5
 
+_NO_LIMIT = 2**62
+
 
 class BadRowLog:
     """What the log has of the malformed rows of a dataset: a later pass meets the same ones. Thread-safe."""
@@ -49,6 +51,11 @@ class BadRowLog:
                 return
             self._last_report = text
         logger.warning("malformed rows skipped: %s", text)
+
+
+def silent_bad_rows() -> "BadRows":
+    """Returns a count without a limit that logs nothing, for rows of which another pass tells."""
+    return BadRows(_NO_LIMIT, BadRowLog(is_silent=True))
 
 
 class BadRows:

@@ -21,7 +21,8 @@ from ps_worker.data.columnar.column_values import (
     is_text_type,
 )
 
-LABEL_NAMES = ("label", "click", "clicked", "target")
+LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "is_clicked", "clk")
+"""Usual names of a label, in the order in which they are looked for."""
 
 # Metadata of a file of keys: its feature hash version, and its slots in order (a JSON list).
 HASH_VERSION_KEY = b"ctr_ps.hash_version"

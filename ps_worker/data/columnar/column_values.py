@@ -38,7 +38,8 @@ _LISTS = frozenset(
     | {pa.lib.Type_LIST_VIEW, pa.lib.Type_LARGE_LIST_VIEW}
 )
 
-_NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:nan))$"
+NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:nan))$"
+"""Text that is read as a number."""
 
 
 class KeyColumn(Protocol):
@@ -192,7 +193,7 @@ def _parsed(array: pa.Array) -> pa.Array:
     try:
         return text.cast(pa.float64())
     except pa.ArrowInvalid:  # does not say which value
-        is_number = pc.match_substring_regex(text, _NUMBER)
+        is_number = pc.match_substring_regex(text, NUMBER)
         return pc.if_else(is_number, text, b"inf").cast(pa.float64())
 
 

@@ -11,14 +11,12 @@ import numpy as np
 
 from ctr_model.schema import Schema
 from protos.errors import CtrPsError
-from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ps_worker.data.blocks.bad_rows import silent_bad_rows
 
 logger = logging.getLogger(__name__)
 
 MAX_ROWS = 1_000_000
 """Rows that are read again, at most: a value that is not among them keeps its key alone."""
-
-_NO_LIMIT = 2**62
 
 
 class ValueTexts:
@@ -52,7 +50,7 @@ class ValueTexts:
         # Imported late: most evaluations have no slices, and not all files are Arrow's to read.
         from ps_worker.data.tools.slot_values import SlotValues
 
-        bad_rows = BadRows(_NO_LIMIT, BadRowLog(is_silent=True))  # the evaluation has told of them
+        bad_rows = silent_bad_rows()  # the evaluation has told of them
         values = SlotValues(self._files, self._schema, slot, format=self._format, bad_rows=bad_rows)
         wanted = np.array(sorted(missing), np.uint64)
         try:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from ctr_model.schema import Schema
-from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ps_worker.data.blocks.bad_rows import silent_bad_rows
 from ps_worker.data.columnar.distinct import distinct_values
 from ps_worker.data.columnar.record_batches import Columns
 from ps_worker.data.formats import format_of
@@ -13,7 +13,6 @@ from ps_worker.data.tools.columns import FORMATS, columns_of, slots_only
 from ps_worker.data.tools.slot_values import keys_of
 
 _MAX_SHOWN = 24
-_NO_LIMIT = 2**62
 
 
 def value_texts(
@@ -35,7 +34,7 @@ def value_texts(
     """
     missing = [set(keys) for keys in wanted]
     texts: list[dict[int, str]] = [{} for _ in wanted]
-    silent = BadRows(_NO_LIMIT, BadRowLog(is_silent=True))  # the first pass has said them
+    silent = silent_bad_rows()  # the first pass has said them
     for path in files:
         if (format or format_of(path)) not in FORMATS:
             continue

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ctr_model.schema import DenseColumn, Schema, Transform
 from protos.errors import UsageError, counted
+from ps_worker.data.columnar.column_values import NUMBER as _NUMBER
 from ps_worker.data.columnar.column_values import (
     is_list_type,
     is_number_type,
@@ -36,7 +37,6 @@ _MIN_ROWS = 100  # below, values may be unique by chance
 _LONG_TAIL = 6  # largest distance from the mean in standard deviations
 _SHOWN = 5
 
-_NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:nan))$"  # as CSV is read
 _WHOLE = r"^-?(0|[1-9]\d*)$"  # other digits, as 007, would not be those of a number
 _DATE = r"^\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T].*)?$|^\d{1,2}:\d{2}(:\d{2}.*)?$"
 _TIME_NAME = re.compile(

@@ -10,7 +10,7 @@ from pyarrow import orc
 
 from ctr_model.schema import Schema, criteo_schema
 from protos.errors import DataError, UsageError, counted
-from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ps_worker.data.blocks.bad_rows import silent_bad_rows as _silent
 from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
 from ps_worker.data.columnar.open_file import open_columnar
 from ps_worker.data.columnar.orc import OrcReader
@@ -27,7 +27,6 @@ SAMPLE_ROWS = 200_000
 
 _MAX_FILES = 16
 _PIECES_PER_FILE = 8
-_NO_LIMIT = 2**62
 _ANY = Schema(dense=(), slots=("-",))
 
 
@@ -252,7 +251,3 @@ def _joined(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Ar
 
 def _plain(array: pa.Array) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-
-
-def _silent() -> BadRows:
-    return BadRows(_NO_LIMIT, BadRowLog(is_silent=True))

@@ -26,6 +26,7 @@ from protos.errors import BadRowError, DataError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block, Reader
 from ps_worker.data.columnar import record_batches
+from ps_worker.data.columnar.column_matching import LABEL_NAMES
 from ps_worker.data.files.file_split import FileSplit, split_evenly
 from ps_worker.data.formats import reader_of
 from tests.reference.features import key_of
@@ -212,7 +213,7 @@ def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("name", ["click", "clicked", "target", None])
+@pytest.mark.parametrize("name", [*LABEL_NAMES, None])
 def test_label_is_found_by_its_usual_names(tmp_path: Path, suffix: str, name: str | None) -> None:
     table = pa.table(ROWS)
     names = [name or "other" if column == "label" else column for column in table.column_names]
