@@ -513,10 +513,13 @@ class ParameterStore:
         op: ReduceOp,
         *,
         step: Version,
+        remember: bool = True,
         number: int | None = None,
     ) -> Future[Reduced]:
         """See `protos.store.Store`; `number` as for `barrier`."""
-        future = self._coordinator.all_reduce(name, worker, values, op, step=step, number=number)
+        future = self._coordinator.all_reduce(
+            name, worker, values, op, step=step, remember=remember, number=number
+        )
         self._apply_complete_steps(self._step_executor)
         return future
 

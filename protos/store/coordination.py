@@ -172,7 +172,14 @@ class Coordination(Protocol):
         ...
 
     def all_reduce(
-        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+        self,
+        name: str,
+        worker: int,
+        values: Numbers,
+        op: ReduceOp,
+        *,
+        step: Version,
+        remember: bool = True,
     ) -> Future[Reduced]:
         """A barrier to which each worker brings numbers, and from which all take their reduction.
 
@@ -185,6 +192,9 @@ class Coordination(Protocol):
             values: float64[N]; may be reused when the call returns.
             op: How numbers are reduced.
             step: As for `barrier`.
+            remember: False for many numbers that no process needs which comes to this barrier later, in the
+                place of a lost one: it is answered with the numbers that it brings, at the same version.
+                They are remembered all the same if another worker needs that.
 
         Raises:
             ProtocolError: If `values` is something else, or if workers come with different N or `op`, or with

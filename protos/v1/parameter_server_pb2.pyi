@@ -145,7 +145,7 @@ class BarrierResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class AllReduceRequest(_message.Message):
-    __slots__ = ("name", "member", "step", "number", "values", "op", "acknowledged")
+    __slots__ = ("name", "member", "step", "number", "values", "op", "acknowledged", "remember")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class AllReduceRequest(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     OP_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    REMEMBER_FIELD_NUMBER: _ClassVar[int]
     name: str
     member: _data_plane_pb2.Member
     step: int
@@ -160,7 +161,8 @@ class AllReduceRequest(_message.Message):
     values: bytes
     op: ReduceOp
     acknowledged: Acknowledged
-    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
+    remember: bool
+    def __init__(self, name: _Optional[str] = ..., member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., step: _Optional[int] = ..., number: _Optional[int] = ..., values: _Optional[bytes] = ..., op: _Optional[_Union[ReduceOp, str]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., remember: bool = ...) -> None: ...
 
 class AllReduceResponse(_message.Message):
     __slots__ = ("version", "values")

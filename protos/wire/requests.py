@@ -159,6 +159,7 @@ class AllReduce:
     step: Version
     number: int
     acknowledged: Acknowledged | None = None
+    remember: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,18 @@
-"""All-reduce: the numbers that workers bring to a barrier, and their reduction.
+"""All-reduce: the numbers that workers bring to a barrier, their reduction, and what workers are answered.
 
 Sans-IO: numbers in, numbers out; no clock, no locks. barrier.py knows which workers are missing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from protos.errors import ProtocolError
 from protos.role import Members
-from protos.store import Numbers, ReduceOp
+from protos.store import Numbers, Reduced, ReduceOp, Version
 
 _OPS: Mapping[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -21,10 +23,11 @@ _OPS: Mapping[ReduceOp, np.ufunc] = {
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One worker's numbers float64[N], and how to reduce them."""
+    """One worker's numbers float64[N], how to reduce them, and whether the answer must be remembered."""
 
     values: Numbers
     op: ReduceOp
+    remember: bool = True
 
 
 Given = Mapping[int, Contribution | None]
@@ -78,6 +81,66 @@ def reduce_numbers(name: str, given: Given, members: Members) -> Numbers | None:
             _OPS[first.op](total, each.values, out=total)
     total.flags.writeable = False
     return total
+
+
+class Outcome:
+    """How a barrier answers the workers that it releases.
+
+    The first answer makes the reduction, so that this is done outside of the coordinator's lock.
+
+    Attributes:
+        version: The version at which the workers continue.
+        num_values: Numbers that it has: 0 for a barrier.
+        remember: Whether the numbers are for processes in the workers' places, too.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        reduce: Callable[[], Numbers | None],
+        *,
+        num_values: int,
+        remember: bool,
+    ) -> None:
+        """`reduce` returns the numbers, None for a barrier, or raises ProtocolError."""
+        self.version = version
+        self.num_values = num_values
+        self.remember = remember
+        self._reduce: Callable[[], Numbers | None] | None = reduce
+        self._values: Numbers | None = None
+
+    def answer(self, brought: Numbers | None = None) -> Version | Reduced:
+        """Returns the answer to a worker.
+
+        Args:
+            brought: Numbers of one that comes again: its answer if those of all are forgotten.
+
+        Raises:
+            ProtocolError: If the workers brought numbers that do not fit.
+        """
+        if (reduce := self._reduce) is not None:
+            self._values = reduce()
+            self._reduce = None  # it has what each worker brought
+        values = brought if self._values is None else self._values
+        return self.version if values is None else Reduced(values, self.version)
+
+    def forget_values(self) -> None:
+        """Drops the numbers; an error stays."""
+        with suppress(ProtocolError):
+            self.answer()
+            self._values = None
+            self.num_values = 0
+
+
+def outcome_of(name: str, given: Given, members: Members, version: Version) -> Outcome:
+    """Returns the outcome of the barrier `name`; it is remembered if one of the workers needs that."""
+    brought = [each for each in given.values() if each is not None]
+    return Outcome(
+        version,
+        partial(reduce_numbers, name, given, members),
+        num_values=max((each.values.size for each in brought), default=0),
+        remember=not brought or any(each.remember for each in brought),
+    )
 
 
 def _kind(contribution: Contribution | None) -> str:

@@ -4,17 +4,18 @@ Sans-IO: arrivals and departures in, releases out; no clock, no locks. A barrier
 has not left.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from protos.errors import ProtocolError
 from protos.limits import MAX_BARRIERS
 from protos.role import Members
-from protos.store import Reduced, Version
+from protos.store import Numbers, Reduced
+from ps_server.coordination.all_reduce import Outcome
 from ps_server.coordination.job_state import PassedBarrier
 from ps_server.coordination.membership import Membership
 from ps_server.coordination.names import require_name
@@ -106,13 +107,13 @@ MAX_PASSED_VALUES = 2**23
 """Numbers in the answers to them: 64 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """How a worker was answered at a barrier."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Passed:
+    """A barrier that workers have passed together; `numbers` are its numbers, by worker."""
 
     name: str
-    answer: Callable[[], Any]
-    num_values: int
+    outcome: Outcome
+    numbers: dict[int, int]
 
 
 class PassedBarriers:
@@ -120,11 +121,15 @@ class PassedBarriers:
 
     A process in another's place comes to its barriers once more, from the first on, and is answered as that
     one was; and so is a worker that did not get its answer.
+
+    Numbers that need not be remembered are kept until the next barrier is passed: all workers have come to
+    it, so each has got its answer to the one before.
     """
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self._outcomes: dict[tuple[int, int], _Outcome] = {}  # the oldest first
+        self._passed: deque[_Passed] = deque()  # the oldest first
+        self._by_number: dict[tuple[int, int], _Passed] = {}
         self._num_values = 0
         self._newest: dict[int, int] = {}
         self._expected: dict[int, int] = {}
@@ -133,7 +138,7 @@ class PassedBarriers:
         """Returns the number of the last barrier that a worker has passed; 0: none."""
         return self._newest.get(worker, 0)
 
-    def outcome(self, name: str, worker: int, number: int) -> Callable[[], Any] | None:
+    def outcome(self, name: str, worker: int, number: int) -> Outcome | None:
         """Returns how a worker was answered; None: it has not passed this barrier.
 
         Raises:
@@ -141,7 +146,7 @@ class PassedBarriers:
         """
         if number > self.newest(worker):
             return None
-        if (passed := self._outcomes.get((worker, number))) is None:
+        if (passed := self._by_number.get((worker, number))) is None:
             raise ProtocolError(
                 f"{self._members.name(worker)} has passed its barrier {number} too long ago to come to "
                 f"{name!r} again: start the job again from its checkpoint"
@@ -152,28 +157,32 @@ class PassedBarriers:
                 f"{passed.name!r} before: a process in another's place must come to the same barriers in the "
                 f"same order"
             )
-        return passed.answer
+        return passed.outcome
 
     def expect(self, worker: int, number: int) -> None:
         """A worker comes to a barrier that it has not passed."""
         self._expected[worker] = number
 
-    def note(self, name: str, worker: int, answer: Callable[[], Any], num_values: int) -> None:
-        """A worker that was expected passes a barrier; how one without a number is answered is not kept.
+    def note(self, name: str, workers: Sequence[int], outcome: Outcome) -> None:
+        """Workers pass a barrier together; how those are answered that were not expected is not kept."""
+        numbers = {each: self._expected.pop(each) for each in workers if each in self._expected}
+        if numbers:
+            self._add(_Passed(name, outcome, numbers))
 
-        Args:
-            name: Name of the barrier.
-            worker: Index of the worker.
-            answer: What it is answered.
-            num_values: Numbers in the answer.
-        """
-        if (number := self._expected.pop(worker, None)) is None:
-            return
-        self._newest[worker] = number
-        self._outcomes[worker, number] = _Outcome(name, answer, num_values)
-        self._num_values += num_values
-        while len(self._outcomes) > MAX_PASSED or self._num_values > MAX_PASSED_VALUES:
-            self._num_values -= self._outcomes.pop(next(iter(self._outcomes))).num_values
+    def _add(self, passed: _Passed) -> None:
+        if self._passed and not (before := self._passed[-1].outcome).remember:
+            self._num_values -= before.num_values
+            before.forget_values()
+            self._num_values += before.num_values
+        self._newest.update(passed.numbers)
+        self._passed.append(passed)
+        self._by_number.update(dict.fromkeys(passed.numbers.items(), passed))
+        self._num_values += passed.outcome.num_values
+        while len(self._by_number) > MAX_PASSED or self._num_values > MAX_PASSED_VALUES:
+            oldest = self._passed.popleft()
+            self._num_values -= oldest.outcome.num_values
+            for key in oldest.numbers.items():
+                del self._by_number[key]
 
     def expected(self, worker: int) -> int:
         """Returns the number of the barrier that a worker waits at; 0: it has none."""
@@ -182,32 +191,45 @@ class PassedBarriers:
     def state(self) -> list[PassedBarrier]:
         """Returns the barriers that were passed, but for those that ended in an error."""
         state = []
-        for (worker, number), outcome in self._outcomes.items():
+        for passed in self._passed:
             try:
-                answer = outcome.answer()
+                answer = passed.outcome.answer()
             except ProtocolError:
                 continue
-            is_reduced = isinstance(answer, Reduced)
-            state.append(
-                PassedBarrier(
-                    worker=worker,
-                    number=number,
-                    name=outcome.name,
-                    version=answer.version if is_reduced else answer,
-                    values=answer.values.tolist() if is_reduced else None,
+            values = answer.values.tolist() if isinstance(answer, Reduced) else None
+            for index, (worker, number) in enumerate(passed.numbers.items()):
+                state.append(
+                    PassedBarrier(
+                        worker=worker,
+                        number=number,
+                        name=passed.name,
+                        version=passed.outcome.version,
+                        values=None if index else values,
+                        remember=passed.outcome.remember,
+                        with_last=index > 0,
+                    )
                 )
-            )
         return state
 
-    def restore(self, passed: Sequence[PassedBarrier]) -> None:
+    def restore(self, state: Sequence[PassedBarrier]) -> None:
         """Takes over what `state` returned."""
-        for each in passed:
-            self._expected[each.worker] = each.number
-            answer: Version | Reduced = each.version
-            if each.values is not None:
-                answer = Reduced(np.array(each.values, np.float64), each.version)
-            self.note(each.name, each.worker, partial(_same, answer), len(each.values or ()))
+        together: list[list[PassedBarrier]] = []
+        for each in state:
+            if each.with_last:
+                together[-1].append(each)
+            else:
+                together.append([each])
+        for first, *others in together:
+            values = None if first.values is None else np.array(first.values, np.float64)
+            outcome = Outcome(
+                first.version,
+                partial(_same, values),
+                num_values=0 if values is None else values.size,
+                remember=first.remember,
+            )
+            numbers = {each.worker: each.number for each in (first, *others)}
+            self._add(_Passed(first.name, outcome, numbers))
 
 
-def _same(answer: Any) -> Any:
-    return answer
+def _same(values: Numbers | None) -> Numbers | None:
+    return values

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from protos.errors import (
@@ -60,7 +60,7 @@ from protos.store import (
     WorkerProgress,
     require_numbers,
 )
-from ps_server.coordination.all_reduce import Contribution, Given, Reductions, reduce_numbers
+from ps_server.coordination.all_reduce import Contribution, Reductions, outcome_of
 from ps_server.coordination.barrier import Barriers, PassedBarriers
 from ps_server.coordination.clocks import Clocks
 from ps_server.coordination.job_state import (
@@ -337,6 +337,7 @@ class Coordinator:
                         number=self._passed.expected(worker),
                         values=None if given is None else given.values,
                         op=None if given is None else given.op,
+                        remember=given is None or given.remember,
                     )
                 )
             return [
@@ -684,11 +685,14 @@ class Coordinator:
         op: ReduceOp,
         *,
         step: Version,
+        remember: bool = True,
         number: int | None = None,
     ) -> Future[Reduced]:
         """See `protos.store.Store`; `number` is as for `barrier`."""
         require_numbers(name, values)
-        return self._arrive(name, worker, step, number, Contribution(values.copy(), op))
+        own = values.copy()
+        own.flags.writeable = False
+        return self._arrive(name, worker, step, number, Contribution(own, op, remember))
 
     def _arrive(
         self,
@@ -704,7 +708,8 @@ class Coordinator:
         with self._change():
             if number is not None:
                 if (outcome := self._passed.outcome(name, worker, number)) is not None:
-                    return Answered(outcome())
+                    brought = None if contribution is None else contribution.values
+                    return Answered(outcome.answer(brought))
                 self._passed.expect(worker, number)
             self._barriers.arrive(name, worker)
             self._barrier_futures[name, worker] = future
@@ -855,14 +860,13 @@ class Coordinator:
         answers: list[Callable[[], None]] = []
         for name, workers in self._barriers.take_released().items():
             given = self._reductions.take(name, workers)
-            answer = cache(partial(_outcome, name, given, self._members.all, self._steps.version))
-            num_values = max((each.values.size for each in given.values() if each), default=0)
+            outcome = outcome_of(name, given, self._members.all, self._steps.version)
+            self._passed.note(name, workers, outcome)
             for worker in workers:
                 self._steps.rejoin(worker)
                 self._clocks.restart(worker)
-                self._passed.note(name, worker, answer, num_values)
                 future = self._barrier_futures.pop((name, worker))
-                answers.append(partial(future.answer_with, answer))
+                answers.append(partial(future.answer_with, outcome.answer))
         return [*answers, *self._take_stuck()]
 
     def _take_stuck(self) -> list[Callable[[], None]]:
@@ -908,9 +912,3 @@ def _nothing() -> None:
 
 def _refuse(fault: str) -> NoReturn:
     raise ProtocolError(f"{fault}; all workers must take part in an exchange to its end")
-
-
-def _outcome(name: str, given: Given, members: Members, version: Version) -> Version | Reduced:
-    """Returns the answer of a barrier to the workers that it releases."""
-    values = reduce_numbers(name, given, members)
-    return version if values is None else Reduced(values, version)

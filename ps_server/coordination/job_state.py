@@ -45,13 +45,25 @@ class MembersState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedBarrier:
-    """A barrier that a worker has passed, and its answer; `values` are those of an all-reduce."""
+    """A barrier that a worker has passed, and its answer.
+
+    Attributes:
+        worker: The worker.
+        number: Of the barrier among those of the worker.
+        name: Of the barrier.
+        version: The answer to it.
+        values: Those of an all-reduce; None if they are forgotten, too.
+        remember: Whether `values` are kept when the next barrier is passed.
+        with_last: It was passed together with the last one in the list, which has the `values`.
+    """
 
     worker: int
     number: int
     name: str
     version: Version
     values: Sequence[float] | None
+    remember: bool = True
+    with_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +141,7 @@ class WaitingChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingArrival:
-    """A worker that waits at a barrier; `values` and `op` are those of an all-reduce."""
+    """A worker that waits at a barrier; `values`, `op` and `remember` are those of an all-reduce."""
 
     name: str
     worker: int
@@ -137,6 +149,7 @@ class WaitingArrival:
     number: int
     values: Numbers | None
     op: ReduceOp | None
+    remember: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

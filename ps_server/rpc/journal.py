@@ -425,5 +425,6 @@ def _arrival(waiting: WaitingArrival, incarnation: int) -> Record:
         number=barrier.number,
         values=waiting.values,
         op=waiting.op,
+        remember=waiting.remember,
     )
     return _record(calls.ALL_REDUCE, numbers)

@@ -540,7 +540,14 @@ class ClusterClient:
         return Combined(lambda: self._common_version(request, results(pending)))
 
     def all_reduce(
-        self, name: str, worker: int, values: Numbers, op: ReduceOp, *, step: Version
+        self,
+        name: str,
+        worker: int,
+        values: Numbers,
+        op: ReduceOp,
+        *,
+        step: Version,
+        remember: bool = True,
     ) -> Future[Reduced]:
         """See `protos.store.Store`; the first server reduces."""
         require_numbers(name, values)
@@ -554,6 +561,7 @@ class ClusterClient:
             step=step,
             number=request.number,
             acknowledged=request.acknowledged,
+            remember=remember,
         )
         reduction = self._transport.call(first, calls.ALL_REDUCE, numbers)
         pending = [self._transport.call(server, calls.BARRIER, request) for server in others]

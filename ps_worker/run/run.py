@@ -394,15 +394,27 @@ class Run:
             self._heter.attend(self._barriers_passed, name)
         self._rejoin(self.store.barrier(name, self.worker, step=self._version).result())
 
-    def all_reduce(self, values: Numbers, op: ReduceOp, name: str = "") -> Numbers:
+    def all_reduce(
+        self, values: Numbers, op: ReduceOp, name: str = "", *, remember: bool = True
+    ) -> Numbers:
         """Returns the sum, largest or smallest of all workers' `values` float64[N]; all of them must call.
 
         Workers that have left bring nothing: then a sum logs a warning.
+
+        Args:
+            values: float64[N].
+            op: How they are reduced.
+            name: See `barrier`.
+            remember: See `Coordination.all_reduce`; where `is_repeating` is true before this call, `values`
+                may be returned as they are if it is false.
         """
         if op is not ReduceOp.SUM:
-            return self._reduced(values, op, name)
-        *_, num_brought = reduced = self._reduced(np.append(values, 1.0), op, name)
-        if num_brought < self.num_workers:
+            return self._reduced(values, op, name, remember=remember)
+        is_repeating = self.is_repeating
+        *_, num_brought = reduced = self._reduced(
+            np.append(values, 1.0), op, name, remember=remember
+        )
+        if num_brought < self.num_workers and not is_repeating:
             logger.warning(
                 "a sum of numbers of %s only, %d of %d have left",
                 counted(int(num_brought), "worker"),
@@ -416,7 +428,8 @@ class Run:
         if op is None:
             self.barrier(name)
         else:
-            self._reduced(np.full(size, _NOTHING[op]), op, name)
+            # Whether the answer must be remembered is for those to say who need it.
+            self._reduced(np.full(size, _NOTHING[op]), op, name, remember=False)
 
     @property
     def communicator(self) -> Communicator:
@@ -529,12 +542,14 @@ class Run:
             # A process in a lost one's place is answered at old barriers as that one was, and is further on.
             self._communicator.rejoin(max(version, self._version))
 
-    def _reduced(self, values: Numbers, op: ReduceOp, name: str) -> Numbers:
+    def _reduced(self, values: Numbers, op: ReduceOp, name: str, *, remember: bool) -> Numbers:
         self.flush()
         name = self._barrier(name)
         if self._heter is not None:
             self._heter.attend(self._barriers_passed, name, size=values.size, op=op)
-        reduced = self.store.all_reduce(name, self.worker, values, op, step=self._version).result()
+        reduced = self.store.all_reduce(
+            name, self.worker, values, op, step=self._version, remember=remember
+        ).result()
         self._rejoin(reduced.version)
         return reduced.values.copy()  # writable
 

@@ -183,6 +183,17 @@ def test_numbers_are_reduced_in_worker_order(open_job, op):
         assert not found.values.flags.writeable
 
 
+def test_numbers_that_need_not_be_remembered_are_reduced_alike(open_job: OpenJob) -> None:
+    stores = open_job(num_workers=2)
+
+    calls = [
+        store.all_reduce("totals", worker, np.ones(2), ReduceOp.SUM, step=0, remember=False)
+        for worker, store in enumerate(stores)
+    ]
+
+    assert [call.result().values.tolist() for call in calls] == [[2.0, 2.0]] * 2
+
+
 def test_no_number_and_what_is_none_go_through(open_job):
     stores = open_job(num_workers=2)
     each = [np.array([np.nan, np.inf, np.inf, -0.0]), np.array([1.0, 1.0, -np.inf, -0.0])]

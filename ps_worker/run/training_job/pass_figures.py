@@ -44,10 +44,11 @@ class PassFigures:
 def end_pass(run: Run, each: Pass) -> ClickMetrics:
     """Waits for all workers at the end of a pass; returns the metrics of all of them.
 
-    The store has the gradients of all then.
+    The store has the gradients of all then. Where the run is repeating barriers, the figures are of no use:
+    servers remember that the barrier was passed, and not its many numbers.
     """
     own = run.progress.of_pass().to_vector()
-    return ClickMetrics.from_vector(run.all_reduce(own, ReduceOp.SUM, each.name))
+    return ClickMetrics.from_vector(run.all_reduce(own, ReduceOp.SUM, each.name, remember=False))
 
 
 def figures_of_pass(run: Run, each: Pass, metrics: ClickMetrics, seconds: float) -> PassFigures:

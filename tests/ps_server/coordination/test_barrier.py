@@ -1,12 +1,13 @@
 """Who has come to a barrier, who is missing, when all may go on."""
 
-from functools import partial
-
+import numpy as np
 import pytest
 
 from protos.errors import ProtocolError
 from protos.limits import MAX_BARRIERS, MAX_NAME_CHARACTERS
 from protos.role import Members
+from protos.store import Reduced
+from ps_server.coordination.all_reduce import Outcome
 from ps_server.coordination.barrier import Barriers, PassedBarriers
 from ps_server.coordination.membership import Membership
 
@@ -198,12 +199,18 @@ def come_all(num_workers: int) -> Barriers:
 PASSED = [(1, "start"), (2, "pass"), (3, "pass"), (4, "end")]
 
 
+def outcome_of(version: int, num_values: int = 1, *, remember: bool = True) -> Outcome:
+    """Returns the outcome of an all-reduce of numbers that are the version."""
+    values = np.full(num_values, float(version))
+    return Outcome(version, lambda: values, num_values=num_values, remember=remember)
+
+
 def passed(worker: int, *names: str) -> PassedBarriers:
     """Returns what is known of a worker that has passed these barriers, and was answered 10, 20, ..."""
     barriers = PassedBarriers(WORKERS)
     for number, name in enumerate(names, 1):
         barriers.expect(worker, number)
-        barriers.note(name, worker, partial(int, 10 * number), 1)
+        barriers.note(name, [worker], outcome_of(10 * number))
     return barriers
 
 
@@ -212,7 +219,7 @@ def test_passed_barrier_is_answered_again_as_it_was() -> None:
 
     answers = [barriers.outcome(name, 0, number) for number, name in PASSED]
 
-    assert [answer and answer() for answer in answers] == [10, 20, 30, None]
+    assert [outcome and outcome.version for outcome in answers] == [10, 20, 30, None]
     assert (barriers.newest(0), barriers.newest(1)) == (3, 0)
     assert barriers.outcome("start", 1, 1) is None, "another worker has not passed it"
 
@@ -239,9 +246,9 @@ def test_answer_with_more_numbers_than_are_kept_is_not_kept(monkeypatch) -> None
     monkeypatch.setattr("ps_server.coordination.barrier.MAX_PASSED_VALUES", 2)
     barriers = passed(0, "start")
     barriers.expect(0, 2)
-    barriers.note("large", 0, partial(int, 20), 3)
+    barriers.note("large", [0], outcome_of(20, 3))
     barriers.expect(0, 3)
-    barriers.note("small", 0, partial(int, 30), 2)
+    barriers.note("small", [0], outcome_of(30, 2))
 
     with pytest.raises(ProtocolError, match="too long ago"):
         barriers.outcome("large", 0, 2)
@@ -251,7 +258,49 @@ def test_answer_with_more_numbers_than_are_kept_is_not_kept(monkeypatch) -> None
 def test_barrier_without_a_number_is_not_kept() -> None:
     barriers = PassedBarriers(WORKERS)
 
-    barriers.note("pass", 0, partial(int, 10), 1)
+    barriers.note("pass", [0], outcome_of(10))
 
     assert barriers.newest(0) == 0
     assert barriers.outcome("pass", 0, 1) is None
+
+
+def test_numbers_of_workers_together_count_once(monkeypatch) -> None:
+    monkeypatch.setattr("ps_server.coordination.barrier.MAX_PASSED_VALUES", 6)
+    barriers = PassedBarriers(WORKERS)
+    for number in (1, 2):
+        pass_together(barriers, number, outcome_of(number, 3))
+
+    found = [barriers.outcome("pass", worker, 1) for worker in range(4)]
+
+    assert found[0] is not None
+    assert found == [found[0]] * 4
+    assert sum(len(each.values or ()) for each in barriers.state()) == 6
+
+
+def test_numbers_that_need_not_be_remembered_are_kept_until_the_next_barrier() -> None:
+    barriers = PassedBarriers(WORKERS)
+    pass_together(barriers, 1, outcome_of(7, remember=False))
+    restored = PassedBarriers(WORKERS)
+    restored.restore(barriers.state())
+
+    for each in (barriers, restored):
+        assert again(each, 1) == (7, [7.0])
+        pass_together(each, 2, outcome_of(8))
+        assert again(each, 1) == (7, [0.5]), "what it brought itself"
+        assert again(each, 2) == (8, [8.0])
+    assert barriers.state() == restored.state()
+
+
+def pass_together(barriers: PassedBarriers, number: int, outcome: Outcome) -> None:
+    for worker in range(4):
+        barriers.expect(worker, number)
+    barriers.note("pass", range(4), outcome)
+
+
+def again(barriers: PassedBarriers, number: int) -> tuple[int, list[float]]:
+    """Returns what a worker is answered that comes to a barrier again with 0.5."""
+    outcome = barriers.outcome("pass", 3, number)
+    assert outcome is not None
+    answer = outcome.answer(np.array([0.5]))
+    assert isinstance(answer, Reduced)
+    return answer.version, answer.values.tolist()

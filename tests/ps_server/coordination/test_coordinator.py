@@ -455,6 +455,49 @@ def test_step_does_not_wait_for_a_process_in_the_place_of_one_at_a_barrier() -> 
         assert each.take_complete_step() is not None
 
 
+def test_first_barrier_is_answered_after_many_passes_with_figures() -> None:
+    """64 workers reduce 8,192 numbers after each pass; what the log has of them stays small."""
+    num_workers, num_passes, figures = 64, 17, np.ones(8192)
+    workers = workers_of(num_workers)
+    for worker in range(num_workers):
+        told = np.array([float(worker)])
+        workers.all_reduce("start", worker, told, ReduceOp.MAX, step=0, number=1)
+    for number in range(2, 2 + num_passes):
+        for worker in range(num_workers):
+            total = workers.all_reduce(
+                "pass", worker, figures, ReduceOp.SUM, step=0, remember=False, number=number
+            )
+    assert total.result().values[0] == num_workers
+    restarted = workers_of(num_workers)
+    restarted.restore(workers.state())
+
+    for each in (workers, restarted):
+        first = each.all_reduce("start", 5, np.zeros(1), ReduceOp.MAX, step=0, number=1).result()
+        assert first.values.tolist() == [num_workers - 1.0]
+        passed = each.state().passed
+        assert sum(len(one.values or ()) for one in passed) == 1 + figures.size, "of the last pass"
+
+
+def test_all_reduce_is_remembered_if_one_worker_needs_it() -> None:
+    workers = workers_of(2)
+    for number in (1, 2):
+        for worker in range(2):
+            remember = worker == number == 1
+            workers.all_reduce(
+                "sum", worker, np.ones(1), ReduceOp.SUM, step=0, remember=remember, number=number
+            )
+    workers.barrier("end", 0, step=0, number=3)
+    assert workers.waiting(), "until the other comes"
+    workers.barrier("end", 1, step=0, number=3)
+
+    again = [
+        workers.all_reduce("sum", 0, np.full(1, 5.0), ReduceOp.SUM, step=0, number=number)
+        for number in (1, 2)
+    ]
+
+    assert [each.result().values.tolist() for each in again] == [[2.0], [5.0]]
+
+
 def test_resumption_that_comes_late_forgets_no_push() -> None:
     """A push that completes no batch leaves the version as it was resumed."""
     workers = workers_of(1)

@@ -349,6 +349,19 @@ def test_sum_without_those_who_left_says_so(caplog: pytest.LogCaptureFixture) ->
     assert "numbers of 1 worker only, 1 of 2 have left" in caplog.text
 
 
+def test_sum_that_is_repeated_says_nothing_of_those_who_left(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lost process has said it, and may be answered with its own numbers alone."""
+    store = ParameterStore(num_workers=2, wait_limit_s=10.0)
+    run_of(store, 1, SYNC).leave()
+    monkeypatch.setattr(Run, "is_repeating", True)
+
+    run_of(store, 0, SYNC).all_reduce(np.array([3.0]), ReduceOp.SUM, remember=False)
+
+    assert caplog.text == ""
+
+
 def test_sum_of_all_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     store = ParameterStore(num_workers=2, wait_limit_s=10.0)
     values = np.array([3.0])
