@@ -276,7 +276,9 @@ class _Workspace:
             logits = self._logits(output, batch.size)
             offset = self.model.logit_offset
             found = _log_loss(logits + offset if offset else logits, batch)
-            if not hasattr(self.module, "probabilities"):
+            # With an offset, predictions of the rows that are trained on are those of the loss: the module's
+            # own are of all rows.
+            if offset or not hasattr(self.module, "probabilities"):
                 return found
             with torch.no_grad():
                 return replace(found, probabilities=self.probabilities_of(batch, output))

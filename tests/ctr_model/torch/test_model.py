@@ -1,5 +1,6 @@
 """A module of PyTorch as a model: the same gradients as the built-in ones, and what it may not have."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -149,6 +150,23 @@ def test_logit_offset_is_of_the_loss_alone() -> None:
 
     assert case.gradient().as_bytes() == expected.as_bytes()
     assert case.predict().tobytes() == predicted.tobytes()
+
+
+def test_probabilities_of_a_step_with_an_offset_are_those_of_its_loss() -> None:
+    """The module's own, without the offset, are of all rows: those that it predicts."""
+
+    class Own(Net):
+        def probabilities(self, batch: Batch, output: Any) -> Any:
+            return output.reshape(-1).sigmoid()
+
+    case = ModelCase(TorchModel(SCHEMA, Own).with_logit_offset(1.5), SCHEMA, seed=3)
+    own, out = case.model.workspace(case.batch.size), case.outputs()
+
+    step = case.model.gradient(case.params, case.batch, case.lookups, own, out.dense, out.sparse)
+
+    predicted = case.predict().astype(np.float64)
+    odds = predicted / (1 - predicted) * math.exp(1.5)
+    np.testing.assert_allclose(step.probabilities, odds / (1 + odds), rtol=1e-5)
 
 
 def test_weights_multiply_losses_of_any_kind() -> None:
