@@ -1,8 +1,10 @@
 """Early stopping: training ends when validations get no better.
 
     score      of a validation: its AUC, or its log loss with the sign changed; higher is better
-    best       a score above all before it; one that is not a number is never better
+    best       a score above all before it
     waits      validations since the best one; training is over when they are `patience`
+
+A validation without the figure, as the AUC of rows of one class, is never better, and does not count.
 
 All workers decide the same, from the same scores.
 """
@@ -22,7 +24,7 @@ class EarlyStopping:
         metric: Which figure is the score.
         patience: Validations in a row that may be no better; 0: any number.
         best: Highest score so far; -inf before the first.
-        waits: Validations since the best one.
+        waits: Validations with the figure since the best one.
     """
 
     metric: Metric
@@ -43,6 +45,8 @@ class EarlyStopping:
         """Returns what is known after a validation with these figures."""
         if self.is_better(auc=auc, log_loss=log_loss):
             return replace(self, best=self._score(auc, log_loss), waits=0)
+        if math.isnan(self._score(auc, log_loss)):
+            return self
         return replace(self, waits=self.waits + 1)
 
     def _score(self, auc: float, log_loss: float) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ctr_model.metrics import ClickMetrics
 from protos.store import Numbers, ReduceOp
 from ps_worker.checkpoints.run_state import RunState, Validation
 from ps_worker.job.datasets import evaluated
@@ -112,10 +113,7 @@ class Validator:
         start = time.monotonic()
         breakdown = self._new_breakdown()
         metrics = self._run.evaluate(self._dataset, breakdown=breakdown)
-        if not metrics.examples:
-            logger.warning(
-                "nothing was validated: the files of data.valid have no rows with a label"
-            )
+        self._warn_without_figure(metrics)
         step = self._run.progress.steps
         auc, log_loss, seconds = metrics.auc(), metrics.log_loss(), time.monotonic() - start
         logger.info(
@@ -139,6 +137,20 @@ class Validator:
             )
         self._metrics.write("valid", figures(metrics, breakdown))
         return Validation(epoch=epoch, step=step, auc=_finite(auc), log_loss=_finite(log_loss))
+
+    def _warn_without_figure(self, metrics: ClickMetrics) -> None:
+        """Says why a validation cannot be compared with others."""
+        if not metrics.examples:
+            logger.warning(
+                "nothing was validated: the files of data.valid have no rows with a label"
+            )
+        elif self._settings.metric == "auc" and math.isnan(metrics.auc()):
+            logger.warning(
+                'the validation has no AUC, so by valid.metric = "auc" it is not compared with others: the '
+                "files of data.valid have no rows %s a click; take more rows, or set valid.metric = "
+                '"log_loss"',
+                "without" if metrics.clicks else "with",
+            )
 
     def _named(self, validation: Validation, name_of: NameOf | None) -> Validation:
         if name_of is None or not self.validations.is_better(validation):

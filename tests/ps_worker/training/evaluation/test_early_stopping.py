@@ -43,11 +43,11 @@ def test_without_patience_training_goes_on() -> None:
     assert not after(EarlyStopping(metric="auc", patience=0), *[(0.5, 1.0)] * 50).is_over
 
 
-def test_figure_that_is_not_a_number_is_never_better() -> None:
+def test_figure_that_is_not_a_number_is_never_better_and_does_not_count() -> None:
     rule = EarlyStopping(metric="auc", patience=2)
-
-    once = after(rule, (math.nan, 0.1))
+    without = (math.nan, 0.1)
 
     assert not rule.is_better(auc=math.nan, log_loss=0.1)
-    assert (once.best, once.waits) == (-math.inf, 1)
-    assert after(once, (0.1, 0.9)).waits == 0
+    assert after(rule, without) == rule
+    waiting = after(rule, (0.5, 0.3), (0.4, 0.3), without, without)
+    assert (waiting.best, waiting.waits) == (0.5, 1)

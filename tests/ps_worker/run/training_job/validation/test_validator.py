@@ -501,6 +501,24 @@ def test_rows_without_labels_are_said(
     assert not math.isnan(summary.train_loss or math.nan)
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_training_goes_on_while_validations_have_no_auc(
+    label: int, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = tmp_path / "rows.tsv"
+    lines = (data / "test.tsv").read_text().splitlines(keepends=True)
+    rows.write_text("".join(line for line in lines if line.startswith(str(label))))
+    settings = [f"data.valid={rows}", "valid.metric=auc", "valid.patience=1", "train.epochs=3"]
+
+    summary, *_ = trained(job_of(data, *settings))
+
+    assert [each["epoch"] for each in summary.validations] == [1, 2, 3]
+    assert not summary.stopped_early
+    lacking = "without" if label else "with"
+    assert 'by valid.metric = "auc" it is not compared' in caplog.text
+    assert f"data.valid have no rows {lacking} a click" in caplog.text
+
+
 def test_workers_that_would_validate_at_other_steps_are_refused(data: Path) -> None:
     store = ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
     errors: list[str] = []
@@ -539,7 +557,7 @@ def on_two_workers(job: Job, work: Callable[[Run, Validator], T]) -> list[T]:
 
 def test_best_model_is_named_by_its_step_in_every_process(data: Path) -> None:
     """As in a process in a lost worker 0's place, which is at the steps of its last push by then."""
-    job = job_of(data, f"data.valid={data}/test.tsv", "valid.every_steps=5", "valid.patience=2")
+    job = job_of(data, f"data.valid={data}/test.tsv", "valid.every_steps=5", "valid.patience=1")
 
     later = [
         Validation(epoch=1, step=10, auc=0.4, log_loss=9.0),
