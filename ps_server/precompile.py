@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 
+from protos.errors import SpecError
 from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
 from protos.keys import Keys
 from protos.runtime.compile_lock import compile_lock
@@ -38,6 +39,7 @@ from ps_server.table.contents import Rows
 from ps_server.table.feature_life.admission import filter_settings
 from ps_server.table.feature_life.bloom_filter import counter_dtype
 from ps_server.table.sparse_table import SparseTable
+from ps_server.table.spec_checks import check_table_spec
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,11 @@ class Kernels:
 
     def _missing(self, spec: TableSpec | DenseSpec) -> list[Callable[[], None]]:
         """Returns what is left to compile; nothing for a spec that will be refused."""
+        if isinstance(spec, TableSpec):
+            try:
+                check_table_spec(spec)
+            except SpecError:
+                return []  # the store says what is wrong with it
         missing: list[Callable[[], None]] = []
         optimizer = spec.optimizer.name
         if optimizer in OPTIMIZERS and optimizer not in self._optimizers:

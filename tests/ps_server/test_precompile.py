@@ -209,7 +209,8 @@ def test_kernels_of_a_table_are_compiled_before_it_is_there_in_a_thread():
 
 def test_table_is_not_ready_while_its_kernels_are_compiled(monkeypatch):
     """Another thread that creates a table waits for them, and one whose compilation failed begins again."""
-    kernels, spec = Kernels(), replace(table_of("adam"), admission=AdmissionSpec(threshold=2))
+    kernels, admission = Kernels(), AdmissionSpec(threshold=2)
+    spec = replace(table_of("adam"), statistics=StatisticsSpec(), admission=admission)
     seen = []
     for compile_part in ("_exercise", "_admit"):
         monkeypatch.setattr(
@@ -229,6 +230,17 @@ def test_unknown_optimizer_is_refused_and_compiles_nothing():
 
     assert handlers.work(CREATE_TABLE, spec) == 0
     with pytest.raises(SpecError, match="nadam"):
+        handlers.start(CREATE_TABLE, spec)
+
+
+@pytest.mark.parametrize("threshold", [math.nan, math.inf])
+def test_impossible_admission_is_refused_and_compiles_nothing(threshold: float) -> None:
+    handlers = Handlers(ParameterStore(), kernels=Kernels())
+    admission = AdmissionSpec(threshold=threshold, counter="bloom", expected_keys=9)
+    spec = replace(table_of("adam"), statistics=StatisticsSpec(), admission=admission)
+
+    assert handlers.work(CREATE_TABLE, spec) == 0
+    with pytest.raises(SpecError, match=f"threshold {threshold}"):
         handlers.start(CREATE_TABLE, spec)
 
 
