@@ -22,7 +22,7 @@ def require_heter(job: Job, model: Model) -> None:
         JobError: Names the key of the job.
     """
     try:
-        module_of(model)
+        module = module_of(model)
     except UsageError as error:
         raise job.error("model.name", str(error)) from error
     if job.strategy.mode not in _MODES:
@@ -49,6 +49,17 @@ def require_heter(job: Job, model: Model) -> None:
             f"train.clip_norm is {job.train.clip_norm:g}, but with heter trainers no process has the whole "
             f"gradient of a batch, of rows and of dense parameters: remove it, and lower the learning rates "
             f"or give them a warm-up ([optimizer.schedule])",
+        )
+    if module.schema.weight is not None:
+        raise job.error(
+            "data.schema",
+            f"the schema has the weight {module.schema.weight!r}, but heter trainers take no sample weights: "
+            f"leave 'weight' out of the schema, or train without heter trainers",
+        )
+    if job.data.negative_correction == "weight":
+        raise job.error(
+            "data.negative_correction",
+            'data.negative_correction is "weight", but heter trainers take no sample weights: set "logit"',
         )
     if job.data.shuffle == "global":
         raise job.error(

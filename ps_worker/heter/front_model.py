@@ -67,8 +67,8 @@ class FrontModel:
             raise ModelInputError("the workspace belongs to another model")
         if batch.weights is not None:
             raise UsageError(
-                "heter trainers take no sample weights: leave 'weight' out of the schema, or train without "
-                "heter trainers"
+                "heter trainers take no sample weights: give batches without weights, or train without heter "
+                "trainers"
             )
         step = workspace.front.forward(batch, lookups)
         sent = step.activations

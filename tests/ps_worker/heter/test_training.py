@@ -213,11 +213,21 @@ def test_a_batch_that_is_not_finite_is_skipped_alone() -> None:
         (["strategy.mode=sync", "train.thread_num=2"], "start more CPU trainers"),
         (["data.shuffle=global", "data.in_memory=true"], 'set "local"'),
         (["train.clip_norm=1.0"], "no process has the whole gradient of a batch"),
+        (["data.negative_rate=0.5", "data.negative_correction=weight"], 'set "logit"'),
     ],
 )
 def test_what_heter_trainers_cannot_train_is_refused(settings: list[str], message: str) -> None:
     with pytest.raises(JobError, match=message):
         require_heter(override_job({}, settings, source="test"), wide_deep())
+
+
+def test_a_schema_with_weights_is_refused() -> None:
+    model = TorchModel(
+        dataclasses.replace(SCHEMA, weight="w"), WideDeep, {"dim": 4, "hidden": [16, 8]}
+    )
+
+    with pytest.raises(JobError, match=r"data\.schema: the schema has the weight 'w', but heter"):
+        require_heter(job("sync"), model)
 
 
 def test_a_model_that_is_no_module_is_refused() -> None:
