@@ -71,6 +71,7 @@ def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
     run = _run_of(checkpoint)
     _require_same_data(job, run, files)
     _compare_settings(job, checkpoint)
+    _warn_of_unknown_batches(job, run, checkpoint)
     if run.state.is_between_epochs:
         _warn_of_other_workers(job, run, num_workers)
         progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}
@@ -107,7 +108,7 @@ def _run_of(checkpoint: Checkpoint) -> EarlierRun:
         url=checkpoint.url,
         token=checkpoint.token,
         version=checkpoint.manifest.version,
-        batches=checkpoint.manifest.batches,
+        batches=checkpoint.manifest.batches_trained,
         progress=checkpoint.manifest.workers,
         state=RunState.from_json(text, checkpoint.attachment_url(RUN_ATTACHMENT)),
     )
@@ -155,6 +156,17 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
             "resumes %s with other settings: %s",
             checkpoint.url,
             ", ".join(f"{key} = {_shown(now, key)}, was {_shown(was, key)}" for key in differing),
+        )
+
+
+def _warn_of_unknown_batches(job: Job, run: EarlierRun, checkpoint: Checkpoint) -> None:
+    """Says at which step a schedule goes on if an older release, which had none, saved the checkpoint."""
+    if run.batches != checkpoint.manifest.batches and job.optimizer.has_schedule:
+        logger.warning(
+            "%s does not say how many batches of all workers trained it: the schedule of the learning rates "
+            "goes on at step %d, by the steps of its workers",
+            run.url,
+            run.batches,
         )
 
 

@@ -191,7 +191,7 @@ class Manifest:
         created: Time of the save, in seconds since 1970.
         version: Steps applied on every server.
         batches: Batches of all workers that are applied on every server, those of the runs that the one which
-            saved it resumed included; 0: not known, as in older checkpoints.
+            saved it resumed included; 0: not known, as in older checkpoints. See `batches_trained`.
         workers: Training progress of each worker that is applied on every server.
         model_digest: Of the saved model; empty for a delta, as it would take reading all rows.
         tables: Specs as declared.
@@ -213,6 +213,15 @@ class Manifest:
     blocks: tuple[DenseSpec, ...]
     entries: tuple[Entry, ...]
     attachments: Mapping[str, Attachment]
+
+    @property
+    def batches_trained(self) -> int:
+        """Batches of all workers; where that is not known, what version and progress say of them.
+
+        A version counts batches that were applied on arrival, but synchronous steps, each of which has a
+        batch of each worker.
+        """
+        return self.batches or max(self.version, sum(each.step for each in self.workers.values()))
 
     def files_of_table(self, name: str, kind: TableKind = "rows") -> list[TableEntry]:
         """Returns the entries of a table's rows, candidates or removed keys."""

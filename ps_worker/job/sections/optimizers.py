@@ -75,6 +75,12 @@ class OptimizerSection(Section):
             return replace(default, schedule=self.schedule.spec())
         return self.sparse.spec(self.schedule)
 
+    @property
+    def has_schedule(self) -> bool:
+        """Whether a learning rate changes while a job trains."""
+        choices = (self.sparse, self.dense, *self.tables.values())
+        return any(each.spec(self.schedule).schedule is not None for each in choices)
+
     def of_dense(self) -> OptimizerSpec:
         """Returns the optimizer of the dense parameters."""
         return self.dense.spec(self.schedule)

@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from protos.errors import AbortedError, CheckpointError, DataError, JobError
 from protos.store import InferenceSettings, SaveRequest
+from ps_server.checkpoint.files.manifest import manifest_to_json
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
@@ -183,6 +185,25 @@ def test_resuming_with_other_workers_says_what_changes(
     run(job_of(clicks, tmp_path, *settings), num_workers=3)
 
     assert told in caplog.text
+
+
+def test_schedule_goes_on_by_the_steps_of_a_run_that_had_none(
+    clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint of an older release does not say how many batches trained it."""
+    settings = ["checkpoint.every_steps=0"]
+    schedule = "optimizer.schedule={kind='linear', total_steps=100}"
+    run(job_of(clicks, tmp_path, *settings, "train.epochs=1"))
+    place = tmp_path / "epoch-1/MANIFEST.json"
+    manifest = Checkpoint.open(tmp_path).manifest
+    place.write_text(manifest_to_json(replace(manifest, batches=0)))
+
+    with caplog.at_level("INFO"):
+        run(job_of(clicks, tmp_path, *settings, schedule))
+
+    assert manifest.batches > manifest.version
+    assert f"learning rates goes on at step {manifest.batches}, by the steps" in caplog.text
+    assert f"version={manifest.version} batches={manifest.batches}" in caplog.text
 
 
 def test_run_that_had_ended_ends_at_once(clicks: Path, tmp_path: Path) -> None:
