@@ -1,5 +1,6 @@
 """Tables of embeddings as a training loop has them: looked up by modules, pushed by an optimizer."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -18,6 +19,8 @@ from ps_worker.job.specs import specs_of_tables
 from ps_worker.run.membership import Membership
 from ps_worker.torch.gradients import PendingGradients
 from ps_worker.torch.prefetch import B, KeysOfBatch, Prefetcher
+
+logger = logging.getLogger(__name__)
 
 SYNC = "sync"
 
@@ -232,15 +235,18 @@ class Tables:
         self._token = self._by_first(save, f"save {url}")
         self.checkpoint, self._pushes_saved = url, self._num_pushes
 
-    def load(self, url: str) -> None:
+    def load(self, url: str, *, resume: bool = False) -> None:
         """Replaces the rows by those of a checkpoint, before the first step; collective.
 
         Args:
             url: A checkpoint of the same tables, or a folder of checkpoints, whose latest is meant.
+            resume: Goes on with the training that saved it: steps and schedules of learning rates count on
+                from there. False: they start at 0.
 
         Raises:
             UsageError: If this worker has pushed.
             CheckpointError: If there is no such checkpoint, or it does not fit, for all workers.
+            ProtocolError: If another checkpoint was resumed before.
         """
         self._require_open()
         if self._num_pushes:
@@ -251,6 +257,15 @@ class Tables:
         def load() -> str:
             found = Checkpoint.open(url)
             self._store.load(found.url, token=found.token)
+            batches = found.manifest.batches_trained
+            if resume:
+                self._store.resume(found.manifest.version, {}, batches=batches)
+            elif batches and self._job.optimizer.has_schedule:
+                logger.info(
+                    "the schedule of the learning rates starts at step 0 url=%s: resume=True goes on at %d",
+                    found.url,
+                    batches,
+                )
             return found.token
 
         self._token = self._by_first(load, f"load {url}")

@@ -1,6 +1,6 @@
 """Twins of embeddings on tables: those of torch.nn with the same rows as a weight."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -172,6 +172,7 @@ def on_cluster(
     num_workers: int = 2,
     mode: str = "sync",
     modes: Sequence[str] = (),
+    schedule: Mapping[str, str | float] | None = None,
 ) -> None:
     """Runs workers in threads, each with tables of its own; `modes` if these are not of the same."""
     with cluster(num_servers=num_servers, num_workers=num_workers) as servers:
@@ -182,6 +183,7 @@ def on_cluster(
                 worker=index,
                 num_workers=num_workers,
                 mode=modes[index] if modes else mode,
+                schedule=schedule,
             ) as tables:
                 work(tables)
 

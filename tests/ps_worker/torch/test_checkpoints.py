@@ -65,6 +65,57 @@ def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) 
             assert torch.equal(found, wanted)
 
 
+def rates_of(tables: Tables, steps: int) -> list[float]:
+    """Returns the learning rates at which a row of an SGD table changes in each step, of gradient 1."""
+    module = Embedding(1, table="items", optimizer={"name": "sgd", "learning_rate": 1.0})
+    optimizer, rates = PushOptimizer(tables), []
+    tables.attach(module)
+    key = torch.zeros(1, dtype=torch.int64)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        before = module(key)
+        before.sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            rates.append((before - module(key)).item())
+    return rates
+
+
+@pytest.mark.parametrize(("mode", "batches"), [("sync", 2), ("async", 1)])
+@pytest.mark.parametrize("resume", [True, False])
+def test_schedule_goes_on_from_a_checkpoint_that_is_resumed(
+    resume: bool, mode: str, batches: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step of two workers is two batches; one worker trains them one by one."""
+    url, steps = str(tmp_path / "rows"), 3
+    schedule = {"kind": "linear", "total_steps": 16}
+    settings: dict[str, Any] = {"mode": mode, "schedule": schedule, "num_workers": batches}
+    expected = [1 - batches * step / 16 for step in range(2 * steps)]
+    seen: list[list[float]] = []
+
+    def work(tables: Tables) -> None:
+        seen.append(rates_of(tables, steps))
+        tables.save(url)
+
+    def go_on(tables: Tables) -> None:
+        tables.attach(Embedding(1, table="items", optimizer={"name": "sgd", "learning_rate": 1.0}))
+        tables.load(url, resume=resume)
+        seen.append(rates_of(tables, steps))
+
+    on_cluster(work, num_servers=2, **settings)
+    assert not caplog.text
+    with caplog.at_level("INFO", "ps_worker.torch.tables"):
+        on_cluster(go_on, num_servers=2, **settings)
+
+    for found in seen[:batches]:
+        np.testing.assert_allclose(found, expected[:steps], rtol=1e-5)
+    for found in seen[batches:]:
+        np.testing.assert_allclose(
+            found, expected[steps:] if resume else expected[:steps], rtol=1e-5
+        )
+    assert (f"resume=True goes on at {batches * steps}" in caplog.text) == (not resume)
+
+
 def test_checkpoint_is_read_as_any_other(tmp_path: Path) -> None:
     url = str(tmp_path / "rows")
     rows: list[Any] = []
