@@ -39,6 +39,15 @@ class Counts:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line without its end, the step that it is of, and its figures."""
+
+    text: str
+    step: int
+    figures: Mapping[str, float]
+
+
 class Progress:
     """Counts steps, examples and metrics of one worker's training. Thread-safe.
 
@@ -85,7 +94,7 @@ class Progress:
         self.steps = 0
         self.examples = 0
         self.times = StepTimes()
-        self._on_line: Callable[[Mapping[str, float]], None] = _nothing
+        self._on_line: Callable[[Mapping[str, float], int], None] = _nothing
         self._pass_name = ""
         self._share: Callable[[], float | None] = lambda: None
         self._begin_pass()
@@ -94,10 +103,13 @@ class Progress:
     def resume(self, steps: int) -> None:
         """Counts steps on from an earlier run's, before the first of this one."""
         with self._lock:
-            self.steps = steps
+            self.steps = self._steps_before_pass = steps
 
-    def watch(self, on_line: Callable[[Mapping[str, float]], None]) -> None:
-        """Has `on_line` called with the figures of each line, by the thread that logs it."""
+    def watch(self, on_line: Callable[[Mapping[str, float], int], None]) -> None:
+        """Has `on_line` called with the figures of each line and its step, by the thread that logs it.
+
+        It may write to a disk: other threads count meanwhile.
+        """
         self._on_line = on_line
 
     def begin_pass(self, name: str = "", share: Callable[[], float | None] = lambda: None) -> None:
@@ -114,6 +126,7 @@ class Progress:
     def _begin_pass(self) -> None:
         self._before_pass = self._metrics.to_vector()
         self._steps_before_pass = self.steps
+        self._is_early = True  # in the first steps, after which the loss is compared once
         self._pass_start = self._clock()
         self._share_at_start: float | None = None
 
@@ -164,7 +177,7 @@ class Progress:
         weights: NDArray[np.float32] | None = None,
     ) -> None:
         """Counts one step; logs a line if the last is `every_s` seconds ago."""
-        line = ""
+        line: _Line | None = None
         with self._lock:
             self.steps += 1
             self.examples += labels.size
@@ -180,7 +193,8 @@ class Progress:
             self._metrics.add(labels, predictions, weights)
             self._sliding.add(labels, predictions, weights)
             self._base_rate.add(weight, clicks)
-            if self.steps - self._steps_before_pass == EARLY_STEPS:
+            if self._is_early and self.steps - self._steps_before_pass >= EARLY_STEPS:
+                self._is_early = False
                 name = f"the model after the first {EARLY_STEPS} steps of a pass"
                 self.warn_of_base_rate(self._of_pass(), name)
             if self._clock() - self._window_start >= self._every_s:
@@ -202,7 +216,7 @@ class Progress:
     def log(self) -> None:
         """Logs a line now, unless nothing has happened since the last."""
         with self._lock:
-            line = self._line() if self._window_examples else ""
+            line = self._line() if self._window_examples else None
         self._write(line)
 
     def counts(self) -> Counts:
@@ -240,14 +254,15 @@ class Progress:
                 self._advice,
             )
 
-    def _write(self, line: str) -> None:
-        """Logs a line, if it is one, with the learning rates at its end."""
-        if line:
+    def _write(self, line: _Line | None) -> None:
+        """Logs a line, if there is one, with the learning rates at its end, and tells its figures."""
+        if line is not None:
             with self._writing:
-                logger.info("%s%s", line, self._rates())
+                self._on_line(line.figures, line.step)
+                logger.info("%s%s", line.text, self._rates())
 
-    def _line(self) -> str:
-        """Returns a line without its end, tells its figures, and begins the next window."""
+    def _line(self) -> _Line:
+        """Returns a line, and begins the next window."""
         seconds = self._clock() - self._window_start
         window = self._sliding.window
         figures: dict[str, float] = {
@@ -260,13 +275,13 @@ class Progress:
         done, left_s = self._done()
         if done is not None:
             figures |= {"pass_done": done, "pass_left_s": left_s}
-        self._on_line(figures)
         self._restart_window()
-        return (
+        text = (
             f"{self._shown(done, left_s)}step={self.steps} examples={self.examples} "
             f"examples/s={figures['examples_per_s']:.0f} loss={figures['loss']:.5f} "
             f"auc={figures['auc']:.4f} auc_{window}={figures[f'auc_{window}']:.4f}"
         )
+        return _Line(text, self.steps, figures)
 
     def _done(self) -> tuple[float | None, float]:
         """Returns the share of the pass that is done, and the seconds left; None and nan if unknown."""
@@ -291,7 +306,7 @@ class Progress:
         return shown
 
 
-def _nothing(_: Mapping[str, float]) -> None:
+def _nothing(_: Mapping[str, float], step: int) -> None:
     return None
 
 

@@ -24,10 +24,10 @@ class MetricsWriter:
         self._run = run
         self.epoch = 0
 
-    def write(self, kind: Kind, figures: Mapping[str, Any]) -> None:
-        """Writes one line; see `RunFolder.write`."""
+    def write(self, kind: Kind, figures: Mapping[str, Any], step: int | None = None) -> None:
+        """Writes one line; see `RunFolder.write`. `step` None is the step that the run is at."""
         if self._folder is not None:
-            step = self._run.progress.steps
+            step = self._run.progress.steps if step is None else step
             self._folder.write(kind, epoch=self.epoch, step=step, figures=figures)
 
     def write_pass(self, figures: PassFigures, *, wait_seconds: float, threads: int) -> None:

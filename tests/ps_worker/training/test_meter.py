@@ -256,6 +256,22 @@ def test_early_steps_of_a_pass_that_know_less_than_the_click_rate_are_warned_of(
     assert losses.warnings == ([expected] if early else [])
 
 
+def test_early_steps_are_those_of_this_run_the_skipped_ones_included(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter, "EARLY_STEPS", 3)
+    losses = Losses(caplog)
+    losses.progress.resume(100)
+
+    losses.add(0.6, 0.6)
+    assert losses.warnings == []
+    losses.progress.skip()
+    losses.add(0.6)
+
+    [warning] = losses.warnings
+    assert warning.startswith("the model after the first 3 steps of a pass has a log loss")
+
+
 @pytest.mark.parametrize("recent", [0.5, 0.25])
 def test_loss_that_has_fallen_below_the_base_rates_is_not_warned_of(caplog, recent: float) -> None:
     """A mean above it is that of the first predictions."""
@@ -289,29 +305,35 @@ def test_line_says_where_the_pass_is_and_how_long_it_takes(run: Run) -> None:
 
 def test_lines_are_told_with_their_figures(run: Run) -> None:
     told = []
-    run.progress.watch(told.append)
+    run.progress.watch(lambda figures, step: told.append({"step": step, **figures}))
     run.progress.begin_pass("1/1", lambda: 0.25)
 
     run.now_s = 110.0
     run.add(examples=30, loss=6.0)
 
-    assert told[0]["examples"] == 30
+    assert (told[0]["step"], told[0]["examples"]) == (1, 30)
     assert told[0]["examples_per_s"] == 3.0
     assert told[0]["loss"] == 0.2
     assert told[0]["pass_done"] == 0.25
     assert math.isnan(told[0]["pass_left_s"])
 
 
-def test_others_count_while_a_line_waits_for_the_learning_rates() -> None:
-    """Servers may take long to say how many batches are applied."""
+@pytest.mark.parametrize("waits_for", ["rates", "disk"])
+def test_others_count_while_a_line_is_written(waits_for: str) -> None:
+    """Servers may take long to say how many batches are applied, and a disk to write figures."""
     asked, has_counted, waits = threading.Event(), threading.Event(), []
 
-    def rates() -> str:
+    def wait() -> None:
         asked.set()
         waits.append(has_counted.wait(5.0))
+
+    def rates() -> str:
+        wait()
         return " rates=wide:0.1"
 
-    progress = Progress(every_s=0.0, rates=rates)
+    progress = Progress(every_s=0.0, rates=rates if waits_for == "rates" else str)
+    if waits_for == "disk":
+        progress.watch(lambda figures, step: wait())
     one = np.ones(1, np.float32)
     writer = threading.Thread(target=progress.add, args=(one, one, 0.0))
     writer.start()
