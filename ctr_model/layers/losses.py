@@ -23,16 +23,15 @@ Floats = NDArray[np.float32]
 
 
 @kernel
-def _logistic(difference: float, exponential: float) -> float:
-    """Returns p of d = `difference` and exp(-|d|) = `exponential`."""
-    return (1.0 if difference >= 0.0 else exponential) / (1.0 + exponential)
+def logistic(x: float, exponential: float) -> float:
+    """Returns 1 / (1 + exp(-x)), given `exponential` = exp(-|x|)."""
+    return (1.0 if x >= 0.0 else exponential) / (1.0 + exponential)
 
 
 @kernel
-def _loss_of(difference: float, exponential: float, label: float) -> float:
-    """Returns the loss of one example, of d = `difference` and exp(-|d|) = `exponential`."""
-    against = difference if label == 0 else -difference
-    return max(against, 0.0) + math.log1p(exponential)
+def softplus(x: float, exponential: float) -> float:
+    """Returns log(1 + exp(x)), which is -log(1 - p), given `exponential` = exp(-|x|)."""
+    return max(x, 0.0) + math.log1p(exponential)
 
 
 @kernel
@@ -40,7 +39,7 @@ def sigmoid_probabilities(logits: Floats, out: Floats) -> None:
     """Overwrites `out` float32[B] with the probability of a click under `logits` float32[B]."""
     for b in range(out.size):
         logit = np.float64(logits[b])
-        out[b] = np.float32(_logistic(logit, math.exp(-abs(logit))))
+        out[b] = np.float32(logistic(logit, math.exp(-abs(logit))))
 
 
 @kernel
@@ -60,8 +59,8 @@ def binary_cross_entropy(
     for b in range(labels.size):
         logit = np.float64(logits[b])
         exponential = math.exp(-abs(logit))
-        probability = _logistic(logit, exponential)
-        loss += weights[b] * _loss_of(logit, exponential, labels[b])
+        probability = logistic(logit, exponential)
+        loss += weights[b] * softplus(logit if labels[b] == 0 else -logit, exponential)
         probabilities[b] = np.float32(probability)
         logit_grad[b] = np.float32(probability - labels[b]) * weights[b]
     return loss
@@ -72,7 +71,7 @@ def click_probabilities(logits: Floats, out: Floats) -> None:
     """Overwrites `out` float32[B] with the probability of class 1 under `logits` float32[B, 2]."""
     for b in range(out.size):
         difference = np.float64(logits[b, 1]) - np.float64(logits[b, 0])
-        out[b] = np.float32(_logistic(difference, math.exp(-abs(difference))))
+        out[b] = np.float32(logistic(difference, math.exp(-abs(difference))))
 
 
 @kernel
@@ -92,8 +91,9 @@ def cross_entropy(
     for b in range(labels.size):
         difference = np.float64(logits[b, 1]) - np.float64(logits[b, 0])
         exponential = math.exp(-abs(difference))
-        probability = _logistic(difference, exponential)
-        loss += weights[b] * _loss_of(difference, exponential, labels[b])
+        probability = logistic(difference, exponential)
+        against = difference if labels[b] == 0 else -difference
+        loss += weights[b] * softplus(against, exponential)
         probabilities[b] = np.float32(probability)
         error = np.float32(probability - labels[b]) * weights[b]
         logit_grad[b, 0] = -error

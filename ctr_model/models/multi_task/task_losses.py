@@ -25,19 +25,7 @@ import math
 import numpy as np
 
 from ctr_model.jit import kernel
-from ctr_model.layers.losses import Floats, Loss
-
-
-@kernel
-def _sigmoid(logit: float) -> float:
-    exponential = math.exp(-abs(logit))
-    return (1.0 if logit >= 0.0 else exponential) / (1.0 + exponential)
-
-
-@kernel
-def _softplus(x: float) -> float:
-    """Returns log(1 + exp(x)), which is -log(1 - sigmoid(x))."""
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+from ctr_model.layers.losses import Floats, Loss, logistic, softplus
 
 
 @kernel
@@ -45,7 +33,8 @@ def task_probabilities(logits: Floats, out: Floats) -> None:
     """Overwrites `out` float32[B, T] with the probabilities under `logits` float32[B, T]."""
     for b in range(out.shape[0]):
         for k in range(out.shape[1]):
-            out[b, k] = np.float32(_sigmoid(np.float64(logits[b, k])))
+            logit = np.float64(logits[b, k])
+            out[b, k] = np.float32(logistic(logit, math.exp(-abs(logit))))
 
 
 @kernel
@@ -65,8 +54,9 @@ def task_cross_entropy(
     for b in range(labels.shape[0]):
         for k in range(labels.shape[1]):
             logit, label = np.float64(logits[b, k]), labels[b, k]
-            probability = _sigmoid(logit)
-            loss += weights[b] * _softplus(logit if label == 0 else -logit)
+            exponential = math.exp(-abs(logit))
+            probability = logistic(logit, exponential)
+            loss += weights[b] * softplus(logit if label == 0 else -logit, exponential)
             probabilities[b, k] = np.float32(probability)
             logit_grad[b, k] = np.float32(probability - label) * weights[b]
     return loss
@@ -76,7 +66,8 @@ def task_cross_entropy(
 def entire_space_probabilities(logits: Floats, out: Floats) -> None:
     """Overwrites `out` float32[B, 3] with p, q and p q under `logits` float32[B, 2]."""
     for b in range(out.shape[0]):
-        click, conversion = _sigmoid(np.float64(logits[b, 0])), _sigmoid(np.float64(logits[b, 1]))
+        z, v = np.float64(logits[b, 0]), np.float64(logits[b, 1])
+        click, conversion = logistic(z, math.exp(-abs(z))), logistic(v, math.exp(-abs(v)))
         out[b, 0] = np.float32(click)
         out[b, 1] = np.float32(conversion)
         out[b, 2] = np.float32(click * conversion)
@@ -100,15 +91,16 @@ def entire_space_cross_entropy(
     for b in range(labels.shape[0]):
         y, both = np.float64(labels[b, 0]), np.float64(labels[b, 0] * labels[b, 1])
         z, v = np.float64(logits[b, 0]), np.float64(logits[b, 1])
-        log_no_click, log_no_conversion = -_softplus(z), -_softplus(v)
-        of_click = _sigmoid(z) - y
-        loss += weights[b] * _softplus(z if y == 0 else -z)
+        exp_z, exp_v = math.exp(-abs(z)), math.exp(-abs(v))
+        log_no_click, log_no_conversion = -softplus(z, exp_z), -softplus(v, exp_v)
+        of_click = logistic(z, exp_z) - y
+        loss += weights[b] * softplus(z if y == 0 else -z, exp_z)
         if both == 1:
-            loss += weights[b] * (_softplus(-z) + _softplus(-v))
-            of_click += -_sigmoid(-z)
-            of_conversion = -_sigmoid(-v)
+            loss += weights[b] * (softplus(-z, exp_z) + softplus(-v, exp_v))
+            of_click += -logistic(-z, exp_z)
+            of_conversion = -logistic(-v, exp_v)
         else:
-            log_p, log_q = -_softplus(-z), -_softplus(-v)
+            log_p, log_q = -softplus(-z, exp_z), -softplus(-v, exp_v)
             unconverted = log_p + log_no_conversion
             larger, smaller = max(log_no_click, unconverted), min(log_no_click, unconverted)
             log_neither = larger + math.log1p(math.exp(smaller - larger))  # of 1 - s
