@@ -67,7 +67,8 @@ class Communicator(Protocol):
             examples: Their number.
             pulled: The version of the embeddings that the gradients were computed from; the oldest.
             numbers: Of the batches of the step, from `push_ids.take`.
-            weight: Sum of the weights of the examples; None: each has weight 1.
+            weight: Of a synchronous step, the sum of the weights of its examples, which its part counts in
+                the mean; None: each has weight 1. In other modes the gradients say it themselves.
 
         Raises:
             CtrPsError: If this push failed, or an earlier one in the background.
