@@ -196,7 +196,7 @@ class PassedBarriers:
                 answer = passed.outcome.answer()
             except ProtocolError:
                 continue
-            values = answer.values.tolist() if isinstance(answer, Reduced) else None
+            values = _to_hex(answer.values) if isinstance(answer, Reduced) else None
             for index, (worker, number) in enumerate(passed.numbers.items()):
                 state.append(
                     PassedBarrier(
@@ -220,7 +220,7 @@ class PassedBarriers:
             else:
                 together.append([each])
         for first, *others in together:
-            values = None if first.values is None else np.array(first.values, np.float64)
+            values = None if first.values is None else _from_hex(first.values)
             outcome = Outcome(
                 first.version,
                 partial(_same, values),
@@ -229,6 +229,14 @@ class PassedBarriers:
             )
             numbers = {each.worker: each.number for each in (first, *others)}
             self._add(_Passed(first.name, outcome, numbers))
+
+
+def _to_hex(values: Numbers) -> str:
+    return values.astype("<f8").tobytes().hex()
+
+
+def _from_hex(digits: str) -> Numbers:
+    return np.frombuffer(bytes.fromhex(digits), "<f8").astype(np.float64)
 
 
 def _same(values: Numbers | None) -> Numbers | None:

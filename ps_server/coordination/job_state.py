@@ -52,7 +52,8 @@ class PassedBarrier:
         number: Of the barrier among those of the worker.
         name: Of the barrier.
         version: The answer to it.
-        values: Those of an all-reduce; None if they are forgotten, too.
+        values: Those of an all-reduce, float64 little-endian in hexadecimal digits, as JSON has no infinite
+            numbers; None if they are forgotten, too.
         remember: Whether `values` are kept when the next barrier is passed.
         with_last: It was passed together with the last one in the list, which has the `values`.
     """
@@ -61,7 +62,7 @@ class PassedBarrier:
     number: int
     name: str
     version: Version
-    values: Sequence[float] | None
+    values: str | None
     remember: bool = True
     with_last: bool = False
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pydantic import ConfigDict, TypeAdapter, with_config
+from pydantic import TypeAdapter
 
 from protos.chunking import PushChunk
 from protos.errors import CheckpointError
@@ -106,7 +106,6 @@ class Owner:
         return f"server {self.server_index} of {self.num_servers}, for {members}"
 
 
-@with_config(ConfigDict(ser_json_inf_nan="constants"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
     """A server at the beginning of a segment.

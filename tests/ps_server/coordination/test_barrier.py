@@ -274,7 +274,7 @@ def test_numbers_of_workers_together_count_once(monkeypatch) -> None:
 
     assert found[0] is not None
     assert found == [found[0]] * 4
-    assert sum(len(each.values or ()) for each in barriers.state()) == 6
+    assert sum(len(each.values or "") for each in barriers.state()) == 16 * 6
 
 
 def test_numbers_that_need_not_be_remembered_are_kept_until_the_next_barrier() -> None:

@@ -21,6 +21,7 @@ from protos.store import (
     Lease,
     Member,
     Message,
+    ReduceOp,
     RowStates,
     SaveRequest,
     StateChunk,
@@ -583,6 +584,33 @@ def test_nobody_waits_again_for_a_worker_that_was_far_enough_before_a_restart(
     other = replace(advance, member=member(1), clock=9, at_least=7)
 
     assert handlers.start(calls.ADVANCE, other).result() == 7
+
+
+def test_numbers_that_are_infinite_or_none_are_answered_alike_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    store = in_process()
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, member()).result()
+    reduction = requests.AllReduce(
+        name="start",
+        member=member(),
+        values=np.array([-np.inf, np.inf, np.nan, 0.1]),
+        op=ReduceOp.MAX,
+        step=0,
+        number=1,
+        remember=True,
+    )
+    before = handlers.start(calls.ALL_REDUCE, reduction).result()
+    begin_segment(handlers, log, store)
+    log.close()
+
+    handlers = recovered(tmp_path, in_process())
+    after = handlers.start(calls.ALL_REDUCE, reduction).result()
+
+    assert after.version == before.version
+    np.testing.assert_array_equal(after.values, before.values)
+    np.testing.assert_array_equal(after.values, reduction.values)
 
 
 def test_jobs_of_a_server_that_stays_are_counted_through_a_restart(tmp_path: Path) -> None:
