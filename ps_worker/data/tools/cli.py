@@ -12,6 +12,7 @@ import logging
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,13 +25,15 @@ from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files
 from ps_worker.data.formats import format_of
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.tools.columns import without_label
 from ps_worker.data.tools.generate import MIN_TEST_ROWS, generate
 from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT
 from ps_worker.data.tools.profiling.profile import profile_files, schema_of
-from ps_worker.data.tools.profiling.profile_table import profile_table
+from ps_worker.data.tools.profiling.profile_table import number_table, profile_table
 from ps_worker.data.tools.proposal.first_job import write_first_job
+from ps_worker.data.tools.proposal.leaks import LEAK
 from ps_worker.data.tools.proposal.proposal_table import proposal_table
-from ps_worker.data.tools.proposal.roles import propose
+from ps_worker.data.tools.proposal.roles import Proposal, propose
 from ps_worker.data.tools.proposal.samples import FORMATS as NAMED_FORMATS
 from ps_worker.data.tools.proposal.samples import sample_of
 from ps_worker.data.tools.row_split import ROWS_PER_FILE, parse_ratio, split_rows
@@ -46,6 +49,16 @@ SchemaName = Annotated[
 ]
 FormatName = Annotated[
     str, typer.Option("--format", help="Format of the files; empty: determined by the suffix.")
+]
+LabelName = Annotated[
+    str,
+    typer.Option(
+        "--label", help="Column with the label, 0 or 1; empty: one of a usual name, as click."
+    ),
+]
+IgnoredNames = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", help="Columns to leave out, separated by commas; repeatable."),
 ]
 BadRowLimit = Annotated[
     int,
@@ -154,6 +167,8 @@ def profile_command(
     missing_indicators: Annotated[
         bool, typer.Option(help="Add an indicator in that file to columns with missing numbers.")
     ] = False,
+    label: LabelName = "",
+    ignore: IgnoredNames = None,
     format_name: FormatName = "",
     bad_row_limit: BadRowLimit = 1000,
 ) -> None:
@@ -161,28 +176,41 @@ def profile_command(
 
     Takes one pass and bounded memory; estimates are marked, with their error.
     """
+    console = _console()
     if schema and columns:
         raise UsageError(
             f"--schema {schema} and --columns {columns} both name the columns: omit one of them"
         )
     files, proposal = matching_files(patterns), None
+    if (label or ignore) and (schema or columns or not _name_their_columns(files, format_name)):
+        raise UsageError(
+            "--label and --ignore are for Parquet, ORC and CSV without --schema and --columns: name the "
+            "columns in a schema instead"
+        )
     if columns:
         names = _numbered(columns)
     elif schema or not _name_their_columns(files, format_name):
         names = _schema(schema or "criteo")
     else:
-        proposal = propose(sample_of(files, format_name or None), needs_label=False)
+        sample = sample_of(files, format_name or None)
+        proposal = propose(sample, label=label, ignore=_names(ignore), needs_label=False)
+        if not proposal.slots and out is None:  # nor a schema to read all rows with
+            console.print(f"{counted(sample.num_rows, 'sampled row', ',')}, no slot")
+            console.print(number_table([number.profile for number in proposal.numbers]))
+            _print_proposal(console, proposal)
+            return
         names = proposal.schema()
-    profile = profile_files(files, names, format=format_name or None, bad_row_limit=bad_row_limit)
-    console = Console()
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
+    read = names if proposal is None or proposal.label is not None else without_label(names)
+    profile = profile_files(files, read, format=format_name or None, bad_row_limit=bad_row_limit)
     console.print(profile_table(profile))
     if proposal is not None:
-        console.print(proposal_table(proposal))
+        _print_proposal(console, proposal)
     if out is None:
         return
-    content = schema_of(profile, transform, missing_indicators=missing_indicators).to_toml()
+    found = schema_of(
+        replace(profile, schema=names), transform, missing_indicators=missing_indicators
+    )
+    content = found.to_toml()
     try:
         with atomic_file(out) as file:
             file.write(content.encode())
@@ -194,14 +222,8 @@ def profile_command(
 @app.command("init")
 def init_command(
     patterns: Patterns,
-    label: Annotated[
-        str,
-        typer.Option(help="Column with the label, 0 or 1; empty: one of a usual name, as click."),
-    ] = "",
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(help="Columns to leave out, separated by commas; repeatable."),
-    ] = None,
+    label: LabelName = "",
+    ignore: IgnoredNames = None,
     test: Annotated[
         list[str] | None,
         typer.Option(help="Files to evaluate on; repeatable. Default: the last of several files."),
@@ -219,14 +241,11 @@ def init_command(
         patterns,
         out,
         label=label,
-        ignore=[name for names in ignore or [] for name in names.split(",")],
+        ignore=_names(ignore),
         test=test or [],
         format=format_name or None,
     )
-    console = Console()
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    console.print(proposal_table(first.proposal))
+    _print_proposal(_console(), first.proposal)
     typer.echo(f"schema: {first.schema_file}")
     held_out = f"{len(first.test)} to test" if first.test else "none to test, so no AUC"
     typer.echo(
@@ -316,6 +335,25 @@ def convert_command(
         f"{counted(converted.rows, 'row')} in {out}/part-*.parquet "
         f"({counted(len(converted.files), 'file')}), {counted(converted.bad_rows, 'malformed row')}"
     )
+
+
+def _console() -> Console:
+    console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    return console
+
+
+def _print_proposal(console: Console, proposal: Proposal) -> None:
+    console.print(proposal_table(proposal))
+    if proposal.no_label:
+        typer.echo(f"no label: {proposal.no_label}")
+    for name in proposal.leaks:
+        typer.echo(f"warning: {name!r} {LEAK} Then leave it out, with --ignore {shlex.quote(name)}")
+
+
+def _names(options: list[str] | None) -> list[str]:
+    return [name for names in options or [] for name in names.split(",")]
 
 
 def _name_their_columns(files: list[str], format_name: str) -> bool:

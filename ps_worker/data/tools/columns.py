@@ -66,7 +66,12 @@ def columns_of(
 
 def slots_only(names: Sequence[str]) -> Schema:
     """Returns a schema that reads slots alone: a malformed label or number does not hide its row's values."""
-    return Schema(dense=(), slots=tuple(names), label=_NO_COLUMN, is_for_prediction=True)
+    return without_label(Schema(dense=(), slots=tuple(names)))
+
+
+def without_label(schema: Schema) -> Schema:
+    """Returns the schema to read rows without a label, whatever the names of the columns."""
+    return replace(schema, label=_NO_COLUMN, is_for_prediction=True)
 
 
 def label_name(schema: Schema) -> str:

@@ -1,5 +1,7 @@
 """Formatting of a profile as tables for a terminal or a file."""
 
+from collections.abc import Sequence
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -10,15 +12,20 @@ from ps_worker.data.tools.profiling.profile import NumberProfile, Profile, SlotP
 
 def profile_table(profile: Profile) -> Group:
     """Returns the output of `ps-data profile`."""
-    numbers = _table("column", ("missing", "min", "max", "mean", "deviation", "95th"))
-    for number in profile.numbers:
-        numbers.add_row(*map(Text, _number_cells(number)))  # no markup: a name may contain brackets
     slots = _table("slot", ("missing", "distinct"), "most frequent values")
     for slot in profile.slots:
         slots.add_row(*map(Text, _slot_cells(slot, profile.rows)))
     clicks = "no labels" if profile.click_rate is None else f"click rate {profile.click_rate:.4f}"
     head = f"{counted(profile.rows, 'row', ',')}, {clicks}, {counted(profile.bad_rows, 'malformed row', ',')}"
-    return Group(head, numbers, slots, *_notes(profile))
+    return Group(head, number_table(profile.numbers), slots, *_notes(profile))
+
+
+def number_table(numbers: Sequence[NumberProfile]) -> Table:
+    """Returns the statistics of dense columns, a line each."""
+    table = _table("column", ("missing", "min", "max", "mean", "deviation", "95th"))
+    for number in numbers:
+        table.add_row(*map(Text, _number_cells(number)))  # no markup: a name may contain brackets
+    return table
 
 
 def _table(name: str, figures: tuple[str, ...], *texts: str) -> Table:

@@ -10,6 +10,7 @@ from pathlib import Path
 from protos.errors import DataError, UsageError, counted
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import is_url, matching_files
+from ps_worker.data.tools.proposal.leaks import LEAK
 from ps_worker.data.tools.proposal.roles import Proposal, propose
 from ps_worker.data.tools.proposal.samples import Sample, names_of, sample_of
 
@@ -129,8 +130,9 @@ def _require_both_classes(proposal: Proposal, sample: Sample) -> None:
 
 def _schema_text(first: FirstJob) -> str:
     proposal = first.proposal
-    comments = {each.column.name: each.why for each in proposal.numbers}
+    comments = {each.name: each.why for each in proposal.numbers}
     comments |= {each.name: each.why for each in proposal.slots}
+    comments |= {name: f"{comments[name]}; it {LEAK}" for name in proposal.leaks}
     if proposal.label is not None:
         comments[proposal.label.name] = f"0 and 1, {proposal.label.click_rate:.2%} are 1"
     comments = {name: _line(comment) for name, comment in comments.items()}

@@ -17,7 +17,7 @@ def proposal_table(proposal: Proposal) -> Table:
         lines.append(
             (proposal.label.name, "label", f"0 and 1, {proposal.label.click_rate:.2%} are 1")
         )
-    lines += [(each.column.name, "number", each.why) for each in proposal.numbers]
+    lines += [(each.name, "number", each.why) for each in proposal.numbers]
     lines += [(each.name, "slot", each.why) for each in proposal.slots]
     lines += [(each.name, "ignored", each.why) for each in proposal.ignored]
     for line in lines:

@@ -6,8 +6,8 @@ there are few of them, or if they neither run up to a long tail like counts nor 
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,44 +16,59 @@ from numpy.typing import NDArray
 
 from ctr_model.schema import DenseColumn, Schema, Transform
 from protos.errors import UsageError, counted
-from ps_worker.data.columnar.column_values import NUMBER as _NUMBER
 from ps_worker.data.columnar.column_values import (
+    NUMBER,
     is_list_type,
     is_number_type,
     is_slot_type,
     is_text_type,
     numbers,
 )
+from ps_worker.data.columnar.distinct import distinct_values
 from ps_worker.data.tools.profiling.number_stats import NumberStats
-from ps_worker.data.tools.profiling.profile import number_profile, scaled
+from ps_worker.data.tools.profiling.profile import NumberProfile, number_profile, scaled
+from ps_worker.data.tools.proposal.labels import Label, has_usual_name, label_of, labels_in
+from ps_worker.data.tools.proposal.leaks import predicts_label
+from ps_worker.data.tools.proposal.messages import first_values
 from ps_worker.data.tools.proposal.samples import Sample
+from ps_worker.data.tools.proposal.times import why_numbers_are_times, why_text_is_time
 
-USUAL_LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "clk", "target")
+_OTHER_LABEL = (
+    "named like a label: add it to the schema if it is known before the click, and no label"
+)
 
 _FEW_VALUES = 100  # whole numbers with at most so many values are names, if each comes often enough
 _ROWS_PER_VALUE = 20
 _UNIQUE_SHARE = 0.95
 _MIN_ROWS = 100  # below, values may be unique by chance
+_UNIQUE_ID = (
+    "; different in nearly every sampled row: leave it out (--ignore) if it names rows or requests"
+)
 _LONG_TAIL = 6  # largest distance from the mean in standard deviations
-_SHOWN = 5
 
-_WHOLE = r"^-?(0|[1-9]\d*)$"  # other digits, as 007, would not be those of a number
-_DATE = r"^\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T].*)?$|^\d{1,2}:\d{2}(:\d{2}.*)?$"
-_TIME_NAME = re.compile(
-    r"(^|[^a-z])(ts|time|timestamp|date|datetime|day|hour|epoch|created|updated)([^a-z]|$)|_at$|time$|Time|Date"
-)
+_WHOLE = r"^-?(0|[1-9]\d*)$"
+_DIGITS = r"^\d+$"  # with leading zeros, as 007, those of a name
 _ID_NAME = re.compile(
-    r"(^|[^a-z0-9])(id|ids|key|uuid|guid|index|idx|code|hash|no)$|[a-z]Id$|[a-z]ID$", re.IGNORECASE
+    r"(?i:(^|[^a-z0-9])(id|ids|key|uuid|guid|index|idx|code|hash|no)$)|[a-z]I[dD]s?$"
+    # In one case, where other words end alike: bid, paid.
+    r"|(?i:(^|[^a-z])(u|p|c|g|s|user|member|customer|visitor|cookie|device|session|query|request|item|goods"
+    r"|product|sku|article|video|page|site|app|ad|adgroup|campaign|creative|advertiser|publisher|shop|seller"
+    r"|brand|cat|cate|category|city|region)ids?$)"
 )
-_FIRST_TIME, _LAST_TIME = 946_684_800, 4_102_444_800  # the years 2000 to 2100, in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A dense column: how it is scaled, and why it is one."""
+    """A dense column: how it is scaled, why it is one, and its statistics in the sample."""
 
     column: DenseColumn
     why: str
+    profile: NumberProfile
+
+    @property
+    def name(self) -> str:
+        """Of the column."""
+        return self.column.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +87,6 @@ class Ignored:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
-    """The label: its name, the share of clicks among the rows that have one, and that of rows without."""
-
-    name: str
-    click_rate: float
-    missing_rate: float
-
-
 Role = Number | Slot | Ignored
 
 
@@ -90,15 +96,19 @@ class Proposal:
 
     Attributes:
         label: None: no label was asked for, and none was found.
+        no_label: Why there is no label, with the candidates; "" if there is one.
         numbers: In the order of the files.
         slots: In the order of the files.
         ignored: In the order of the files, then what cannot be used at all.
+        leaks: Names of the numbers and slots that predict the label almost perfectly.
     """
 
     label: Label | None
+    no_label: str = ""
     numbers: tuple[Number, ...] = ()
     slots: tuple[Slot, ...] = ()
-    ignored: tuple[Ignored, ...] = field(default=())
+    ignored: tuple[Ignored, ...] = ()
+    leaks: tuple[str, ...] = ()
 
     def schema(self) -> Schema:
         """Returns the schema of the proposal.
@@ -142,75 +152,52 @@ def propose(
     if label in ignore and label:
         raise UsageError(f"--label and --ignore both name {label!r}: it cannot be both")
     candidates = {name: array for name, array in sample.columns.items() if name not in ignore}
-    chosen = _label_of(candidates, label, needs_label=needs_label)
+    chosen, no_label = None, ""
+    try:
+        chosen = label_of(candidates, sample.unusable, label)
+    except UsageError as error:
+        if needs_label or label:
+            raise
+        no_label = str(error)
     roles: list[Role] = []
     for name, array in sample.columns.items():
         if name in ignore:
             roles.append(Ignored(name, "you asked for it (--ignore)"))
-        elif chosen is None or name != chosen.name:
-            roles.append(_role_of(name, array, is_text=sample.is_text))
+        elif chosen is not None and name == chosen.name:
+            continue
+        elif has_usual_name(name):
+            roles.append(Ignored(name, _OTHER_LABEL))
+        else:
+            roles.append(_role_of(name, array, sample))
     roles += [Ignored(name, why) for name, why in sample.unusable.items()]
-    return _with_a_slot(
-        Proposal(
-            label=chosen,
-            numbers=tuple(role for role in roles if isinstance(role, Number)),
-            slots=tuple(role for role in roles if isinstance(role, Slot)),
-            ignored=tuple(role for role in roles if isinstance(role, Ignored)),
-        ),
-        sample,
+    proposal = Proposal(
+        label=chosen,
+        no_label=no_label,
+        numbers=tuple(role for role in roles if isinstance(role, Number)),
+        slots=tuple(role for role in roles if isinstance(role, Slot)),
+        ignored=tuple(role for role in roles if isinstance(role, Ignored)),
+    )
+    proposal = _with_a_slot(proposal, sample)
+    return replace(proposal, leaks=_leaks(proposal, sample))
+
+
+def _leaks(proposal: Proposal, sample: Sample) -> tuple[str, ...]:
+    label = proposal.label
+    labels = None if label is None else labels_in(sample.columns[label.name])
+    if labels is None:
+        return ()
+    roles = [
+        *((each.name, True) for each in proposal.numbers),
+        *((each.name, False) for each in proposal.slots),
+    ]
+    return tuple(
+        name
+        for name, is_number in roles
+        if predicts_label(sample.columns[name], labels, is_number=is_number)
     )
 
 
-def _label_of(columns: Mapping[str, pa.Array], name: str, *, needs_label: bool) -> Label | None:
-    if name:
-        array = columns.get(name, pa.nulls(0))
-        found = _labels(array)
-        if found is None:
-            raise UsageError(
-                f"--label: column {name!r} has the values {_values(array)}, expected 0 and 1"
-            )
-        return _label(name, found)
-    usual = [column for column in columns if column.lower() in USUAL_LABELS]
-    binary = {
-        column: found for column in columns if (found := _labels(columns[column])) is not None
-    }
-    named = [column for column in usual if column in binary]
-    if len(named) == 1:
-        return _label(named[0], binary[named[0]])
-    if not needs_label:
-        return None
-    if len(named) > 1:
-        raise UsageError(
-            f"the label may be {_or(named)}: say which with --label NAME, and leave the others out with "
-            f"--ignore if they are known after the click alone"
-        )
-    unfit = [f"{column!r} has the values {_values(columns[column])}" for column in usual]
-    fault = (
-        f"{'; '.join(unfit)}, expected 0 and 1" if unfit else f"none is named {_or(USUAL_LABELS)}"
-    )
-    if binary:
-        raise UsageError(
-            f"no column is clearly the label ({fault}): say --label {_or(list(binary))}"
-        )
-    raise UsageError(f"no column is a label ({fault}), and no other has the values 0 and 1 alone")
-
-
-def _label(name: str, labels: NDArray[np.float64]) -> Label:
-    present = labels[~np.isnan(labels)]
-    return Label(name, float(present.mean()), 1 - len(present) / len(labels))
-
-
-def _labels(array: pa.Array) -> NDArray[np.float64] | None:
-    """Returns the column as labels float64[N], nan where missing; None if there is another value, or none."""
-    if not (is_number_type(array.type) or is_text_type(array.type)):
-        return None
-    labels = numbers(array)
-    present = labels[~np.isnan(labels)]
-    is_label = present.size > 0 and bool(np.isin(present, (0.0, 1.0)).all())
-    return labels if is_label else None
-
-
-def _role_of(name: str, array: pa.Array, *, is_text: bool) -> Role:
+def _role_of(name: str, array: pa.Array, sample: Sample) -> Role:
     kind = array.type
     if is_list_type(kind):
         return _role_of_lists(name, array)
@@ -220,9 +207,8 @@ def _role_of(name: str, array: pa.Array, *, is_text: bool) -> Role:
         why = "a time: make features of it, as the hour or the day of the week"
         return Ignored(name, why if _is_time(kind) else f"of type {kind}, which no reader takes")
     if is_text_type(kind):
-        return _role_of_text(name, array, is_csv=is_text)
-    is_whole = pa.types.is_integer(kind)
-    return _role_of_numbers(name, array, numbers(array), is_whole=is_whole)
+        return _role_of_text(name, array, sample)
+    return _role_of_numbers(name, array, sample, is_whole=pa.types.is_integer(kind))
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -242,61 +228,78 @@ def _role_of_lists(name: str, array: pa.Array) -> Role:
     )
 
 
-def _role_of_text(name: str, array: pa.Array, *, is_csv: bool) -> Role:
+def _role_of_text(name: str, array: pa.Array, sample: Sample) -> Role:
     values = array.drop_null()
     distinct = _distinct(values)
     if distinct == 1 and not array.null_count:
-        return Ignored(name, f"the same in every row: {_values(values)}")
-    if _all_match(values, _DATE):
-        return Ignored(name, "times: make features of them, as the hour or the day of the week")
-    if is_csv and _all_match(values, _NUMBER):
-        is_whole = _all_match(values, _WHOLE)
-        return _role_of_numbers(name, array, numbers(array), is_whole=is_whole)
-    if distinct >= _UNIQUE_SHARE * len(values) and len(values) >= _MIN_ROWS:
+        return Ignored(name, f"the same in every row: {first_values(values)}")
+    if why := why_text_is_time(name, values):
+        return Ignored(name, why)
+    is_whole = _all_match(values, _WHOLE)
+    is_padded = not is_whole and _all_match(values, _DIGITS)
+    if sample.is_text and not is_padded and _all_match(values, NUMBER):
+        return _role_of_numbers(name, array, sample, is_whole=is_whole)
+    is_unique = distinct >= _UNIQUE_SHARE * len(values) and len(values) >= _MIN_ROWS
+    if is_unique and (sample.is_complete or not _is_id(name)):
         return Ignored(
-            name, f"different in nearly every row, like {_values(values[:1])}: nothing to learn"
+            name,
+            f"different in nearly every row, like {first_values(values[:1])}: nothing to learn",
         )
-    why = f"text, {_distinct(values):,} distinct values"
-    if is_csv and (other := _not_number(values)):
+    why = f"{'digits with leading zeros' if is_padded else 'text'}, {distinct:,} distinct values"
+    if sample.is_text and not is_padded and (other := _not_number(values)):
         why += f"; numbers but for {other}: leave those empty to have it scaled as a number"
-    return Slot(name, why)
+    return Slot(name, f"{why}{_UNIQUE_ID if is_unique else ''}")
 
 
-def _role_of_numbers(
-    name: str, array: pa.Array, values: NDArray[np.float64], *, is_whole: bool
-) -> Role:
+def _role_of_numbers(name: str, array: pa.Array, sample: Sample, *, is_whole: bool) -> Role:
+    values = numbers(array)
     present = values[~np.isnan(values)]
-    if not present.size:
-        return Ignored(name, "no value in the sampled rows")
-    if np.isinf(present).any():
-        return Ignored(
-            name, "has infinite numbers, whose rows are malformed: leave them empty to use it"
-        )
     # Of whole numbers the values themselves: as float64 neighbours above 2^53 are equal.
-    distinct = _distinct(array.drop_null()) if is_whole else len(np.unique(present))
-    if distinct == 1 and (present.size == values.size or not is_whole):
-        return Ignored(name, f"always {present[0]:g} where it is not missing")
+    distinct = _distinct(array) if is_whole else len(np.unique(present))
+    has_missing = present.size < values.size
+    if why := _fault_of_numbers(present, distinct, is_name=is_whole and has_missing):
+        return Ignored(name, why)
+    if why := why_numbers_are_times(name, present):
+        return Ignored(name, why)
     if is_whole:
-        role = _role_of_whole_numbers(name, present, distinct)
+        role = _role_of_whole_numbers(name, present, distinct, sample)
         if role is not None:
             return role
+    elif _is_id(name) and (present == np.floor(present)).all():
+        form = first_values(array.drop_null()[:1])
+        return Ignored(
+            name, f"an id by its name, but no slot takes {form}: write it as integers or text"
+        )
     return _number(name, values, distinct)
 
 
-def _role_of_whole_numbers(name: str, present: NDArray[np.float64], distinct: int) -> Role | None:
-    """Returns the role of whole numbers that are names or times; None if they measure something."""
-    if _TIME_NAME.search(name) and _are_times(present):
-        return Ignored(
-            name, "times since 1970: make features of them, as the hour or the day of the week"
-        )
-    is_id = _ID_NAME.search(name) is not None
-    if distinct >= _UNIQUE_SHARE * present.size and present.size >= _MIN_ROWS:
-        is_row_number = is_id or (np.diff(np.sort(present)) == 1).mean() > _UNIQUE_SHARE
+def _fault_of_numbers(present: NDArray[np.float64], distinct: int, *, is_name: bool) -> str:
+    """Returns why numbers say nothing; of a name, it alone or none may say something."""
+    if not present.size:
+        return "no value in the sampled rows"
+    if np.isinf(present).any():
+        return "has infinite numbers, whose rows are malformed: leave them empty to use it"
+    if distinct == 1 and not is_name:
+        return f"always {present[0]:g} where it is not missing"
+    return ""
+
+
+def _role_of_whole_numbers(
+    name: str, present: NDArray[np.float64], distinct: int, sample: Sample
+) -> Role | None:
+    """Returns the role of whole numbers that are names; None if they measure something."""
+    is_id = _is_id(name)
+    is_unique = distinct >= _UNIQUE_SHARE * present.size and present.size >= _MIN_ROWS
+    if is_unique and not (is_id and not sample.is_complete and not _are_in_sequence(present)):
+        is_row_number = is_id or _are_in_sequence(np.sort(present))
         why = "different in nearly every row, like a row number: nothing to learn"
         return Ignored(name, why) if is_row_number else None
     why = ""
     if is_id:
-        why = f"whole numbers, {distinct:,} distinct, that are names by the name of the column"
+        why = (
+            f"whole numbers, {distinct:,} distinct, that are names by the name of the column"
+            f"{_UNIQUE_ID if is_unique else ''}"
+        )
     elif distinct <= _FEW_VALUES and present.size >= _ROWS_PER_VALUE * distinct:
         why = f"whole numbers with only {counted(distinct, 'value')}"
     elif not _is_count(present) and present.size >= 2 * distinct:
@@ -304,12 +307,13 @@ def _role_of_whole_numbers(name: str, present: NDArray[np.float64], distinct: in
     return Slot(name, why) if why else None
 
 
-def _are_times(present: NDArray[np.float64]) -> bool:
-    """Whether all numbers are of the years 2000 to 2100, in seconds, milli-, micro- or nanoseconds."""
-    return any(
-        present.min() >= _FIRST_TIME * unit and present.max() <= _LAST_TIME * unit
-        for unit in (1, 10**3, 10**6, 10**9)
-    )
+def _is_id(name: str) -> bool:
+    return _ID_NAME.search(name) is not None
+
+
+def _are_in_sequence(present: NDArray[np.float64]) -> bool:
+    """Whether nearly every number is the one before plus 1."""
+    return bool((np.diff(present) == 1).mean() > _UNIQUE_SHARE)
 
 
 def _is_count(present: NDArray[np.float64]) -> bool:
@@ -333,6 +337,7 @@ def _number(name: str, values: NDArray[np.float64], distinct: int) -> Number:
     return Number(
         column,
         f"numbers from {profile.min:g} to {profile.max:g}{missing}, {distinct:,} distinct; {how}",
+        profile,
     )
 
 
@@ -363,10 +368,10 @@ def _all_match(values: pa.Array, pattern: str) -> bool:
 
 def _not_number(values: pa.Array) -> str:
     """Returns a value that is no number in a column of which nearly all are numbers; "": another column."""
-    is_number = _matches(values, _NUMBER)
+    is_number = _matches(values, NUMBER)
     if pc.mean(pc.cast(is_number, pa.float64())).as_py() < _UNIQUE_SHARE:
         return ""
-    return _values(values.filter(pc.invert(is_number))[:1])
+    return first_values(values.filter(pc.invert(is_number))[:1])
 
 
 def _matches(values: pa.Array, pattern: str) -> pa.Array:
@@ -375,20 +380,4 @@ def _matches(values: pa.Array, pattern: str) -> pa.Array:
 
 
 def _distinct(values: pa.Array) -> int:
-    return int(pc.count_distinct(values).as_py())
-
-
-def _values(array: pa.Array) -> str:
-    """Returns the first distinct values for a message."""
-    if len(array) == 0:
-        return "none"
-    found = list(dict.fromkeys(map(str, map(_readable, array[:10_000].to_pylist()))))
-    return ", ".join(map(repr, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
-
-
-def _readable(value: object) -> object:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-
-
-def _or(names: Sequence[str]) -> str:
-    return " or ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
+    return len(distinct_values(values.drop_null()))

@@ -4,10 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from ctr_model.schema import DenseColumn, Schema
+from protos.errors import UsageError
 from ps_worker.data.tools.cli import app, main
 
 runner = CliRunner()
@@ -213,6 +216,58 @@ def test_profile_of_named_columns_needs_no_schema(tmp_path: Path) -> None:
         assert any(line.split()[:2] == [name, role] for line in result.output.splitlines())
     schema = Schema.load(tmp_path / "found.toml")
     assert (schema.label, schema.slots) == ("click", ("who",))
+
+
+def test_profile_without_a_clear_label_takes_none(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [f"{n % 2},{n % 3 % 2},user {n % 7}" for n in range(300)]
+    path.write_text("\n".join(["click,label,who", *rows]) + "\n")
+    out = tmp_path / "found.toml"
+
+    result = runner.invoke(app, ["profile", str(path), "--out", str(out)])
+
+    assert result.exit_code == 0, result.output
+    assert "300 rows, no labels" in result.output
+    assert "no label: the label may be 'click' or 'label': say which with --label" in result.output
+    assert Schema.load(out) == Schema(dense=(), slots=("who",))
+
+    result = runner.invoke(app, ["profile", str(path), "--out", str(out), "--label", "click"])
+
+    assert "300 rows, click rate 0.5000" in result.output
+    assert Schema.load(out) == Schema(dense=(), slots=("who",), label="click")
+
+
+def test_profile_of_numbers_alone_writes_no_schema(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    columns = {"price": [n / 7 for n in range(300)], "clicked": [n % 2 for n in range(300)]}
+    pq.write_table(pa.table(columns), path)
+
+    result = runner.invoke(app, ["profile", str(path)])
+
+    assert result.exit_code == 0, result.output
+    assert "300 sampled rows, no slot" in result.output
+    assert ["price", "0.00%", "0"] in [line.split()[:3] for line in result.output.splitlines()]
+    refused = runner.invoke(app, ["profile", str(path), "--out", str(tmp_path / "x.toml")])
+    assert isinstance(refused.exception, UsageError)
+    assert "no column can be a slot" in str(refused.exception)
+
+
+@pytest.mark.parametrize("command", ["init", "profile"])
+def test_columns_that_predict_the_label_are_named(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [f"{n % 2},{n % 2 * n},user {n % 7}" for n in range(300)]
+    path.write_text("\n".join(["click,dwell s,who", *rows]) + "\n")
+    options = ["--out", str(tmp_path / "first")] if command == "init" else []
+
+    result = runner.invoke(app, [command, str(path), *options])
+
+    assert result.exit_code == 0, result.output
+    assert "warning: 'dwell s' predicts the label almost perfectly" in result.output
+    assert "--ignore 'dwell s'" in result.output
+    if options:
+        schema = (tmp_path / "first/schema.toml").read_text()
+        assert "; it predicts the label almost perfectly" in schema
+        assert schema.count("almost perfectly") == 1
 
 
 def test_init_says_what_is_next_for_one_file(tmp_path: Path) -> None:

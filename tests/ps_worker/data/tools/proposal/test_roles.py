@@ -104,6 +104,136 @@ def test_role_and_its_reason(tmp_path: Path, name: str) -> None:
     assert reason in found.why
 
 
+def sample_with(
+    name: str,
+    array: pa.Array,
+    *,
+    is_text: bool = False,
+    is_complete: bool = True,
+    **others: pa.Array,
+) -> Sample:
+    return Sample(
+        columns={name: array, **others},
+        unusable={},
+        is_text=is_text,
+        num_rows=len(array),
+        total_rows=len(array),
+        is_complete=is_complete,
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0, 2.0, None],
+        [float("nan"), 12.0],
+        [decimal.Decimal(12), decimal.Decimal(13)],
+    ],
+)
+def test_ids_that_are_no_integers_are_left_out_and_said(tmp_path: Path, values: list[Any]) -> None:
+    """As numbers they would be scaled; slots take no floats."""
+    columns = {"slot": cycle(["p", "q"]), "user_id": cycle([*values, 7])}
+
+    found = role_in(proposal_of(tmp_path, columns), "user_id")
+
+    assert isinstance(found, Ignored)
+    assert "an id by its name" in found.why
+    assert "write it as integers or text" in found.why
+
+
+def test_ids_of_csv_with_decimals_are_left_out_and_said(tmp_path: Path) -> None:
+    columns = {"slot": cycle(["p", "q"]), "user_id": cycle(["12.0", "7.0", ""])}
+
+    found = role_in(proposal_of(tmp_path, columns, ".csv"), "user_id")
+
+    assert isinstance(found, Ignored)
+    assert "no slot takes '12.0'" in found.why
+
+
+@pytest.mark.parametrize("kind", ["whole numbers", "text", "csv"])
+@pytest.mark.parametrize(
+    ("is_complete", "name", "role"),
+    [(True, "user_id", IGNORED), (False, "user_id", SLOT), (False, "anything", IGNORED)],
+)
+def test_ids_that_are_unique_in_a_part_of_the_rows_are_kept(
+    kind: str, is_complete: bool, name: str, role: type
+) -> None:
+    users = RNG.permutation(ROWS) + 10**9
+    values = pa.array(users if kind == "whole numbers" else [f"{user}" for user in users])
+    if kind == "text":
+        values = pa.array([f"u{user}" for user in users])
+    sample = sample_with(name, values, is_text=kind == "csv", is_complete=is_complete)
+
+    found = role_in(propose(sample, needs_label=False), name)
+
+    assert isinstance(found, role), found
+    assert "different in nearly every" in found.why
+
+
+def test_row_numbers_in_order_are_no_ids() -> None:
+    sample = sample_with("id", pa.array(range(70, 70 + ROWS)), is_complete=False)
+
+    assert isinstance(role_in(propose(sample, needs_label=False), "id"), Ignored)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_id"),
+    [
+        *(
+            (name, True)
+            for name in ("id", "AD_ID", "userId", "itemIDs", "userid", "ADID", "my_uid")
+        ),
+        *((name, True) for name in ("zip_code", "Code", "device-hash")),
+        *(
+            (name, False)
+            for name in ("bid", "amount_paid", "BID", "MaxBid", "grid", "valid", "said")
+        ),
+    ],
+)
+def test_ids_are_told_by_their_names(name: str, is_id: bool) -> None:
+    counts = pa.array(RNG.geometric(0.01, ROWS) * 3)
+
+    found = role_in(propose(sample_with(name, counts, slot=LABELS), needs_label=False), name)
+
+    assert isinstance(found, SLOT if is_id else NUMBER)
+
+
+@pytest.mark.parametrize("label", ["", "label"])
+def test_other_columns_named_like_labels_are_left_out(tmp_path: Path, label: str) -> None:
+    others = {"target": cycle([1, 1, 0]), "CLK": cycle([0, 1, 2, 3])}
+    if not label:
+        others.pop("target")
+    table = pa.table({"label": LABELS, "slot": cycle(["p", "q", "r"]), **others})
+    pq.write_table(table, tmp_path / "rows.parquet")
+
+    found = propose(sample_of([f"{tmp_path}/rows.parquet"]), label=label)
+
+    assert found.label is not None
+    assert found.label.name == "label"
+    assert found.schema().features == ("slot",)
+    for name in others:
+        assert "named like a label" in role_in(found, name).why
+
+
+def test_labels_that_may_be_it_are_no_features_without_one(tmp_path: Path) -> None:
+    columns = {"label": cycle([0, 1, 1]), "slot": cycle(["p", "q", "r"])}
+
+    found = proposal_of(tmp_path, columns, needs_label=False)
+
+    assert found.label is None
+    assert "the label may be 'click' or 'label'" in found.no_label
+    assert found.schema().features == ("slot",)
+
+
+@pytest.mark.parametrize("name", ["", "click"])
+def test_label_that_cannot_be_read_is_said_with_its_reason(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("click,click,a\n" + "0,1,x\n1,0,y\n" * 100)
+
+    with pytest.raises(UsageError, match="2 columns have this name" if name else "no column is a"):
+        propose(sample_of([str(path)]), label=name)
+
+
 @pytest.mark.parametrize(
     ("distinct", "rows_each", "role"), [(100, 20, SLOT), (101, 20, NUMBER), (100, 19, NUMBER)]
 )
@@ -112,14 +242,7 @@ def test_whole_numbers_like_counts_are_names_if_few_and_each_comes_often(
 ) -> None:
     counts = pa.array([number**3 for number in range(distinct)] * rows_each)
     names = pa.array(["p", "q"] * (len(counts) // 2) + ["p"] * (len(counts) % 2))
-    sample = Sample(
-        columns={"n": counts, "slot": names},
-        unusable={},
-        is_text=False,
-        num_rows=len(counts),
-        total_rows=len(counts),
-        is_complete=True,
-    )
+    sample = sample_with("n", counts, slot=names)
 
     assert isinstance(role_in(propose(sample, needs_label=False), "n"), role)
 
@@ -129,7 +252,9 @@ def test_whole_numbers_like_counts_are_names_if_few_and_each_comes_often(
     [
         (["1", "2", "3", ""], SLOT, "only 3 values"),
         (["0.5", "1e3", "", "nan"], NUMBER, "75"),
-        (["007", "012"], NUMBER, "from 7 to 12"),
+        (["007", "012", "123"], SLOT, "digits with leading zeros, 3 distinct values"),
+        (["0.50", "007"], NUMBER, "from 0.5 to 7"),
+        (["12.0", "7.0", ""], NUMBER, "from 7 to 12"),
         (["1", "2", "3", "4"] * 10 + ["NA"], SLOT, "numbers but for 'NA'"),
         (["a, b", 'say "x"'], SLOT, "text"),
     ],
