@@ -4,13 +4,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
 from ctr_model.schema import Schema, criteo_schema
 from protos.errors import DataError, UsageError, counted
-from ps_worker.data.blocks.bad_rows import silent_bad_rows as _silent
+from ps_worker.data.blocks.bad_rows import silent_bad_rows
 from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
 from ps_worker.data.columnar.open_file import open_columnar
 from ps_worker.data.columnar.orc import OrcReader
@@ -27,6 +28,7 @@ SAMPLE_ROWS = 200_000
 
 _MAX_FILES = 16
 _PIECES_PER_FILE = 8
+_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 _ANY = Schema(dense=(), slots=("-",))
 
 
@@ -36,7 +38,7 @@ class Sample:
 
     Attributes:
         columns: Values by name, an array of all rows: of a Parquet or ORC file in their type, without
-            dictionaries; of CSV bytes, null where empty.
+            dictionaries and views; of CSV bytes, null where empty.
         unusable: Reason why a column has no values here, by name: two columns of one name, or not in all
             files.
         is_text: Whether the files are CSV, so that types have to be told from the text.
@@ -99,7 +101,7 @@ def names_of(path: str, format: str | None = None) -> list[str]:
     _require_names(path, format)
     name = format or format_of(path)
     if name == "csv":
-        names = CsvReader(_ANY, _silent()).names(path)
+        names = CsvReader(_ANY, silent_bad_rows()).names(path)
         if len(names) == 1:
             _refuse_criteo(path)
         return names
@@ -134,7 +136,7 @@ def _require_names(path: str, format: str | None) -> None:
 
 def _refuse_criteo(path: str) -> None:
     """Refuses a file that the schema of Criteo's click logs reads: it needs no other."""
-    bad_rows = _silent()
+    bad_rows = silent_bad_rows()
     blocks = CriteoReader(criteo_schema(), bad_rows).blocks(FileSplit(path))
     rows = next((block.rows.size for block in blocks), 0)
     if rows > bad_rows.total:
@@ -173,7 +175,7 @@ def _pieces(path: str, names: Sequence[str], format: str | None, num_rows: int) 
 
 def _csv_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
     # Every column as a slot: the reader gives their bytes.
-    reader = CsvReader(slots_only(names), _silent())
+    reader = CsvReader(slots_only(names), silent_bad_rows())
     splits = reader.splits(path, _PIECES_PER_FILE)
     tables: list[pa.Table] = []
     read, is_complete = 0.0, True
@@ -197,7 +199,7 @@ def _csv_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
 
 
 def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
-    splits = ParquetReader(_ANY, _silent()).splits(path, _PIECES_PER_FILE)
+    splits = ParquetReader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
     wanted = -(-num_rows // max(len(splits), 1))
     with open_columnar(path, "Parquet") as source:
         file = pq.ParquetFile(source)
@@ -216,18 +218,24 @@ def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
 
 
 def _orc_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
-    splits = OrcReader(_ANY, _silent()).splits(path, _PIECES_PER_FILE)
+    splits = OrcReader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
     wanted = -(-num_rows // max(len(splits), 1))
     with open_columnar(path, "ORC") as source:
         file = orc.ORCFile(source)
         total = file.nrows
         tables = [
-            pa.Table.from_batches([file.read_stripe(split.start, columns=list(names))[:wanted]])
+            _first_rows(file.read_stripe(split.start, columns=list(names)), wanted)
             for split in splits
             if split.start < file.nstripes
         ]
     read = sum(map(len, tables))
     return _Pieces(tables, read / max(total, 1), read == total)
+
+
+def _first_rows(stripe: pa.RecordBatch, num_rows: int) -> pa.Table:
+    """Returns a copy, as a slice would keep the whole stripe in memory."""
+    rows = np.arange(min(num_rows, len(stripe)))
+    return pa.Table.from_batches([stripe]).take(rows)
 
 
 def _joined(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Array]:
@@ -250,4 +258,23 @@ def _joined(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Ar
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    """Returns the values without dictionaries and views, for which Arrow lacks many functions."""
+    kind = _plain_type(array.type)
+    return array if kind == array.type else array.cast(kind)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if kind in _VIEWS:
+        return _VIEWS[kind]
+    if _is_list(kind) and (value := _plain_type(kind.value_type)) != kind.value_type:
+        return pa.list_(value)
+    return kind
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists that Arrow casts right, which it does not of list views."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )

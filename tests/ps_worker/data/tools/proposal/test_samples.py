@@ -1,0 +1,58 @@
+"""Samples: what they hold of files, and how many rows those are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+
+from ps_worker.data.tools.proposal import samples
+from ps_worker.data.tools.proposal.samples import sample_of
+
+WORDS = ["a", "b", None]
+LISTS = [["a"], ["b", "a"], None]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "plain"),
+    [
+        (WORDS, pa.string_view(), pa.string()),
+        (WORDS, pa.dictionary(pa.int8(), pa.string()), pa.string()),
+        (LISTS, pa.list_(pa.string_view()), pa.list_(pa.string())),
+        (LISTS, pa.list_(pa.dictionary(pa.int32(), pa.string())), pa.list_(pa.string())),
+    ],
+)
+def test_files_with_and_without_views_and_dictionaries_are_joined(
+    tmp_path: Path, values: list[Any], kind: pa.DataType, plain: pa.DataType
+) -> None:
+    for name, each in (("1", kind), ("2", plain)):
+        pq.write_table(pa.table({"x": pa.array(values, each)}), tmp_path / f"{name}.parquet")
+
+    sample = sample_of([f"{tmp_path}/{name}.parquet" for name in "12"])
+
+    assert sample.columns["x"].to_pylist() == values * 2
+
+
+def test_sample_of_orc_does_not_hold_whole_stripes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"n": np.arange(300_000), "text": [f"value {n}" for n in range(300_000)]})
+    orc.write_table(table, str(tmp_path / "rows.orc"))
+    monkeypatch.setattr(samples, "SAMPLE_ROWS", 1000)
+    held: list[int] = []
+    join = samples._joined
+
+    def measured(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Array]:
+        held.append(sum(each.get_total_buffer_size() for each in tables))
+        return join(tables, names)
+
+    monkeypatch.setattr(samples, "_joined", measured)
+
+    sample = sample_of([str(tmp_path / "rows.orc")])
+
+    assert 0 < sample.num_rows <= 1000
+    assert max(held) < table.nbytes / 10
