@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import PurePath
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 _OTHER_CODECS = (".bz2", ".xz", ".lz4", ".lzo", ".snappy", ".br", ".Z", ".zip")
 _SKIP_BYTES = 1 << 18
+_SHORT_READ = 1 << 12
 _DAMAGE = ("zlib inflate failed", "ZSTD decompress failed")  # how Arrow's messages begin
 
 
@@ -57,6 +59,38 @@ def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
             with pa.CompressedInputStream(file, codec) as stream:
                 _skip(stream, offset)
                 yield stream
+
+
+def stored_size_of(path: str, num_bytes: int) -> int:
+    """Returns the bytes of a file that its first `num_bytes` of content take, rounded up to 4 KiB.
+
+    Raises:
+        DataError: Names the file, if it cannot be read or is damaged.
+    """
+    codec = CODECS.get(PurePath(path).suffix)
+    if codec is None:
+        return num_bytes
+    with (
+        file_errors(path),
+        _damage_named(path, codec),
+        open_file(path) as file,
+        pa.CompressedInputStream(_ShortReads(file), codec) as stream,
+    ):
+        _skip(stream, num_bytes)
+        return file.tell()
+
+
+class _ShortReads(RawIOBase):
+    """A file of which a decompressor cannot read far ahead."""
+
+    def __init__(self, file: RawIOBase) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        return self._file.readinto(memoryview(buffer)[:_SHORT_READ])
 
 
 @contextmanager

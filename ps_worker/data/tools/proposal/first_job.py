@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protos.errors import DataError, UsageError, counted
+from ps_worker.data.columnar.column_values import is_list_type
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import is_url, matching_files
 from ps_worker.data.tools.proposal.leaks import LEAK
@@ -16,8 +17,7 @@ from ps_worker.data.tools.proposal.samples import Sample, names_of, sample_of
 
 SCHEMA_FILE, JOB_FILE, MODEL_FOLDER = "schema.toml", "job.toml", "model"
 
-# Rows that are shuffled in memory, at a few hundred bytes each.
-_MAX_ROWS_IN_MEMORY = 2_000_000
+_MAX_BYTES_IN_MEMORY = 1 << 29  # of rows that are shuffled there
 _STEPS = 200  # of an epoch, at least: few rows need small batches
 _MIN_BATCH, _MAX_BATCH = 16, 512
 
@@ -184,7 +184,7 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
         lines.append(
             f"bad_row_limit = {2**31 - 1} # {label.missing_rate:.1%} of the rows have no label: passed over"
         )
-    if sample.total_rows <= _MAX_ROWS_IN_MEMORY:
+    if sample.total_rows * _row_bytes(first) <= _MAX_BYTES_IN_MEMORY:
         lines += [
             "in_memory = true   # the rows fit",
             'shuffle = "local"  # files are often sorted, which a model must not notice',
@@ -202,6 +202,18 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _row_bytes(first: FirstJob) -> float:
+    """Returns the mean size of a row in memory: label and numbers as float32, keys as uint64."""
+    schema, columns = first.proposal.schema(), first.sample.columns
+    slots = [columns[name] for name in schema.slots]
+    lists = [array for array in slots if is_list_type(array.type)]
+    num_values = sum(len(array.flatten()) + array.null_count for array in lists)
+    num_keys = len(slots) - len(lists) + num_values / first.sample.num_rows
+    bounds = 8 + 2 * len(slots) if lists else 0  # of the keys of a row
+    size: float = 4 * (1 + schema.num_dense) + 8 * num_keys + bounds
+    return size
 
 
 def _batch_size(rows: int) -> int:

@@ -16,6 +16,7 @@ from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
 from ps_worker.data.columnar.open_file import open_columnar
 from ps_worker.data.columnar.orc import OrcReader
 from ps_worker.data.columnar.parquet import ParquetReader
+from ps_worker.data.files.content import stored_size_of
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.files.listing import size_of
 from ps_worker.data.formats import format_of
@@ -58,7 +59,7 @@ class Sample:
 def sample_of(files: Sequence[str], format: str | None = None) -> Sample:
     """Returns up to `SAMPLE_ROWS` rows of files, or a few more: from up to 16 files, 8 places in each.
 
-    A file's places are spread over it, since rows are often sorted.
+    A file's places are spread over it, since rows are often sorted; of compressed text its start is read.
 
     Raises:
         UsageError: If a file has no named columns, or holds keys.
@@ -81,12 +82,13 @@ def sample_of(files: Sequence[str], format: str | None = None) -> Sample:
         size_of(path) * piece.share for path, piece in zip(chosen, pieces, strict=True)
     )
     total_size = sum(map(size_of, files))
+    estimate = round(num_rows * total_size / max(read_share, 1))
     return Sample(
         columns=_joined(tables, names),
         unusable=unusable,
         is_text=(format or format_of(files[0])) == "csv",
         num_rows=num_rows,
-        total_rows=num_rows if is_complete else round(num_rows * total_size / max(read_share, 1)),
+        total_rows=num_rows if is_complete else max(num_rows, estimate),
         is_complete=is_complete,
     )
 
@@ -178,7 +180,7 @@ def _csv_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
     reader = CsvReader(slots_only(names), silent_bad_rows())
     splits = reader.splits(path, _PIECES_PER_FILE)
     tables: list[pa.Table] = []
-    read, is_complete = 0.0, True
+    read, is_complete = 0, True
     for split in splits:
         wanted = -(-num_rows // len(splits))
         for columns in reader.columns(split):
@@ -188,14 +190,15 @@ def _csv_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
             table = pa.table(dict(zip(names, columns.slots, strict=True)))[:wanted]
             tables.append(table)
             wanted -= len(table)
-            stop = int(columns.offsets[len(table) - 1])
+            last = int(columns.offsets[len(table) - 1])
             if len(table) < len(columns.offsets):
                 is_complete = False
                 break
         else:
-            stop = split.stop or size_of(path)
-        read += (stop - split.start) / max(size_of(path), 1)
-    return _Pieces(tables, 1.0 if is_complete else read, is_complete)
+            read += (split.stop or size_of(path)) - split.start
+            continue
+        read += stored_size_of(path, last) - split.start
+    return _Pieces(tables, 1.0 if is_complete else read / max(size_of(path), 1), is_complete)
 
 
 def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:

@@ -17,6 +17,7 @@ from pyarrow import csv, orc
 from ctr_model.schema import Schema
 from protos.errors import CtrPsError, DataError, UsageError
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.tools.proposal import first_job
 from ps_worker.data.tools.proposal.first_job import write_first_job
 from ps_worker.data.tools.proposal.roles import Ignored, Number, Proposal, Slot, propose
 from ps_worker.data.tools.proposal.samples import Sample, sample_of
@@ -441,6 +442,22 @@ def test_file_of_the_test_without_a_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"2\.parquet, to test on, has no column 'a'.*--test"):
         write_first_job([f"{tmp_path}/*.parquet"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("keys", "is_in_memory"), [(2, True), (200, False)])
+def test_rows_are_shuffled_in_memory_if_their_bytes_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: int, is_in_memory: bool
+) -> None:
+    monkeypatch.setattr(first_job, "_MAX_BYTES_IN_MEMORY", ROWS * 100)
+    table = pa.table(
+        {"click": LABELS, "tags": cycle([list(range(keys)), list(range(3, keys + 3))])}
+    )
+    pq.write_table(table, tmp_path / "rows.parquet")
+
+    write_first_job([f"{tmp_path}/rows.parquet"], tmp_path / "out")
+
+    data = tomllib.loads((tmp_path / "out/job.toml").read_text())["data"]
+    assert data.get("in_memory", False) == is_in_memory
 
 
 def test_files_are_not_replaced(tmp_path: Path) -> None:

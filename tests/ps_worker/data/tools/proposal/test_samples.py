@@ -1,5 +1,6 @@
 """Samples: what they hold of files, and how many rows those are."""
 
+import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,3 +57,23 @@ def test_sample_of_orc_does_not_hold_whole_stripes(
 
     assert 0 < sample.num_rows <= 1000
     assert max(held) < table.nbytes / 10
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".csv.zst"])
+def test_rows_of_text_are_estimated_by_the_bytes_that_the_sample_takes_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(samples, "SAMPLE_ROWS", 20_000)
+    users = np.random.default_rng(1).integers(0, 10**6, 100_000)
+    text = "click,user\n" + "".join(f"0,user-of-the-shop-{user:06d}\n" for user in users)
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".csv.zst":
+        with pa.CompressedOutputStream(str(path), "zstd") as stream:
+            stream.write(text.encode())
+    else:
+        path.write_bytes(gzip.compress(text.encode()) if suffix == ".csv.gz" else text.encode())
+
+    sample = sample_of([str(path)])
+
+    assert not sample.is_complete
+    assert sample.total_rows == pytest.approx(100_000, rel=0.1)
