@@ -3,14 +3,19 @@
 import glob
 import json
 import math
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from protos.errors import DataError, UsageError, counted
+from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
 from ps_worker.data.columnar.column_values import is_list_type
 from ps_worker.data.files.atomic_file import atomic_file
-from ps_worker.data.files.listing import is_url, matching_files
+from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.files.listing import is_url, matching_files, size_of
+from ps_worker.data.formats import reader_of
+from ps_worker.data.tools.proposal.labels import Label
 from ps_worker.data.tools.proposal.leaks import LEAK
 from ps_worker.data.tools.proposal.roles import Proposal, propose
 from ps_worker.data.tools.proposal.samples import Sample, names_of, sample_of
@@ -18,6 +23,7 @@ from ps_worker.data.tools.proposal.samples import Sample, names_of, sample_of
 SCHEMA_FILE, JOB_FILE, MODEL_FOLDER = "schema.toml", "job.toml", "model"
 
 _MAX_BYTES_IN_MEMORY = 1 << 29  # of rows that are shuffled there
+_BAD_ROWS = 100  # malformed for other reasons than a missing label
 _STEPS = 200  # of an epoch, at least: few rows need small batches
 _MIN_BATCH, _MAX_BATCH = 16, 512
 
@@ -82,7 +88,7 @@ def write_first_job(
     proposal = propose(sample, label=label, ignore=ignore)
     _require_both_classes(proposal, sample)
     for tested in held_out:
-        _require_columns(tested, proposal, format)
+        _require_rows(tested, proposal, format)
     first = FirstJob(
         schema_file=out / SCHEMA_FILE,
         job_file=out / JOB_FILE,
@@ -102,16 +108,23 @@ def write_first_job(
     return first
 
 
-def _require_columns(path: str, proposal: Proposal, format: str | None) -> None:
-    """Refuses a file to test on that lacks a column: the job would notice after its training alone."""
-    schema = proposal.schema()
-    names = names_of(path, format)
-    for name in (*([schema.label] if schema.label else []), *schema.features):
-        if name not in names:
-            raise UsageError(
-                f"{path}, to test on, has no column {name!r}, which the files to train on have: name other "
-                f"files with --test, or leave the column out with --ignore"
-            )
+def _require_rows(path: str, proposal: Proposal, format: str | None) -> None:
+    """Refuses a file to test on of which the job would notice after its training that it has no good row."""
+    names_of(path, format)  # refuses files of keys, and without names
+    bad_rows = BadRows(sys.maxsize, BadRowLog(is_silent=True))
+    remedy = "name other files with --test, or leave the column out with --ignore"
+    try:
+        blocks = reader_of(path, proposal.schema(), bad_rows, format).blocks(FileSplit(path))
+        has_rows = any(block.rows.size for block in blocks)
+    except DataError as error:
+        raise UsageError(
+            f"a file to test on is not like those to train on: {error}: {remedy}"
+        ) from error
+    if not has_rows:
+        fault = f": {bad_rows.first}: {remedy}" if bad_rows.first else ": name others with --test"
+        raise UsageError(
+            f"{path}, to test on, has no row that the schema of the files to train on reads{fault}"
+        )
 
 
 def _place_of(path: str) -> str:
@@ -182,7 +195,8 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
         lines.append(f"format = {_text(format)}")
     if label is not None and label.missing_rate:
         lines.append(
-            f"bad_row_limit = {2**31 - 1} # {label.missing_rate:.1%} of the rows have no label: passed over"
+            f"bad_row_limit = {_bad_row_limit(first, label)} # {label.missing_rate:.1%} of the rows have no "
+            f"label and are passed over; twice as many, and {_BAD_ROWS}, may be"
         )
     if sample.total_rows * _row_bytes(first) <= _MAX_BYTES_IN_MEMORY:
         lines += [
@@ -202,6 +216,13 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _bad_row_limit(first: FirstJob, label: Label) -> int:
+    """Returns twice the rows without a label, of a pass over the larger set, and `_BAD_ROWS`."""
+    train, test = (sum(map(size_of, files)) for files in (first.train, first.test))
+    rows = first.sample.total_rows * max(1.0, test / max(train, 1))
+    return math.ceil(2 * label.missing_rate * rows) + _BAD_ROWS
 
 
 def _row_bytes(first: FirstJob) -> float:

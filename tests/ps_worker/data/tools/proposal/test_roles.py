@@ -439,9 +439,49 @@ def test_file_of_the_test_without_a_column_is_refused(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "1.parquet")
     pq.write_table(table.drop_columns("a"), tmp_path / "2.parquet")
 
-    with pytest.raises(UsageError, match=r"2\.parquet, to test on, has no column 'a'.*--test"):
+    with pytest.raises(UsageError, match=r"to test on.*2\.parquet: no column 'a'.*--test"):
         write_first_job([f"{tmp_path}/*.parquet"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "fault"),
+    [
+        ({"a": cycle([0.5, 1.5])}, r"2\.parquet: column 'a' is of type double"),
+        ({"x": cycle(["p", "q"])}, r"2\.parquet: column 'x' is of type string, expected numbers"),
+        ({"click": pa.nulls(ROWS, pa.int64())}, r"no row .*2\.parquet:row 1: the label is missing"),
+        ({"click": cycle([2, 3])}, r"no row .*2\.parquet:row 1: the label is 2"),
+    ],
+)
+def test_file_of_the_test_that_the_schema_cannot_read_is_refused(
+    tmp_path: Path, columns: dict[str, pa.Array], fault: str
+) -> None:
+    table = {"click": LABELS, "a": cycle(["x", "y", "z"]), "x": pa.array(RNG.normal(size=ROWS))}
+    pq.write_table(pa.table(table), tmp_path / "1.parquet")
+    pq.write_table(pa.table(table | columns), tmp_path / "2.parquet")
+
+    with pytest.raises(UsageError, match=fault):
+        write_first_job([f"{tmp_path}/*.parquet"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_of_the_test_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("click,a\n" + "0,x\n1,y\n" * 50)
+    (tmp_path / "2.csv").write_text("click,a\n")
+
+    with pytest.raises(UsageError, match=r"2\.csv, to test on, has no row"):
+        write_first_job([f"{tmp_path}/*.csv"], tmp_path / "out")
+
+
+def test_rows_without_a_label_do_not_allow_any_number_of_malformed_ones(tmp_path: Path) -> None:
+    table = pa.table({"click": cycle([0, 1, None, 1]), "a": cycle(["x", "y", "z"])})
+    pq.write_table(table, tmp_path / "rows.parquet")
+
+    write_first_job([f"{tmp_path}/rows.parquet"], tmp_path / "out")
+
+    text = (tmp_path / "out/job.toml").read_text()
+    assert tomllib.loads(text)["data"]["bad_row_limit"] == 2 * ROWS // 4 + 100
+    assert "25.0% of the rows have no label and are passed over" in text
 
 
 @pytest.mark.parametrize(("keys", "is_in_memory"), [(2, True), (200, False)])
