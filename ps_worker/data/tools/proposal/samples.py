@@ -30,6 +30,7 @@ SAMPLE_ROWS = 200_000
 _MAX_FILES = 16
 _PIECES_PER_FILE = 8
 _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+_OTHER_SEPARATORS = ("\t", ";", "|")
 _ANY = Schema(dense=(), slots=("-",))
 
 
@@ -106,6 +107,7 @@ def names_of(path: str, format: str | None = None) -> list[str]:
         names = CsvReader(_ANY, silent_bad_rows()).names(path)
         if len(names) == 1:
             _refuse_criteo(path)
+            _refuse_separator(path, names[0])
         return names
     with open_columnar(path, name.capitalize()) as source:
         fields = (
@@ -147,6 +149,16 @@ def _refuse_criteo(path: str) -> None:
             f"header), whose schema comes with the package: write a job with data.schema = "
             f'"criteo" and data.format = "criteo", as `ps-worker example deepfm` does'
         )
+
+
+def _refuse_separator(path: str, header: str) -> None:
+    """Refuses a file that has another separator than a comma."""
+    for separator in _OTHER_SEPARATORS:
+        if separator in header:
+            raise UsageError(
+                f"{path}: the header is one column, {header!r}, as CSV is separated by commas: write commas "
+                f"instead of {separator!r}"
+            )
 
 
 def _common_names(by_file: Mapping[str, list[str]]) -> tuple[list[str], dict[str, str]]:

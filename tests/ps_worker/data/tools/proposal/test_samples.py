@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
+from protos.errors import UsageError
 from ps_worker.data.tools.proposal import samples
 from ps_worker.data.tools.proposal.samples import sample_of
 
@@ -36,6 +37,18 @@ def test_files_with_and_without_views_and_dictionaries_are_joined(
     sample = sample_of([f"{tmp_path}/{name}.parquet" for name in "12"])
 
     assert sample.columns["x"].to_pylist() == values * 2
+
+
+@pytest.mark.parametrize("separator", ["\t", ";", "|"])
+def test_text_with_another_separator_is_refused_with_its_header(
+    tmp_path: Path, separator: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"click{separator}a\n0{separator}x\n")
+
+    fault = f"rows.csv: the header is one column, {f'click{separator}a'!r}, .* {separator!r}"
+    with pytest.raises(UsageError, match=fault.replace("\\", r"\\").replace("|", r"\|")):
+        sample_of([str(path)])
 
 
 def test_sample_of_orc_does_not_hold_whole_stripes(
