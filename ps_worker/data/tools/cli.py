@@ -252,10 +252,12 @@ def init_command(
         f"job: {first.job_file} ({counted(len(first.train), 'file')} to train on, {held_out})"
     )
     if not first.test:
-        typer.echo(
-            f"for a test: ps-data split {shlex.quote(first.train[0])} --out sets, then ps-data init "
-            f"'sets/train/*' --test 'sets/validation/*'"
-        )
+        split = ["ps-data", "split", *first.train, "--out", "sets"]
+        split += ["--format", format_name] if format_name else []
+        again = ["ps-data", "init", "sets/train/*", "--test", "sets/validation/*", "--out", "sets"]
+        again += ["--label", label] if label else []
+        again += ["--ignore", ",".join(ignore)] if ignore else []
+        typer.echo(f"for a test: {shlex.join(split)}, then {shlex.join(again)}")
     typer.echo(f"next: ps-worker train {shlex.quote(str(first.job_file))}")
 
 
@@ -278,6 +280,7 @@ def split_command(
             help="Suffix of the files, as .tsv.gz or .csv.zst to compress text; empty: that of the format."
         ),
     ] = "",
+    format_name: FormatName = "",
 ) -> None:
     """Split the rows of files into a training, a validation and, optionally, a test set.
 
@@ -291,6 +294,7 @@ def split_command(
         seed=seed,
         rows_per_file=rows_per_file,
         suffix=suffix,
+        format=format_name or None,
     )
     for each in sets:
         typer.echo(

@@ -8,7 +8,7 @@ the given ratio in expectation.
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -26,7 +26,7 @@ from ps_worker.data.blocks.row_hash import row_hash, write_row_hashes
 from ps_worker.data.columnar.open_file import open_columnar
 from ps_worker.data.files.atomic_file import open_to_write, temporary_path
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import SUFFIXES, format_of
+from ps_worker.data.formats import SUFFIXES, format_of, require_format
 from ps_worker.data.text.line_blocks import line_blocks
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ def split_rows(
     seed: int = 1,
     rows_per_file: int = ROWS_PER_FILE,
     suffix: str = "",
+    format: str | None = None,
 ) -> list[WrittenSet]:
     """Writes the sets, which replace those of an earlier call once all files are complete.
 
@@ -73,18 +74,22 @@ def split_rows(
         ratio: Sizes of train and validation, or train, validation and test.
         seed: Of the hash.
         rows_per_file: Rows of all files of a set but the last.
-        suffix: Suffix of the files, such as ".tsv", ".tsv.gz" or ".tsv.zst"; "": that of their format.
+        suffix: Suffix of the sets' files, such as ".tsv", ".tsv.gz" or ".tsv.zst"; "": that of the format.
+        format: Of `files`; None: determined by the suffix.
 
     Raises:
-        UsageError: If ratio, seed, rows_per_file or suffix are invalid, or a set's folder has files that
-            this function did not write.
+        UsageError: If ratio, seed, rows_per_file, suffix or format are invalid, or a set's folder has files
+            that this function did not write.
         DataError: If a file cannot be read, files have different columns, or a set would be empty.
     """
-    suffix = suffix or _suffix_for(files[0])
+    if format:
+        require_format(format)
+    kinds = {path: format or format_of(path) for path in files}
+    suffix = suffix or _suffix_for(files[0], kinds[files[0]])
     _require_options(ratio, seed, rows_per_file, suffix)
     folders = [folder / name for name in SETS[: len(ratio)]]
-    for path in files:
-        _require_same_format(path, suffix)
+    for path, kind in kinds.items():
+        _require_same_format(path, kind, suffix)
         if Path(path).resolve().parent in [each.resolve() for each in folders]:
             raise UsageError(
                 f"{path!r} is in the folder of a set to be written: choose another folder"
@@ -97,7 +102,7 @@ def split_rows(
                 stack.enter_context(_SetWriter(each, rows_per_file, suffix)) for each in folders
             ]
             deal = _deal_tables if suffix == ".parquet" else _deal
-            deal(files, seed, _limits(ratio), writers)
+            deal(kinds, seed, _limits(ratio), writers)
             num_rows = sum(writer.rows for writer in writers)
             for writer in writers:
                 if writer.rows == 0:
@@ -136,15 +141,15 @@ def _require_options(ratio: Sequence[int], seed: int, rows_per_file: int, suffix
         raise UsageError(f"suffix is {suffix!r}, expected a suffix such as .tsv.gz")
 
 
-def _suffix_for(path: str) -> str:
-    kind = format_of(path)
-    own = [suffix for suffix, name in SUFFIXES.items() if name == kind and suffix in path]
-    return ".parquet" if kind in _TABLES else (own or [".tsv"])[0]
+def _suffix_for(path: str, kind: str) -> str:
+    own = [suffix for suffix, name in SUFFIXES.items() if name == kind]
+    own.sort(key=lambda suffix: suffix not in path)
+    return ".parquet" if kind in _TABLES else own[0]
 
 
-def _require_same_format(path: str, suffix: str) -> None:
+def _require_same_format(path: str, kind: str, suffix: str) -> None:
     """Checks that the suffix stands for the format of the input."""
-    kind, kind_out = format_of(path), format_of(f"part{suffix}")
+    kind_out = format_of(f"part{suffix}")
     if kind_out != "parquet" if kind in _TABLES else kind != kind_out:
         raise UsageError(
             f"suffix is {suffix!r}, the suffix of {kind_out} files, but {path!r} is {kind}: choose another "
@@ -168,17 +173,18 @@ def _limits(ratio: Sequence[int]) -> NDArray[np.uint64]:
 
 
 def _deal(
-    files: Sequence[str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
+    files: Mapping[str, str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
 ) -> None:
     first_row = 0
     out = np.empty((len(writers), 0), np.uint8)
-    header = _header_of(files[0])
+    first, *_ = files
+    header = _header_of(first, files[first])
     for writer in writers:
         writer.header = header
-    for path in files:
+    for path, kind in files.items():
         is_empty = True
-        if _header_of(path) != header:
-            raise DataError(f"{path}: its header is not that of {files[0]}: split them separately")
+        if _header_of(path, kind) != header:
+            raise DataError(f"{path}: its header is not that of {first}: split them separately")
         for block, position in line_blocks(FileSplit(path)):
             if position == 0:
                 block = block[len(header) :]  # noqa: PLW2901
@@ -196,9 +202,9 @@ def _deal(
             logger.warning("a file has no rows: file=%s", path)
 
 
-def _header_of(path: str) -> bytes:
+def _header_of(path: str, kind: str) -> bytes:
     """Returns the first line of a CSV file, with its line break; empty in other formats."""
-    if format_of(path) != "csv":
+    if kind != "csv":
         return b""
     with closing(line_blocks(FileSplit(path))) as blocks:
         first = next(blocks, None)
@@ -206,16 +212,17 @@ def _header_of(path: str) -> bytes:
 
 
 def _deal_tables(
-    files: Sequence[str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
+    files: Mapping[str, str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
 ) -> None:
     first_row = 0
     fields: pa.Schema | None = None
-    for path in files:
-        for table in _tables(path):
+    first, *_ = files
+    for path, kind in files.items():
+        for table in _tables(path, kind):
             fields = fields or table.schema
             if not table.schema.equals(fields):
                 raise DataError(
-                    f"{path}: its columns are not those of {files[0]}: split them separately"
+                    f"{path}: its columns are not those of {first}: split them separately"
                 )
             hashes = np.empty(len(table), np.uint64)
             write_row_hashes(seed, first_row, hashes)
@@ -225,9 +232,8 @@ def _deal_tables(
                 writer.write_table(table.filter(pa.array(chosen == number)))
 
 
-def _tables(path: str) -> Iterator[pa.Table]:
+def _tables(path: str, kind: str) -> Iterator[pa.Table]:
     """Yields the rows of a Parquet or ORC file in order."""
-    kind = format_of(path)
     with open_columnar(path, kind.upper() if kind == "orc" else "Parquet") as source:
         if kind == "orc":
             file = orc.ORCFile(source)

@@ -1,6 +1,8 @@
 """The command `ps-data`: output and exit codes."""
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -268,6 +270,25 @@ def test_columns_that_predict_the_label_are_named(tmp_path: Path, command: str) 
         schema = (tmp_path / "first/schema.toml").read_text()
         assert "; it predicts the label almost perfectly" in schema
         assert schema.count("almost perfectly") == 1
+
+
+def test_commands_that_init_names_for_a_test_can_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my rows.txt").write_text("bought,who,x\n" + "0,a,1\n1,b,2\n1,a,1\n0,b,2\n" * 100)
+    options = ["--format", "csv", "--label", "bought", "--ignore", "x"]
+
+    result = runner.invoke(app, ["init", "my rows.txt", *options])
+
+    assert result.exit_code == 0, result.output
+    (commands,) = re.findall(r"for a test: ps-data (.*), then ps-data (.*)", result.output)
+    for command in commands:
+        made = runner.invoke(app, shlex.split(command))
+        assert made.exit_code == 0, made.output
+    assert [path.name for path in Path("sets/train").iterdir()] == ["part-00000.csv"]
+    schema = Schema.load("sets/schema.toml")
+    assert (schema.label, schema.features) == ("bought", ("who",))
 
 
 def test_init_says_what_is_next_for_one_file(tmp_path: Path) -> None:
