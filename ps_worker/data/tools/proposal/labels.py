@@ -8,10 +8,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from protos.errors import UsageError
+from ps_worker.data.columnar.column_matching import LABEL_NAMES
 from ps_worker.data.columnar.column_values import is_number_type, is_text_type, numbers
 from ps_worker.data.tools.proposal.messages import first_values, one_of
-
-USUAL_LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "clk", "target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,7 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
         raise UsageError(f"the label may be {one_of(named)}: say which with --label NAME")
     unfit = [f"{column!r} has the values {first_values(columns[column])}" for column in usual]
     fault = (
-        f"{'; '.join(unfit)}, expected 0 and 1"
-        if unfit
-        else f"none is named {one_of(USUAL_LABELS)}"
+        f"{'; '.join(unfit)}, expected 0 and 1" if unfit else f"none is named {one_of(LABEL_NAMES)}"
     )
     if binary:
         raise UsageError(
@@ -67,7 +64,7 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
 
 def has_usual_name(column: str) -> bool:
     """Whether a column is named as labels are."""
-    return column.lower() in USUAL_LABELS
+    return column.lower() in LABEL_NAMES
 
 
 def labels_in(array: pa.Array) -> NDArray[np.float64] | None:
