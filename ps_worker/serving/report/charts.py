@@ -217,7 +217,7 @@ def columns(labelled: Sequence[Labelled], names: Sequence[str], *, x: str, y: st
 
 
 def stacked(
-    totals: Sequence[tuple[str, Mapping[str, float]]], parts_of: Sequence[str], *, x: str
+    totals: Sequence[tuple[str, Mapping[str, float]]], parts_of: Sequence[str], *, x: str, unit: str
 ) -> str:
     """Returns a bar for each run, divided into its parts, with their shares where there is room.
 
@@ -225,6 +225,7 @@ def stacked(
         totals: Name of each run, and its values by part.
         parts_of: All parts, in the order in which they are drawn.
         x: Label of the axis, with its unit.
+        unit: Of the values, as it is written behind a number.
     """
     left = 12 + min(_width(max((name for name, _ in totals), key=len)), 190)
     bottom = _TOP + 38 * len(totals)
@@ -243,7 +244,7 @@ def stacked(
             drawn.append(
                 f'<rect class="bar c{number % COLOURS}" x="{start:.1f}" y="{top + 6}" '
                 f'width="{max(end - start - 1, 0.5):.1f}" height="24" rx="1.5">'
-                f"<title>{escape(f'{name}, {part}: {shown(value)} s, {share}')}</title></rect>"
+                f"<title>{escape(f'{name}, {part}: {shown(value)} {unit}, {share}')}</title></rect>"
             )
             if end - start > _width(share) + 6:
                 drawn.append(_text(share, (start + end) / 2, top + 22, "tick middle on"))

@@ -270,7 +270,7 @@ def time_by_part(runs: Runs) -> Section:
             Card(
                 title="Milliseconds a step",
                 body=f'<div class="legend">{legend(parts)}</div>'
-                + stacked(totals, parts, x="milliseconds"),
+                + stacked(totals, parts, x="milliseconds", unit="ms"),
                 note=f"Mean over the steps of worker 0, on the thread that takes them.{several}",
                 headers=["run", "part", "milliseconds a step"],
                 cells=[

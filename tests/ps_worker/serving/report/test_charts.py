@@ -140,7 +140,9 @@ def test_long_names_keep_the_end_in_which_they_differ() -> None:
         ),
         rows([Labelled(label="<a>", values=[0.7, 0.8])], ["r", "q"], x="x", is_bars=False),
         columns([Labelled(label="3-4", values=[10.0, None])], ["r", "q"], x="x", y="<y>"),
-        stacked([("<r>", {"pull": 2.0, "push": 1.0})], ["pull", "push"], x="ms"),
+        stacked(
+            [("<r>", {"pull": 2.0, "push": 1.0})], ["pull", "push"], x="milliseconds", unit="ms"
+        ),
         lines(
             [Series(name="<a>", number=7, points=[(1, 0.5)])], x="x", y="y", levels=[("<l>", 0.4)]
         ),
@@ -151,6 +153,15 @@ def test_charts_are_well_formed_whatever_they_are_named(svg: str) -> None:
 
     assert root.tag == "svg"
     assert any("<" in (each.text or "") for each in root.iter()) or "3-4" in svg
+
+
+def test_parts_of_a_bar_are_told_in_the_unit_of_the_chart() -> None:
+    svg = stacked([("run", {"pull": 1.5, "push": 0.5})], ["pull", "push"], x="time", unit="ms")
+
+    assert re.findall("<title>(run, .*?)</title>", svg) == [
+        "run, pull: 1.5 ms, 75 %",
+        "run, push: 0.5 ms, 25 %",
+    ]
 
 
 def test_bars_go_from_zero_to_either_side() -> None:
