@@ -26,6 +26,8 @@ JOB = "job.json"
 EVALUATED = ("test", "valid")
 """Kinds of records with the figures of an evaluation; a report shows those of the first that a run has."""
 
+_AFTER_TRAINING = ("test", "end")
+
 Record = Mapping[str, Any]
 Point = tuple[float, float]
 
@@ -37,7 +39,7 @@ class RunRecords:
     Attributes:
         name: Of the run, different from those of the other runs.
         folder: Its `run.dir`.
-        records: In the order of training; without those of steps that a resumed run has repeated.
+        records: In the order of training; without those that a later process of the run has replaced.
         job: The job as it was trained; None: it is not there, or of another release.
     """
 
@@ -132,14 +134,34 @@ def _record(line: bytes, path: Path, row: int) -> Record:
 
 
 def _without_repeated(records: Iterable[Record]) -> list[Record]:
-    """Leaves out what was measured behind the step at which a run was resumed."""
-    kept: list[Record] = []
+    """Leaves out what a process of the run, from its `start` on, measures again.
+
+    These are lines behind its first step, those of a kind, epoch and step that it has written again, and the
+    end of an earlier training. Within a process two validations may share a step of worker 0.
+    """
+    earlier: list[Record] = []
+    own: list[Record] = []
     for record in records:
         if record.get("kind") == "start":
             step = number(record.get("step")) or 0.0
-            kept = [each for each in kept if (number(each.get("step")) or 0.0) <= step]
-        kept.append(record)
-    return kept
+            earlier = [each for each in _replaced(earlier, own) if _is_before(each, step)]
+            own = []
+        own.append(record)
+    return _replaced(earlier, own)
+
+
+def _is_before(record: Record, step: float) -> bool:
+    return record.get("kind") not in _AFTER_TRAINING and (number(record.get("step")) or 0.0) <= step
+
+
+def _replaced(earlier: Sequence[Record], later: Sequence[Record]) -> list[Record]:
+    """Returns all records, but of two of the same kind, epoch and step the later one."""
+    written = {_place(each) for each in later}
+    return [*(each for each in earlier if _place(each) not in written), *later]
+
+
+def _place(record: Record) -> tuple[Any, ...]:
+    return record.get("kind"), number(record.get("epoch")), number(record.get("step"))
 
 
 def _job(path: Path) -> Job | None:

@@ -245,6 +245,63 @@ def test_steps_that_a_resumed_run_repeats_count_once(tmp_path: Path) -> None:
     assert run.points("train", "step", "loss") == [(10, 1.0), (20, 2.0), (30, 6.0), (40, 8.0)]
 
 
+def write_lines(folder: Path, *lines: tuple[str, int, int, float]) -> None:
+    """Writes metrics: of each line kind, epoch, step and log loss."""
+    names = ("kind", "epoch", "step", "log_loss")
+    folder.joinpath("metrics.jsonl").write_text(
+        "".join(json.dumps(dict(zip(names, each, strict=True))) + "\n" for each in lines)
+    )
+
+
+def test_lines_that_a_resumed_run_writes_again_replace_those_of_the_process_before(
+    tmp_path: Path,
+) -> None:
+    """As where a checkpoint was saved at the last step of a pass, and the process then died."""
+    write_lines(
+        tmp_path,
+        ("start", 0, 0, 0.0),
+        ("valid", 1, 10, 0.50),
+        ("pass", 1, 20, 0.40),
+        ("valid", 1, 20, 0.45),
+        ("start", 0, 20, 0.0),
+        ("pass", 1, 20, 0.39),
+        ("valid", 1, 20, 0.44),
+    )
+
+    (run,) = read_runs([tmp_path])
+
+    assert run.points("pass", "epoch", "log_loss") == [(1, 0.39)]
+    assert run.points("valid", "step", "log_loss") == [(10, 0.5), (20, 0.44)]
+
+
+def test_validations_of_one_process_may_share_a_step(tmp_path: Path) -> None:
+    write_lines(tmp_path, ("start", 0, 0, 0.0), ("valid", 1, 10, 0.5), ("valid", 1, 10, 0.4))
+
+    (run,) = read_runs([tmp_path])
+
+    assert run.points("valid", "step", "log_loss") == [(10, 0.5), (10, 0.4)]
+
+
+def test_end_of_a_run_is_that_of_its_last_process(tmp_path: Path) -> None:
+    """Until then a run that trains on has none, and newer figures stand alone."""
+    ended = [
+        ("start", 0, 0, 0.0),
+        ("valid", 1, 10, 0.50),
+        ("test", 1, 10, 0.51),
+        ("end", 1, 10, 0.0),
+        ("start", 1, 10, 0.0),
+        ("valid", 2, 20, 0.40),
+    ]
+    write_lines(tmp_path, *ended)
+    (run,) = read_runs([tmp_path])
+    assert (run.of_kind("test"), run.of_kind("end")) == ([], [])
+    assert run.figure("log_loss", ("test", "valid")) == 0.4
+
+    write_lines(tmp_path, *ended, ("test", 2, 20, 0.41))
+    (run,) = read_runs([tmp_path])
+    assert run.points("test", "step", "log_loss") == [(20, 0.41)]
+
+
 def test_runs_of_the_same_folder_name_are_told_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "run").mkdir(parents=True)
