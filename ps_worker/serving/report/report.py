@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from protos.errors import CtrPsError, UsageError
+from protos.errors import CheckpointError, CtrPsError, UsageError
 from ps_server.checkpoint.publish import best_in
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
@@ -21,13 +21,14 @@ from ps_worker.checkpoints.attachments import (
 )
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files
+from ps_worker.job import Job
 from ps_worker.job.datasets import streamed
 from ps_worker.job.model import errors_of_model
 from ps_worker.serving.report import curves, distributions
 from ps_worker.serving.report.charts import legend
 from ps_worker.serving.report.importance import Importance, importance_of_features
 from ps_worker.serving.report.page import page
-from ps_worker.serving.report.runs import RunRecords, read_runs
+from ps_worker.serving.report.runs import RunRecords, number, read_runs
 from ps_worker.training.evaluation.saved_store import SavedStore
 
 _NAMED = 3
@@ -111,6 +112,7 @@ def _measured(run: RunRecords, rows: int) -> Importance:
     best = best_in(root)
     checkpoint = Checkpoint.open(root if best is None else folder_at(root).child(best).url)
     job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
+    _require_of_run(run, checkpoint, job)
     dataset = streamed(job, schema)
     dataset.set_filelist(matching_files(data.test or data.valid))
     with errors_of_model(job):
@@ -124,3 +126,16 @@ def _measured(run: RunRecords, rows: int) -> Importance:
             rows=rows,
             batch_size=job.train.batch_size,
         )
+
+
+def _require_of_run(run: RunRecords, checkpoint: Checkpoint, saved: Job) -> None:
+    """Refuses the model of another run, which has saved it into the same folder before or since."""
+    assert run.job is not None  # as the caller has seen
+    other = f"the model in {run.job.checkpoint.dir} is of another run"
+    if Path(saved.run.dir).resolve() != Path(run.job.run.dir).resolve():
+        raise CheckpointError(
+            f"{other}, with run.dir = {saved.run.dir!r}: give each run a checkpoint.dir of its own"
+        )
+    begun = next((number(each.get("time")) for each in run.of_kind("start")), None)
+    if begun is not None and checkpoint.manifest.created < begun:
+        raise CheckpointError(f"{other}: it is older than this run, which has saved none yet")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,28 @@ def test_model_that_is_gone_leaves_the_rest_of_the_page(
     page = Page((tmp_path / "page.html").read_text())
     assert "moved: not measured: " in page.texts["importance"]
     assert page.values["training"]
+
+
+def test_model_of_another_run_has_no_importance_here(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of one that has replaced this run's checkpoints, or whose checkpoints this run is to replace."""
+    other, later = tmp_path / "other", tmp_path / "later"
+    for folder in (other, later):
+        shutil.copytree(runs[0], folder)
+    job = json.loads((other / "job.json").read_text())
+    job["run"]["dir"] = str(other)
+    (other / "job.json").write_text(json.dumps(job))
+    start = {"kind": "start", "time": time.time(), "epoch": 0, "step": 0}
+    (later / "metrics.jsonl").write_text(json.dumps(start) + "\n")
+
+    result = report([runs[0], other, later], tmp_path / "page.html", importance_rows=100)
+
+    assert result["runs_with_importance"] == 1
+    said = Page((tmp_path / "page.html").read_text()).texts["importance"]
+    model = job["checkpoint"]["dir"]
+    assert f"other: not measured: the model in {model} is of another run, with run.dir" in said
+    assert f"later: not measured: the model in {model} is of another run: it is older" in said
 
 
 def test_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
