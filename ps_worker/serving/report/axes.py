@@ -8,6 +8,8 @@ from typing import Self
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _WHOLE_STEPS = (1.0, 2.0, 5.0, 10.0)
+_SAME = 1e-8
+"""Values are equal on an axis if they differ by less, of the largest or of 1: float32 tells no less apart."""
 _OUTLIER_SPANS = 1.5
 _FEW = 8
 
@@ -50,8 +52,9 @@ class Axis:
             is_whole: Ticks are whole numbers.
         """
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
-        if low == high:
-            margin = abs(low) * 0.1 or 1.0
+        largest = max(abs(low), abs(high))
+        if high - low <= _SAME * max(largest, 1.0):
+            margin = 0.1 * largest if largest > _SAME else 1.0
             low, high = (low - 1, high + 1) if is_whole else (low - margin, high + margin)
         steps = _WHOLE_STEPS if is_whole else _STEPS
         rough = (high - low) / ticks

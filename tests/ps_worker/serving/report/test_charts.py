@@ -6,16 +6,23 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ps_worker.serving.report.axes import Axis, shown, unit_of_bytes, without_outliers
 from ps_worker.serving.report.charts import Labelled, Series, columns, lines, rows, stacked, thinned
 
-FINITE = st.floats(-1e9, 1e9).map(lambda value: round(value, 6))
+FIGURES = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=20)
+ALMOST_EQUAL = st.builds(
+    lambda value, steps: [value + step * math.ulp(value) for step in steps],
+    st.floats(-1e9, 1e9),
+    st.lists(st.integers(0, 9), min_size=1, max_size=9),
+)
 
 
-@given(st.lists(FINITE, min_size=1, max_size=20), st.booleans())
+@given(FIGURES | ALMOST_EQUAL, st.booleans())
+@example([0.5, math.nextafter(0.5, 1.0)], False)
+@example([0.0, 5e-324], False)
 def test_axis_shows_all_values_between_a_few_round_ticks(
     values: list[float], is_whole: bool
 ) -> None:
@@ -29,7 +36,7 @@ def test_axis_shows_all_values_between_a_few_round_ticks(
     assert all(-1e-6 <= axis.at(value) <= 100 + 1e-6 for value in values)
     step = axis.ticks[1] - axis.ticks[0]
     mantissa = step / 10 ** math.floor(math.log10(step) + 1e-9)
-    assert min(abs(mantissa - each) for each in (1, 2, 2.5, 5)) < 1e-5
+    assert min(abs(mantissa - each) for each in (1, 2, 2.5, 5, 10)) < 1e-5
     if is_whole:
         assert all(tick == round(tick) for tick in axis.ticks)
 
@@ -106,6 +113,7 @@ def test_points_of_a_line_are_where_their_values_are() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+@example([math.nextafter(0.5, 1.0)])
 def test_names_at_the_ends_of_lines_do_not_overlap(ends: list[float]) -> None:
     series = [
         Series(name=f"run{index}", number=index, points=[(0, 0.5), (9, end)])
