@@ -5,15 +5,17 @@
     events.out.*     the same figures for TensorBoard, if the extra is installed
 
 Each line is whole and in the file when it is written, so that a run can be followed, and one that was killed
-has all of its lines; it may leave a torn one, which the run that resumes it removes.
+has all of its lines; it may leave a torn one, which the run that resumes it removes. Of a line that does not
+fit on the disk nothing stays.
 """
 
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +64,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._job = job
         self._is_continued = is_continued
         self._clock = clock
+        self._lock = threading.Lock()
         folder = Path(job.run.dir)
         metrics = folder / METRICS
         if metrics.exists() and not is_continued and not job.run.overwrite:
@@ -87,7 +90,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             _remove_torn_line(metrics)
             with atomic_file(folder / JOB) as file:
                 file.write(self._job.to_json().encode())
-            # One write a line, past Python's buffer: lines of threads do not mix, and no kill loses one.
+            # Past Python's buffer: no kill loses a line.
             self._file = os.open(metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:
             raise UsageError(
@@ -117,7 +120,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         record = {"kind": kind, "time": now, "epoch": epoch, "step": step, **figures}
         line = json.dumps(json_value(record), allow_nan=False)
         try:
-            os.write(self._file, f"{line}\n".encode())
+            with self._lock:
+                _append(self._file, f"{line}\n".encode())
             if self._events is not None and kind not in ("start", "end"):
                 for name, value in _numbers(figures):
                     self._events.add_scalar(f"{kind}/{name}", value, step, now)
@@ -131,6 +135,18 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         os.close(self._file)
         if self._events is not None:
             self._events.close()
+
+
+def _append(file: int, line: bytes) -> None:
+    """Writes a line, in parts if the system takes no more at once; all of it, or nothing."""
+    size = os.fstat(file).st_size
+    try:
+        while line:
+            line = line[os.write(file, line) :]
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(file, size)
+        raise
 
 
 def _remove_torn_line(metrics: Path) -> None:

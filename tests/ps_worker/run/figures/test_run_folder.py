@@ -1,7 +1,9 @@
 """The folder of a run: what is in it, and whose it may be."""
 
+import errno
 import json
 import logging
+import os
 import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -253,6 +255,44 @@ def test_full_disk_does_not_end_training(
         kept.close()
 
     assert "figures of train step=7 are not written: " in caplog.text
+
+
+def test_line_that_the_system_takes_in_parts_is_whole(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    with (
+        RunFolder(job_of(data, tmp_path), is_continued=False) as folder,
+        monkeypatch.context() as of,
+    ):
+        of.setattr(os, "write", lambda file, content: write(file, content[:5]))
+        for step in (1, 2):
+            folder.write("train", epoch=1, step=step, figures={"loss": 0.5})
+
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+def test_line_that_does_not_fit_leaves_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a disk that is full for a while; the lines before and after are whole."""
+    write = os.write
+
+    def fill(file: int, content: bytes) -> int:
+        if content.startswith(b"{"):
+            return write(file, content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with RunFolder(job_of(data, tmp_path), is_continued=False) as folder:
+        folder.write("train", epoch=1, step=1, figures={})
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", fill)
+            folder.write("train", epoch=1, step=2, figures={})
+        folder.write("train", epoch=1, step=3, figures={})
+
+    assert [line["step"] for line in lines(tmp_path)] == [1, 3]
+    assert "figures of train step=2 are not written: " in caplog.text
 
 
 @pytest.mark.parametrize("place", ["s3://bucket/run", "memory://run"])
