@@ -67,7 +67,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._lock = threading.Lock()
         folder = Path(job.run.dir)
         metrics = folder / METRICS
-        if metrics.exists() and not is_continued and not job.run.overwrite:
+        if not is_continued and not job.run.overwrite and _has_a_line(metrics):
             raise job.error(
                 "run.dir",
                 f"{metrics} has the metrics of an earlier run: name another folder, set checkpoint.resume = "
@@ -135,6 +135,15 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         os.close(self._file)
         if self._events is not None:
             self._events.close()
+
+
+def _has_a_line(metrics: Path) -> bool:
+    """Whether a run has measured something: a process that ends before it has started leaves no line."""
+    try:
+        with metrics.open("rb") as file:
+            return file.readline().endswith(b"\n")
+    except OSError:
+        return metrics.exists()
 
 
 def _append(file: int, line: bytes) -> None:

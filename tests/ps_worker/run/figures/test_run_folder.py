@@ -175,6 +175,24 @@ def test_metrics_of_another_run_are_left_alone(data: Path, tmp_path: Path) -> No
     assert len(list(tmp_path.glob("events.*"))) == 1
 
 
+@pytest.mark.parametrize("left", ["", '{"kind": "sta'])
+def test_folder_of_a_process_that_ended_before_its_start_is_free(
+    data: Path, tmp_path: Path, left: str
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(left)
+
+    trained(job_of(data, tmp_path))
+
+    assert [line["kind"] for line in lines(tmp_path)].count("start") == 1
+
+
+def test_metrics_that_cannot_be_read_are_of_another_run(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+
+    with pytest.raises(JobError, match="has the metrics of an earlier run"):
+        RunFolder(job_of(data, tmp_path), is_continued=False)
+
+
 def test_metrics_are_replaced_by_runs_that_start_alone(data: Path, tmp_path: Path) -> None:
     folder, saved = tmp_path / "run", f"checkpoint.dir={tmp_path}/model"
     trained(job_of(data, folder, saved))
