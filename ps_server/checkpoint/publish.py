@@ -22,6 +22,7 @@ from ps_server.checkpoint.files.manifest import (
     LATEST,
     MANIFEST,
     TOKEN,
+    DamagedManifestError,
     Manifest,
     data_folder,
     is_data_folder,
@@ -40,10 +41,9 @@ def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, st
     """Creates the data folder of a save to `target`, and returns it and its token.
 
     Raises:
-        CheckpointError: If it cannot be created, if `target` exists and is not a checkpoint, or if it is an
-            inference checkpoint and this is not, or the other way round.
+        CheckpointError: If it cannot be created, or `require_replaceable` refuses `target`.
     """
-    _require_replaceable(target, is_inference=is_inference)
+    require_replaceable(target, is_inference=is_inference)
     _remove_leftovers(target)
     token = new_token()
     data = target.child(data_folder(token))
@@ -54,6 +54,26 @@ def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, st
         discard(target, data)
         raise
     return data, token
+
+
+def require_replaceable(target: Folder, *, is_inference: bool = False) -> None:
+    """Checks that a save may replace what is at `target`: nothing, or a checkpoint for the same use.
+
+    A damaged one may be replaced, but not one that only this release, or only now, cannot be read.
+
+    Raises:
+        CheckpointError: If it may not; says what is there.
+    """
+    if target.has(MANIFEST):
+        _require_same_use(target, is_inference=is_inference)
+        return
+    files, folders = target.files().keys(), target.folders()
+    if files <= OWN_FILES and all(map(is_data_folder, folders)):
+        return
+    raise CheckpointError(
+        f"{target.url} exists and is not a checkpoint: it will not be replaced; choose another folder, or "
+        f"remove it"
+    )
 
 
 def publish(target: Folder, data: Folder, manifest: Manifest) -> None:
@@ -244,24 +264,16 @@ def _is_checkpoint_in(root: Folder, name: str) -> bool:
     return is_plain and root.child(name).has(MANIFEST)
 
 
-def _require_replaceable(target: Folder, *, is_inference: bool) -> None:
-    if target.has(MANIFEST):
-        _require_same_use(target, is_inference=is_inference)
-        return
-    files, folders = target.files().keys(), target.folders()
-    if files <= OWN_FILES and all(map(is_data_folder, folders)):
-        return
-    raise CheckpointError(
-        f"{target.url} exists and is not a checkpoint: it will not be replaced; choose another folder, or "
-        f"remove it"
-    )
-
-
 def _require_same_use(target: Folder, *, is_inference: bool) -> None:
     try:
         kind = read_manifest(target).kind
-    except CheckpointError:
-        return  # damaged: it may be replaced
+    except DamagedManifestError:
+        return
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{target.url} cannot be read and will not be replaced: {error}; choose another folder, or "
+            f"remove it"
+        ) from error
     if (kind == "inference") != is_inference:
         new = "an inference checkpoint" if is_inference else "a checkpoint for training"
         raise CheckpointError(

@@ -3,10 +3,11 @@
 import json
 
 from protos.errors import CheckpointError, counted
+from ps_server.checkpoint.publish import require_replaceable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
 from ps_worker.checkpoints.attachments import JOB_ATTACHMENT
-from ps_worker.checkpoints.retention import checkpoints_of_runs
+from ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
 from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
 from ps_worker.job import Job
 
@@ -18,26 +19,41 @@ def require_free_folder(job: Job) -> None:
 
     Not for a process that takes a lost one's place: the checkpoints there are those of its own run.
 
+    Those that cannot be read count: they may be of another release.
+
     Raises:
         JobError: If there are checkpoints of a run, and the job says neither `checkpoint.resume` nor
             `checkpoint.overwrite`; says what they are.
-        CheckpointError: If the folder cannot be read.
+        CheckpointError: If the folder cannot be read, or has one that even a run that overwrites could not
+            replace.
     """
     settings = job.checkpoint
-    if not settings.dir or settings.resume or settings.overwrite:
+    if not settings.dir or settings.resume:
         return
-    if names := checkpoints_of_runs(settings.dir):
+    names = checkpoints_of_runs(settings.dir)
+    unreadable = unreadable_checkpoints(settings.dir, names)
+    if settings.overwrite:
+        for name in unreadable:  # now, and not when the run comes to save under its name
+            require_replaceable(folder_at(settings.dir).child(name))
+    elif names or unreadable:
+        described = _described(settings.dir, names, unreadable)
         raise job.error(
             "checkpoint.dir",
-            f"{settings.dir} has checkpoints of an earlier run ({_described(settings.dir, names)}), and this "
-            f"run, of model {job.model.name!r}, would mix its own with them: set checkpoint.resume = true to "
-            f"resume the earlier run, checkpoint.overwrite = true to replace its checkpoints, or another "
-            f"checkpoint.dir",
+            f"{settings.dir} has checkpoints of an earlier run ({described}), and this run, of model "
+            f"{job.model.name!r}, would mix its own with them: set checkpoint.resume = true to resume the "
+            f"earlier run, checkpoint.overwrite = true to replace its checkpoints, or another checkpoint.dir",
         )
 
 
-def _described(folder: str, names: list[str]) -> str:
+def _described(folder: str, names: list[str], unreadable: list[str]) -> str:
     """Returns what the newest checkpoint of a run says of it, and the names of all, of many the last."""
+    listed = [_of_newest(folder, names)] if names else []
+    if unreadable:
+        listed.append(f"{', '.join(unreadable[-_MOST_LISTED:])} cannot be read")
+    return "; ".join(listed)
+
+
+def _of_newest(folder: str, names: list[str]) -> str:
     older = len(names) - _MOST_LISTED
     listed = ", ".join(names[-_MOST_LISTED:])
     listed = f"{older} older ones, {listed}" if older > 0 else listed

@@ -17,7 +17,7 @@ from ps_server.checkpoint.publish import has_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
 from ps_worker.checkpoints.attachments import job_of_checkpoint
-from ps_worker.checkpoints.retention import checkpoints_of_runs
+from ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
 from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
 from ps_worker.job import Job
 from ps_worker.job.datasets import order_of_data
@@ -85,10 +85,19 @@ def _newest(folder: str) -> str | None:
     """Returns the url of the newest checkpoint; None: there is no checkpoint.
 
     Without LATEST, which is written after a checkpoint and may be missing, it is the newest by its manifest.
+
+    Raises:
+        CheckpointError: If none of those that are there can be read: a fresh run would replace them.
     """
     if has_latest(folder):
         return folder
     names = checkpoints_of_runs(folder)
+    unreadable = unreadable_checkpoints(folder, names)
+    if unreadable and not names:
+        raise CheckpointError(
+            f"{folder} has no checkpoint that can be read, but {', '.join(unreadable)}: remove them to start "
+            f"fresh, or choose another checkpoint.dir"
+        )
     if not names:
         return None
     logger.warning(

@@ -10,8 +10,11 @@ first.
 import re
 from collections.abc import Collection
 
+from protos.errors import CheckpointError
+from ps_server.checkpoint.files.manifest import MANIFEST
+from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.retention import keep_last, manifests_in, remove_checkpoints
-from ps_server.checkpoint.storage.folders import place_of
+from ps_server.checkpoint.storage.folders import Folder, folder_at, place_of
 from ps_worker.job import Job
 from ps_worker.job.sections.checkpoint import CheckpointSection
 
@@ -44,6 +47,33 @@ def checkpoints_of_runs(folder: str) -> list[str]:
         for name, manifest in manifests_in(folder).items()
         if _NAME_OF_RUN.fullmatch(name) and manifest.kind != "inference"
     ]
+
+
+def unreadable_checkpoints(folder: str, readable: Collection[str]) -> list[str]:
+    """Returns the names of the checkpoints of runs in a folder that are there but were not read.
+
+    Each is damaged, of another release, or cannot be read for the moment.
+
+    Args:
+        folder: Of checkpoints.
+        readable: What `checkpoints_of_runs` has returned.
+
+    Raises:
+        CheckpointError: If the folder cannot be read.
+    """
+    root = folder_at(folder)
+    others = [
+        name for name in root.folders() if _NAME_OF_RUN.fullmatch(name) and name not in readable
+    ]
+    return [name for name in others if _is_there(root.child(name))]
+
+
+def _is_there(checkpoint: Folder) -> bool:
+    """Whether a folder has a checkpoint that is not known to be one for inference."""
+    try:
+        return checkpoint.has(MANIFEST) and read_manifest(checkpoint).kind != "inference"
+    except CheckpointError:
+        return True
 
 
 class Keeper:

@@ -31,6 +31,11 @@ TOKEN_CHARACTERS = 32
 
 TableKind = Literal["rows", "candidates", "removed"]
 
+
+class DamagedManifestError(CheckpointError):
+    """A manifest was truncated or altered; its checkpoint is lost."""
+
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _DATA = re.compile(rf"data-([0-9a-f]{{{TOKEN_CHARACTERS}}})")
 
@@ -304,21 +309,24 @@ def manifest_from_json(text: bytes, source: str) -> Manifest:
         source: Its URL, for messages.
 
     Raises:
-        CheckpointError: If it was truncated or altered, or has another format version.
+        DamagedManifestError: If it was truncated or altered.
+        CheckpointError: If it has another format version, or other fields.
     """
     try:
         document = json.loads(text)
     except ValueError as exc:
-        raise CheckpointError(f"{source} is not JSON, was it truncated or altered? {exc}") from exc
+        raise DamagedManifestError(
+            f"{source} is not JSON, was it truncated or altered? {exc}"
+        ) from exc
     if not isinstance(document, dict):
-        raise CheckpointError(f"{source} is not a manifest: it is not a JSON object")
+        raise DamagedManifestError(f"{source} is not a manifest: it is not a JSON object")
     version = document.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{source} has format version {version!r}; this release reads version {FORMAT_VERSION}"
         )
     if document.pop("sha256", None) != _checksum(document):
-        raise CheckpointError(f"{source} was altered: it does not match its own sha256")
+        raise DamagedManifestError(f"{source} was altered: it does not match its own sha256")
     try:
         manifest = _MANIFEST.validate_python(document)
     except ValidationError as exc:

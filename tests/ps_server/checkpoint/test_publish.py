@@ -222,6 +222,34 @@ def test_damaged_manifest_is_replaced_with_all_that_was_there(tmp_path: Path) ->
     assert_nothing_else(tmp_path / "saved")
 
 
+def test_checkpoint_of_another_format_version_is_not_replaced(tmp_path: Path) -> None:
+    OLD.save(tmp_path / "saved")
+    manifest = tmp_path / "saved" / "MANIFEST.json"
+    manifest.write_text(manifest.read_text().replace('"format_version": 3', '"format_version": 4'))
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(CheckpointError, match=r"will not be replaced: .*has format version 4"):
+        NEW.save(tmp_path / "saved")
+
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_checkpoint_that_cannot_be_read_now_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = OLD.save(tmp_path / "saved")
+
+    def fail(path: Path) -> bytes:
+        raise OSError(5, "Input/output error", str(path))
+
+    with monkeypatch.context() as unreachable:
+        unreachable.setattr(Path, "read_bytes", fail)
+        with pytest.raises(CheckpointError, match=r"will not be replaced: .*Input/output error"):
+            NEW.save(tmp_path / "saved")
+
+    assert whole_at(tmp_path / "saved") == old
+
+
 def test_link_to_a_checkpoint_stays_a_link(tmp_path: Path) -> None:
     OLD.save(tmp_path / "disk" / "saved")
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "saved")

@@ -1,15 +1,17 @@
 """Which checkpoints of a folder are those of runs."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from protos.errors import JobError
-from protos.store import SaveRequest
+from protos.errors import CheckpointError, JobError
+from protos.store import InferenceSettings, SaveRequest
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.folder import require_free_folder
+from ps_worker.checkpoints.resume import earlier_run
 from ps_worker.checkpoints.retention import checkpoints_of_runs
-from ps_worker.job import override_job
+from ps_worker.job import Job, override_job
 
 
 def save(folder: Path, *names: str) -> None:
@@ -23,13 +25,67 @@ def test_names_of_runs_come_by_age(tmp_path: Path) -> None:
     assert checkpoints_of_runs(str(tmp_path)) == ["step-8", "epoch-1", "step-12"]
 
 
+def of_another_release(checkpoint: Path) -> None:
+    """Gives a checkpoint a format version that this release does not read."""
+    manifest = checkpoint / "MANIFEST.json"
+    manifest.write_text(manifest.read_text().replace('"format_version": 3', '"format_version": 4'))
+
+
+def job_into(folder: Path, *overrides: str) -> Job:
+    return override_job({}, [f"checkpoint.dir={folder}", *overrides], source="test")
+
+
+def test_folder_with_checkpoints_that_cannot_be_read_is_not_free(tmp_path: Path) -> None:
+    save(tmp_path, "epoch-1", "epoch-2", "step-7", "notes")
+    of_another_release(tmp_path / "epoch-2")
+    of_another_release(tmp_path / "notes")
+    (tmp_path / "step-7/MANIFEST.json").write_text("{")
+    with pytest.raises(JobError, match=r"run \(epoch-1; epoch-2, step-7 cannot be read\), and"):
+        require_free_folder(job_into(tmp_path))
+
+    shutil.rmtree(tmp_path / "epoch-1")
+
+    with pytest.raises(JobError, match=r"run \(epoch-2, step-7 cannot be read\), and this run"):
+        require_free_folder(job_into(tmp_path))
+
+
+def test_run_that_overwrites_is_refused_before_it_meets_what_it_cannot_replace(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, "epoch-1", "epoch-2")
+    (tmp_path / "epoch-1/MANIFEST.json").write_text("{")
+    overwriting = job_into(tmp_path, "checkpoint.overwrite=true")
+    require_free_folder(overwriting)
+
+    of_another_release(tmp_path / "epoch-2")
+
+    with pytest.raises(CheckpointError, match=r"epoch-2 cannot be read and will not be replaced"):
+        require_free_folder(overwriting)
+
+
+def test_run_that_finds_nothing_it_can_resume_does_not_start_fresh_over_it(tmp_path: Path) -> None:
+    save(tmp_path, "epoch-1")
+    of_another_release(tmp_path / "epoch-1")
+
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint that can be read, but epoch-1: remove"
+    ):
+        earlier_run(job_into(tmp_path, "checkpoint.resume=true"), num_workers=1, files="")
+
+
+def test_checkpoint_for_inference_leaves_a_folder_free(tmp_path: Path) -> None:
+    request = SaveRequest(url=f"{tmp_path}/epoch-1", inference=InferenceSettings())
+    ParameterStore().save(request)
+
+    require_free_folder(job_into(tmp_path))
+
+
 def test_of_many_checkpoints_the_last_are_named(tmp_path: Path) -> None:
     """They are of no job, so nothing more is known of them."""
     save(tmp_path, *(f"step-{step}" for step in range(1, 13)))
-    job = override_job({}, [f"checkpoint.dir={tmp_path}"], source="test")
 
     with pytest.raises(JobError) as refusal:
-        require_free_folder(job)
+        require_free_folder(job_into(tmp_path))
 
     assert "earlier run (2 older ones, step-3, step-4, step-5," in str(refusal.value)
     assert "step-12), and this run" in str(refusal.value)
