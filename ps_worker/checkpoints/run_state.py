@@ -39,7 +39,7 @@ class RunState:
         num_workers: Workers of the run.
         files: The training files, as `digest_of_files`.
         order: The order of their rows, as `order_of_data`.
-        validations: All so far, each a dict of the fields of a `Validation`.
+        validations: All so far.
         steps_since_validation: Of worker 0, in the unfinished epoch, where validations are due by steps.
     """
 
@@ -48,7 +48,7 @@ class RunState:
     num_workers: int
     files: str
     order: dict[str, int | str]
-    validations: list[dict[str, Any]] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
     steps_since_validation: int = 0
 
     def to_json(self) -> str:
@@ -76,4 +76,15 @@ class RunState:
         if missing or any(expected.get(name) != kind for name, kind in found.items()):
             named = ", ".join(f"{each.name}: {each.type}" for each in fields(cls))
             raise CheckpointError(f"{source} is {values!r}, expected an object with {named}")
+        values["validations"] = _validations(values.get("validations", []), source)
         return cls(**values)
+
+
+def _validations(values: list[Any], source: str) -> list[Validation]:
+    try:
+        return [Validation(**each) for each in values]
+    except TypeError as error:
+        named = ", ".join(f"{each.name}: {each.type}" for each in fields(Validation))
+        raise CheckpointError(
+            f"{source}: validations are {values!r}, expected objects with {named}"
+        ) from error

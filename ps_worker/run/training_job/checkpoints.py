@@ -144,7 +144,7 @@ class JobCheckpoints:
             num_workers=self._run.num_workers,
             files=self._files,
             order=order_of_data(self._job),
-            validations=self._validator.validations.as_dicts(),
+            validations=list(self._validator.validations),
             steps_since_validation=self._validator.steps.since,
         )
         attachments = attachments_of(self._job, self._plan.schema)

@@ -1,7 +1,7 @@
 """The validations of a run so far: which one is the best, and whether training is to stop."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -51,17 +51,17 @@ class Validations:
         self._rule = self._rule.after(**_compared(validation))
         self._all.append(validation)
 
-    def told_of(self, validations: Sequence[Mapping[str, Any]]) -> Numbers:
+    def told_of(self, validations: Sequence[Validation]) -> Numbers:
         """Returns what worker 0 tells the others of a resumed run's validations, for `resume`: float64[3].
 
         Of none it is what leaves a maximum with those of another worker as they are.
         """
         rule = self._rule
         for each in validations:
-            rule = rule.after(**_compared(Validation(**each)))
+            rule = rule.after(**_compared(each))
         return np.array([len(validations), rule.best, rule.waits], np.float64)
 
-    def resume(self, told: Numbers, validations: Sequence[Mapping[str, Any]]) -> None:
+    def resume(self, told: Numbers, validations: Sequence[Validation]) -> None:
         """Goes on from a resumed run's validations.
 
         Args:
@@ -70,11 +70,11 @@ class Validations:
         """
         number, best, waits = told.tolist()
         for each in validations[: int(number)]:
-            self.add(Validation(**each))
+            self.add(each)
         self._rule = replace(self._rule, best=best, waits=int(waits))
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Returns the validations for a `RunState` and a summary."""
+        """Returns the validations for a summary."""
         return [asdict(each) for each in self._all]
 
 

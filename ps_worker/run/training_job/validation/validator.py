@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -70,7 +69,7 @@ class Validator:
         Returns:
             The epochs that all workers have ended.
         """
-        epochs_done, saved, since = 0, list[dict[str, Any]](), 0
+        epochs_done, saved, since = 0, list[Validation](), 0
         if state is not None:
             epochs_done, saved = state.epochs_done, state.validations
             since = state.steps_since_validation

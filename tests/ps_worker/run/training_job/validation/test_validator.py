@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -587,12 +586,12 @@ def test_best_model_is_named_by_its_step_in_every_process(data: Path) -> None:
 def test_replacement_counts_the_validations_that_were_told(data: Path) -> None:
     """A newer checkpoint than the one that the run was resumed from has later ones, which are told again."""
     plan = plan_of(job_of(data, f"data.valid={data}/test.tsv"))
-    known = [asdict(Validation(epoch=1, step=step, auc=0.5, log_loss=0.7)) for step in (5, 10)]
+    known = [Validation(epoch=1, step=step, auc=0.5, log_loss=0.7) for step in (5, 10)]
     replacement = Validations(plan)
 
     replacement.resume(Validations(plan).told_of(known[:1]), known)
 
-    assert replacement.as_dicts() == known[:1]
+    assert list(replacement) == known[:1]
 
 
 @pytest.mark.parametrize(("seconds", "is_told"), [(29.0, False), (31.0, True)])

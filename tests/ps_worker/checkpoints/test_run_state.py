@@ -1,0 +1,51 @@
+"""Progress of a run as JSON."""
+
+import json
+from typing import Any
+
+import pytest
+
+from protos.errors import CheckpointError
+from ps_worker.checkpoints.run_state import RunState, Validation
+
+STATE = RunState(
+    epochs_done=1,
+    is_between_epochs=False,
+    num_workers=2,
+    files="ab",
+    order={"train.seed": 1, "data.shuffle": "none"},
+    validations=[
+        Validation(epoch=1, step=5, auc=None, log_loss=0.5, checkpoint="step-5"),
+        Validation(epoch=1, step=9, auc=0.7, log_loss=0.4),
+    ],
+    steps_since_validation=3,
+)
+
+
+def test_state_survives_json() -> None:
+    assert RunState.from_json(STATE.to_json().encode(), "run.json") == STATE
+
+
+def test_state_of_a_release_without_validations_reads() -> None:
+    values = json.loads(STATE.to_json())
+    del values["validations"], values["steps_since_validation"]
+
+    read = RunState.from_json(json.dumps(values).encode(), "run.json")
+
+    assert (read.validations, read.steps_since_validation) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        {"epoch": 1, "step": 5, "auc": 0.5, "log_loss": 0.5, "gauc": 0.5},
+        {"epoch": 1, "step": 5},
+        7,
+    ],
+    ids=["unknown-field", "missing-field", "number"],
+)
+def test_other_validations_are_refused_by_the_name_of_the_file(each: Any) -> None:
+    text = json.dumps({**json.loads(STATE.to_json()), "validations": [each]}).encode()
+
+    with pytest.raises(CheckpointError, match=r"^epoch-1/run\.json: validations are .*log_loss: "):
+        RunState.from_json(text, "epoch-1/run.json")
