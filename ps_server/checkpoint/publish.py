@@ -203,6 +203,11 @@ def resolve(url: str | Path) -> Folder:
         root = folder_at(folder.url.rpartition("/")[0])
         if root.has(folder.name):
             return _resolve_name(root, folder.name)
+        if folder.name == BEST and root.folders() and not folder.folders():
+            raise CheckpointError(
+                f"{root.url} has no {BEST}, which a run with data.valid and checkpoint.dir writes: give the "
+                f"path of a checkpoint, or of the folder for its latest"
+            )
     return _resolve_latest(folder)
 
 

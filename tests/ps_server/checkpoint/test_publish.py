@@ -348,8 +348,12 @@ def test_best_that_is_forgotten_leaves_its_checkpoint(tmp_path: Path) -> None:
 
     assert best_in(tmp_path) is None
     assert whole_at(tmp_path / "epoch-1") == old
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*BEST"):
+    with pytest.raises(
+        CheckpointError, match=rf"^{tmp_path} has no BEST, which a run with data.valid"
+    ):
         resolve(tmp_path / "BEST")
+    with pytest.raises(CheckpointError, match="gone/BEST: the folder is empty or does not exist"):
+        resolve(tmp_path / "gone/BEST")
 
 
 def test_best_that_was_removed_is_said(tmp_path: Path) -> None:
