@@ -150,4 +150,5 @@ def _require_rows(
 
 
 def _text(value: bytes) -> str:
-    return value.decode(errors="backslashreplace")
+    """Returns a value as text, different from that of any other: see `vector_files`."""
+    return value.replace(b"\\", rb"\\").decode(errors="backslashreplace")

@@ -9,7 +9,8 @@ memory does not depend on N, and storage that cannot go back in a file will do.
 
 A word of word2vec text ends at any blank or line break that a reader may know: these, and %, are written as
 in a URL, so that urllib.parse.unquote gives the value back; the empty value, which is no word, is left out.
-Values are text here: bytes that are not UTF-8 have been written as escapes, which have no blanks.
+Values are text here, and different ones are different texts: bytes that are not UTF-8 are escapes, which have
+no blanks, and a backslash is two.
 """
 
 import re

@@ -33,11 +33,17 @@ TAGS = [["a", "b"], [], None, ["b", None], ["c"], ["d"], ["a"]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`clicks.parquet`, and `model`, trained on it."""
     folder = tmp_path_factory.mktemp("values")
+    train_on(pa.array(ADS, pa.large_string()), folder)
+    return folder
+
+
+def train_on(ads: pa.Array, folder: Path) -> None:
+    """Writes seven rows with these ads, and trains on them."""
     (folder / "schema.toml").write_text(
         'hash_version = 1\nslots = ["user", "ad", "tags"]\ndense = []\n'
     )
     columns = {
-        "ad": pa.array(ADS, pa.large_string()),
+        "ad": ads,
         "user": pa.array(USERS, pa.int32()),
         "click": [0, 1, 0, 1, 0, 1, 1],
         "tags": pa.array(TAGS, pa.list_(pa.string())),
@@ -53,7 +59,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train.batch_size=2",
     ]
     train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
-    return folder
 
 
 def rows_of(model: Path, table: str = "embedding") -> dict[int, np.ndarray]:
@@ -190,13 +195,23 @@ def same_key(value: bytes, begin: bytes, slot: int) -> bytes:
     return begin + word.to_bytes(8, "little")
 
 
-def test_bytes_that_are_no_text_are_shown_with_escapes(folder: Path, tmp_path: Path) -> None:
-    data = Path(tmp_path / "clicks.parquet")
-    pq.write_table(pa.table({"user": pa.array([b"\xff\xfe", b"1"], pa.binary())}), data)
+def test_values_that_differ_have_texts_that_differ(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 are escapes, and a backslash of a value is two."""
+    ads = [b"\xff", rb"\xff", rb"\\xff", b"\\\xff", "größe".encode(), b"a", b"a"]
+    train_on(pa.array(ads, pa.binary()), tmp_path)
 
-    report = exported(folder, tmp_path, files=[str(data)], slot="user")
+    exported(tmp_path, tmp_path / "out", tables=["embedding"])
 
-    assert report.tables[0].without_row == 1
+    found = pq.read_table(tmp_path / "out/embedding.ad.parquet")
+    texts = dict(zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True))
+    assert [texts[key_of(2, ad)] for ad in ads[:6]] == [
+        r"\xff",
+        r"\\xff",
+        r"\\\\xff",
+        r"\\\xff",
+        "größe",
+        "a",
+    ]
 
 
 @pytest.mark.parametrize(
