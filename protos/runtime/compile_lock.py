@@ -44,7 +44,8 @@ def compile_lock(path: Path | None = None, *, limit_s: float = 300.0) -> Iterato
             waited = time.monotonic() - start
             if waited > limit_s:
                 raise WaitTimeoutError(
-                    f"another process has compiled kernels for {limit_s:g} s and holds {path}"
+                    f"waited {limit_s:g} s for the process that holds {path} while it compiles kernels: end "
+                    f"it if it is stuck (`fuser {path}` tells its id), or start again if it is only slow"
                 )
             if waited > _PATIENCE_S and not is_told:
                 logger.info("waits for another process, which compiles kernels for both")

@@ -106,10 +106,13 @@ def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | Non
 
 def format_of(path: str) -> str:
     """Returns the format that a file's suffix stands for."""
+    return SUFFIXES.get(PurePath(without_codec(path)).suffix, DEFAULT)
+
+
+def without_codec(path: str) -> str:
+    """Returns the name of a file without its folder, and without the suffix of its compression."""
     name = PurePath(path)
-    if name.suffix in CODECS:
-        name = name.with_suffix("")
-    return SUFFIXES.get(name.suffix, DEFAULT)
+    return name.stem if name.suffix in CODECS else name.name
 
 
 def has_byte_offsets(path: str, format: Format | None) -> bool:

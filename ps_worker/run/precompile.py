@@ -7,6 +7,9 @@ numba's cache on disk.
 import contextlib
 import math
 import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +24,15 @@ from protos.runtime.compile_lock import compile_lock
 from protos.runtime.jit import read_only
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import scatter_rows
+from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ps_worker.data.columnar.record_batches import Columns, blocks_of
+from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.formats import format_of, without_codec
 from ps_worker.data.memory.rows import RowsInMemory
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.text.line_blocks import line_blocks
 from ps_worker.data.text.multislot import MultiSlotScanner
+from ps_worker.data.tools.columns import columns_of
 from ps_worker.data.user_code.samples import batches_of_samples
 from ps_worker.job import Job
 from ps_worker.job.datasets import streamed
@@ -40,6 +49,9 @@ def precompile(plan: Plan, *, is_in_process: bool) -> None:
         is_in_process: Whether the parameters are in this process.
     """
     job = plan.job
+    is_read = bool(plan.train_files) and not job.data.pipe_command
+    # Before the lock: files may be far away, and other processes wait for it.
+    read_again = _first_rows(plan) if is_read else None
     with errors_of_model(job), compile_lock():
         _train_on_two_rows(plan.model, plan.schema, job)
         if not is_in_process:
@@ -48,8 +60,8 @@ def precompile(plan: Plan, *, is_in_process: bool) -> None:
             _gather_lists()
         if job.data.pipe_command:
             _scan_a_line(plan.schema)
-        elif plan.train_files:
-            _read_a_batch(plan)
+        if read_again is not None:
+            read_again()
 
 
 def precompile_script(model: Model, schema: Schema, job: Job, *, is_in_process: bool) -> None:
@@ -70,12 +82,37 @@ def _train_on_two_rows(model: Model, schema: Schema, job: Job) -> None:
         run.evaluate(batches)
 
 
-def _read_a_batch(plan: Plan) -> None:
-    """Compiles the kernels that read the format of the files."""
-    dataset = streamed(plan.job, plan.schema)
-    dataset.set_filelist(plan.train_files[:1])
+def _first_rows(plan: Plan) -> Callable[[], None] | None:
+    """Reads the first rows of the files, and compiles nothing.
+
+    Returns:
+        What compiles the kernels that read such rows, without the files; None: they cannot be read.
+    """
+    path = plan.train_files[0]
+    format = plan.job.data.format or format_of(path)
     with contextlib.suppress(CtrPsError):  # training reports it
-        next(iter(dataset), None)
+        if format in ("parquet", "orc"):
+            bad_rows = BadRows(plan.job.data.bad_row_limit, BadRowLog(is_silent=True))
+            columns = next(columns_of(path, plan.schema, bad_rows, format=format), None)
+            return None if columns is None else partial(_hash_columns, columns, plan.schema)
+        with closing(line_blocks(FileSplit(path))) as blocks:
+            for block, _ in blocks:
+                return partial(_read_lines, plan, without_codec(path), block.tobytes())
+    return None
+
+
+def _hash_columns(columns: Columns, schema: Schema) -> None:
+    next(blocks_of(columns, schema), None)
+
+
+def _read_lines(plan: Plan, name: str, lines: bytes) -> None:
+    """Reads lines as if they were those of a file of this name, whose suffix may be its format."""
+    dataset = streamed(plan.job, plan.schema)
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(CtrPsError):
+        path = Path(folder, name)
+        path.write_bytes(lines)
+        dataset.set_filelist([path])
+        next(dataset.head(), None)
 
 
 def _batch_of_one(schema: Schema, label: float) -> Batch:

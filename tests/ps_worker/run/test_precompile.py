@@ -3,8 +3,18 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
+
+from ps_worker.job import Job
+from ps_worker.run import precompile as module
+from ps_worker.run.plan import plan_of
 
 PROGRAM = """
 import json, sys
@@ -74,3 +84,47 @@ def test_training_in_process_compiles_nothing_after_the_start(settings, tmp_path
         "route": 0,  # no servers to choose from
         "in memory": int("in_memory" in settings),
     }
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet"])
+def test_lock_is_not_held_while_files_are_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be slow, and all other processes wait for the lock."""
+    rows = pa.table({"label": [0, 1], "user": ["a", "b"], "price": [0.5, 1.5]})
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        pq.write_table(rows, path)
+    else:
+        with pa.output_stream(path) as file:
+            csv.write_csv(rows, file)
+    (tmp_path / "schema.toml").write_text(
+        'hash_version = 1\nslots = ["user"]\ndense = [{ name = "price", transform = "none" }]\n'
+    )
+    data = {"train": str(path), "schema": str(tmp_path / "schema.toml")}
+    plan = plan_of(Job.model_validate({"data": data}))
+    monkeypatch.setattr(module, "_train_on_two_rows", lambda *_: None)
+    hashed: list[int] = []
+    monkeypatch.setattr(
+        "ps_worker.data.columnar.column_values._hash_values", lambda *_: hashed.append(1)
+    )
+
+    @contextmanager
+    def lock() -> Iterator[None]:
+        assert hashed == []
+        path.unlink()
+        yield
+        assert hashed
+
+    monkeypatch.setattr(module, "compile_lock", lock)
+    module.precompile(plan, is_in_process=True)
+
+
+def test_files_that_cannot_be_read_are_left_to_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.parquet").write_text("no parquet")
+    plan = plan_of(Job.model_validate({"data": {"train": str(tmp_path / "rows.parquet")}}))
+    monkeypatch.setattr(module, "_train_on_two_rows", lambda *_: None)
+
+    module.precompile(plan, is_in_process=True)
