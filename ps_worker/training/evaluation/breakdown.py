@@ -1,12 +1,12 @@
 """Breakdown of an evaluation: by the values of slots or a column, and by predicted probability.
 
-For values it keeps labels, predictions, weights and keys until the evaluation ends: 9 bytes an example and
-8 bytes a key. Without them its memory does not depend on the number of examples.
+For values it keeps labels, predictions, weights and keys until the evaluation ends, and sorts them then:
+docs/evaluation.md has the bytes. Without values its memory does not depend on the number of examples.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,15 @@ from ps_worker.training.evaluation.calibration import Calibration, calibration_e
 from ps_worker.training.evaluation.groups import figures_of_groups
 from ps_worker.training.evaluation.value_texts import ValueTexts
 
+_Kind = TypeVar("_Kind", bound=np.generic)
+
 SLICED_VALUES = 10
 """Most frequent values of a slot that are told."""
 
 
 @dataclass(slots=True)
 class _Keys:
-    """Keys of one slot or column, and how many each example has."""
+    """Keys of one slot, and how many each example has."""
 
     keys: list[NDArray[np.uint64]] = field(default_factory=list)
     counts: list[NDArray[np.int32]] = field(default_factory=list)
@@ -69,13 +71,15 @@ class Breakdown:
         """
         self._group_by, self._slices, self._buckets = group_by, tuple(slices), buckets
         self._texts = texts
-        names = {*slices, *([group_by] if group_by else [])}
-        self._keys = {name: _Keys() for name in sorted(names)}
-        self._slot_index = {
-            name: schema.slot_index(name) for name in names if name in {*slices, *schema.slots}
-        }
-        index = self._slot_index.get(group_by)
-        self._hashed_as = GROUP_SLOT if index is None else schema.slot_numbers[index]
+        self._keys = {name: _Keys() for name in self._slices}
+        self._slot_index = {name: schema.slot_index(name) for name in self._slices}
+        self._group_slot = schema.slot_index(group_by) if group_by in schema.slots else None
+        self._groups: list[NDArray[np.uint64]] = []
+        self._no_group = np.uint64(0)
+        if group_by:
+            index = self._group_slot
+            hashed_as = GROUP_SLOT if index is None else schema.slot_numbers[index]
+            self._no_group = np.uint64(key_of(hashed_as, b""))
         self._calibration = Calibration() if buckets else None
         self._is_empty = True
         self._clicked: list[NDArray[np.bool_]] = []
@@ -91,17 +95,15 @@ class Breakdown:
         weights = np.ones(batch.size, np.float32) if batch.weights is None else batch.weights
         if self._calibration is not None:
             self._calibration.add(clicked, probabilities, weights)
-        if not self._keys:
+        if not self._keeps_examples:
             return
         self._clicked.append(clicked)
         self._probabilities.append(probabilities.copy())
         self._weights.append(weights)
+        if self._group_by:
+            self._groups.append(self._groups_of(batch))
         for name, kept in self._keys.items():
-            if name in self._slot_index:
-                keys, counts = _keys_of_slot(batch, self._slot_index[name])
-            else:
-                assert batch.groups is not None  # labelled rows to evaluate have them
-                keys, counts = batch.groups, np.ones(batch.size, np.int32)
+            keys, counts = _keys_of_slot(batch, self._slot_index[name])
             kept.keys.append(keys)
             kept.counts.append(counts)
 
@@ -114,12 +116,10 @@ class Breakdown:
             buckets = self._calibration.buckets(self._buckets)
             figures["calibration_error"] = calibration_error(buckets)
             figures["calibration_buckets"] = buckets
-        if not self._keys:
+        if not self._keeps_examples:
             return figures
         examples = _Examples(
-            np.concatenate(self._clicked),
-            np.concatenate(self._probabilities),
-            np.concatenate(self._weights),
+            _whole(self._clicked), _whole(self._probabilities), _whole(self._weights)
         )
         if self._group_by:
             figures |= self._grouped(examples)
@@ -127,19 +127,24 @@ class Breakdown:
             figures["slices"] = {slot: self._sliced(slot, examples) for slot in self._slices}
         return figures
 
-    def _kept(self, name: str) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-        kept = self._keys[name]
-        return np.concatenate(kept.keys), np.concatenate(kept.counts)
+    @property
+    def _keeps_examples(self) -> bool:
+        return bool(self._group_by or self._slices)
+
+    def _groups_of(self, batch: Batch) -> NDArray[np.uint64]:
+        """Returns uint64[B], the group of each example: of its first value, or `_no_group`."""
+        if self._group_slot is None:
+            assert batch.groups is not None  # labelled rows to evaluate have them
+            return batch.groups
+        begin, counts = _bounds_of_slot(batch, self._group_slot)
+        groups = np.full(batch.size, self._no_group)
+        groups[counts > 0] = batch.keys[begin[counts > 0]]
+        return groups
 
     def _grouped(self, examples: "_Examples") -> dict[str, Any]:
-        """Returns GAUC; an example is in the group of its first value, one whose value is missing in none."""
-        keys, counts = self._kept(self._group_by)
-        is_some = counts > 0
-        missing = np.uint64(key_of(self._hashed_as, b""))
-        first = np.full(counts.size, missing)
-        first[is_some] = keys[(np.cumsum(counts) - counts)[is_some]]
-        has_value = first != missing
-        groups = figures_of_groups(first[has_value], *examples.at(has_value))
+        """Returns GAUC; an example whose value is missing is in no group."""
+        of_all = figures_of_groups(_whole(self._groups), *examples)
+        groups = of_all.without(self._no_group)
         one_class = np.isnan(groups.auc)
         return {
             "gauc": groups.gauc(),
@@ -148,15 +153,15 @@ class Breakdown:
                 "groups": int(groups.keys.size),
                 "one_class_groups": int(np.count_nonzero(one_class)),
                 "one_class_examples": int(groups.examples[one_class].sum()),
-                "examples_without_value": int(np.count_nonzero(~has_value)),
+                "examples_without_value": int(of_all.examples.sum() - groups.examples.sum()),
             },
         }
 
     def _sliced(self, slot: str, examples: "_Examples") -> list[dict[str, Any]]:
         """Returns the figures of a slot's most frequent values; an example counts for each of its values."""
-        keys, counts = self._kept(slot)
-        rows = np.repeat(np.arange(counts.size), counts)
-        told = figures_of_groups(keys, *examples.at(rows)).most_frequent(SLICED_VALUES)
+        keys, counts = _whole(self._keys[slot].keys), _whole(self._keys[slot].counts)
+        of_keys = examples.at(np.repeat(np.arange(counts.size), counts))
+        told = figures_of_groups(keys, *of_keys).most_frequent(SLICED_VALUES)
         if self._texts is None:
             return told
         texts = self._texts.find(slot, (int(each["key"]) for each in told))
@@ -196,9 +201,15 @@ def breakdown_of(job: Job, schema: Schema, files: Sequence[str] = ()) -> Callabl
 
 def _keys_of_slot(batch: Batch, slot: int) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """Returns a copy of the keys of the slot with an index, and int32[B], how many each example has."""
+    begin, counts = _bounds_of_slot(batch, slot)
+    return batch.keys[_positions(begin, counts)], counts
+
+
+def _bounds_of_slot(batch: Batch, slot: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Returns int32[B] twice: where the keys of a slot begin for each example, and how many there are."""
     begin = batch.offsets[:-1].reshape(-1, batch.num_slots)[:, slot]
     end = batch.offsets[1:].reshape(-1, batch.num_slots)[:, slot]
-    return batch.keys[_positions(begin, end - begin)], end - begin
+    return begin, end - begin
 
 
 def _positions(begin: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -207,3 +218,9 @@ def _positions(begin: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[n
     total = int(ends[-1]) if ends.size else 0
     shifts: NDArray[np.int64] = begin - (ends - counts)
     return np.arange(total, dtype=np.int64) + np.repeat(shifts, counts)
+
+
+def _whole(arrays: list[NDArray[_Kind]]) -> NDArray[_Kind]:
+    """Returns arrays as one, which takes their place in the list, so that they are in memory once."""
+    arrays[:] = [np.concatenate(arrays)]
+    return arrays[0]

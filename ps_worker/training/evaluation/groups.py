@@ -10,7 +10,7 @@ examples (Zhou et al., "Deep Interest Network for Click-Through Rate Prediction"
 class has no AUC and is left out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,11 @@ class Groups:
     clicks: Floats
     predicted: Floats
     auc: Floats
+
+    def without(self, key: np.uint64) -> "Groups":
+        """Returns all groups but that of a key."""
+        is_other = self.keys != key
+        return Groups(**{each.name: getattr(self, each.name)[is_other] for each in fields(self)})
 
     def gauc(self) -> float:
         """Returns the mean AUC of groups with both classes, by weight; nan without such groups."""
@@ -74,47 +79,59 @@ def figures_of_groups(
         probabilities: float32[N], of a click.
         weights: float32[N].
     """
+    size = keys.size
     order = np.lexsort((probabilities, keys))
-    keys, clicked, sorted_ = keys[order], clicked[order], probabilities[order]
-    weight = weights[order].astype(np.float64)
+    keys, probabilities = keys[order], probabilities[order]
+    clicked, weights = clicked[order], weights[order]
+    del order
+    # From here on by ties, examples of one group with one prediction, of which there may be far fewer.
+    is_new = keys[1:] != keys[:-1]
+    is_new |= probabilities[1:] != probabilities[:-1]
+    ties = _starts(is_new, keys.size)
+    total, clicks = _sums(weights, ties), _sums(weights * clicked, ties)
+    predicted = probabilities[ties] * total
+    del probabilities, clicked, weights, is_new
+    keys = keys[ties]
     starts = _starts(keys[1:] != keys[:-1], keys.size)
-    examples = np.diff(starts, append=keys.size)
-    clicks, total = _sums(weight * clicked, starts), _sums(weight, starts)
-    below = _others_below(keys, sorted_, np.where(clicked, 0.0, weight))
-    below -= np.repeat(_before(np.where(clicked, 0.0, weight))[starts], examples)
+    ranked = clicks * _others_below(total - clicks, starts)
+    examples = np.diff(ties[starts], append=size)
+    total, clicks = _sums(total, starts), _sums(clicks, starts)
     pairs = clicks * (total - clicks)
     auc = np.full(starts.size, np.nan)
-    np.divide(_sums(weight * clicked * below, starts), pairs, out=auc, where=pairs > 0)
+    np.divide(_sums(ranked, starts), pairs, out=auc, where=pairs > 0)
     return Groups(
         keys=keys[starts],
         examples=examples,
         weight=total,
         clicks=clicks,
-        predicted=_sums(weight * sorted_, starts),
+        predicted=_sums(predicted, starts),
         auc=auc,
     )
 
 
 def _starts(is_new: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
     """Returns where runs begin: `is_new[i]` says that element i + 1 begins one."""
-    return np.flatnonzero(np.concatenate([[size > 0], is_new])).astype(np.int64)
+    return np.flatnonzero(np.concatenate([[size > 0], is_new])).astype(np.int64, copy=False)
 
 
-def _sums(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    return np.add.reduceat(values, starts) if starts.size else values[:0]
+def _sums(values: NDArray[Any], starts: NDArray[np.int64]) -> Floats:
+    """Returns the sums of the stretches that begin at `starts`."""
+    if not starts.size:
+        return np.empty(0, np.float64)
+    return np.add.reduceat(values, starts, dtype=np.float64)
 
 
-def _before(weights: Floats) -> Floats:
-    """Returns the sum of the weights before each element."""
-    return np.cumsum(weights) - weights
+def _others_below(others: Floats, starts: NDArray[np.int64]) -> Floats:
+    """Returns for each tie the weight of others before it in its group, and half of those in it.
 
-
-def _others_below(keys: NDArray[np.uint64], sorted_: NDArray[np.float32], others: Floats) -> Floats:
-    """Returns for each example the weight of others before it in the order, of those tied with it half."""
-    is_new = (keys[1:] != keys[:-1]) | (sorted_[1:] != sorted_[:-1])
-    starts = _starts(is_new, keys.size)
-    lengths = np.diff(starts, append=keys.size)
-    return np.repeat(_before(others)[starts] + _sums(others, starts) / 2, lengths)
+    Args:
+        others: float64[T], weight of the examples of a tie that were not clicked.
+        starts: First tie of each group.
+    """
+    below = np.cumsum(others)
+    below -= others
+    below -= np.repeat(below[starts], np.diff(starts, append=others.size))
+    return below + others / 2
 
 
 def ratio(value: float, total: float) -> float:

@@ -1,8 +1,10 @@
 """The breakdown of an evaluation: the examples of each slot value, whatever the batches."""
 
 import math
+import tracemalloc
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,6 +155,43 @@ def test_example_of_weight_3_is_three_examples() -> None:
     for each in found["slices"]["C3"]:
         for name in ("click_rate", "auc", "calibration"):
             assert each[name] == pytest.approx(by_key[each["key"]][name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "kept_bytes", "sorted_bytes"),
+    [
+        ({"group_by": "user"}, 1000, 17, 65),
+        ({"group_by": "user"}, 2**63, 17, 110),
+        ({"slices": ("user",)}, 1000, 21, 75),
+        ({"slices": ("user",)}, 2**63, 21, 110),
+    ],
+)
+def test_memory_is_what_the_documentation_says(
+    settings: dict[str, Any], values: int, kept_bytes: int, sorted_bytes: int
+) -> None:
+    """Bytes an example, of 65,536 that have one of so many values."""
+    size, random = 1 << 16, np.random.default_rng(1)
+    examples = Breakdown(Schema(dense=(), slots=("user",)), buckets=0, **settings)
+    tracemalloc.start()
+    try:
+        for _ in range(16):
+            batch = Batch(
+                labels=random.integers(0, 2, size // 16).astype(np.float32),
+                dense=np.zeros((size // 16, 0), np.float32),
+                keys=random.integers(0, values, size // 16).astype(np.uint64),
+                offsets=np.arange(size // 16 + 1, dtype=np.int32),
+                num_slots=1,
+            )
+            examples.add(batch, random.random(size // 16).astype(np.float32))
+        del batch
+        kept, _ = tracemalloc.get_traced_memory()
+        examples.figures()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept / size == pytest.approx(kept_bytes, abs=1)
+    assert (peak - kept) / size < sorted_bytes
 
 
 def test_nothing_is_kept_that_nobody_asked_for() -> None:
