@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -87,6 +88,7 @@ class Progress:
         self._clock = clock
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # never taken by who has the other
+        self._lines: deque[_Line] = deque()  # in the order of their steps, not written yet
         self._metrics = ClickMetrics()
         self._sliding = SlidingMetrics()
         self._loss = 0.0
@@ -177,7 +179,6 @@ class Progress:
         weights: NDArray[np.float32] | None = None,
     ) -> None:
         """Counts one step; logs a line if the last is `every_s` seconds ago."""
-        line: _Line | None = None
         with self._lock:
             self.steps += 1
             self.examples += labels.size
@@ -199,9 +200,9 @@ class Progress:
                 self.warn_of_base_rate(self._of_pass(), name)
             if self._clock() - self._window_start >= self._every_s:
                 self._compare_with_base_rate()
-                line = self._line()
+                self._lines.append(self._line())
                 self._has_logged = True
-        self._write(line)
+        self._write_lines()
 
     def skip(self) -> None:
         """Counts one step whose batch was not trained on."""
@@ -216,8 +217,9 @@ class Progress:
     def log(self) -> None:
         """Logs a line now, unless nothing has happened since the last."""
         with self._lock:
-            line = self._line() if self._window_examples else None
-        self._write(line)
+            if self._window_examples:
+                self._lines.append(self._line())
+        self._write_lines()
 
     def counts(self) -> Counts:
         """Returns the counts so far."""
@@ -254,10 +256,13 @@ class Progress:
                 self._advice,
             )
 
-    def _write(self, line: _Line | None) -> None:
-        """Logs a line, if there is one, with the learning rates at its end, and tells its figures."""
-        if line is not None:
-            with self._writing:
+    def _write_lines(self) -> None:
+        """Logs the lines that there are, with the learning rates at their end, and tells their figures."""
+        if not self._lines:
+            return
+        with self._writing:
+            while self._lines:  # another thread may have written this one's
+                line = self._lines.popleft()
                 self._on_line(line.figures, line.step)
                 logger.info("%s%s", line.text, self._rates())
 

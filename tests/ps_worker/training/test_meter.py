@@ -344,3 +344,29 @@ def test_others_count_while_a_line_is_written(waits_for: str) -> None:
 
     assert waits == [True]
     assert progress.steps == 2
+
+
+def test_lines_are_told_in_the_order_of_their_steps() -> None:
+    """Also if the thread of the first line is overtaken by that of the second before it writes."""
+    arrived, has_written, told = threading.Event(), threading.Event(), []
+
+    class Overtaken:
+        def __enter__(self) -> None:
+            if threading.current_thread() is first:
+                arrived.set()
+                assert has_written.wait(5.0)
+
+        def __exit__(self, *_: object) -> None:
+            has_written.set()
+
+    progress = Progress(every_s=0.0)
+    progress._writing = Overtaken()
+    progress.watch(lambda figures, step: told.append(step))
+    one = np.ones(1, np.float32)
+    first = threading.Thread(target=progress.add, args=(one, one, 0.0))
+    first.start()
+    assert arrived.wait(5.0)
+    progress.add(one, one, 0.0)
+    first.join()
+
+    assert told == [1, 2]
