@@ -291,6 +291,17 @@ def test_numbers_that_need_not_be_remembered_are_kept_until_the_next_barrier() -
     assert barriers.state() == restored.state()
 
 
+def test_numbers_that_are_forgotten_take_no_room(monkeypatch) -> None:
+    monkeypatch.setattr("ps_server.coordination.barrier.MAX_PASSED_VALUES", 3)
+    barriers = PassedBarriers(WORKERS)
+
+    pass_together(barriers, 1, outcome_of(7))
+    for number in range(2, 6):
+        pass_together(barriers, number, outcome_of(number, 2, remember=False))
+
+    assert again(barriers, 1) == (7, [7.0])
+
+
 def pass_together(barriers: PassedBarriers, number: int, outcome: Outcome) -> None:
     for worker in range(4):
         barriers.expect(worker, number)

@@ -32,6 +32,7 @@ from protos.store import (
     WorkerLoss,
 )
 from ps_server.coordination.coordinator import Coordinator
+from ps_server.coordination.job_state import WaitingArrival
 from ps_server.coordination.push_ledger import progress_of
 from tests.support.stores import INCARNATION, member
 
@@ -99,7 +100,7 @@ def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
     workers = workers_of(2)
 
     for worker in range(2):
-        workers.push_part(Gradients(), push_id(worker), 0)
+        workers.push_part(Gradients(), push_id(worker, batches=1 + worker), 0)
     step = workers.take_complete_step()
     before = workers.applied()
     assert step is not None
@@ -107,7 +108,7 @@ def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
 
     assert before == Applied()
     after = workers.applied()
-    assert (after.version, after.batches) == (1, 2)
+    assert (after.version, after.batches) == (1, 3)
     assert after.workers.keys() == {0, 1}
 
 
@@ -497,6 +498,17 @@ def test_all_reduce_is_remembered_if_one_worker_needs_it() -> None:
     ]
 
     assert [each.result().values.tolist() for each in again] == [[2.0], [5.0]]
+
+
+@pytest.mark.parametrize("remember", [False, True])
+def test_waiting_worker_says_whether_its_all_reduce_must_be_remembered(remember: bool) -> None:
+    workers = workers_of(2)
+
+    workers.all_reduce("sum", 1, np.ones(1), ReduceOp.SUM, step=0, remember=remember, number=1)
+
+    (arrival,) = workers.waiting()
+    assert isinstance(arrival, WaitingArrival)
+    assert arrival.remember == remember
 
 
 def test_resumption_that_comes_late_forgets_no_push() -> None:
