@@ -98,3 +98,12 @@ def test_calibrated_predictions_have_a_small_error_and_others_their_distance() -
     assert right < 0.005
     assert wrong == pytest.approx(0.25, abs=0.005)
     assert math.isnan(calibration_error([]))
+
+
+def test_bucket_of_examples_without_weight_has_no_part_in_the_error() -> None:
+    clicked, probabilities, weights = [1, 0, 1], [0.2, 0.5, 0.9], [1.0, 0.0, 3.0]
+
+    buckets = buckets_of(clicked, probabilities, weights, 3)
+
+    assert [each["weight"] for each in buckets] == weights
+    assert calibration_error(buckets) == pytest.approx((1 * 0.8 + 3 * 0.1) / 4)

@@ -104,6 +104,15 @@ def test_most_frequent_come_first() -> None:
     assert math.isnan(third["auc"])
 
 
+def test_most_frequent_has_most_examples_whatever_they_weigh() -> None:
+    keys = np.array([3, 8, 8], np.uint64)
+    clicked, probabilities = np.array([1, 0, 1], bool), np.float32([0.5, 0.5, 0.5])
+
+    groups = figures_of_groups(keys, clicked, probabilities, np.float32([9, 1, 1]))
+
+    assert [each["key"] for each in groups.most_frequent(2)] == ["8", "3"]
+
+
 def test_weight_of_three_is_three_examples() -> None:
     rng = np.random.default_rng(4)
     keys, clicked = rng.integers(0, 4, 50).astype(np.uint64), rng.random(50) < 0.5
