@@ -122,6 +122,16 @@ def test_groups_of_one_class_are_left_out_and_counted() -> None:
     assert math.isnan(broken_down(rows[:3], 2, group_by="C3")["gauc"])
 
 
+def test_groups_count_examples_whatever_they_weigh() -> None:
+    rows = [(1.0, [[1], [], [5]], 0.5), (1.0, [[1], [], [5]], 0.6), (0.0, [[1], [], [7]], 0.8)]
+    breakdown = Breakdown(SCHEMA, group_by="C3")
+
+    weights = np.float32([0.25, 3, 7])
+    breakdown.add(replace(batch_of(rows), weights=weights), np.float32([0.5, 0.6, 0.8]))
+
+    assert breakdown.figures()["groups"] == broken_down(rows, 3, group_by="C3")["groups"]
+
+
 def test_missing_value_is_no_group() -> None:
     missing = key_of(3, b"")
     rows = random_rows(5, 40)

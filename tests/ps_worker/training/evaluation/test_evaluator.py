@@ -1,13 +1,16 @@
-"""What an evaluation says about a model that has diverged."""
+"""What an evaluation says: of weights, of each task, and of a model that has diverged."""
 
 import numpy as np
 import pytest
 
+from ctr_model.batch import Batch
+from ctr_model.registry import build_model
+from ctr_model.schema import Schema
 from protos.errors import GradientError
 from protos.store import Store
 from ps_server.store import ParameterStore
 from ps_worker.job.specs import declare
-from ps_worker.training.evaluation.evaluator import evaluate
+from ps_worker.training.evaluation.evaluator import evaluate, figures
 from tests.support.training import job, random_batches, small_model
 
 
@@ -33,3 +36,36 @@ def test_model_that_has_diverged_is_an_error_of_ours() -> None:
 
     with pytest.raises(GradientError, match="diverged; lower the learning rate"):
         evaluate(DivergedStore(store), model, random_batches(1, 8, seed=1), batch_size=8)
+
+
+def labelled(rows: list[int], weights: list[float] | None = None) -> Batch:
+    """Returns rows by number: 0 without a click, 1 with one, 2 with a conversion, too."""
+    clicks, bought = np.float32([row > 0 for row in rows]), np.float32([[row > 1] for row in rows])
+    return Batch(
+        labels=clicks,
+        other_labels=bought,
+        dense=np.empty((len(rows), 0), np.float32),
+        keys=np.array(rows, np.uint64),
+        offsets=np.arange(len(rows) + 1, dtype=np.int32),
+        num_slots=1,
+        weights=None if weights is None else np.float32(weights),
+    )
+
+
+def test_example_of_weight_3_is_three_examples_of_each_task() -> None:
+    schema = Schema(dense=(), slots=("item",), label="click", other_labels=("bought",))
+    model, store = build_model("esmm", schema, {"dim": 2, "hidden": [4]}), ParameterStore()
+    declare(store, model, job("async"))
+
+    weighted, repeated = (
+        figures(evaluate(store, model, [batch], batch_size=8))
+        for batch in (labelled([0, 1, 2], [1, 3, 1]), labelled([0, 1, 1, 1, 2]))
+    )
+
+    assert (weighted.pop("test_examples"), repeated.pop("test_examples")) == (3, 5)
+    tasks, of_repeated = weighted.pop("tasks"), repeated.pop("tasks")
+    assert weighted == pytest.approx(repeated)
+    assert [task.pop("test_examples") for task in tasks.values()] == [3, 2, 3]
+    for name, task in tasks.items():
+        del of_repeated[name]["test_examples"]
+        assert task == pytest.approx(of_repeated[name])
