@@ -10,7 +10,7 @@ from protos.store import InferenceSettings, SaveRequest
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.folder import require_free_folder
 from ps_worker.checkpoints.resume import earlier_run
-from ps_worker.checkpoints.retention import checkpoints_of_runs
+from ps_worker.checkpoints.retention import checkpoints_of_runs, name_at_step
 from ps_worker.job import Job, override_job
 
 
@@ -20,9 +20,11 @@ def save(folder: Path, *names: str) -> None:
 
 
 def test_names_of_runs_come_by_age(tmp_path: Path) -> None:
-    save(tmp_path, "step-8", "epoch-1", "epoch-1-copy", "my-epoch-1", "epoch-x", "step-12")
+    others = ("epoch-1-copy", "my-epoch-1", "epoch-x", "step-8-x")
+    own = ["step-8", "epoch-1", name_at_step(12), name_at_step(12, 2)]
+    save(tmp_path, *own[:2], *others, *own[2:])
 
-    assert checkpoints_of_runs(str(tmp_path)) == ["step-8", "epoch-1", "step-12"]
+    assert checkpoints_of_runs(str(tmp_path)) == own
 
 
 def of_another_release(checkpoint: Path) -> None:
@@ -89,3 +91,13 @@ def test_of_many_checkpoints_the_last_are_named(tmp_path: Path) -> None:
 
     assert "earlier run (2 older ones, step-3, step-4, step-5," in str(refusal.value)
     assert "step-12), and this run" in str(refusal.value)
+
+
+def test_of_few_checkpoints_all_are_named(tmp_path: Path) -> None:
+    save(tmp_path, *(f"step-{step}" for step in range(1, 11)))
+    job = override_job({}, [f"checkpoint.dir={tmp_path}"], source="test")
+
+    with pytest.raises(
+        JobError, match=r"earlier run \(step-1, step-2, .*, step-10\), and this run"
+    ):
+        require_free_folder(job)
