@@ -20,6 +20,7 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.checkpoint.writer import write_share
 from ps_server.store import ParameterStore
+from ps_worker.checkpoints.resume import earlier_run
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job
 from ps_worker.run.plan import plan_of
@@ -367,6 +368,21 @@ def test_run_of_several_readers_does_not_go_on_from_the_middle(
 
     with pytest.raises(JobError, match=r"does not say where in their data workers \[0, 1\] were"):
         run_first(job_of(clicks, tmp_path))
+
+
+def test_worker_that_had_ended_no_batch_needs_no_position(clicks: Path, tmp_path: Path) -> None:
+    """As one that had sent a part of its first batch when the checkpoint was taken."""
+    checkpoint = Checkpoint.open(killed_in_the_middle(clicks, tmp_path))
+    manifest = checkpoint.manifest
+    first = replace(manifest.workers[1], step=0, position="")
+    changed = replace(manifest, workers={**manifest.workers, 1: first})
+    Path(checkpoint.url, "MANIFEST.json").write_text(manifest_to_json(changed))
+    files = json.loads(checkpoint.attachment("run.json"))["files"]
+
+    run_before = earlier_run(job_of(clicks, tmp_path), num_workers=2, files=files)
+
+    assert run_before is not None
+    assert run_before.progress[1] == first
 
 
 def test_workers_that_do_not_agree_to_go_on_are_refused(clicks: Path, tmp_path: Path) -> None:

@@ -49,3 +49,12 @@ def test_other_validations_are_refused_by_the_name_of_the_file(each: Any) -> Non
 
     with pytest.raises(CheckpointError, match=r"^epoch-1/run\.json: validations are .*log_loss: "):
         RunState.from_json(text, "epoch-1/run.json")
+
+
+@pytest.mark.parametrize("name", ["epochs_done", "is_between_epochs", "num_workers", "order"])
+def test_state_that_does_not_say_where_the_run_was_is_refused(name: str) -> None:
+    values = json.loads(STATE.to_json())
+    del values[name]
+
+    with pytest.raises(CheckpointError, match=rf"run\.json is .* expected an object with .*{name}"):
+        RunState.from_json(json.dumps(values).encode(), "run.json")
