@@ -207,6 +207,17 @@ def test_schedule_goes_on_by_the_steps_of_a_run_that_had_none(
     assert f"version={manifest.version} batches={manifest.batches}" in caplog.text
 
 
+def test_schedule_of_a_run_that_counted_its_batches_goes_on_without_a_word(
+    clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["checkpoint.every_steps=0", "optimizer.schedule={kind='linear', total_steps=100}"]
+    run(job_of(clicks, tmp_path, *settings, "train.epochs=1"))
+
+    run(job_of(clicks, tmp_path, *settings))
+
+    assert "does not say how many batches" not in caplog.text
+
+
 def test_run_that_had_ended_ends_at_once(clicks: Path, tmp_path: Path) -> None:
     job = job_of(clicks, tmp_path)
     expected = run(job)[0]
