@@ -40,3 +40,20 @@ def test_a_line_of_word2vec_is_one_word_and_its_numbers(split, tmp_path: Path) -
     assert {len(each) for each in fields} == {3}
     assert [urllib.parse.unquote(word) for word, *_ in fields] == VALUES[1:]
     assert np.array([each[1:] for each in fields], np.float32).tolist() == vectors[1:].tolist()
+
+
+def test_lines_beside_a_matrix_are_its_rows_whatever_a_reader_takes_for_a_break(
+    tmp_path: Path,
+) -> None:
+    vectors = np.arange(2 * len(VALUES), dtype=np.float32).reshape(-1, 2)
+    keys = np.arange(len(VALUES), dtype=np.uint64)
+    with vectors_to(LocalFolder(tmp_path), "ad", 2, "npy") as writer:
+        writer.write(VALUES, keys, vectors)
+
+    lines = (tmp_path / "ad.values.txt").read_bytes().decode().splitlines()
+
+    breaks = set("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+    kept = [row for row, value in enumerate(VALUES) if not breaks & set(value)]
+    assert lines == [VALUES[row] for row in kept]
+    assert np.load(tmp_path / "ad.npy").tolist() == vectors[kept].tolist()
+    assert writer.left_out == len(VALUES) - len(kept)

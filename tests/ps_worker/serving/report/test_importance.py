@@ -15,7 +15,7 @@ from ps_worker.checkpoints.attachments import (
     model_of_checkpoint,
     schema_of_checkpoint,
 )
-from ps_worker.data.blocks.batching import joined
+from ps_worker.data.blocks.batching import joined, rows_where
 from ps_worker.job.datasets import streamed
 from ps_worker.serving.predictor import Predictor
 from ps_worker.serving.report.importance import SEED, Importance, importance_of_features
@@ -81,6 +81,17 @@ def test_it_is_what_a_prediction_of_permuted_examples_loses(runs: tuple[Path, Pa
         gained = log_loss(examples.labels, without) - log_loss(examples.labels, plain)
         assert of_feature.auc_lost == pytest.approx(auc, abs=2e-3)  # AUC of histograms
         assert of_feature.log_loss_gained == pytest.approx(gained, abs=1e-6)
+
+
+def test_without_an_auc_the_log_loss_says_what_matters_most(runs: tuple[Path, Path]) -> None:
+    root = runs[0].parent
+    clicked = [rows_where(each, each.labels > 0.5) for each in batches_of(root)]
+
+    found = measured(root, clicked).features
+
+    gained = [each.log_loss_gained for each in found]
+    assert all(np.isnan(each.auc_lost) for each in found)
+    assert gained == sorted(gained, reverse=True)
 
 
 def test_only_as_many_rows_as_asked_for_are_read(runs: tuple[Path, Path]) -> None:
