@@ -1,6 +1,7 @@
 """What holds for Parquet alone: dictionaries, files of keys, damage."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,14 @@ def test_keys_that_are_not_those_of_the_schema_are_refused(
 
     with pytest.raises(DataError, match=rf"a\.parquet: .*{message}"):
         read_keys(path)
+
+
+@pytest.mark.parametrize("slot", SCHEMA.slots)
+def test_keys_cannot_name_predictions(tmp_path: Path, slot: str) -> None:
+    path = write_keys(tmp_path / "a.parquet", KEYS_OF_FILE)
+
+    with pytest.raises(DataError, match=rf"a\.parquet: column '{slot}' holds keys .* ids need"):
+        read_keys(path, replace(SCHEMA, id=slot, is_for_prediction=True))
 
 
 def test_schema_may_have_fewer_slots_than_the_keys_were_made_for(tmp_path: Path) -> None:
