@@ -122,6 +122,7 @@ def test_schedules_of_paddle_are_those_of_a_job(
             "clip_norm is 0.0, expected a number above 0",
         ),
         (lambda: optimizer.Adam(parameters=[1]), "has no parameters: leave it out, the model that"),
+        (lambda: optimizer.Adam(rescale_grad=0.0), "has no rescale_grad: leave it out, servers"),
         (lambda: optimizer.Adagrad(initial_accumulator_value=1), "give initial_accumulator"),
         (lambda: optimizer.Adam(beta_1=0.5), "has no beta_1, did you mean 'beta1'"),
         (lambda: optimizer.Ftrl(weight_decay=0.5), "Ftrl has no weight_decay: give l1 or l2"),

@@ -350,3 +350,13 @@ def test_rate_of_a_table_counts_where_the_job_does_not_choose_an_optimizer() -> 
     assert rate("optimizer.sparse.learning_rate=0.3") == 0.3
     assert rate("optimizer.sparse=adam") is None
     assert rate("optimizer.tables.linear={name='adagrad'}") is None
+
+
+def test_rate_of_a_table_with_an_optimizer_of_its_own_does_not_replace_it() -> None:
+    model: Any = build_model("lr", Schema.numbered(3, 4), {})
+    ftrl = {"name": "ftrl", "learning_rate": 0.2}
+    model.tables = [replace(table, optimizer=ftrl) for table in model.tables]
+
+    (spec,) = table_specs(model, with_rates_of_tables(override_job({}, [], source="job"), model))
+
+    assert (spec.optimizer.name, spec.optimizer.params) == ("ftrl", {"learning_rate": 0.2})

@@ -67,9 +67,10 @@ def read(generator: MultiSlotDataGenerator, path: Path) -> list[int]:
         lambda slot, text: hash(text) & MASK,
         lambda slot, text: hash((slot, text)) & MASK,
         lambda slot, text: hash(text.encode()) % 1000,
+        lambda slot, text: hash(frozenset([slot, text])) & MASK,
         lambda slot, text: slot * 10**6 + hash(f"{slot}:{text}") % 10**6,
     ],
-    ids=["text", "tuple", "bytes", "modulo"],
+    ids=["text", "tuple", "bytes", "set", "modulo"],
 )
 def test_keys_by_hash_of_text_are_refused(key: Callable[[int, str], int], file: Path) -> None:
     with pytest.raises(DataError, match=f"lines:1: generate_sample {REFUSED}"):

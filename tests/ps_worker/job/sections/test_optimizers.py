@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import JobError
-from protos.spec import OptimizerSpec
+from protos.spec import OptimizerSpec, ScheduleSpec
 from ps_worker.job import load_job, override_job
 
 
@@ -97,3 +97,20 @@ def test_key_of_a_table_is_the_one_that_changes_it() -> None:
     assert optimizers.key_of_table("wide", None) == "optimizer.tables.wide"
     assert optimizers.key_of_table("deep", None) == "optimizer.sparse"
     assert optimizers.key_of_table("deep", OptimizerSpec(name="sgd")) == "optimizer.tables.deep"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({}, None),
+        ({"kind": "constant"}, None),
+        ({"warmup_steps": 9}, ScheduleSpec(kind="constant", warmup_steps=9)),
+        ({"kind": "step", "step_size": 5}, ScheduleSpec(kind="step", step_size=5, gamma=0.1)),
+    ],
+)
+def test_schedule_is_none_only_if_the_rate_never_changes(
+    schedule: dict[str, object], expected: ScheduleSpec | None
+) -> None:
+    job = override_job({"optimizer": {"schedule": schedule}}, [], source="job")
+
+    assert job.optimizer.of_dense().schedule == expected
