@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ctr_model.layers.dropout import Dropout
+from ctr_model.layers.mlp import Mlp
 from ctr_model.models.model import number_batch
 from ctr_model.registry import with_dropout
 from tests.support.model_cases import MY_MODEL, SMALL, ModelCase, small_case
@@ -108,6 +109,20 @@ def test_masks_are_of_one_layer_and_the_same_in_every_thread() -> None:
     assert masks.of_thread().num_layers == 0
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
+
+
+def test_perceptrons_side_by_side_have_masks_of_their_own() -> None:
+    mlp, masks = Mlp((1, 50, 1)), Dropout(0.5, seed=9)
+    tensors = [np.ones(segment.shape, np.float32) for segment in mlp.segments]
+    both = [mlp.buffers(1, dropout=masks) for _ in range(2)]
+    masks.begin(4)
+
+    for buffers in both:
+        buffers.input(1)[:] = 1
+        mlp.forward(tensors, buffers, 1)
+
+    first, second = (buffers.outputs(1)[1] for buffers in both)
+    assert (first != second).any()
 
 
 @pytest.mark.parametrize("name", ["lr", "fm", MY_MODEL])

@@ -112,6 +112,30 @@ def test_batch_of_a_thread_that_weighs_nothing_takes_part_in_the_step() -> None:
     assert_close(parameters(two_threads, keys, length), parameters(one, keys, length))
 
 
+def test_batch_that_is_skipped_weighs_nothing_in_its_step() -> None:
+    bad = replace(WEIGHTED, dense=np.full_like(ROWS.dense, np.inf))
+    two_threads, one = ParameterStore(), ParameterStore()
+    settings = ("train.thread_num=2", "train.non_finite=skip")
+
+    progress = train_worker(two_threads, [WEIGHTED, bad], job("sync", *SGD, *settings))
+    train_worker(one, [WEIGHTED], job("sync", *SGD))
+
+    assert (progress.steps, progress.examples) == (2, ROWS.size)
+    keys, length = np.unique(ROWS.keys), small_model().num_params
+    assert_close(parameters(two_threads, keys, length), parameters(one, keys, length))
+
+
+def test_rows_without_weights_have_weight_1_beside_others() -> None:
+    two_threads, one = ParameterStore(), ParameterStore()
+    alike = joined([WEIGHTED, replace(ROWS, weights=np.ones(ROWS.size, np.float32))])
+
+    train_worker(two_threads, [WEIGHTED, ROWS], job("sync", *SGD, "train.thread_num=2"))
+    train_worker(one, [alike], job("sync", *SGD))
+
+    keys, length = np.unique(ROWS.keys), small_model().num_params
+    assert_close(parameters(two_threads, keys, length), parameters(one, keys, length))
+
+
 def test_batch_that_weighs_nothing_changes_nothing_and_is_counted() -> None:
     nothing = replace(ROWS, weights=np.zeros(ROWS.size, np.float32))
     store, idle = ParameterStore(), ParameterStore()
@@ -150,3 +174,13 @@ def test_mean_loss_is_weighted() -> None:
 
     assert weighted.mean_loss == pytest.approx(expected.mean_loss, rel=1e-6)
     assert (weighted.examples, expected.examples) == (8, 18)
+
+
+def test_loss_of_a_step_is_weighted() -> None:
+    losses = []
+    for batch in (WEIGHTED, repeated(ROWS)):
+        with Run(ParameterStore(), small_model(), job("sync", *SGD)) as run:
+            (step,) = run.steps([batch])
+            losses.append(step.loss)
+
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
