@@ -197,3 +197,17 @@ def test_hidden_layers_have_dropout(name: str) -> None:
 def test_wrong_option_is_named(name: str, option: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(name, TWO, {option: value})
+
+
+@every_model
+def test_model_of_biases_alone_predicts_the_rate_of_each_task(name: str) -> None:
+    case = TaskCase(name)
+    rates = [0.03, 0.4, 0.03 * 0.4][: len(case.model.tasks)]
+
+    biases = case.model.initial_biases(rates)
+
+    values = [
+        biases.get(segment.name, np.zeros(segment.shape).ravel()) for segment in case.model.segments
+    ]
+    case.params = np.concatenate(values).astype(np.float32)
+    np.testing.assert_allclose(case.predict(), [rates] * case.batch.size, rtol=1e-5)
