@@ -604,6 +604,38 @@ def test_replacement_counts_the_validations_that_were_told(data: Path) -> None:
     assert list(replacement) == known[:1]
 
 
+def test_workers_that_are_told_of_a_resumed_run_stop_when_worker_0_does(data: Path) -> None:
+    """They have none of its validations, but know which loss is to be beaten, and for how long it was not."""
+    plan = plan_of(job_of(data, f"data.valid={data}/test.tsv", "valid.patience=3"))
+    known = [
+        Validation(epoch=each, step=each, auc=0.5, log_loss=0.6 + each / 100) for each in (1, 2)
+    ]
+    first, other = Validations(plan), Validations(plan)
+    told = first.told_of(known)
+    first.resume(told, known)
+    other.resume(told, [])
+
+    for epoch in (3, 4):
+        for each in (first, other):
+            assert not each.is_over
+            each.add(Validation(epoch=epoch, step=epoch, auc=0.5, log_loss=0.615))
+
+    assert first.is_over
+    assert other.is_over
+
+
+def test_best_model_is_saved_where_no_checkpoint_is_due(data: Path, tmp_path: Path) -> None:
+    settings = [f"data.valid={data}/contrary.tsv", "train.epochs=3"]
+    saves = [f"checkpoint.dir={tmp_path}", "checkpoint.every_epochs=0"]
+
+    summary, *_ = trained(job_of(data, *settings, *saves))
+
+    assert best_in(tmp_path) == "epoch-1"
+    assert summary.best is not None
+    assert summary.best["checkpoint"] == f"{tmp_path}/epoch-1"
+    assert sorted(each.name for each in tmp_path.glob("epoch-*")) == ["epoch-1", "epoch-3"]
+
+
 @pytest.mark.parametrize(("seconds", "is_told"), [(29.0, False), (31.0, True)])
 def test_validation_that_others_may_not_wait_for_is_warned_of(
     seconds: float,
