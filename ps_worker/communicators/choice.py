@@ -22,6 +22,7 @@ def communicator_of(
     *,
     member: Member,
     num_workers: int = 1,
+    num_training: int | None = None,
     is_in_process: bool = False,
     is_heter_trainer: bool = False,
     batches_before: int = 0,
@@ -34,6 +35,7 @@ def communicator_of(
         model: Whose parameters they are.
         member: This process, in its worker's place.
         num_workers: Workers of the job.
+        num_training: Those that have rows to train on; None: all.
         is_in_process: The store is in this process, and there is nothing to gain from sending in the
             background.
         is_heter_trainer: This process trains dense parameters alone, each step with fresh ones.
@@ -61,7 +63,7 @@ def communicator_of(
             return GeoCommunicator(
                 store,
                 member=member,
-                num_workers=num_workers,
+                num_workers=num_workers if num_training is None else num_training,
                 tables=table_specs(model, job),
                 dense=dense_spec(model, job),
                 k_steps=strategy.geo.k_steps,

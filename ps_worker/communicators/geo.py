@@ -3,8 +3,8 @@
     training threads: pull, compute, push on the replica
     exchanger thread: take delta -> servers add it -> dense, rows that anyone changed -> merge into replica
 
-As PaddlePaddle's GEO-SGD: a delta is divided by the number of workers, servers add up. Training continues
-during an exchange, at most `k_steps` batches past the next one.
+As PaddlePaddle's GEO-SGD: a delta is divided by the number of workers that train, servers add up. Training
+continues during an exchange, at most `k_steps` batches past the next one.
 
 The first exchanges come sooner, when parameters change fastest: none is later than an eighth of the batches
 before it.
@@ -68,7 +68,7 @@ class GeoCommunicator:
         Args:
             store: The servers; their tables add what is pushed, and record changes.
             member: This process, in its worker's place.
-            num_workers: Workers of the job.
+            num_workers: Workers that have rows to train on.
             tables: With the optimizers of the local rows.
             dense: The dense block, likewise.
             k_steps: Batches between two exchanges.

@@ -244,19 +244,20 @@ class Run:
         self.store.resume(version, progress, batches=batches)
         logger.info("resumes an earlier run at version=%d batches=%d", version, batches)
 
-    def start(self, head: Iterable[Batch] = ()) -> None:
+    def start(self, head: Iterable[Batch] = (), *, num_training: int | None = None) -> None:
         """Waits for all workers, and makes ready to train; once started, a no-op.
 
         Args:
             head: First rows to train on. Worker 0's tell the rate at which a fresh model begins; nobody else
                 reads them.
+            num_training: Workers that have rows to train on, the same on all workers; None: all.
 
         Raises:
             CtrPsError: If others do not come.
         """
-        self._started(head)
+        self._started(head, num_training)
 
-    def _started(self, head: Iterable[Batch] = ()) -> Communicator:
+    def _started(self, head: Iterable[Batch] = (), num_training: int | None = None) -> Communicator:
         if self._communicator is not None:
             return self._communicator
         version = self._declare_together(head)
@@ -267,6 +268,7 @@ class Run:
             self._trained_model,
             member=self._membership.member,
             num_workers=self.num_workers,
+            num_training=num_training,
             is_in_process=self._is_in_process,
             is_heter_trainer=self.worker >= self.num_workers,
             batches_before=status.batches - status.version,

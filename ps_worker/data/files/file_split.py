@@ -63,16 +63,13 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
     """
     _refuse_duplicates(files)
     weights = {FileSplit(path): float(size_of(path)) for path in files}
-    return [split.path for split in _assigned(weights, worker, num_workers)]
+    return [split.path for split in _of_worker(_assigned(weights, num_workers), worker)]
 
 
 def file_splits(
     reader_of: Callable[[str], FileSplitter], files: Sequence[str], worker: int, num_workers: int
 ) -> list[FileSplit]:
-    """Returns the splits that one worker reads; every row goes to exactly one worker.
-
-    With at least one file per worker, not counting empty ones, these are whole files. Otherwise every file
-    is divided into one split per worker if its format allows it, and splits are assigned as files are.
+    """Returns the splits that one worker reads; see `splits_of_workers`.
 
     Args:
         reader_of: Returns the reader of a file.
@@ -88,6 +85,29 @@ def file_splits(
         UsageError: Names a file that is listed twice.
         DataError: Names a file that cannot be read.
     """
+    return _of_worker(splits_of_workers(reader_of, files, num_workers), worker)
+
+
+def splits_of_workers(
+    reader_of: Callable[[str], FileSplitter], files: Sequence[str], num_workers: int
+) -> list[list[FileSplit]]:
+    """Returns the splits that each worker reads; every row goes to exactly one worker.
+
+    With at least one file per worker, not counting empty ones, these are whole files. Otherwise every file
+    is divided into one split per worker if its format allows it, and splits are assigned as files are.
+
+    Args:
+        reader_of: Returns the reader of a file.
+        files: The same for all workers, without duplicates.
+        num_workers: At least 1.
+
+    Returns:
+        By worker, lists sorted by path and start, possibly empty.
+
+    Raises:
+        UsageError: Names a file that is listed twice.
+        DataError: Names a file that cannot be read.
+    """
     _refuse_duplicates(files)
     sizes = {path: size_of(path) for path in files}
     num_full = sum(size > 0 for size in sizes.values())
@@ -96,7 +116,7 @@ def file_splits(
     for path, size in sizes.items():
         splits = [FileSplit(path)] if num_splits == 1 else reader_of(path).splits(path, num_splits)
         weights |= dict.fromkeys(splits, size / len(splits))
-    return _assigned(weights, worker, num_workers)
+    return _assigned(weights, num_workers)
 
 
 def split_evenly(sizes: Sequence[int], num_splits: int) -> list[tuple[int, int]]:
@@ -131,16 +151,19 @@ def _refuse_duplicates(files: Sequence[str]) -> None:
         raise UsageError(f"{path!r} is listed {count} times, expected each file once")
 
 
-def _assigned(weights: dict[FileSplit, float], worker: int, num_workers: int) -> list[FileSplit]:
-    """Assigns splits, heaviest first, to the worker with the least load; returns those of `worker`."""
-    if not 0 <= worker < num_workers:
-        raise ValueError(f"worker_index is {worker!r}, expected one of {num_workers} workers")
+def _of_worker(splits: Sequence[list[FileSplit]], worker: int) -> list[FileSplit]:
+    if not 0 <= worker < len(splits):
+        raise ValueError(f"worker_index is {worker!r}, expected one of {len(splits)} workers")
+    return splits[worker]
+
+
+def _assigned(weights: dict[FileSplit, float], num_workers: int) -> list[list[FileSplit]]:
+    """Assigns splits, heaviest first, to the worker with the least load; returns those of each."""
     loads = [0.0] * num_workers
-    own: list[FileSplit] = []
+    assigned: list[list[FileSplit]] = [[] for _ in range(num_workers)]
     for split in sorted(weights, key=lambda split: (-weights[split], split.path, split.start)):
         lightest = loads.index(min(loads))
         # An empty split counts as one byte, since opening a file has a cost.
         loads[lightest] += max(weights[split], 1.0)
-        if lightest == worker:
-            own.append(split)
-    return sorted(own, key=lambda split: (split.path, split.start))
+        assigned[lightest].append(split)
+    return [sorted(own, key=lambda split: (split.path, split.start)) for own in assigned]

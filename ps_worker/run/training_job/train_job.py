@@ -7,13 +7,13 @@ starts in the middle of this: in the epoch, and at the position in its data, tha
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from protos.errors import counted
 from protos.store import Store
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.files.file_split import file_splits, shown
+from ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
 from ps_worker.data.formats import reader_of
 from ps_worker.heter.trainers import HeterTrainers
 from ps_worker.job import Job
@@ -79,11 +79,14 @@ def train_job(
         ) as run,
     ):
         on_joined(run)
-        data = _data_of(plan, worker, num_workers)
+        parts = _parts_of_workers(plan, num_workers)
+        data = TrainingData(job, plan.schema, parts[worker])
+        without_rows = [] if data.is_shuffled_globally else _without_rows(parts)
+        _log_parts(parts, worker, without_rows)
         run_folder = _folder_of(plan.job, run)
         start = start_of(plan, run, data)
         with run_folder as folder:
-            run.start(data.head())
+            run.start(data.head(), num_training=num_workers - len(without_rows))
             clear_folder(job, run, start)
             metrics = MetricsWriter(folder, run)
             validator = Validator(plan, run, metrics)
@@ -103,19 +106,36 @@ def _folder_of(job: Job, run: Run) -> AbstractContextManager[RunFolder | None]:
     return RunFolder(job, is_continued=job.checkpoint.resume or run.is_replacement)
 
 
-def _data_of(plan: Plan, worker: int, num_workers: int) -> TrainingData:
-    """Returns a worker's share of the training data."""
-    parts = file_splits(
+def _parts_of_workers(plan: Plan, num_workers: int) -> list[list[FileSplit]]:
+    """Returns each worker's share of the training files, which all workers compute alike."""
+    return splits_of_workers(
         lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(plan.job)),
         plan.train_files,
-        worker,
         num_workers,
     )
-    named = (
-        f"{counted(len(parts), 'file')}: {', '.join(map(shown, parts))}" if parts else "no files"
-    )
+
+
+def _without_rows(parts: Sequence[Sequence[FileSplit]]) -> list[int]:
+    return [worker for worker, own in enumerate(parts) if not own]
+
+
+def _log_parts(
+    parts: Sequence[Sequence[FileSplit]], worker: int, without_rows: Sequence[int]
+) -> None:
+    """Logs what a worker reads; worker 0, and those without rows, warn of all that have none."""
+    own = parts[worker]
+    named = f"{counted(len(own), 'file')}: {', '.join(map(shown, own))}" if own else "no files"
     logger.info("worker %d trains on %s", worker, named)
-    return TrainingData(plan.job, plan.schema, parts)
+    if without_rows and (worker == 0 or worker in without_rows):
+        logger.warning(
+            "%s of %d without rows to train on: %s; data.train can be divided into %s only (a file, a row "
+            "group of Parquet or a stripe of ORC is read by one worker, and so is compressed text): start "
+            "fewer workers, or write more files or smaller row groups",
+            counted(len(without_rows), "worker"),
+            len(parts),
+            ", ".join(map(str, without_rows)),
+            counted(sum(map(len, parts)), "part"),
+        )
 
 
 def _terms(plan: Plan) -> dict[str, str]:

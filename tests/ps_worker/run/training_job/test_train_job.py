@@ -1,5 +1,6 @@
 """One worker's part of a job, on a store in this process."""
 
+import gzip
 import json
 import logging
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ctr_model.features import key_of
 from ctr_model.schema import Schema
@@ -22,9 +24,9 @@ from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, load_job, override_job
 from ps_worker.job.checks import require_optimizers
-from ps_worker.job.model import model_of
+from ps_worker.job.model import DENSE_BLOCK, model_of
 from ps_worker.job.specs import table_specs
-from ps_worker.run.plan import plan_of
+from ps_worker.run.plan import model_of_job, plan_of
 from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.inference import infer
 from tests.support.cluster import cluster
@@ -76,6 +78,75 @@ def test_more_workers_than_files_share_a_file(rows: Path, caplog: pytest.LogCapt
     middle = rows.stat().st_size // 2
     assert f"worker 0 trains on 1 file: {rows}[0:{middle}]" in caplog.messages
     assert f"worker 1 trains on 1 file: {rows}[{middle}:]" in caplog.messages
+
+
+def train_together(job: Job, num_workers: int) -> ParameterStore:
+    plan, store = plan_of(job), ParameterStore(num_workers=num_workers, wait_limit_s=60.0)
+    works = [
+        partial(train_job, plan, store, worker=worker, num_workers=num_workers)
+        for worker in range(num_workers)
+    ]
+    with ThreadPoolExecutor(num_workers) as pool:
+        list(pool.map(lambda work: work(), works))
+    return store
+
+
+def dense_of(store: ParameterStore, job: Job) -> NDArray[np.float32]:
+    _, model = model_of_job(job)
+    dense = np.empty(model.num_params, np.float32)
+    store.pull_dense({DENSE_BLOCK: dense}).result()
+    return dense
+
+
+@pytest.fixture
+def undivided(rows: Path) -> Path:
+    """The rows in a file that one worker reads."""
+    path = rows.with_suffix(".txt.gz")
+    path.write_bytes(gzip.compress(rows.read_bytes()))
+    return path
+
+
+def test_workers_without_rows_are_named_in_a_warning(
+    undivided: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = override_job({}, [f"data.train={undivided}", "model.hidden=[4]"], source="test")
+
+    train_together(job, num_workers=3)
+
+    warnings = [each for each in caplog.messages if "without rows" in each]
+    assert len(warnings) == 3  # in the logs of worker 0 and of these two
+    assert warnings[0].startswith(
+        "2 workers of 3 without rows to train on: 1, 2; data.train can be divided into 1 part only"
+    )
+    assert warnings[0].endswith("start fewer workers, or write more files or smaller row groups")
+
+
+def test_rows_shuffled_globally_leave_no_worker_without(
+    undivided: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = [f"data.train={undivided}", "model.hidden=[4]", "data.shuffle=global"]
+
+    train_together(override_job({}, [*settings, "data.in_memory=true"], source="test"), 2)
+
+    assert not any("without rows" in message for message in caplog.messages)
+
+
+def test_geo_learns_as_much_beside_a_worker_without_rows(undivided: Path) -> None:
+    job = override_job(
+        {},
+        [
+            f"data.train={undivided}",
+            "model.hidden=[4]",
+            "train.batch_size=8",
+            "strategy.mode=geo",
+            "optimizer.sparse=adagrad",
+        ],
+        source="test",
+    )
+
+    alone, together = (dense_of(train_together(job, workers), job) for workers in (1, 2))
+
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-6)
 
 
 def test_model_that_learnt_its_rows_by_heart_is_told(
