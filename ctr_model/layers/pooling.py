@@ -79,7 +79,7 @@ class PooledSlots:
         _require_pooling("pooling", pooling)
         dims, poolings = [dim] * len(schema.slots), [_CODES[pooling]] * len(schema.slots)
         for name, options in slots.items():
-            slot = schema.slot_index(name)
+            slot = schema.slot_index(name, where=f"slots.{name}")
             checked = _checked(name, options)
             dims[slot] = checked.get("dim", dim)
             poolings[slot] = checked.get("pooling", poolings[slot])

@@ -171,7 +171,9 @@ def _pairs(schema: Schema, histories: Mapping[str, str]) -> list[tuple[int, int]
         )
     pairs = []
     for name, of_name in histories.items():
-        history, target = schema.slot_index(name), schema.slot_index(of_name)
+        where = f"histories.{name}"
+        history = schema.slot_index(name, where=where)
+        target = schema.slot_index(of_name, where=where)
         if of_name in histories:
             raise ValueError(f"histories.{name} is {of_name!r}, which is a history itself")
         if schema.slot_numbers[history] != schema.slot_numbers[target]:

@@ -73,7 +73,10 @@ class WideDeep(ClickModel):
             schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots, table=DEEP
         )
         self._mlp = Mlp((self._input.width, *hidden, 1))
-        pairs = tuple((schema.slot_index(a), schema.slot_index(b)) for a, b in crosses)
+        pairs = tuple(
+            (schema.slot_index(a, where="crosses"), schema.slot_index(b, where="crosses"))
+            for a, b in crosses
+        )
         weight, bias = first_order_segments(schema.num_dense, name=WIDE)
         super().__init__(
             schema,

@@ -247,15 +247,16 @@ class Schema:
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def slot_index(self, name: str) -> int:
+    def slot_index(self, name: str, *, where: str = "") -> int:
         """Returns the index, from 0, of the slot `name`.
 
         Raises:
-            SchemaError: If it does not exist; names the nearest.
+            SchemaError: If it does not exist; names the nearest, after the option `where` that names it.
         """
         if name not in self.slots:
             nearest = difflib.get_close_matches(name, self.slots, n=1, cutoff=0.0)[0]
-            raise SchemaError(f"the schema has no slot {name!r}, did you mean {nearest!r}?")
+            prefix = f"{where}: " if where else ""
+            raise SchemaError(f"{prefix}the schema has no slot {name!r}, did you mean {nearest!r}?")
         return self.slots.index(name)
 
     def _slot_number(self, name: str) -> int:

@@ -1,5 +1,6 @@
 """The model that a job names, and the names of its parameters on the servers."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from ctr_model.models.model import Model
 from ctr_model.parameters import ModelInputError
 from ctr_model.registry import build_model, with_compute, with_dropout, with_logit_offset
 from ctr_model.schema import Schema
+from protos.errors import JobError
 from ps_worker.job.faults import first_named
 from ps_worker.job.job import Job
 
@@ -26,8 +28,16 @@ def model_of(job: Job, schema: Schema) -> Model:
     try:
         return build_model(job.model.name, schema, job.model.options, seed=job.train.seed)
     except ValueError as error:
-        option = first_named(job.model.options, error) or "name"
-        raise job.error(f"model.{option}", str(error)) from error
+        raise _error_of_options(job, error) from error
+
+
+def _error_of_options(job: Job, error: ValueError) -> JobError:
+    """Returns the error of the option, or the key within it, with which a message begins or that it names."""
+    fault = str(error)
+    named = re.match(r"\w+(\.\w+)*", fault)
+    if named and named[0].partition(".")[0] in job.model.options:
+        return job.error(f"model.{named[0]}", f"model.{fault}")
+    return job.error(f"model.{first_named(job.model.options, error) or 'name'}", fault)
 
 
 def trained_model(job: Job, model: Model, *, worker: int = 0) -> Model:

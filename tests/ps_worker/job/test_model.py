@@ -1,5 +1,6 @@
 """The model of a job."""
 
+import re
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.errors import JobError
 from ps_worker.job import override_job
-from ps_worker.job.model import errors_of_model, trained_model
+from ps_worker.job.model import errors_of_model, model_of, trained_model
 
 SCHEMA = Schema.numbered(1, 2)
 
@@ -38,6 +39,30 @@ def test_bfloat16_without_pytorch_says_which_extra_to_install(
 def test_unknown_precision_is_refused() -> None:
     with pytest.raises(JobError, match=r"train\.compute"):
         override_job({}, ["train.compute=float16"], source="test")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "model.slots.C9.pooling=max",
+            "job.toml, --set model.slots.C9.pooling=max: model.slots.C9: the schema has no slot 'C9', ",
+        ),
+        (
+            "model.slots.C1.pooling=avg",
+            "--set model.slots.C1.pooling=avg: model.slots.C1.pooling is 'avg', expected ",
+        ),
+        (
+            "model.crosses=[['C1', 'C9']]",
+            "--set model.crosses=[['C1', 'C9']]: model.crosses: the s",
+        ),
+    ],
+)
+def test_option_is_named_with_the_key_within_it_and_its_place(override: str, message: str) -> None:
+    job = override_job({}, ["model.name=wide_deep", override], source="job.toml")
+
+    with pytest.raises(JobError, match=f"^{re.escape(message)}"):
+        model_of(job, SCHEMA)
 
 
 def test_what_a_model_refuses_is_an_error_of_the_job() -> None:
