@@ -41,7 +41,9 @@ def final_evaluation(plan: Plan, run: Run, best: Checkpoint | None) -> dict[str,
     return figures(metrics, breakdown)
 
 
-def warn_of(evaluation: Mapping[str, Any], job: Job, passes: Sequence[PassFigures]) -> None:
+def warn_of(
+    evaluation: Mapping[str, Any], job: Job, passes: Sequence[PassFigures], *, is_in_process: bool
+) -> None:
     """Says so if the model knows less of `data.test` than its click rate; `passes` are those of training."""
     last = passes[-1] if passes else None
     warning = warning_of_test(
@@ -49,6 +51,7 @@ def warn_of(evaluation: Mapping[str, Any], job: Job, passes: Sequence[PassFigure
         log_loss=evaluation["log_loss"],
         base_log_loss=evaluation["base_log_loss"],
         is_learnt=last is not None and last.log_loss < last.base_log_loss,
+        is_in_process=is_in_process,
     )
     if warning:
         logger.warning("%s", warning)

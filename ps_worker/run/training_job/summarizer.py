@@ -101,7 +101,8 @@ class Summarizer:
         evaluation = final_evaluation(self._plan, self._run, final)
         if evaluation:
             self._metrics.write("test", evaluation)
-            warn_of(evaluation, self._job, trained.passes)
+            in_process = self._run.is_in_process
+            warn_of(evaluation, self._job, trained.passes, is_in_process=in_process)
         return evaluation
 
     def _digest(self, final: Checkpoint | None) -> str:

@@ -39,7 +39,12 @@ def advice_on_loss(job: Job, *, is_in_process: bool = False) -> str:
 
 
 def warning_of_test(
-    job: Job, *, log_loss: float | None, base_log_loss: float | None, is_learnt: bool
+    job: Job,
+    *,
+    log_loss: float | None,
+    base_log_loss: float | None,
+    is_learnt: bool,
+    is_in_process: bool = False,
 ) -> str:
     """Returns what to say of the figures of `data.test`; empty: nothing, as the model beats the base rate.
 
@@ -48,6 +53,7 @@ def warning_of_test(
         log_loss: Of the test data; None: not a number.
         base_log_loss: Of predicting the test data's click rate for each of its examples; None likewise.
         is_learnt: The log loss of the last pass over the training data is below that of its base rate.
+        is_in_process: See `advice_on_loss`.
     """
     if log_loss is None or base_log_loss is None or log_loss <= base_log_loss:
         return ""
@@ -56,7 +62,7 @@ def warning_of_test(
         f"that of predicting its click rate for every example"
     )
     if not is_learnt:
-        return f"{finding}: {advice_on_loss(job)}"
+        return f"{finding}: {advice_on_loss(job, is_in_process=is_in_process)}"
     fewer = [f"train.epochs below {job.train.epochs}"] if job.train.epochs > 1 else []
     stop = [] if job.data.valid else ["data.valid with valid.patience = 1, which stops in time"]
     tries = [*fewer, *stop, "train.weight_decay", "train.dropout"]

@@ -68,6 +68,17 @@ def test_test_loss_above_the_base_rate_is_overfitting_only_if_training_went_well
     assert unlearnt.endswith(advice_on_loss(job))
 
 
+def test_test_loss_above_the_base_rate_is_not_laid_to_stale_gradients_in_process() -> None:
+    job = override_job({}, ["strategy.mode=async"], source="test")
+
+    warning = warning_of_test(
+        job, log_loss=0.2, base_log_loss=0.1, is_learnt=False, is_in_process=True
+    )
+
+    assert warning.endswith(advice_on_loss(job, is_in_process=True))
+    assert "strategy" not in warning
+
+
 @pytest.mark.parametrize("losses", [(0.1, 0.2), (0.2, 0.2), (None, 0.2), (0.2, None)])
 def test_test_loss_that_is_no_worse_or_no_number_needs_no_words(
     losses: tuple[float | None, float | None],
