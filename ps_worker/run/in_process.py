@@ -150,7 +150,8 @@ class Trainer:
             epochs: Passes over it; None: as the section `train` says, 1 without it.
 
         Raises:
-            DataError: If no file matches, or data are malformed.
+            DataError: If no file matches, there are no rows, or data are malformed.
+            UsageError: If data are neither files, samples nor batches.
             CtrPsError: If something else goes wrong; says what. The steps before it have been taken.
         """
         epochs = self.job.train.epochs if epochs is None else epochs
@@ -168,7 +169,10 @@ class Trainer:
                 f"read, and train() was given {type(data).__name__}: give files, or leave it out",
             )
         self._require_weights(data)
+        if isinstance(data, Sequence) and not data:
+            raise DataError(f"train(): data is {data!r}: there is nothing to train on")
         before, start = self._run.progress.counts(), time.monotonic()
+        skipped = self._run.non_finite.skipped
         with errors_of_model(self.job):
             self._run.start(self._head(data))
             for batches in self._epochs(data, epochs):
@@ -177,6 +181,8 @@ class Trainer:
         self._run.progress.log()
         after = self._run.progress.counts()
         examples = after.examples - before.examples
+        if not examples and self._run.non_finite.skipped == skipped:
+            raise DataError("train(): data have no rows: there is nothing to train on")
         weight = after.weight - before.weight
         loss = (after.loss - before.loss) / weight if weight else float("nan")
         return Trained(examples, loss, time.monotonic() - start)
@@ -289,14 +295,16 @@ class Trainer:
             return dataset
         if _are_samples(data):
             return batches_of_samples(data, schema, batch_size=self.job.train.batch_size)
-        return cast("Iterable[Batch]", data)
+        return _checked(cast("Iterable[Batch]", data))
 
     def _head(self, data: Data) -> Iterable[Batch]:
         """Returns the first rows of data that can be gone through twice."""
         if isinstance(data, Iterator):
             return ()
-        batches = self._batches(data, self.schema)
-        return batches if not _are_files(data) and _are_samples(data) else head_of(batches)
+        if not _are_files(data) and _are_samples(data):
+            return self._batches(data, self.schema)
+        batches = cast("Iterable[Batch]", data)
+        return head_of(self._batches(data, self.schema) if _are_files(data) else batches)
 
     def _require_weights(self, data: Data) -> None:
         """Refuses samples where the schema has weights, without which other figures would come out."""
@@ -316,6 +324,22 @@ def _are_files(data: Data) -> TypeGuard[Files]:
 def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
     """Whether data that are no files are samples, not batches."""
     return isinstance(data, Sequence) and not all(isinstance(each, Batch) for each in data)
+
+
+def _checked(data: Iterable[object]) -> Iterator[Batch]:
+    """Yields data that are neither files nor samples, which must be batches."""
+    expected = (
+        "expected files, a list of samples (label, numbers, values of slots), or batches, such as a dataset "
+        "of fleet"
+    )
+    if not isinstance(data, Iterable):
+        raise UsageError(f"data is {data!r}, {expected}")
+    for each in data:
+        if not isinstance(each, Batch):
+            raise UsageError(
+                f"data is of type {type(data).__name__} and has a {type(each).__name__}, {expected}"
+            )
+        yield each
 
 
 def _matching(files: Files) -> list[str]:

@@ -237,6 +237,16 @@ def test_data_that_cannot_be_trained_on_are_refused(clicks: Path, tmp_path: Path
         trainer.train(iter([]), epochs=2)
     with pytest.raises(UsageError, match="epochs is 0"):
         trainer.train(f"{clicks}/test/part-*", epochs=0)
+    with pytest.raises(DataError, match=r"train\(\): data is \[\]: there is nothing to train on"):
+        trainer.train([])
+    with pytest.raises(DataError, match=r"train\(\): data have no rows: there is nothing to train"):
+        trainer.train(iter([]))
+    with pytest.raises(
+        UsageError, match="data is of type ndarray and has a ndarray, expected files"
+    ):
+        trainer.train(np.zeros((3, 3)))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="data is 5, expected files, a list of samples"):
+        trainer.evaluate(5)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="no row has a label; predict"):
         trainer.evaluate([(None, [1.0] * 13, ["a"] * 26)])
     with pytest.raises(CheckpointError):
