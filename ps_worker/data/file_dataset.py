@@ -1,7 +1,7 @@
 """Base class of datasets of files: the list of files, and their format."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,6 +126,21 @@ class FileDataset:
         """
         bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
         return _rows_within_limit(Reading(self._files(), self.schema, self._format, bad_rows))
+
+    def require_rows(self) -> None:
+        """Reads as far as the first rows, and raises what a pass would that comes to none; it is no pass.
+
+        Nothing is said of malformed rows before them.
+
+        Raises:
+            UsageError: If no files were set.
+            DataError: If a file cannot be read, there are no rows, or too many malformed ones before them.
+        """
+        bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
+        reading = Reading(self._files(), self.schema, self._format, bad_rows)
+        with closing(reading.blocks()) as blocks:
+            if next(blocks, None) is None:
+                reading.end(rows=0)
 
     def _files(self) -> list[FileSplit]:
         if self._splits is None:

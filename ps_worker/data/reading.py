@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from ctr_model.schema import Schema
 from protos.errors import BadRowError, DataError, counted
@@ -74,7 +74,7 @@ class Reading:
         """Number of splits that were read to their end."""
         return len(self._done)
 
-    def blocks(self) -> Iterator[tuple[int, Block]]:
+    def blocks(self) -> Generator[tuple[int, Block], None, None]:
         """Yields the blocks of splits that no other reader has taken, with the index of the split.
 
         Raises:

@@ -44,7 +44,7 @@ def plan_of(job: Job) -> Plan:
     Raises:
         JobError: If schema, format, model, precision, optimizers, the life of rows, the device, the start or
             a slot to evaluate by are wrong.
-        DataError: If a pattern matches no file, or files to evaluate lack the column of `valid.group_by`.
+        DataError: If a pattern matches no file, or files to evaluate have no rows or lack columns.
         CheckpointError: If checkpoints cannot be where the job says.
     """
     schema, model = model_of_job(job)
@@ -62,8 +62,8 @@ def plan_of(job: Job) -> Plan:
         test_files=_files_of(job, "data.test", job.data.test),
         valid_files=_files_of(job, "data.valid", job.data.valid),
     )
-    for files in (plan.test_files, plan.valid_files):
-        _require_group(job, schema, files)
+    _require_rows(job, "data.test", schema, plan.test_files)
+    _require_rows(job, "data.valid", schema, plan.valid_files)
     return plan
 
 
@@ -110,15 +110,21 @@ def _require_order(job: Job) -> None:
         )
 
 
-def _require_group(job: Job, schema: Schema, files: Sequence[str]) -> None:
-    """Refuses a group that is neither a slot nor a column of the first file, before hours of training."""
+def _require_rows(job: Job, key: str, schema: Schema, files: Sequence[str]) -> None:
+    """Refuses files to evaluate whose first rows cannot be read, before hours of training."""
     dataset = evaluated(job, schema, files)
-    if dataset.schema.group is not None:
-        next(dataset.head(), None)
+    try:
+        dataset.require_rows()
+    except DataError as error:
+        raise _error_of_data(job, key, error) from error
 
 
 def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[str]:
     try:
         return matching_files(patterns)
     except DataError as error:
-        raise DataError(f"{job.place_of(key)}: {key}: {error}") from error
+        raise _error_of_data(job, key, error) from error
+
+
+def _error_of_data(job: Job, key: str, error: DataError) -> DataError:
+    return DataError(f"{job.place_of(key)}: {key}: {error}")

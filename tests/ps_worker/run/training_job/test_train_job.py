@@ -397,6 +397,21 @@ def test_pattern_without_a_file_names_its_key(
     assert str(caught.value) == fault
 
 
+@pytest.mark.parametrize("key", ["data.test", "data.valid"])
+def test_files_to_evaluate_of_another_schema_are_refused_before_training(
+    rows: Path, tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tmp_path / "other.tsv"
+    other.write_text("1\tshort\n" * 50)
+    job = override_job({}, [f"data.train={rows}", f"{key}={other}"], source="job.toml")
+
+    with pytest.raises(DataError, match="the schema or the format is probably") as refused:
+        plan_of(job)
+
+    assert str(refused.value).startswith(f"--set {key}={other}: {key}: no rows in 1 file: {other}")
+    assert not any("skipped a malformed row" in message for message in caplog.messages)
+
+
 def test_wish_of_a_model_is_refused_where_the_job_can_overrule_it(tmp_path: Path) -> None:
     source, path = tmp_path / "own.py", tmp_path / "job.toml"
     source.write_text(OWN_MODEL)
