@@ -143,7 +143,8 @@ class Progress:
     def warn_of_base_rate(self, metrics: ClickMetrics, what: str) -> None:
         """Warns of a log loss that stays above that of the base rate, if the model's loss is one of clicks.
 
-        That of the last batches has to be above it, too: a mean has the first predictions, of no rate.
+        That of the last batches has to be above it, too: a mean has the first predictions, of a model that
+        has learnt nothing yet.
 
         Args:
             metrics: Of predictions before training.
