@@ -77,7 +77,8 @@ def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_without_counterpart(own, ())
     if not any(word in strategy for word in FLEET_WORDS):
         return own
-    configs = _configs(strategy.get("a_sync_configs", {}))
+    configs = require_options(strategy.get("a_sync_configs", {}))
+    configs = _without_ignored(configs, "strategy.a_sync_configs")
     mode = _mode(strategy, configs)
     settings = {name: value for name, value in configs.items() if name != "k_steps" or value > 0}
     own_settings = own.get(str(mode), {})
@@ -90,6 +91,31 @@ def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
             f"is given as strategy.{mode}.{twice[0]} too: remove one of the two",
         )
     return {**own, "mode": mode, mode: {**own_settings, **settings}}
+
+
+def require_options(configs: object) -> Mapping[str, Any]:
+    """Returns `a_sync_configs`.
+
+    Raises:
+        FleetWordError: If it is no table, or has an option that is unknown or has no counterpart.
+    """
+    key = ("a_sync_configs",)
+    if not isinstance(configs, Mapping):
+        raise FleetWordError(key, f"is {configs!r}, expected a table of options")
+    _refuse_without_counterpart(configs, key)
+    for name in configs:
+        if name not in (*TRANSLATED, *IGNORED):
+            nearest = difflib.get_close_matches(name, TRANSLATED, 1)
+            advice = (
+                f"did you mean {nearest[0]!r}?"
+                if nearest
+                else f"expected one of {', '.join(TRANSLATED)}"
+            )
+            raise FleetWordError((*key, name), f"is unknown, {advice}")
+    k_steps = configs.get("k_steps", 0)
+    if isinstance(k_steps, bool) or not isinstance(k_steps, int):
+        raise FleetWordError((*key, "k_steps"), f"is {k_steps!r}, expected a whole number")
+    return configs
 
 
 def aliases_of(strategy: Mapping[str, Any], mode: str) -> dict[tuple[str, ...], tuple[str, ...]]:
@@ -106,22 +132,6 @@ def aliases_of(strategy: Mapping[str, Any], mode: str) -> dict[tuple[str, ...], 
     if "a_sync" in strategy and "mode" not in strategy:
         aliases["strategy", "mode"] = ("strategy", "a_sync")
     return aliases
-
-
-def _configs(configs: object) -> Mapping[str, Any]:
-    key = ("a_sync_configs",)
-    if not isinstance(configs, Mapping):
-        raise FleetWordError(key, f"is {configs!r}, expected a table of options")
-    configs = _without_ignored(configs, "strategy.a_sync_configs")
-    _refuse_without_counterpart(configs, key)
-    for name in configs:
-        if name not in TRANSLATED:
-            nearest = difflib.get_close_matches(name, TRANSLATED, 1, cutoff=0.0)[0]
-            raise FleetWordError((*key, name), f"is unknown, did you mean {nearest!r}?")
-    k_steps = configs.get("k_steps", 0)
-    if isinstance(k_steps, bool) or not isinstance(k_steps, int):
-        raise FleetWordError((*key, "k_steps"), f"is {k_steps!r}, expected a whole number")
-    return configs
 
 
 def _without_ignored(words: Mapping[str, Any], table: str) -> dict[str, Any]:
