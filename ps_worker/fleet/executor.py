@@ -13,6 +13,7 @@ from ps_worker.data.file_dataset import head_of
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.fleet.running import FLEET
+from ps_worker.fleet.words.unknown import called_as
 from ps_worker.training.evaluation.evaluator import OnPredictions
 from ps_worker.training.monitor import FetchHandler, Fetching
 from ps_worker.training.step_loop import TrainedStep
@@ -23,6 +24,7 @@ FETCH_PERIOD_S = 5.0
 class Executor:
     """Trains what was minimized; all executors of a process are of its one run."""
 
+    @called_as("executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)")
     def train_from_dataset(
         self,
         dataset: Iterable[Batch],
@@ -42,9 +44,15 @@ class Executor:
                 `fleet.data_position()` says; None: at the start of its next pass.
 
         Raises:
-            UsageError: If `start` is of other data, or the dataset has no order.
+            UsageError: If `start` is of other data, or the dataset has no order; or if `fetch_handler` is no
+                function, as where a program comes before the dataset.
             CtrPsError: If something goes wrong; says what.
         """
+        if fetch_handler is not None and not callable(fetch_handler):
+            raise UsageError(
+                f"fetch_handler is {fetch_handler!r}, expected a function; there is no program here: "
+                f"executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
+            )
         run = FLEET.run_of("training")
         thread_num = getattr(dataset, "thread_num", 1)
         # Closed, or readers outlive an error.
@@ -72,6 +80,7 @@ class Executor:
         run.start(head_of(reader))
         return run.steps(_batches(reader))
 
+    @called_as("executor.infer_from_dataset(dataset)")
     def infer_from_dataset(
         self, dataset: Iterable[Batch], *, on_predictions: OnPredictions | None = None
     ) -> ClickMetrics:

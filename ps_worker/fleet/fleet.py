@@ -10,7 +10,7 @@ Without a role everything is in this process: it is worker 0 of 1, and has the p
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar, overload
 
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
@@ -27,6 +27,7 @@ from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.fleet.task import Task
 from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
+from ps_worker.fleet.words.unknown import called_as
 from ps_worker.heter.connect import heter_trainers, require_heter
 from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.run import Run
@@ -134,9 +135,20 @@ class Fleet:
         """Number of servers; 0 without a cluster."""
         return len(self._known_role("fleet.server_num()").endpoints)
 
-    def server_endpoints(self) -> list[str]:
-        """Where workers reach each server, as host:port; none without a cluster."""
-        return list(self._known_role("fleet.server_endpoints()").endpoints)
+    @overload
+    def server_endpoints(self, to_string: Literal[False] = False) -> list[str]: ...
+
+    @overload
+    def server_endpoints(self, to_string: Literal[True]) -> str: ...
+
+    def server_endpoints(self, to_string: bool = False) -> list[str] | str:
+        """Where workers reach each server, as host:port; none without a cluster.
+
+        Args:
+            to_string: As one text, with commas.
+        """
+        endpoints = self._known_role("fleet.server_endpoints()").endpoints
+        return ",".join(endpoints) if to_string else list(endpoints)
 
     def worker_endpoints(self, to_string: bool = False) -> NoReturn:
         """Raises UsageError: workers listen at no endpoints; `to_string` is Paddle's."""
@@ -362,6 +374,7 @@ class Fleet:
         """Returns this worker's way to the others, for data that all workers shuffle together."""
         return self.run_of("fleet.peers()").peers()
 
+    @called_as("fleet.save_persistables(dirname)")
     def save_persistables(self, dirname: str | Path) -> None:
         """Saves all parameters and optimizer states to a folder; on worker 0 only.
 
@@ -373,6 +386,7 @@ class Fleet:
             SaveRequest(url=str(dirname), attachments=self._attachments())
         )
 
+    @called_as("fleet.save_inference_model(dirname)")
     def save_inference_model(
         self,
         dirname: str | Path,

@@ -6,6 +6,8 @@
 They are applied on the servers, those that end in Row to rows only. ps_server/optimizers has the formulas.
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from ps_worker.fleet.optimizer import lr
 from ps_worker.fleet.optimizer.optimizers import (
     SGD,
@@ -19,6 +21,7 @@ from ps_worker.fleet.optimizer.optimizers import (
     Optimizer,
     require_optimizer,
 )
+from ps_worker.fleet.words.unknown import unknown_name
 
 __all__ = [
     "SGD",
@@ -33,3 +36,16 @@ __all__ = [
     "lr",
     "require_optimizer",
 ]
+
+_ADVICE = {
+    "AdamW": "Adam(weight_decay=0.01) decays as AdamW does",
+    "ClipGradByNorm": "ClipGradByGlobalNorm(1.0) clips rows and dense parameters together",
+    "ClipGradByValue": "ClipGradByGlobalNorm(1.0) clips rows and dense parameters together",
+}
+
+if not TYPE_CHECKING:  # a type checker knows the names
+
+    def __getattr__(name: str) -> NoReturn:
+        """Says which optimizers there are."""
+        names = [each for each in __all__ if each != "require_optimizer"]
+        raise unknown_name("fleet.optimizer", name, names, _ADVICE)

@@ -5,9 +5,10 @@
 A step is a batch of any worker: servers count them, and nobody calls `step()`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from protos.errors import UsageError
+from ps_worker.fleet.words.unknown import unknown_name
 
 Settings = dict[str, Any]
 
@@ -130,3 +131,13 @@ def _ratio(name: str, value: float, learning_rate: float) -> float:
     if not rate > 0 or not 0 <= _number(name, value) <= rate:
         raise UsageError(f"{name} is {value!r}, expected 0 to the learning rate, {learning_rate!r}")
     return value / rate
+
+
+_ADVICE = {"ExponentialDecay": "StepDecay(rate, step_size=1, gamma=0.999) is one"}
+
+if not TYPE_CHECKING:  # a type checker knows the names
+
+    def __getattr__(name: str) -> NoReturn:
+        """Says which schedules there are."""
+        names = [each.__name__ for each in LRScheduler.__subclasses__()]
+        raise unknown_name("fleet.optimizer.lr", name, names, _ADVICE)

@@ -13,6 +13,7 @@ from ctr_model.schema import Schema
 from protos.errors import UsageError
 from ps_worker.data import in_memory_dataset, queue_dataset
 from ps_worker.data.file_dataset import FileDataset
+from ps_worker.fleet.words.unknown import unknown_name
 
 _MULTI_SLOT = "cat"
 """The command by which Paddle reads files that are multi-slot text already."""
@@ -48,7 +49,7 @@ class _InitLater(FileDataset):
     def init(
         self,
         *,
-        use_var: Schema,
+        use_var: Schema | None = None,
         batch_size: int = 1,
         thread_num: int = 1,
         pipe_command: str = "",
@@ -81,13 +82,15 @@ class _InitLater(FileDataset):
 
     def __getattr__(self, name: str) -> NoReturn:
         """Says what to call, where something is missing since `init` was not called, or is part of it."""
-        if name in _PARTS_OF_INIT or (not self._is_made and not name.startswith("__")):
+        if name in _PARTS_OF_INIT or not (self._is_made or name.startswith(("__", "set_"))):
             what = f"{name}() is" if name in _PARTS_OF_INIT else "columns are"
             raise UsageError(
                 f"{what} given by init(): dataset.init(batch_size=32, thread_num=2, use_var=schema), or "
                 f"write {self._name}(schema, batch_size=32, thread_num=2)"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise unknown_name(
+            self._name, name, (each for each in dir(self) if not each.startswith("_"))
+        )
 
     @property
     def _is_made(self) -> bool:

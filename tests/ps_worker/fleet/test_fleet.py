@@ -65,6 +65,7 @@ def test_worker_knows_its_place(worker: Fleet) -> None:
     )
     assert (worker.worker_index(), worker.worker_num()) == (1, 3)
     assert (worker.server_num(), worker.server_endpoints()) == (2, ENDPOINTS)
+    assert worker.server_endpoints(to_string=True) == ",".join(ENDPOINTS)
 
 
 def test_server_knows_its_place(server: Fleet) -> None:

@@ -73,6 +73,10 @@ def test_files_may_be_read_by_their_suffix(tmp_path: Path) -> None:
         (lambda it: it.init(use_var=SCHEMA, fs_name="hdfs://x"), "fs_name .* named by URL"),
         (lambda it: it.init(use_var=SCHEMA, input_type=1), "input_type of .* is 1: the format is"),
         (lambda it: it.init(use_var=SCHEMA, batch_size=0), "batch_size is 0"),
+        (
+            lambda it: it.init(batch_size=64),
+            "use_var of .* is None, expected a Schema of the columns",
+        ),
     ],
 )
 def test_what_is_missing_or_wrong_names_the_way(call: Any, message: str) -> None:
@@ -85,7 +89,7 @@ def test_dataset_is_made_once() -> None:
 
     with pytest.raises(UsageError, match=r"has its columns already: init\(\) is called once"):
         dataset.init(use_var=SCHEMA)
-    with pytest.raises(AttributeError, match="'QueueDataset' object has no attribute 'set_fields'"):
+    with pytest.raises(AttributeError, match=r"no 'set_fields': there are .*set_filelist, "):
         dataset.set_fields()
     with pytest.raises(UsageError, match=r"needs a batch_size: fleet\.QueueDataset\(schema, batch"):
         fleet.QueueDataset(SCHEMA)
