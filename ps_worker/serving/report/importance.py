@@ -6,6 +6,8 @@
 the same each may seem to matter little. All are permuted alike, in an order that depends on `SEED` alone.
 """
 
+import logging
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -23,6 +25,11 @@ from ps_worker.data.memory.rows import RowsInMemory, SlotSwap
 from ps_worker.training.evaluation.evaluator import evaluate
 
 SEED = 1
+
+LOG_EVERY_S = 10.0
+"""Between two lines on how far it is."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +94,18 @@ def importance_of_features(
     if kept.size < 2:
         raise DataError(f"{counted(kept.size, 'row')} with a label: nothing can be permuted")
     order = np.random.default_rng(SEED).permutation(kept.size)
+    num_features = len(schema.slots) + len(schema.dense)
+    logger.info(
+        "feature importance: %s predicted %d times, once for each feature and once as they are; "
+        "--importance-rows 0 leaves it out",
+        counted(kept.size, "row"),
+        num_features + 1,
+    )
+    progress = _Progress(kept.size * (num_features + 1))
 
     def measured(*, slot: int | None = None, column: int | None = None) -> ClickMetrics:
         examples = _examples(kept, order, batch_size, slot=slot, column=column)
-        return evaluate(store, model, examples, batch_size=batch_size)
+        return evaluate(store, model, progress.watch(examples), batch_size=batch_size)
 
     whole = measured()
 
@@ -109,6 +124,29 @@ def importance_of_features(
     return Importance(
         features=tuple(features), examples=kept.size, auc=whole.auc(), log_loss=whole.log_loss()
     )
+
+
+class _Progress:
+    """Logs the share of predictions that are made."""
+
+    def __init__(self, predictions: int) -> None:
+        """Takes the number of all."""
+        self._all = predictions
+        self._done = 0
+        self._logged_at = time.monotonic()
+
+    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yields the batches, each of which has been predicted when the next one is asked for."""
+        for batch in batches:
+            yield batch
+            self._done += batch.size
+            if time.monotonic() - self._logged_at >= LOG_EVERY_S:
+                self._logged_at = time.monotonic()
+                logger.info(
+                    "feature importance: %.0f %% of %d predictions",
+                    100 * self._done / self._all,
+                    self._all,
+                )
 
 
 def _first(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:

@@ -18,6 +18,7 @@ from ps_worker.checkpoints.attachments import (
 from ps_worker.data.blocks.batching import joined, rows_where
 from ps_worker.job.datasets import streamed
 from ps_worker.serving.predictor import Predictor
+from ps_worker.serving.report import importance
 from ps_worker.serving.report.importance import SEED, Importance, importance_of_features
 from ps_worker.training.evaluation.saved_store import SavedStore
 
@@ -53,6 +54,24 @@ def test_planted_slot_matters_and_noise_does_not(runs: tuple[Path, Path]) -> Non
     for name in ("<i>noise</i>", "price"):
         assert abs(by_name[name].auc_lost) < 0.03
         assert abs(by_name[name].log_loss_gained) < 0.02
+
+
+def test_log_says_how_many_predictions_there_are_and_how_far_it_is(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(importance, "LOG_EVERY_S", 0.0)
+
+    measured(runs[0].parent, batches_of(runs[0].parent), rows=100, size=50)
+
+    first, *lines = [each for each in caplog.messages if "feature importance" in each]
+    assert "100 rows predicted 4 times" in first
+    assert "--importance-rows 0" in first
+    assert len(lines) == 4 * 2
+    assert [lines[0], lines[-1]] == [
+        "feature importance: 12 % of 400 predictions",
+        "feature importance: 100 % of 400 predictions",
+    ]
 
 
 def test_it_is_what_a_prediction_of_permuted_examples_loses(runs: tuple[Path, Path]) -> None:
