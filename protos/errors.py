@@ -15,6 +15,8 @@
     ├── IdleError                  no sign of life
     ├── AbortedError               the job was ended by an error elsewhere
     ├── LogError                   the update log cannot be written, or is damaged
+    ├── AccessError                a caller may not make this call
+    │   └── UnknownCallerError
     ├── OverloadedError            a server that has no room for more
     ├── ProtocolError              a request that breaks the contract
     │   ├── NotJoinedError
@@ -158,6 +160,16 @@ class LogError(CtrPsError):
     """An update log cannot be written or read, or is in use; the message names the file or folder."""
 
     exit_code = 13
+
+
+class AccessError(CtrPsError):
+    """A caller's token or certificate does not give the access that a call needs; nothing was done."""
+
+    exit_code = 15
+
+
+class UnknownCallerError(AccessError):
+    """A caller shows no token or certificate, or one that the server does not know."""
 
 
 class OverloadedError(CtrPsError):

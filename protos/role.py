@@ -357,15 +357,20 @@ def default_bind(endpoint: str) -> str:
     address that others use may be that of a proxy.
     """
     host = endpoint.rpartition(":")[0].strip("[]")
-    if host == "localhost":
+    if is_loopback(host):
         return host
+    return "::" if ":" in host else "0.0.0.0"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach an address, given as digits or as "localhost"."""
+    name = host.strip("[]").lower()
     try:
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(name)
     except ValueError:  # a host name
-        return "0.0.0.0"
-    if address.is_loopback:
-        return host
-    return "::" if address.version == 6 else "0.0.0.0"
+        return name == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def address_to_bind(host: str, port: int) -> str:

@@ -35,6 +35,7 @@ from protos.store import (
 )
 from protos.v1 import parameter_server_pb2
 from protos.wire import columns
+from protos.wire.access import Access
 from protos.wire.codec import Codec, FieldCodec, record_codec, value_codec
 from protos.wire.requests import (
     Abort,
@@ -97,6 +98,7 @@ class Call(Generic[Q, A]):
         answer: What it answers.
         deadline: How long it may take.
         retry: Whether it is worth sending again while its server is unavailable.
+        access: What its caller must be allowed to do.
     """
 
     service: str
@@ -105,6 +107,7 @@ class Call(Generic[Q, A]):
     answer: Codec[A]
     deadline: Deadline = Deadline.PLAIN
     retry: bool = True
+    access: Access = Access.TRAINER
 
     @property
     def path(self) -> str:
@@ -137,6 +140,7 @@ def call_of(
     *,
     deadline: Deadline = Deadline.PLAIN,
     retry: bool = True,
+    access: Access = Access.TRAINER,
 ) -> Call[Q, A]:
     """Returns the row of an RPC; see `Call`."""
     return Call(
@@ -146,6 +150,7 @@ def call_of(
         answer=answer(method.output_type),
         deadline=deadline,
         retry=retry,
+        access=access,
     )
 
 
@@ -167,9 +172,10 @@ def _call(
     *,
     deadline: Deadline = Deadline.PLAIN,
     retry: bool = True,
+    access: Access = Access.TRAINER,
 ) -> Call[Q, A]:
     method = _SERVICE.methods_by_name[name]
-    return call_of(method, request, answer, deadline=deadline, retry=retry)
+    return call_of(method, request, answer, deadline=deadline, retry=retry, access=access)
 
 
 def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> CodecOf[Any]:
@@ -195,12 +201,14 @@ PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     record(PullSparse, keys=columns.KEYS),
     record(Pulled, rows=columns.ROWS),
     deadline=Deadline.VERSION,
+    access=Access.READER,
 )
 PULL_DENSE: Call[PullDense, PulledPieces] = _call(
     "PullDense",
     record(PullDense),
     record(PulledPieces, pieces=columns.PIECES),
     deadline=Deadline.VERSION,
+    access=Access.READER,
 )
 PULL_CHANGED: Call[PullChanged, Changed] = _call(
     "PullChanged",
@@ -255,40 +263,37 @@ ADVANCE: Call[Advance, int] = _call(
 LEAVE: Call[Leave, None] = _call("Leave", record(Leave), no_fields)
 # Its process ends, and a server that is not there learns that by the lease.
 ABORT: Call[Abort, None] = _call("Abort", record(Abort), no_fields, retry=False)
-CHECK_FOLDER: Call[CheckFolder, None] = _call("CheckFolder", record(CheckFolder), no_fields)
+CHECK_FOLDER: Call[CheckFolder, None] = _call(
+    "CheckFolder", record(CheckFolder), no_fields, access=Access.ADMIN
+)
 # It may wait for another save to end.
 SNAPSHOT: Call[Snapshot, None] = _call(
-    "Snapshot", record(Snapshot), no_fields, deadline=Deadline.WORKERS
+    "Snapshot", record(Snapshot), no_fields, deadline=Deadline.WORKERS, access=Access.ADMIN
 )
 # Answers with the server's entries of the manifest, as JSON.
 SAVE: Call[Save, str] = _call(
-    "Save",
-    record(Save),
-    _value("share", str),
-    deadline=Deadline.CHECKPOINT,
+    "Save", record(Save), _value("share", str), deadline=Deadline.CHECKPOINT, access=Access.ADMIN
 )
-LOAD: Call[Load, None] = _call("Load", record(Load), no_fields, deadline=Deadline.CHECKPOINT)
-RESUME: Call[Resume, None] = _call(
-    "Resume",
-    record(Resume),
-    no_fields,
+LOAD: Call[Load, None] = _call(
+    "Load", record(Load), no_fields, deadline=Deadline.CHECKPOINT, access=Access.ADMIN
 )
+RESUME: Call[Resume, None] = _call("Resume", record(Resume), no_fields, access=Access.ADMIN)
 SHRINK: Call[Shrink, Mapping[str, Shrunk]] = _call(
     "Shrink",
     record(Shrink),
     _value("tables", Mapping[str, Shrunk]),
     deadline=Deadline.CHECKPOINT,
+    access=Access.ADMIN,
 )
 GET_DIGEST: Call[None, Mapping[tuple[str, int], bytes]] = _call(
     "GetDigest",
     no_fields,
     _value("shards", Mapping[tuple[str, int], bytes], columns.DIGESTS),
     deadline=Deadline.CHECKPOINT,
+    access=Access.READER,
 )
 GET_STATUS: Call[None, ServerStatus] = _call(
-    "GetStatus",
-    no_fields,
-    record(ServerStatus),
+    "GetStatus", no_fields, record(ServerStatus), access=Access.READER
 )
 
 CALLS: Mapping[str, Call[Any, Any]] = {

@@ -31,6 +31,8 @@ _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
     errors.SpecError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SpecConflictError: grpc.StatusCode.ALREADY_EXISTS,
     errors.AbortedError: grpc.StatusCode.ABORTED,
+    errors.AccessError: grpc.StatusCode.PERMISSION_DENIED,
+    errors.UnknownCallerError: grpc.StatusCode.UNAUTHENTICATED,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 

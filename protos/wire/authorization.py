@@ -1,0 +1,176 @@
+"""Authorization: an interceptor of servers that refuses calls of callers without the access for them.
+
+    metadata or certificate --> Authority --refused--> the call ends, and its message is not read
+                                      `----allowed--> the service
+
+Handlers that may refuse take streams of messages: gRPC reads these as they are asked for, so that nobody
+without access has a server take memory for one, or wait for it.
+
+Health checks are no calls of protos/wire/calls.py, and need no access: they say nothing of a job.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import grpc
+
+from protos.errors import AccessError
+from protos.wire.access import NAME_PREFIX, Access, access_of_name, require_access, token_in
+from protos.wire.calls import Call
+from protos.wire.credentials import TLS_CERT, TOKEN, TOKEN_FILE, Credentials, WatchedTokens
+from protos.wire.grpc_status import details_of, metadata_of, status_of
+
+_NO_TOKEN = f"it shows no token, and this server asks for one: set {TOKEN_FILE} or {TOKEN}"
+_UNKNOWN_TOKEN = f"this server does not know its token: compare {TOKEN_FILE} or {TOKEN} of both"
+
+
+class Authority:
+    """Decides about callers: by their tokens if the server has some, else by their certificates."""
+
+    def __init__(self, credentials: Credentials, calls: Mapping[str, Call[Any, Any]]) -> None:
+        """Reads the tokens.
+
+        Args:
+            credentials: Of the server, with tokens or mutual TLS.
+            calls: By name; others are not asked about.
+        """
+        self._tokens = WatchedTokens(credentials) if credentials.has_token else None
+        self._calls = {call.path: call for call in calls.values()}
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether tokens decide."""
+        return self._tokens is not None
+
+    def call_at(self, path: str) -> Call[Any, Any] | None:
+        """Returns the call at a path; None: it needs no access."""
+        return self._calls.get(path)
+
+    def refusal(
+        self, call: Call[Any, Any], metadata: tuple[tuple[str, str | bytes], ...]
+    ) -> AccessError | None:
+        """Returns why a call with such metadata is refused; None: it is not."""
+        assert self._tokens is not None
+        token = token_in(metadata)
+        found = None if token is None else self._tokens.access_of(token)
+        return _refusal(found, call, _NO_TOKEN if token is None else _UNKNOWN_TOKEN)
+
+    def refusal_of_peer(
+        self, call: Call[Any, Any], peer: Mapping[str, list[bytes]]
+    ) -> AccessError | None:
+        """Returns why a call is refused, by the `auth_context` of its connection; None: it is not."""
+        names = [name.decode("utf-8", "replace") for name in peer.get("x509_common_name", ())]
+        found = next(filter(None, map(access_of_name, names)), None)
+        shown = ", ".join(map(repr, names)) or "missing"
+        expected = ", ".join(f"{NAME_PREFIX}{each}" for each in Access)
+        why = (
+            f"the common name of its certificate is {shown}, expected {expected}, alone or before a dot: see "
+            f"its {TLS_CERT}"
+        )
+        return _refusal(found, call, why)
+
+
+class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Asks an authority before each call of a server on an event loop."""
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+        self._of_peers: dict[str, Any] = {}
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> Any:
+        """See grpc.aio.ServerInterceptor."""
+        handler = await continuation(details)
+        call = self._authority.call_at(details.method)
+        if call is None or handler is None:
+            return handler
+        if self._authority.asks_for_tokens:
+            refusal = self._authority.refusal(call, details.invocation_metadata)
+            return handler if refusal is None else _refusing_async(refusal)
+        if call.path not in self._of_peers:
+            self._of_peers[call.path] = self._asking_for_peer(call, handler)
+        return self._of_peers[call.path]
+
+    def _asking_for_peer(self, call: Call[Any, Any], handler: Any) -> Any:
+        """Returns a handler that looks at the caller's certificate first, which only a context has."""
+
+        async def method(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+            if refusal := self._authority.refusal_of_peer(call, context.auth_context()):
+                await context.abort(*_abort_arguments(refusal))
+            request = await anext(requests, None)
+            if request is None:
+                await context.abort(*_no_message(call))
+            return await handler.unary_unary(request, context)
+
+        return grpc.stream_unary_rpc_method_handler(
+            method,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+class Authorization(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Asks an authority before each call of a server with threads."""
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """See grpc.ServerInterceptor."""
+        handler = continuation(details)
+        call = self._authority.call_at(details.method)
+        if call is None or handler is None:
+            return handler
+        if self._authority.asks_for_tokens:
+            refusal = self._authority.refusal(call, details.invocation_metadata)
+            return handler if refusal is None else _refusing(refusal)
+
+        def method(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+            if refusal := self._authority.refusal_of_peer(call, context.auth_context()):
+                _abort(context, refusal)
+            request = next(requests, None)
+            if request is None:
+                context.abort(*_no_message(call))
+            return handler.unary_unary(request, context)
+
+        return grpc.stream_unary_rpc_method_handler(
+            method,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _refusal(found: Access | None, call: Call[Any, Any], why_unknown: str) -> AccessError | None:
+    try:
+        require_access(found, call.access, call.name, why_unknown)
+    except AccessError as error:
+        return error
+    return None
+
+
+def _no_message(call: Call[Any, Any]) -> tuple[Any, ...]:
+    return grpc.StatusCode.INVALID_ARGUMENT, f"{call.name} came without a message"
+
+
+def _abort_arguments(error: AccessError) -> tuple[Any, ...]:
+    return status_of(error), details_of(error), metadata_of(error)
+
+
+def _abort(context: grpc.ServicerContext, error: AccessError) -> None:
+    context.set_trailing_metadata(metadata_of(error))
+    context.abort(status_of(error), details_of(error))
+
+
+def _refusing_async(error: AccessError) -> Any:
+    async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(*_abort_arguments(error))
+
+    return grpc.stream_unary_rpc_method_handler(refuse)
+
+
+def _refusing(error: AccessError) -> Any:
+    def refuse(_: Any, context: grpc.ServicerContext) -> None:
+        _abort(context, error)
+
+    return grpc.stream_unary_rpc_method_handler(refuse)

@@ -1,0 +1,337 @@
+"""Credentials of a process, from its environment, and the channels and ports that use them.
+
+    CTR_PS_TOKEN, CTR_PS_TOKEN_FILE    a token that is shown to servers; a server's file may have several
+    CTR_PS_TLS_CA                      of a caller: certificates that sign those of servers, PEM
+    CTR_PS_TLS_CLIENT_CA               of a server: certificates that sign those of callers, PEM
+    CTR_PS_TLS_CERT, CTR_PS_TLS_KEY    own certificate with its chain, and its private key, PEM
+    CTR_PS_TLS_NAME                    the name in servers' certificates, where it is not the endpoint's host
+    CTR_PS_INSECURE                    1: serve other machines without any of these
+
+A server with a certificate speaks TLS, and with CTR_PS_TLS_CLIENT_CA, too, mutual TLS. A caller with
+CTR_PS_TLS_CA speaks TLS, and shows its certificate if it has one. Files are read again when they change: by a
+server at the next connection or call, by a caller when a call failed.
+"""
+
+import logging
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from protos.errors import BindError, UsageError
+from protos.role import is_loopback
+from protos.wire.access import Access, Tokens, metadata_of_token, own_token
+from protos.wire.channel import CHANNEL_OPTIONS
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TOKEN, TOKEN_FILE = "CTR_PS_TOKEN", "CTR_PS_TOKEN_FILE"
+TLS_CA, TLS_CERT, TLS_KEY = "CTR_PS_TLS_CA", "CTR_PS_TLS_CERT", "CTR_PS_TLS_KEY"
+TLS_CLIENT_CA, TLS_NAME = "CTR_PS_TLS_CLIENT_CA", "CTR_PS_TLS_NAME"
+INSECURE = "CTR_PS_INSECURE"
+
+LOOK_S = 1.0
+"""How often a server looks whether tokens that it knows were taken away."""
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What the variables of this module say; an empty string: it is not set."""
+
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    ca: str = ""
+    client_ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    server_name: str = ""
+    is_insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.token and self.token_file:
+            raise UsageError(f"{TOKEN} and {TOKEN_FILE} are set: unset one of them")
+        if bool(self.certificate) != bool(self.key):
+            missing = TLS_KEY if self.certificate else TLS_CERT
+            raise UsageError(
+                f"{missing} is not set: a certificate needs its key, and a key its certificate"
+            )
+        if self.client_ca and not self.certificate:
+            raise UsageError(
+                f"{TLS_CLIENT_CA} is set, and {TLS_CERT} is not: a server needs a certificate to speak TLS"
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Returns the credentials that the variables name.
+
+        Raises:
+            UsageError: If they contradict each other.
+        """
+        return cls(
+            token=environment.get(TOKEN, ""),
+            token_file=environment.get(TOKEN_FILE, ""),
+            ca=environment.get(TLS_CA, ""),
+            client_ca=environment.get(TLS_CLIENT_CA, ""),
+            certificate=environment.get(TLS_CERT, ""),
+            key=environment.get(TLS_KEY, ""),
+            server_name=environment.get(TLS_NAME, ""),
+            is_insecure=_is_true(environment.get(INSECURE, "")),
+        )
+
+    @property
+    def has_token(self) -> bool:
+        """Whether there is a token."""
+        return bool(self.token or self.token_file)
+
+    @property
+    def tell_callers_apart(self) -> bool:
+        """Whether a server with these refuses callers that it does not know."""
+        return self.has_token or bool(self.client_ca)
+
+    def tokens(self) -> Tokens:
+        """Returns the tokens that a server with these credentials knows; raises UsageError if it has none."""
+        return Tokens.parse(*self._token_text())
+
+    def metadata(self) -> Metadata:
+        """Returns the metadata of a caller's calls; raises UsageError if its token cannot be read."""
+        return metadata_of_token(own_token(*self._token_text())) if self.has_token else ()
+
+    def _token_text(self) -> tuple[str, str]:
+        if self.token:
+            return self.token, TOKEN
+        return _read(self.token_file, TOKEN_FILE).decode("utf-8", "replace"), self.token_file
+
+    def files(self) -> tuple[str, ...]:
+        """Returns the paths of the files."""
+        named = (self.token_file, self.ca, self.client_ca, self.certificate, self.key)
+        return tuple(path for path in named if path)
+
+
+class WatchedFiles:
+    """Files that may be replaced, for who has read them. Thread-safe."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """To be made before they are read."""
+        self._paths = paths
+        self._lock = threading.Lock()
+        self._read = self._told = self._look()
+
+    def read_again(self, what: str, read: Callable[[], T]) -> T | None:
+        """Returns what `read` does if a file is another than when it last succeeded; None: it is not.
+
+        None, too, where `read` raises UsageError, as between the writing of two files: the next call tries
+        again. `what` is read, for the log.
+        """
+        with self._lock:
+            found = self._look()
+            if found == self._read:
+                return None
+            try:
+                result = read()
+            except UsageError as error:
+                if found != self._told:
+                    logger.warning("%s have changed, and cannot be used: %s", what, error)
+                self._told = found
+                return None
+            self._read = self._told = found
+        logger.info("%s were read again", what)
+        return result
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        return [_identity(path) for path in self._paths]
+
+
+def open_channel(
+    endpoint: str,
+    credentials: Credentials,
+    options: Sequence[tuple[str, Any]] | None = None,
+) -> grpc.Channel:
+    """Returns a channel to a server; calls through it have `credentials.metadata()` beside.
+
+    Args:
+        endpoint: host:port.
+        credentials: Of this process.
+        options: Of the channel; None: those of channel.py.
+
+    Raises:
+        UsageError: If a file of the credentials cannot be read.
+    """
+    options = CHANNEL_OPTIONS if options is None else options
+    if not credentials.ca:
+        if credentials.certificate or credentials.server_name:
+            raise UsageError(
+                f"{TLS_CA} is not set: to call servers over TLS, a process needs the certificates that sign "
+                f"those of servers"
+            )
+        return grpc.insecure_channel(endpoint, options=options)
+    own = _pair(credentials) if credentials.certificate else ()
+    authorities = _authorities(credentials.ca, TLS_CA)
+    if credentials.server_name:
+        options = [*options, ("grpc.ssl_target_name_override", credentials.server_name)]
+    return grpc.secure_channel(
+        endpoint, grpc.ssl_channel_credentials(authorities, *own), options=options
+    )
+
+
+def require_protection(host: str, credentials: Credentials) -> None:
+    """Refuses to serve anybody who reaches the address `host`, unless told to.
+
+    Raises:
+        UsageError: If the address is not loopback, and callers show neither a token nor a certificate.
+    """
+    if is_loopback(host) or credentials.tell_callers_apart:
+        if credentials.has_token and not credentials.certificate and not is_loopback(host):
+            logger.warning(
+                "tokens are sent over %s without TLS: whoever sees the traffic sees them", host
+            )
+        return
+    if not credentials.is_insecure:
+        raise UsageError(
+            f"{host} may be reached from other machines, and whoever reaches it could read, change and save "
+            f"the model: set {TOKEN_FILE} for all processes, or {TLS_CERT}, {TLS_KEY} and {TLS_CLIENT_CA} "
+            f"for mutual TLS, or bind a loopback address; on a closed network, {INSECURE}=1 serves anybody"
+        )
+    logger.warning("anybody who reaches %s can read, change and save the model: insecure", host)
+
+
+def bind(server: Any, address: str, credentials: Credentials) -> int:
+    """Has a gRPC server listen at "host:port", with TLS if it has a certificate; returns the port.
+
+    Raises:
+        BindError: If the address cannot be bound.
+        UsageError: If a file of the credentials cannot be read, or the key is not that of the certificate.
+    """
+    try:
+        if credentials.certificate:
+            port: int = server.add_secure_port(address, _server_credentials(credentials))
+        else:
+            port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise BindError(
+            f"cannot bind {address}: the port is in use by another process, or the address is not of this "
+            f"machine"
+        ) from error
+    return port
+
+
+def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
+    """Returns TLS credentials that are read again, before a handshake, when their files have changed."""
+    watched = WatchedFiles(credentials.files())
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        authorities = None
+        if credentials.client_ca:
+            authorities = _authorities(credentials.client_ca, TLS_CLIENT_CA)
+        return grpc.ssl_server_certificate_configuration(
+            [_pair(credentials)], root_certificates=authorities
+        )
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(),
+        lambda: watched.read_again("certificates", configuration),
+        require_client_authentication=bool(credentials.client_ca),
+    )
+
+
+class WatchedTokens:
+    """The tokens of a server, read again when their file changes. Thread-safe."""
+
+    def __init__(
+        self, credentials: Credentials, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Reads them.
+
+        Raises:
+            UsageError: If there are none that can be read.
+        """
+        self._credentials = credentials
+        self._clock = clock
+        self._watched = WatchedFiles([credentials.token_file] if credentials.token_file else [])
+        self._tokens = credentials.tokens()
+        self._looked = clock()
+
+    def access_of(self, token: str) -> Access | None:
+        """Returns the access of a token, by the tokens before while their file cannot be read.
+
+        One that is not known may be new, and one that is known may not be any more: that is seen after
+        `LOOK_S`.
+        """
+        now = self._clock()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self._look()
+        found = self._tokens.access_of(token)
+        if found is None and self._look():
+            found = self._tokens.access_of(token)
+        return found
+
+    def _look(self) -> bool:
+        """Reads the tokens if their file has changed; returns whether they are others now."""
+        if (tokens := self._watched.read_again("tokens", self._credentials.tokens)) is None:
+            return False
+        self._tokens = tokens
+        return True
+
+
+def _pair(credentials: Credentials) -> tuple[bytes, bytes]:
+    """Returns the private key and the certificate."""
+    key, chain = _read(credentials.key, TLS_KEY), _read(credentials.certificate, TLS_CERT)
+    try:
+        # gRPC says nothing of a key of another certificate but in its log, at each handshake.
+        # A password would be asked for at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            credentials.certificate, credentials.key, password=lambda: b""
+        )
+    except (ssl.SSLError, OSError) as error:
+        raise UsageError(
+            f"{TLS_CERT} {credentials.certificate!r} and {TLS_KEY} {credentials.key!r} are no certificate "
+            f"and its private key in PEM: {error}"
+        ) from error
+    return key, chain
+
+
+def _authorities(path: str, variable: str) -> bytes:
+    """Returns certificates that sign others."""
+    found = _read(path, variable)
+    try:
+        # gRPC takes a file without one, and then believes nobody.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{variable} names {path!r}, which has no certificates in PEM: {error}"
+        ) from error
+    return found
+
+
+def _read(path: str, variable: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{variable} names {path!r}, which cannot be read: {error.strerror}"
+        ) from error
+
+
+def _is_true(text: str) -> bool:
+    if text.lower() not in ("", "0", "1", "false", "true"):
+        raise UsageError(f"{INSECURE} is {text!r}, expected 1 or 0")
+    return text.lower() in ("1", "true")
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    # The time of a change, too: of rights that a file was given.
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
