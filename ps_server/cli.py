@@ -76,6 +76,13 @@ def run(
             help="Address to bind; default: loopback if POD_IP is that, else all interfaces of its kind."
         ),
     ] = DEFAULTS.bind,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Serve whoever reaches an address that is not loopback, without tokens and certificates.",
+        ),
+    ] = DEFAULTS.insecure,
     check: Annotated[
         bool,
         typer.Option("--check", help="Only ask the running server: exit 0 if it serves, else 1."),
@@ -98,6 +105,7 @@ def run(
                 checkpoint_roots=tuple(checkpoint_root or ()),
                 update_log=update_log,
                 log_sync=log_sync,
+                insecure=insecure,
             )
             exit_code = run_server(role, settings)
     except CtrPsError as error:

@@ -39,6 +39,7 @@ class ServerSettings:
         update_log: Folder of the update log, with which a restarted server goes on where it was; None: what
             is not in a checkpoint is lost with the process.
         log_sync: What a call that is in the update log survives.
+        insecure: Serve whoever reaches an address that is not loopback, without tokens and certificates.
         linger_s: Seconds that the server answers after its job has ended by an error, so that every worker
             hears of it.
 
@@ -57,6 +58,7 @@ class ServerSettings:
     linger_s: float = 20.0
     update_log: str | None = None
     log_sync: LogSync = LogSync.OS
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         for name in ("idle_limit_s", "wait_limit_s", "grace_s", "linger_s"):

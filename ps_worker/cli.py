@@ -27,7 +27,6 @@ from protos.errors import CtrPsError, RoleError
 from protos.role import (
     HeterRole,
     WorkerRole,
-    address_to_bind,
     default_bind,
     role_from_environment,
 )
@@ -230,7 +229,7 @@ def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
             model,
             store,
             role,
-            address=address_to_bind(default_bind(role.endpoint), role.port),
+            host=default_bind(role.endpoint),
             on_joined=lambda run: run.end_by(termination),
             is_told_to_end=lambda: termination.is_told_to_end,
         )

@@ -4,7 +4,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.v1 import parameter_server_pb2
-from protos.wire.channel import CHANNEL_OPTIONS
+from protos.wire.credentials import Credentials, open_channel
 
 SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 
@@ -15,8 +15,11 @@ def why_not_serving(endpoint: str, limit_s: float) -> str:
     Args:
         endpoint: "host:port".
         limit_s: Seconds to wait for an answer.
+
+    Raises:
+        UsageError: If the credentials of this process cannot be used.
     """
-    with grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS) as channel:
+    with open_channel(endpoint, Credentials.from_environment()) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=SERVICE), timeout=limit_s

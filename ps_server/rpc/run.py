@@ -9,6 +9,7 @@ import asyncio
 import logging
 import signal
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from protos.role import ServerRole, address_to_bind, default_bind
@@ -32,6 +33,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     To be called from the main thread, which handles the signals.
 
     Raises:
+        UsageError: If the address is not loopback, and nothing protects it.
         BindError: If the address cannot be bound.
         CheckpointError: If the one to load does not exist, or is damaged.
         LogError: If the update log is damaged, in use, or lacks its checkpoint.
@@ -41,8 +43,15 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keep_freed_memory()
+    from protos.wire.credentials import Credentials, require_protection
     from ps_server.rpc.server import serve
     from ps_server.store import ParameterStore
+
+    bind = settings.bind or default_bind(role.endpoint)
+    credentials = Credentials.from_environment()
+    if settings.insecure:
+        credentials = replace(credentials, is_insecure=True)
+    require_protection(bind, credentials)
 
     store = ParameterStore(
         num_workers=role.num_workers,
@@ -55,13 +64,13 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         has_update_log=settings.update_log is not None,
     )
 
-    bind = settings.bind or default_bind(role.endpoint)
     reason = asyncio.run(
         serve(
             store,
             settings,
             lambda server, port: _on_start(server, port, role, bind),
             address=address_to_bind(bind, role.port),
+            credentials=credentials,
         )
     )
     logger.info("ended reason=%r", reason)

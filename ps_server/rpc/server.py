@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from protos.errors import AbortedError, BindError, IdleError, LogError
+from protos.errors import AbortedError, IdleError, LogError
+from protos.wire.authorization import AsyncAuthorization, Authority
+from protos.wire.calls import CALLS
 from protos.wire.channel import SERVER_OPTIONS
+from protos.wire.credentials import Credentials, bind
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.precompile import KERNELS
 from ps_server.rpc.activity import Activity
@@ -47,6 +50,7 @@ class Server:
         settings: ServerSettings,
         *,
         address: str,
+        credentials: Credentials | None = None,
         backlog: Backlog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,8 +60,12 @@ class Server:
             store: What to serve.
             settings: When to end, and how.
             address: host:port to bind; port 0 takes a free one.
+            credentials: By which it knows its callers; None: it serves whoever calls, without TLS.
             backlog: See `Service`.
             clock: In seconds.
+
+        Raises:
+            UsageError: If a file of the credentials cannot be read.
         """
         self._store = store
         self._address = address
@@ -65,7 +73,10 @@ class Server:
         self._activity = Activity(clock)
         self._health = health.aio.HealthServicer()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._credentials = credentials or Credentials()
+        self._server = grpc.aio.server(
+            options=SERVER_OPTIONS, interceptors=_interceptors(self._credentials)
+        )
         self._handlers = Handlers(store, self._on_all_left, kernels=KERNELS)
         self._service = Service(
             self._handlers, self._activity, backlog=backlog, on_log_error=self._end_by
@@ -136,15 +147,9 @@ class Server:
 
         Raises:
             BindError: If the address cannot be bound.
+            UsageError: If a certificate cannot be used.
         """
-        address = self._address
-        try:
-            port: int = self._server.add_insecure_port(address)
-        except RuntimeError as exc:
-            raise BindError(
-                f"cannot bind {address}: the port is in use by another process, or the address is not "
-                f"of this machine"
-            ) from exc
+        port = bind(self._server, self._address, self._credentials)
         await self._server.start()
         self._leases = asyncio.create_task(self._watch_leases())
         self._handlers.end_if_all_left()  # the server before this one may have died just before its end
@@ -242,12 +247,19 @@ class Server:
         )
 
 
+def _interceptors(credentials: Credentials) -> list[grpc.aio.ServerInterceptor]:
+    if not credentials.tell_callers_apart:
+        return []
+    return [AsyncAuthorization(Authority(credentials, CALLS))]
+
+
 async def serve(
     store: ParameterStore,
     settings: ServerSettings,
     on_start: Callable[[Server, int], None],
     *,
     address: str,
+    credentials: Credentials | None = None,
 ) -> str:
     """Serves until the end, and returns its reason.
 
@@ -256,15 +268,17 @@ async def serve(
         settings: When to end, and how.
         on_start: Called with the server and its port once it accepts calls.
         address: host:port to bind; port 0 takes a free one.
+        credentials: See `Server`.
 
     Raises:
+        UsageError: If a file of the credentials cannot be used.
         CheckpointError: If the one to load does not exist, or is damaged.
         LogError: If the update log is damaged, in use, or lacks its checkpoint, or cannot be written.
         BindError: If the address cannot be bound.
         IdleError: If no call came for longer than the idle limit.
         AbortedError: If the job has ended by an error, and the server does not stay.
     """
-    server = Server(store, settings, address=address)
+    server = Server(store, settings, address=address, credentials=credentials)
     server.recover()
     port = await server.start()
     try:

@@ -4,6 +4,7 @@ Every call has a deadline. One whose server is unavailable is sent again (retry.
 for the answer.
 """
 
+import logging
 import os
 import threading
 import time
@@ -13,15 +14,17 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from protos.errors import OverloadedError
+from protos.errors import CtrPsError, OverloadedError, UnknownCallerError
 from protos.futures import Future
 from protos.wire.calls import CALLS, Call, Deadline
-from protos.wire.channel import CHANNEL_OPTIONS
+from protos.wire.credentials import Credentials, Metadata, WatchedFiles, open_channel
 from protos.wire.grpc_status import error_of
 from ps_worker.cluster import call_log
 from ps_worker.cluster.call_log import Awaited, CallLog, awaited
 from ps_worker.cluster.chaos import disturbed
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
+
+logger = logging.getLogger(__name__)
 
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """A server that is told to end cancels the calls that come meanwhile, or outlast its grace."""
@@ -79,6 +82,26 @@ class _Answer(Generic[A]):
                 return self._call.answer.decode(message)
 
 
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """Channels to all servers, made with the same credentials: methods by name, and the metadata of calls."""
+
+    channels: Sequence[Any]
+    methods: Sequence[Mapping[str, Any]]
+    metadata: Metadata
+
+    def send(
+        self, server: int, call: str, request: bytes, timeout_s: float, *, wait_for_ready: bool
+    ) -> Any:
+        return self.methods[server][call].future(
+            request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready
+        )
+
+    def close(self) -> None:
+        for channel in self.channels:
+            channel.close()
+
+
 @dataclass(slots=True)
 class _Sent:
     """A call that was sent, and may be sent again: its argument may have been reused since, its bytes not.
@@ -88,6 +111,7 @@ class _Sent:
 
     request: bytes
     timeout_s: float
+    connection: _Connection
     rpc: Any
     retry: Retry
     awaited: Awaited | None
@@ -108,6 +132,7 @@ class GrpcTransport:
         *,
         retry_s: float | None = None,
         calls: Mapping[str, Call[Any, Any]] = CALLS,
+        credentials: Credentials | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Opens a channel to each server; whether they answer shows at the first call.
@@ -118,7 +143,11 @@ class GrpcTransport:
             retry_s: For how long a call is sent again whose server is unavailable, in seconds; None: for as
                 long as a restart takes where servers keep an update log, else for a moment.
             calls: Those that servers of this kind answer, by name.
+            credentials: Of this process; None: those of its environment.
             clock: In seconds.
+
+        Raises:
+            UsageError: If a file of the credentials cannot be used.
         """
         self.servers_recover = False
         self._retry_s = retry_s
@@ -128,21 +157,40 @@ class GrpcTransport:
         self._closed = threading.Event()
         self.endpoints: Sequence[str] = tuple(endpoints)
         self._deadlines = deadlines or Deadlines()
-        channels = [
-            grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS) for endpoint in endpoints
-        ]
-        self._channels = disturbed(channels, os.environ)
-        self._methods = [
+        self._calls = calls
+        self._credentials = credentials or Credentials.from_environment()
+        self._watched = WatchedFiles(self._credentials.files())
+        self._connecting = threading.Lock()
+        self._old: _Connection | None = None  # with calls that may not be answered yet
+        self._connection = self._connect()
+
+    def _connect(self) -> _Connection:
+        metadata = self._credentials.metadata()
+        opened = [open_channel(endpoint, self._credentials) for endpoint in self.endpoints]
+        channels = disturbed(opened, os.environ)
+        methods = [
             {
                 call.name: channel.unary_unary(
                     call.path,
                     response_deserializer=call.answer.message.FromString,
                     _registered_method=True,  # as generated stubs have it: less work a call
                 )
-                for call in calls.values()
+                for call in self._calls.values()
             }
-            for channel in self._channels
+            for channel in channels
         ]
+        return _Connection(channels, methods, metadata)
+
+    def _has_newer(self, connection: _Connection) -> bool:
+        """Whether there is a newer connection: one is made if the credentials' files have changed."""
+        with self._connecting:
+            if not self._closed.is_set() and connection is self._connection:
+                newer = self._watched.read_again("credentials", self._connect)
+                if newer is not None:
+                    if self._old is not None:
+                        self._old.close()
+                    self._old, self._connection = self._connection, newer
+            return connection is not self._connection
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
@@ -150,27 +198,19 @@ class GrpcTransport:
         """See `Transport`."""
         request = call.request.encode(argument).SerializeToString()
         timeout_s = self._deadlines.of(call, argument) if ready_s is None else ready_s
-        rpc = self._send(server, call, request, timeout_s, wait_for_ready=ready_s is not None)
+        connection = self._connection
+        rpc = connection.send(
+            server, call.name, request, timeout_s, wait_for_ready=ready_s is not None
+        )
         retry = Retry(self._budget_s if call.retry and ready_s is None else 0.0)
-        return _Answer(self, server, call, _Sent(request, timeout_s, rpc, retry, awaited(argument)))
+        sent = _Sent(request, timeout_s, connection, rpc, retry, awaited(argument))
+        return _Answer(self, server, call, sent)
 
     @property
     def _budget_s(self) -> float:
         if self._retry_s is not None:
             return self._retry_s
         return BUDGET_WITH_LOG_S if self.servers_recover else BUDGET_S
-
-    def _send(
-        self,
-        server: int,
-        call: Call[Any, Any],
-        request: bytes,
-        timeout_s: float,
-        *,
-        wait_for_ready: bool,
-    ) -> Any:
-        method = self._methods[server][call.name]
-        return method.future(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
 
     def wait_for(self, sent: _Sent) -> Any:
         """Returns the message that answers a call; logs now and then that it waits for other workers.
@@ -197,6 +237,9 @@ class GrpcTransport:
         """
         error = error_of(failure, self.endpoints[server], call.name)
         asked_s = error.retry_after_s if isinstance(error, OverloadedError) else None
+        if isinstance(error, UnknownCallerError) and self._has_newer(sent.connection):
+            self._send_again(server, call, sent, error, failure)  # it did nothing, so any call may
+            return
         is_unavailable = failure.code() in _GONE
         if not (is_unavailable or asked_s is not None) or self._closed.is_set():
             raise error from failure
@@ -211,16 +254,32 @@ class GrpcTransport:
             self._log.sends_again(self.endpoints[server], call.name, failure.code().name)
         if self._closed.wait(pause_s):
             raise error from failure
+        self._has_newer(sent.connection)
+        self._send_again(server, call, sent, error, failure)
+
+    def _send_again(
+        self,
+        server: int,
+        call: Call[Any, Any],
+        sent: _Sent,
+        error: CtrPsError,
+        failure: grpc.RpcError,
+    ) -> None:
         self.retries += 1
         # A try fails at once while the server is not there, so it is waited for within the budget; one that
         # is there, within the deadline: a call that waits for other workers may take longer than the budget.
+        sent.connection = self._connection
         try:
-            sent.rpc = self._send(server, call, sent.request, sent.timeout_s, wait_for_ready=False)
+            sent.rpc = sent.connection.send(
+                server, call.name, sent.request, sent.timeout_s, wait_for_ready=False
+            )
         except ValueError:  # closed since the pause
             raise error from failure
 
     def close(self) -> None:
         """See `Transport`."""
         self._closed.set()
-        for channel in self._channels:
-            channel.close()
+        with self._connecting:
+            self._connection.close()
+            if self._old is not None:
+                self._old.close()

@@ -18,6 +18,7 @@ import grpc
 from protos.store import ServerStatus, Version
 from protos.wire.calls import GET_STATUS, SERVICE
 from protos.wire.channel import CHANNEL_OPTIONS
+from protos.wire.credentials import Credentials, open_channel
 
 LOOK_S = 0.1
 ANSWER_S = 1.0
@@ -36,9 +37,10 @@ class Versions:
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         """Opens a channel to each server, whether it answers or not."""
+        credentials = Credentials.from_environment()
+        self._metadata = credentials.metadata()
         self._channels = [
-            grpc.insecure_channel(endpoint, options=list(_OPTIONS.items()))
-            for endpoint in endpoints
+            open_channel(endpoint, credentials, list(_OPTIONS.items())) for endpoint in endpoints
         ]
         self._methods = [
             channel.unary_unary(
@@ -52,7 +54,10 @@ class Versions:
     def look(self, answer_s: float = ANSWER_S) -> list[Version | None]:
         """Returns the version of each server; None: it does not answer within `answer_s` seconds."""
         request = GET_STATUS.request.encode(None)
-        calls = [method.future(request, timeout=answer_s) for method in self._methods]
+        calls = [
+            method.future(request, timeout=answer_s, metadata=self._metadata)
+            for method in self._methods
+        ]
         versions: list[Version | None] = []
         for call in calls:
             try:

@@ -15,7 +15,7 @@ from typing import Literal, NoReturn, TypeVar, overload
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
-from protos.role import HeterRole, Role, ServerRole, WorkerRole, address_to_bind, default_bind
+from protos.role import HeterRole, Role, ServerRole, WorkerRole, default_bind
 from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, SaveRequest, Shrunk
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.settings import ServerSettings
@@ -305,7 +305,7 @@ class Fleet:
                 model,
                 store,
                 role,
-                address=address_to_bind(default_bind(role.endpoint), role.port),
+                host=default_bind(role.endpoint),
                 on_joined=lambda run: run.end_by(termination),
                 is_told_to_end=lambda: termination.is_told_to_end,
             )

@@ -12,11 +12,13 @@ from typing import Any, Self
 
 import grpc
 
-from protos.errors import BindError, CtrPsError, TransportError
+from protos.errors import CtrPsError, TransportError
+from protos.wire.authorization import Authority, Authorization
 from protos.wire.calls import Call
 from protos.wire.channel import SERVER_OPTIONS
+from protos.wire.credentials import Credentials, bind
 from protos.wire.grpc_status import details_of, metadata_of, status_of
-from protos.wire.heter import ATTEND, TRAIN
+from protos.wire.heter import ATTEND, HETER_CALLS, TRAIN
 from ps_worker.heter.inbox import Inbox
 
 logger = logging.getLogger(__name__)
@@ -31,25 +33,28 @@ GRACE_S = 1.0
 class HeterService:
     """Serves from `start` to `close`. For the thread that trains."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         """Binds "host:port"; port 0 takes a free one.
+
+        Args:
+            address: To bind.
+            credentials: By which it knows its callers; None: it serves whoever calls, without TLS.
 
         Raises:
             BindError: If the address cannot be bound.
+            UsageError: If a file of the credentials cannot be used.
         """
+        credentials = credentials or Credentials()
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_CALLS, "heter-calls"),
             options=SERVER_OPTIONS,
+            interceptors=[Authorization(Authority(credentials, HETER_CALLS))]
+            if credentials.tell_callers_apart
+            else [],
             maximum_concurrent_rpcs=MAX_CALLS,
         )
         self._inbox: Inbox | None = None
-        try:
-            self.port: int = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise BindError(
-                f"cannot bind {address}: the port is in use by another process, or the address is not "
-                f"of this machine"
-            ) from error
+        self.port = bind(self._server, address, credentials)
 
     def start(self, inbox: Inbox) -> None:
         """Has `inbox` answer the calls."""

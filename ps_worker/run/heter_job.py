@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from ctr_model.models.model import Model
-from protos.role import HeterRole
+from protos.role import HeterRole, address_to_bind
 from protos.store import Store
+from protos.wire.credentials import Credentials, require_protection
 from protos.wire.heter import Attend
 from ps_worker.communicators.lockstep import HalfAsyncCommunicator
 from ps_worker.heter.connect import require_heter, takes_over
@@ -33,7 +34,7 @@ def train_heter(
     store: Store,
     role: HeterRole,
     *,
-    address: str,
+    host: str,
     on_joined: Callable[[Run], None] = lambda _: None,
     is_told_to_end: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def train_heter(
         model: A module of PyTorch.
         store: The parameters.
         role: Of this process.
-        address: "host:port" to serve at.
+        host: Address to serve at, with the port of its role.
         on_joined: Called once this process has its place in the job.
         is_told_to_end: Whether it is to end before, and the job goes on.
 
@@ -53,6 +54,8 @@ def train_heter(
         CtrPsError: If anything goes wrong; says what.
     """
     require_heter(job, model)
+    credentials = Credentials.from_environment()
+    require_protection(host, credentials)
     with (
         errors_of_model(job),
         Run(
@@ -64,7 +67,7 @@ def train_heter(
             num_heter=len(role.heter_endpoints),
             is_in_process=False,
         ) as run,
-        HeterService(address) as service,
+        HeterService(address_to_bind(host, role.port), credentials) as service,
     ):
         on_joined(run)
         part = DensePart(trained_model(job, model), device=role.device)

@@ -5,6 +5,7 @@ While one is cut apart, the next one starts.
 """
 
 import re
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -75,7 +76,14 @@ class Runs:
             command = training({**settings, **its_settings})
             has_logs = case in WITH_LOGS
             self.jobs[case] = stack.enter_context(
-                RunningJob(folder / case, command, update_logs=has_logs, network=its_network)
+                RunningJob(
+                    folder / case,
+                    command,
+                    update_logs=has_logs,
+                    network=its_network,
+                    # Its addresses are not loopback: nobody is served there without.
+                    environment={"CTR_PS_TOKEN": secrets.token_urlsafe(32)},
+                )
             )
             self.jobs[case].wait_for_steps()
             self.partitions[case] = Partition(self.jobs[case], its_network)

@@ -7,10 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError, TransportError
+from protos.errors import ProtocolError, TransportError, UnknownCallerError
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, SaveRequest
-from ps_worker.cluster.connect import connect
+from protos.wire.credentials import Credentials
+from ps_worker.cluster.connect import connect, wait_for_servers
+from ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.processes import environment_of, free_port, server_process
 
 TABLE = TableSpec(
@@ -52,6 +54,32 @@ def test_server_ends_when_its_workers_are_done(port, log):
         "ended reason='all workers have left'",
     ):
         assert event in server.log
+
+
+def test_address_of_all_interfaces_is_bound_for_callers_with_a_token_alone(port, log):
+    environment = environment_of([port], 0)
+    with server_process(environment, log, "--bind", "0.0.0.0") as server:
+        assert server.wait() == 2
+    assert "0.0.0.0 may be reached from other machines" in server.log
+
+    token = "0123456789abcdef"
+    with server_process({**environment, "CTR_PS_TOKEN": token}, log, "--bind", "0.0.0.0") as server:
+        endpoint = f"127.0.0.1:{port}"
+        transport = GrpcTransport([endpoint], credentials=Credentials(token=token))
+        wait_for_servers(transport, 60)
+        transport.close()
+        with pytest.raises(UnknownCallerError, match="shows no token"):
+            connect([endpoint], connect_timeout_s=60)
+    assert "tokens are sent over 0.0.0.0 without TLS" in server.log
+
+
+def test_insecure_server_serves_anybody_and_says_so(port, log):
+    with (
+        server_process(environment_of([port], 0), log, "--bind", "0.0.0.0", "--insecure") as server,
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=60),
+    ):
+        pass
+    assert "anybody who reaches 0.0.0.0 can read, change and save the model" in server.log
 
 
 @pytest.mark.parametrize(

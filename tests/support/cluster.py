@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from protos.limits import CHUNK_BYTES
+from protos.wire.credentials import Credentials
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.precompile import KERNELS
 from ps_server.rpc.backlog import Backlog
@@ -59,10 +60,14 @@ class Cluster:
         self.endpoints: list[str] = []
 
     def start_server(
-        self, store: ParameterStore, backlog: Backlog | None = None, **settings: Any
+        self,
+        store: ParameterStore,
+        backlog: Backlog | None = None,
+        credentials: Credentials | None = None,
+        **settings: Any,
     ) -> str:
         """Starts one more server on a free port and returns its endpoint."""
-        server, port = self._start(store, "127.0.0.1:0", backlog, **settings)
+        server, port = self._start(store, "127.0.0.1:0", backlog, credentials, **settings)
         self.servers.append(server)
         self.stores.append(store)
         self.endpoints.append(f"127.0.0.1:{port}")
@@ -77,11 +82,16 @@ class Cluster:
         self.servers[index], _ = self._start(self.stores[index], self.endpoints[index])
 
     def _start(
-        self, store: ParameterStore, address: str, backlog: Backlog | None = None, **settings: Any
+        self,
+        store: ParameterStore,
+        address: str,
+        backlog: Backlog | None = None,
+        credentials: Credentials | None = None,
+        **settings: Any,
     ) -> tuple[Server, int]:
         async def start() -> tuple[Server, int]:
             own = ServerSettings(grace_s=0.0, **settings)
-            server = Server(store, own, address=address, backlog=backlog)
+            server = Server(store, own, address=address, backlog=backlog, credentials=credentials)
             return server, await server.start()
 
         server, port = self._loop.run(start())

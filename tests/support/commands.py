@@ -21,7 +21,7 @@ def clean_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name != "TRAINING_ROLE" and not name.startswith(("PADDLE_", "POD_"))
+        if name != "TRAINING_ROLE" and not name.startswith(("PADDLE_", "POD_", "CTR_PS_"))
     }
 
 

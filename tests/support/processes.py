@@ -87,7 +87,7 @@ class ServerProcess:
         clean = {
             name: value
             for name, value in os.environ.items()
-            if name != "TRAINING_ROLE" and not name.startswith(("PADDLE_", "POD_"))
+            if name != "TRAINING_ROLE" and not name.startswith(("PADDLE_", "POD_", "CTR_PS_"))
         }
         with log.open("w") as output:
             self.process = subprocess.Popen(

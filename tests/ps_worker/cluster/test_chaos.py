@@ -256,7 +256,7 @@ def test_cancelled_call_is_over_at_once(server, transport_with, faults):
 
 
 def test_server_can_be_waited_for_without_a_call(server, transport_with):
-    (channel,) = transport_with(["drop", "calls", 1.0])._channels
+    (channel,) = transport_with(["drop", "calls", 1.0])._connection.channels
 
     grpc.channel_ready_future(channel).result(LIMIT_S)
 

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from protos.errors import TransportError
-from protos.wire import calls, requests
+from protos.wire import calls, credentials, requests
 from protos.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from ps_server.store import ParameterStore
-from ps_worker.cluster import grpc_transport
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from tests.support.cluster import cluster
 from tests.support.stores import joined, member
@@ -90,7 +89,7 @@ def in_short(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def test_call_that_waits_ends_when_the_server_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "CHANNEL_OPTIONS", in_short(CHANNEL_OPTIONS))
+    monkeypatch.setattr(credentials, "CHANNEL_OPTIONS", in_short(CHANNEL_OPTIONS))
     monkeypatch.setattr("ps_server.rpc.server.SERVER_OPTIONS", in_short(SERVER_OPTIONS))
     with cluster(num_servers=0) as servers:
         endpoint = servers.start_server(joined(ParameterStore(num_workers=2)))
