@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from deploy import tether
-from deploy.plan import ProcessSpec, environment_of
+from deploy.plan import ProcessSpec, environment_of, with_token
 from deploy.supervisor import Exited, Signalled
 
 LAST_WORDS_S = 1.0
@@ -78,6 +79,8 @@ class LocalCluster:
         self._log_dir = log_dir
         self._events = events
         self._grace_seconds = grace_seconds
+        # Another user of this machine reaches loopback, too, but reads no environment of these processes.
+        self._environment = with_token(dict(os.environ), secrets.token_urlsafe(32))
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._servers: set[str] = set()
         self._copies: dict[str, list[threading.Thread]] = {}  # of output, by process
@@ -173,7 +176,7 @@ class LocalCluster:
     def _start(self, spec: ProcessSpec, **streams: Any) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command),
-            env=environment_of(spec, dict(os.environ)),
+            env=environment_of(spec, self._environment),
             stdin=subprocess.DEVNULL,
             process_group=0,
             **streams,

@@ -25,6 +25,8 @@ ROLE_VARIABLES = (
     "HETER_DEVICE_TYPE",
 )
 
+CREDENTIALS = ("CTR_PS_TOKEN", "CTR_PS_TOKEN_FILE", "CTR_PS_TLS_CERT")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
@@ -109,6 +111,16 @@ def environment_of(spec: ProcessSpec, inherited: dict[str, str]) -> dict[str, st
     kept = {name: value for name, value in inherited.items() if name not in ROLE_VARIABLES}
     # Unbuffered, so that the log of a killed process is complete.
     return kept | {"PYTHONUNBUFFERED": "1"} | spec.role | spec.variables
+
+
+def with_token(inherited: dict[str, str], token: str) -> dict[str, str]:
+    """Returns an environment with a token by which the processes of a cluster know each other.
+
+    Where it has a token or a certificate already, as it is: those are what its owner wants.
+    """
+    if any(inherited.get(name) for name in CREDENTIALS):
+        return inherited
+    return inherited | {"CTR_PS_TOKEN": token}
 
 
 def exit_code_of(returncode: int) -> int:

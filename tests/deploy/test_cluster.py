@@ -20,3 +20,19 @@ def test_exit_of_an_earlier_process_of_a_name_is_not_that_of_the_new_one(tmp_pat
         cluster.start(ProcessSpec(name="pserver.0", command=python("raise SystemExit(6)")))
 
         assert cluster.next_event() == Exited("pserver.0", 6)
+
+
+def test_processes_of_a_cluster_have_a_token_of_their_own(tmp_path: Path) -> None:
+    printing = python("import os; print(os.environ['CTR_PS_TOKEN'])")
+    tokens = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with LocalCluster(folder, Events()) as cluster:
+            for name in ("pserver.0", "trainer.0"):
+                cluster.start(ProcessSpec(name=name, command=printing))
+                assert cluster.next_event() == Exited(name, 0)
+        tokens.append({path.read_text() for path in folder.iterdir()})
+
+    assert [len(of_cluster) for of_cluster in tokens] == [1, 1]
+    assert tokens[0] != tokens[1]

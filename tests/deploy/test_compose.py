@@ -1,12 +1,13 @@
 """The Compose file: consistency between its services, and with the image."""
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.support.needs import is_missing
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -105,11 +106,23 @@ def test_service_is_confined(name: str) -> None:
     assert "ports" not in service
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp", "/var/cache/numba:uid=10001,mode=0700"]
+    assert "ENV NUMBA_CACHE_DIR=/var/cache/numba\n" in DOCKERFILE
 
 
-@pytest.mark.skipif(
-    shutil.which("docker-compose") is None, reason="docker-compose is not installed"
-)
+def test_all_show_a_token_that_one_service_makes() -> None:
+    (maker,) = (name for name, each in SERVICES.items() if "token:/work/token" in each["volumes"])
+
+    assert "secrets.token_urlsafe(32)" in SERVICES[maker]["command"][-1]
+    assert "/work/token" in DOCKERFILE  # a folder that its user may write to
+    for service in (*with_role("PSERVER").values(), *with_role("TRAINER").values()):
+        assert service["environment"]["CTR_PS_TOKEN_FILE"] == "/work/token/token"
+        assert "token:/work/token:ro" in service["volumes"]
+        assert maker in service["depends_on"]
+
+
+@pytest.mark.skipif(is_missing("docker-compose"), reason="docker-compose is not installed")
 def test_compose_accepts_the_file() -> None:
     read = subprocess.run(
         ["docker-compose", "--file", ROOT / "docker-compose.yml", "config"],

@@ -1,5 +1,8 @@
 """Build context of the image."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -14,3 +17,36 @@ def test_build_context_holds_every_package_of_the_wheel() -> None:
     assert allowed.index("*") < allowed.index("!pyproject.toml")
     for package in packages:
         assert f"!{package}" in allowed or f"!{package}/*.py" in allowed
+
+
+def test_linter_finds_nothing_in_the_dockerfile() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run(
+        [hadolint, ROOT / "deploy/docker/Dockerfile"], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_empty_cache_begins_as_that_of_the_image(tmp_path: Path) -> None:
+    image, cache = tmp_path / "kernels", tmp_path / "cache"
+    (image / "folder").mkdir(parents=True)
+    (image / "folder/kernel.nbc").write_text("compiled")
+    cache.mkdir()
+    script = tmp_path / "entrypoint.sh"
+    text = (ROOT / "deploy/docker/entrypoint.sh").read_text()
+    assert "/opt/kernels/." in text
+    assert "NUMBA_CACHE_DIR=/opt/kernels" in (ROOT / "deploy/docker/Dockerfile").read_text()
+    script.write_text(text.replace("/opt/kernels", str(image)))
+
+    for content in ("compiled", "newer"):
+        run = ["sh", script, "cat", cache / "folder/kernel.nbc"]
+        done = subprocess.run(
+            run,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == content
+        (cache / "folder/kernel.nbc").write_text("newer")

@@ -1,6 +1,5 @@
 """The Kubernetes manifests: schemas, and consistency between documents."""
 
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from deploy.plan import exit_code_of
+from tests.support.needs import is_missing
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/k8s"
@@ -21,6 +21,7 @@ DOCUMENTS: list[dict[str, Any]] = [
     for resource in KUSTOMIZATION["resources"]
     for document in yaml.safe_load_all((FOLDER / resource).read_text())
 ]
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
 CURRENT_API_VERSIONS = {
     "Service": "v1",
     "PersistentVolumeClaim": "v1",
@@ -117,11 +118,11 @@ def test_a_server_is_the_one_that_its_pod_name_says() -> None:
     assert list(role).index("POD_NAME") < list(role).index("POD_IP")  # otherwise it is not expanded
     assert role["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     assert role["POD_IP"] == f"$(POD_NAME).{only('Service')['metadata']['name']}"
-    assert "--stay" in containers("StatefulSet")[0]["command"]
+    assert "--stay" in containers("StatefulSet")[-1]["args"]
 
 
 def test_all_ports_are_the_one_port() -> None:
-    (server,) = containers("StatefulSet")
+    server = containers("StatefulSet")[-1]
     port = only("Service")["spec"]["ports"][0]["port"]
     probes = [
         server[f"{name}Probe"]["grpc"]["port"] for name in ("startup", "readiness", "liveness")
@@ -165,11 +166,11 @@ def test_killed_pods_are_replaced_and_others_fail_the_job() -> None:
 
 def test_each_server_keeps_its_update_log_on_a_volume_of_its_own() -> None:
     (claim,) = only("StatefulSet")["spec"]["volumeClaimTemplates"]
-    (server,) = containers("StatefulSet")
+    server = containers("StatefulSet")[-1]
     (mount,) = (
         each for each in server["volumeMounts"] if each["name"] == claim["metadata"]["name"]
     )
-    (folder,) = (each for each in server["command"] if each.startswith("--update-log="))
+    (folder,) = (each for each in server["args"] if each.startswith("--update-log="))
 
     assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
     # Below it: a volume's root may have files of its file system.
@@ -186,9 +187,31 @@ def test_pods_are_confined(kind: str) -> None:
     assert pod["automountServiceAccountToken"] is False
     for container in containers(kind):
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
         assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
+def test_what_python_writes_beside_its_data_is_on_volumes(kind: str) -> None:
+    volumes = {volume["name"]: volume for volume in pod_template(kind)["spec"]["volumes"]}
+
+    for container in containers(kind):
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert volumes[mounts["/var/cache/numba"]]["emptyDir"] == {}
+        assert volumes[mounts["/tmp"]]["emptyDir"] == {}
+        assert "command" not in container, "it would replace the image's entry point"
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
+def test_servers_and_workers_show_the_token_of_the_secret(kind: str) -> None:
+    (secret,) = values_of("secret", pod_template(kind)["spec"]["volumes"])
+    (mount,) = (m for m in containers(kind)[-1]["volumeMounts"] if m["name"] == "token")
+    create = f"kubectl create secret generic {secret['secretName']} --from-literal=token="
+
+    assert environment(kind)["CTR_PS_TOKEN_FILE"] == f"{mount['mountPath']}/token"
+    assert create in OPERATIONS
 
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
@@ -229,7 +252,7 @@ def test_job_is_the_demo() -> None:
     assert (FOLDER / "job.toml").read_text() == (ROOT / "examples/demo.toml").read_text()
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.skipif(is_missing("kubectl"), reason="kubectl is not installed")
 def test_kustomize_renders_it_all() -> None:
     rendered = subprocess.run(
         ["kubectl", "kustomize", FOLDER], check=True, capture_output=True, text=True

@@ -9,6 +9,7 @@ from deploy.plan import (
     exit_code_of,
     heter_specs,
     server_specs,
+    with_token,
     worker_specs,
 )
 from protos.role import HeterRole, role_from_environment
@@ -70,6 +71,12 @@ def test_a_role_in_the_launchers_own_environment_does_not_leak() -> None:
     assert environment["HOME"] == "/home/me"
     assert "stale" not in environment.values()
     assert "PADDLE_TRAINER_ID" not in environment
+
+
+@pytest.mark.parametrize("name", ["CTR_PS_TOKEN", "CTR_PS_TOKEN_FILE", "CTR_PS_TLS_CERT"])
+def test_credentials_of_the_environment_stay(name: str) -> None:
+    assert with_token({name: "own"}, "new") == {name: "own"}
+    assert with_token({name: ""}, "new") == {name: "", "CTR_PS_TOKEN": "new"}
 
 
 @pytest.mark.parametrize(

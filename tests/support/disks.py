@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from tests.support.needs import lacking
 
 Mount = Callable[[str], None]
 
@@ -21,7 +21,7 @@ def mounting_at(disk: Path) -> Iterator[Mount]:
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+            lacking(f"cannot mount a tmpfs: {done.stderr.strip()}")
         mounted = True
 
     try:
