@@ -53,7 +53,7 @@ class HeterCluster:
             num_workers=num_workers,
         )
         store = self.servers.client(joins=False)
-        self.figures[index] = train_heter(settings, model, store, role, address=role.endpoint)
+        self.figures[index] = train_heter(settings, model, store, role, host="127.0.0.1")
 
 
 def run_job(
