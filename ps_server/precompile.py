@@ -84,7 +84,7 @@ class Kernels:
         for name in OPTIMIZERS:
             self.prepare(_dense_spec(name))
         for admission in _ADMISSIONS:
-            self.prepare(replace(_table_spec(name), admission=admission))
+            self.prepare(_admitting(name, admission))
 
     def _missing(self, spec: TableSpec | DenseSpec) -> list[Callable[[], None]]:
         """Returns what is left to compile; nothing for a spec that will be refused."""
@@ -175,8 +175,7 @@ def _transfer(optimizer: str, keys: Keys) -> None:
 def _admit(admission: AdmissionSpec) -> None:
     """Counts and admits keys by one admission rule."""
     optimizer = next(iter(OPTIMIZERS))  # any: it does not matter
-    spec = replace(_table_spec(optimizer), statistics=StatisticsSpec(), admission=admission)
-    table = SparseTable(spec)
+    table = SparseTable(_admitting(optimizer, admission))
     keys = read_only(np.arange(_NUM_KEYS, dtype=np.uint64))
     values = read_only(np.ones((_NUM_KEYS, _DIM), np.float32))
     counts = read_only(np.ones((_NUM_KEYS, NUM_COUNTS), np.uint32))
@@ -192,6 +191,10 @@ def _table_spec(optimizer: str) -> TableSpec:
         optimizer=_optimizer_spec(optimizer),
         num_shards=1,
     )
+
+
+def _admitting(optimizer: str, admission: AdmissionSpec) -> TableSpec:
+    return replace(_table_spec(optimizer), statistics=StatisticsSpec(), admission=admission)
 
 
 def _dense_spec(optimizer: str) -> DenseSpec:
