@@ -11,6 +11,9 @@ from ps_worker.job import Job, override_job
 from ps_worker.run.plan import plan_of
 from ps_worker.run.training_job.train_job import train_job
 
+TEST_ROWS = 300_000
+"""Of which 22 % are clicked: calibration has a statistical error of 0.35 %. Of 60,000 it is 0.8 %."""
+
 
 def job_of(folder: Path, *settings: str) -> Job:
     paths = [
@@ -33,13 +36,13 @@ def test_a_tenth_of_the_negatives_gives_calibrated_predictions(planted: Path, mo
     summary = train_job(plan_of(job_of(planted, *settings)), ParameterStore()).as_json()
 
     assert summary["calibration"] == pytest.approx(1.0, abs=0.02)
-    assert summary["test_examples"] == 60_000
+    assert summary["test_examples"] == TEST_ROWS
 
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted")
-    generate(folder, rows=3_000_000, test_rows=60_000, files=4, test_files=1, seed=1)
+    generate(folder, rows=3_000_000, test_rows=TEST_ROWS, files=4, test_files=1, seed=1)
     return folder
 
 
