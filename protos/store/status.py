@@ -1,7 +1,7 @@
 """Status of a store: sizes, progress, staleness, the last save; and of several servers, merged."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 from protos.store.checkpoints import WorkerProgress
@@ -22,6 +22,10 @@ class TableStatus:
         candidate_bytes: Memory of the counters.
         expired: Rows that shrinks have removed so far.
         evicted: Rows that made room for others in a table that was full, so far.
+        shards: Number of shards.
+        smallest_shard: Rows of the shard with the fewest.
+        largest_shard: Rows of the shard with the most.
+        index_slots: Slots of the index; each row takes one.
     """
 
     rows: int
@@ -30,10 +34,31 @@ class TableStatus:
     candidate_bytes: int = 0
     expired: int = 0
     evicted: int = 0
+    shards: int = 0
+    smallest_shard: int = 0
+    largest_shard: int = 0
+    index_slots: int = 0
 
     def __add__(self, other: "TableStatus") -> "TableStatus":
         """Returns the size of both parts."""
-        return _sum_of_fields(self, other)
+        total: TableStatus = _sum_of_fields(self, other)
+        return replace(
+            total,
+            smallest_shard=min(self.smallest_shard, other.smallest_shard),
+            largest_shard=max(self.largest_shard, other.largest_shard),
+        )
+
+    @property
+    def load_factor(self) -> float:
+        """Share of the index that is taken; 0 without one."""
+        return self.rows / self.index_slots if self.index_slots else 0.0
+
+    @property
+    def imbalance(self) -> float:
+        """(max - min) / mean of the rows of shards; 0 without rows."""
+        if not self.rows:
+            return 0.0
+        return (self.largest_shard - self.smallest_shard) * self.shards / self.rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +90,13 @@ class SaveStatus:
         pause_s: For how long pushes were held back while the snapshot was taken.
         duration_s: From the snapshot until all was written; 0 before that.
         is_over: Whether it has ended, saved or failed.
+        number: From 1, of the saves of this process.
     """
 
     pause_s: float
     duration_s: float
     is_over: bool
+    number: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +117,9 @@ class StoreStatus:
         lost: Workers whose leases ran out, and whose places no other processes have taken.
         batches: Of all workers, that are applied, those of the runs that this one resumes included: the step
             of schedules of learning rates.
+        silent_s: Seconds without a sign of life, by worker that has joined and not left. They pass by
+            themselves, so they do not count when two are compared.
+        lease_s: Seconds of silence after which a worker is lost; None: it never is, or nobody has joined.
     """
 
     version: Version
@@ -102,6 +132,8 @@ class StoreStatus:
     duplicates: int = 0
     lost: frozenset[int] = frozenset()
     batches: int = 0
+    silent_s: Mapping[int, float] = field(default_factory=dict, compare=False)
+    lease_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +165,8 @@ def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
         duplicates=sum(part.duplicates for part in parts),
         lost=frozenset.union(*(part.lost for part in parts)),
         batches=min(part.batches for part in parts),
+        silent_s=_least_by_worker([part.silent_s for part in parts]),
+        lease_s=parts[0].lease_s,
     )
 
 
@@ -146,10 +180,9 @@ def merge_progress(parts: Sequence[Mapping[int, WorkerProgress]]) -> dict[int, W
 
     A worker's steps are numbered on from run to run, so they compare where incarnations differ.
     """
-    everywhere = set.intersection(*map(set, parts)) if parts else set()
     return {
         worker: min((part[worker] for part in parts), key=lambda progress: progress.step)
-        for worker in sorted(everywhere)
+        for worker in _known_to_all(parts)
     }
 
 
@@ -162,7 +195,16 @@ def merge_saves(parts: Sequence[SaveStatus | None]) -> SaveStatus | None:
         pause_s=max(save.pause_s for save in saves),
         duration_s=max(save.duration_s for save in saves),
         is_over=all(save.is_over for save in saves),
+        number=max(save.number for save in saves),
     )
+
+
+def _least_by_worker(parts: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    return {worker: min(part[worker] for part in parts) for worker in _known_to_all(parts)}
+
+
+def _known_to_all(parts: Sequence[Mapping[int, object]]) -> list[int]:
+    return sorted(set.intersection(*map(set, parts))) if parts else []
 
 
 def _sum_of_fields(one: T, other: T) -> T:

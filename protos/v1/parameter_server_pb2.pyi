@@ -346,20 +346,28 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TableStatus(_message.Message):
-    __slots__ = ("rows", "size_bytes", "candidates", "candidate_bytes", "expired", "evicted")
+    __slots__ = ("rows", "size_bytes", "candidates", "candidate_bytes", "expired", "evicted", "shards", "smallest_shard", "largest_shard", "index_slots")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SMALLEST_SHARD_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_SHARD_FIELD_NUMBER: _ClassVar[int]
+    INDEX_SLOTS_FIELD_NUMBER: _ClassVar[int]
     rows: int
     size_bytes: int
     candidates: int
     candidate_bytes: int
     expired: int
     evicted: int
-    def __init__(self, rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
+    shards: int
+    smallest_shard: int
+    largest_shard: int
+    index_slots: int
+    def __init__(self, rows: _Optional[int] = ..., size_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidate_bytes: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ..., shards: _Optional[int] = ..., smallest_shard: _Optional[int] = ..., largest_shard: _Optional[int] = ..., index_slots: _Optional[int] = ...) -> None: ...
 
 class WorkerProgress(_message.Message):
     __slots__ = ("incarnation", "sequence", "step", "position")
@@ -407,17 +415,19 @@ class Staleness(_message.Message):
     def __init__(self, counts: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ..., largest: _Optional[int] = ...) -> None: ...
 
 class SaveStatus(_message.Message):
-    __slots__ = ("pause_s", "duration_s", "is_over")
+    __slots__ = ("pause_s", "duration_s", "is_over", "number")
     PAUSE_S_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     pause_s: float
     duration_s: float
     is_over: bool
-    def __init__(self, pause_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., is_over: bool = ...) -> None: ...
+    number: int
+    def __init__(self, pause_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., is_over: bool = ..., number: _Optional[int] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
-    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save", "duplicates", "lost", "batches")
+    __slots__ = ("version", "tables", "examples", "left", "staleness", "progress", "last_save", "duplicates", "lost", "batches", "silent_s", "lease_s")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -439,6 +449,13 @@ class StoreStatus(_message.Message):
         key: int
         value: WorkerProgress
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[WorkerProgress, _Mapping]] = ...) -> None: ...
+    class SilentSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +466,8 @@ class StoreStatus(_message.Message):
     DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     version: int
     tables: _containers.MessageMap[str, TableStatus]
     examples: _containers.ScalarMap[int, int]
@@ -459,7 +478,9 @@ class StoreStatus(_message.Message):
     duplicates: int
     lost: _containers.RepeatedScalarFieldContainer[int]
     batches: int
-    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ...) -> None: ...
+    silent_s: _containers.ScalarMap[int, float]
+    lease_s: float
+    def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ..., silent_s: _Optional[_Mapping[int, float]] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("store", "server_index", "num_servers")

@@ -400,6 +400,8 @@ class Coordinator:
                 last_save=last_save,
                 duplicates=self._ledger.duplicates,
                 batches=self._steps.batches,
+                silent_s=self._members.silent_s,
+                lease_s=lease.seconds if (lease := self._members.lease) else None,
             )
 
     def resume(

@@ -219,6 +219,15 @@ class Membership:
         return self.all.names(workers)
 
     @property
+    def silent_s(self) -> dict[int, float]:
+        """Seconds since the last sign of life, by worker that has joined and not left."""
+        return {
+            worker: seconds
+            for worker, seconds in self._silent_s.items()
+            if worker in self._incarnations and worker not in self.left
+        }
+
+    @property
     def present(self) -> list[int]:
         """Workers that have not left, ascending."""
         return [worker for worker in range(self.all.total) if worker not in self.left]

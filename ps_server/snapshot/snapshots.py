@@ -157,6 +157,7 @@ class Snapshots:
         self._held: _Held | None = None
         self._taken: deque[str] = deque(maxlen=REMEMBERED_TOKENS)
         self._last: SaveStatus | None = None
+        self._num_saves = 0
 
     def changing(self) -> AbstractContextManager[None]:
         """Held around all of one change of parameters; not twice by one thread."""
@@ -224,7 +225,10 @@ class Snapshots:
                     f"saved within {self._hold_limit_s:g} s, or the server was restarted; save again"
                 )
             self._held = None
-            self._last = SaveStatus(pause_s=held.pause_s, duration_s=0.0, is_over=False)
+            self._num_saves += 1
+            self._last = SaveStatus(
+                pause_s=held.pause_s, duration_s=0.0, is_over=False, number=self._num_saves
+            )
             with ExitStack() as failed:
                 failed.callback(self._end, held, saved=False)
                 yield held.snapshot
@@ -288,7 +292,9 @@ class Snapshots:
     def _end(self, held: _Held, *, saved: bool) -> None:
         held.snapshot.end(saved=saved)
         duration_s = self._monotonic() - held.taken_s
-        self._last = SaveStatus(pause_s=held.pause_s, duration_s=duration_s, is_over=True)
+        self._last = SaveStatus(
+            pause_s=held.pause_s, duration_s=duration_s, is_over=True, number=self._num_saves
+        )
 
     def _is_overdue(self) -> bool:
         held = self._held

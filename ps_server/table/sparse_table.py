@@ -150,14 +150,18 @@ class SparseTable:
     @property
     def status(self) -> TableStatus:
         """Numbers of rows, candidates and removed rows, and their memory in bytes."""
-        candidates = self._candidates
+        candidates, rows = self._candidates, self._num_rows[self.shards]
         return TableStatus(
-            rows=int(self._num_rows.sum()),
+            rows=int(rows.sum()),
             size_bytes=self._regions.size_bytes,
             candidates=candidates.num_keys if candidates else 0,
             candidate_bytes=candidates.size_bytes if candidates else 0,
             expired=int(self._expired.sum()),
             evicted=int(self._evicted.sum()),
+            shards=len(self.shards),
+            smallest_shard=int(rows.min()) if rows.size else 0,
+            largest_shard=int(rows.max(initial=0)),
+            index_slots=self._regions.index_slots,
         )
 
     def check(self, grad: SparseGrad) -> None:

@@ -228,6 +228,11 @@ def test_status_tells_what_the_last_save_cost(tmp_path: Path) -> None:
     assert save is not None
     assert save.is_over
     assert 0 <= save.pause_s <= save.duration_s
+    assert save.number == 1
+    store.save(SaveRequest(url=str(tmp_path / "d")))
+    save = store.status().last_save
+    assert save is not None
+    assert save.number == 2
 
 
 @pytest.mark.parametrize("inference", [None, InferenceSettings()], ids=["training", "inference"])

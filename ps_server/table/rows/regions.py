@@ -92,10 +92,14 @@ class RowRegions:
         return self.row_bytes + SLOT_BYTES * (200 // MAX_LOAD_PERCENT + 1)
 
     @property
+    def index_slots(self) -> int:
+        """Slots of the index, of all shards."""
+        return int(self._num_slots[self._shards].sum())
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of rows, change words and index."""
-        slots = int(self._num_slots[self._shards].sum())
-        return int(self.num_rows.sum()) * self.row_bytes + SLOT_BYTES * slots
+        return int(self.num_rows.sum()) * self.row_bytes + SLOT_BYTES * self.index_slots
 
     def limit_rows(self, max_rows: int) -> None:
         """Limits the rows of each shard; all shards must be locked."""

@@ -51,19 +51,29 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
     first = StoreStatus(
         version=4,
         tables={
-            "wide": TableStatus(rows=1, size_bytes=10),
+            "wide": TableStatus(
+                rows=1, size_bytes=10, shards=2, smallest_shard=0, largest_shard=1, index_slots=4
+            ),
             "deep": TableStatus(rows=5, size_bytes=6),
         },
         examples={0: 100, 1: 50},
         left=frozenset({0, 1}),
         staleness=Staleness().add(0, 6).add(3),
         progress={0: progress(7), 1: progress(4)},
-        last_save=SaveStatus(pause_s=0.5, duration_s=1.0, is_over=True),
+        last_save=SaveStatus(pause_s=0.5, duration_s=1.0, is_over=True, number=3),
+        silent_s={0: 0.5, 1: 2.0},
+        lease_s=30.0,
         lost=frozenset({2}),
     )
     second = StoreStatus(
         version=3,
-        tables={"wide": TableStatus(rows=2, size_bytes=20)},
+        tables={
+            "wide": TableStatus(
+                rows=7, size_bytes=20, shards=2, smallest_shard=3, largest_shard=4, index_slots=12
+            )
+        },
+        silent_s={1: 0.25},
+        lease_s=30.0,
         examples={0: 90},
         left=frozenset({1}),
         staleness=Staleness().add(0, 4).add(5, 3),
@@ -76,13 +86,32 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
     assert merged == StoreStatus(
         version=3,
         tables={
-            "wide": TableStatus(rows=3, size_bytes=30),
+            "wide": TableStatus(
+                rows=8, size_bytes=30, shards=4, smallest_shard=0, largest_shard=4, index_slots=16
+            ),
             "deep": TableStatus(rows=5, size_bytes=6),
         },
         examples={0: 100, 1: 50},
         left=frozenset({1}),
         staleness=Staleness().add(0, 10).add(3).add(5, 3),
         progress={0: progress(6)},
-        last_save=SaveStatus(pause_s=0.5, duration_s=2.0, is_over=False),
+        last_save=SaveStatus(pause_s=0.5, duration_s=2.0, is_over=False, number=3),
+        lease_s=30.0,
         lost=frozenset({2}),
     )
+    assert merged.silent_s == {1: 0.25}
+
+
+def test_imbalance_and_load_are_of_all_shards() -> None:
+    table = TableStatus(
+        rows=8, size_bytes=0, shards=4, smallest_shard=1, largest_shard=4, index_slots=16
+    )
+
+    assert table.imbalance == 1.5  # (4 - 1) / 2
+    assert table.load_factor == 0.5
+
+
+def test_table_without_rows_is_balanced() -> None:
+    table = TableStatus(rows=0, size_bytes=0)
+
+    assert (table.imbalance, table.load_factor) == (0.0, 0.0)

@@ -59,17 +59,29 @@ PROGRESS = st.dictionaries(
     max_size=5,
 )
 TABLES = st.builds(
-    TableStatus, rows=UINT64, size_bytes=UINT64, candidates=UINT64, candidate_bytes=UINT64
+    TableStatus,
+    rows=UINT64,
+    size_bytes=UINT64,
+    candidates=UINT64,
+    candidate_bytes=UINT64,
+    shards=UINT64,
+    smallest_shard=UINT64,
+    largest_shard=UINT64,
+    index_slots=UINT64,
 )
 STATUSES = st.builds(
-    lambda version, tables, examples, done, staleness, progress, last_save: StoreStatus(
-        version=version,
-        tables=tables,
-        examples=examples,
-        left=frozenset(done),
-        staleness=staleness,
-        progress=progress,
-        last_save=last_save,
+    lambda version, tables, examples, done, staleness, progress, last_save, silent, lease: (
+        StoreStatus(
+            version=version,
+            tables=tables,
+            examples=examples,
+            left=frozenset(done),
+            staleness=staleness,
+            progress=progress,
+            last_save=last_save,
+            silent_s=silent,
+            lease_s=lease,
+        )
     ),
     UINT64,
     st.dictionaries(NAMES, TABLES, max_size=4),
@@ -83,7 +95,10 @@ STATUSES = st.builds(
         pause_s=st.floats(0, 1e9),
         duration_s=st.floats(0, 1e9),
         is_over=st.booleans(),
+        number=UINT64,
     ),
+    st.dictionaries(st.integers(0, 9), st.floats(0), max_size=5),
+    st.none() | st.floats(0, 1e9),
 )
 
 
@@ -91,7 +106,10 @@ STATUSES = st.builds(
 def test_status_survives_the_wire(status: StoreStatus) -> None:
     server = ServerStatus(status, 2, 3)
 
-    assert through(GET_STATUS.answer, server) == server
+    received = through(GET_STATUS.answer, server)
+
+    assert received == server
+    assert received.store.silent_s == status.silent_s
 
 
 @given(numbers=st.lists(st.floats()), op=st.sampled_from(ReduceOp), worker=UINT32, step=UINT64)

@@ -157,6 +157,9 @@ def test_silent_worker_is_lost_after_its_lease() -> None:
     members.lose(0)
     assert members.pass_time(0.5) == [], "said once"
     assert members.lost == {0}
+    assert members.silent_s == {0: 4.5, 1: 2.5}
+    members.leave(1)
+    assert members.silent_s == {0: 4.5}
 
 
 def test_lost_worker_that_calls_is_back() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protos.errors import GradientError, ProtocolError, SpecError, WrongServerError
 from protos.gradients import SparseGrad
 from protos.keys import Keys
-from protos.placement import ShardMap
+from protos.placement import ShardMap, shard_of
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.optimizers.registry import OPTIMIZERS
@@ -388,7 +388,21 @@ def test_status_counts_rows_and_bytes() -> None:
 def test_status_counts_the_shards_of_this_server() -> None:
     table = SparseTable(spec_of(num_shards=64), server_index=0, shard_map=ShardMap.of(2))
 
-    assert table.status.size_bytes == 32 * INITIAL_SLOTS * 8
+    status = table.status
+    assert status.size_bytes == 32 * INITIAL_SLOTS * 8
+    assert (status.shards, status.index_slots) == (32, 32 * INITIAL_SLOTS)
+    assert (status.smallest_shard, status.largest_shard) == (0, 0)
+
+
+def test_status_tells_the_rows_of_the_fullest_and_the_emptiest_shard() -> None:
+    table = SparseTable(spec_of(num_shards=4))
+    keys = random_keys(100)
+
+    table.push(ones(keys))
+
+    rows = np.bincount([int(shard_of(key, np.uint64(4))) for key in keys], minlength=4)
+    assert (table.status.smallest_shard, table.status.largest_shard) == (rows.min(), rows.max())
+    assert rows.min() < rows.max()
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3], ids=["rows", "changes", "index"])
