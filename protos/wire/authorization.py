@@ -15,10 +15,16 @@ from typing import Any
 import grpc
 
 from protos.errors import AccessError
-from protos.wire.access import NAME_PREFIX, Access, access_of_name, require_access, token_in
 from protos.wire.calls import Call
-from protos.wire.credentials import TLS_CERT, TOKEN, TOKEN_FILE, Credentials, WatchedTokens
 from protos.wire.grpc_status import details_of, metadata_of, status_of
+from protos.wire.security.access import (
+    NAME_PREFIX,
+    Access,
+    access_of_name,
+    require_access,
+    token_in,
+)
+from protos.wire.security.credentials import TLS_CERT, TOKEN, TOKEN_FILE, Credentials, WatchedTokens
 
 _NO_TOKEN = f"it shows no token, and this server asks for one: set {TOKEN_FILE} or {TOKEN}"
 _UNKNOWN_TOKEN = f"this server does not know its token: compare {TOKEN_FILE} or {TOKEN} of both"

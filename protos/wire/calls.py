@@ -35,7 +35,6 @@ from protos.store import (
 )
 from protos.v1 import parameter_server_pb2
 from protos.wire import columns
-from protos.wire.access import Access
 from protos.wire.codec import Codec, FieldCodec, record_codec, value_codec
 from protos.wire.requests import (
     Abort,
@@ -62,6 +61,7 @@ from protos.wire.requests import (
     Take,
     WaitVersion,
 )
+from protos.wire.security.access import Access
 
 T = TypeVar("T")
 Q = TypeVar("Q")  # what a call is given

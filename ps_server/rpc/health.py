@@ -4,7 +4,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.v1 import parameter_server_pb2
-from protos.wire.credentials import Credentials, open_channel
+from protos.wire.security.credentials import Credentials, open_channel
 
 SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 

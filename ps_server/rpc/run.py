@@ -43,7 +43,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keep_freed_memory()
-    from protos.wire.credentials import Credentials, require_protection
+    from protos.wire.security.credentials import Credentials, require_protection
     from ps_server.rpc.server import serve
     from ps_server.store import ParameterStore
 

@@ -16,7 +16,7 @@ from protos.errors import AbortedError, IdleError, LogError
 from protos.wire.authorization import AsyncAuthorization, Authority
 from protos.wire.calls import CALLS
 from protos.wire.channel import SERVER_OPTIONS
-from protos.wire.credentials import Credentials, bind
+from protos.wire.security.credentials import Credentials, bind
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.precompile import KERNELS
 from ps_server.rpc.activity import Activity

@@ -17,8 +17,8 @@ import grpc
 from protos.errors import CtrPsError, OverloadedError, UnknownCallerError
 from protos.futures import Future
 from protos.wire.calls import CALLS, Call, Deadline
-from protos.wire.credentials import Credentials, Metadata, WatchedFiles, open_channel
 from protos.wire.grpc_status import error_of
+from protos.wire.security.credentials import Credentials, Metadata, WatchedFiles, open_channel
 from ps_worker.cluster import call_log
 from ps_worker.cluster.call_log import Awaited, CallLog, awaited
 from ps_worker.cluster.chaos import disturbed

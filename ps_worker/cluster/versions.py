@@ -18,7 +18,7 @@ import grpc
 from protos.store import ServerStatus, Version
 from protos.wire.calls import GET_STATUS, SERVICE
 from protos.wire.channel import CHANNEL_OPTIONS
-from protos.wire.credentials import Credentials, open_channel
+from protos.wire.security.credentials import Credentials, open_channel
 
 LOOK_S = 0.1
 ANSWER_S = 1.0

@@ -10,8 +10,8 @@ from typing import Any
 from ctr_model.models.model import Model
 from protos.role import HeterRole, address_to_bind
 from protos.store import Store
-from protos.wire.credentials import Credentials, require_protection
 from protos.wire.heter import Attend
+from protos.wire.security.credentials import Credentials, require_protection
 from ps_worker.communicators.lockstep import HalfAsyncCommunicator
 from ps_worker.heter.connect import require_heter, takes_over
 from ps_worker.heter.dense_part import DensePart

@@ -10,7 +10,7 @@ import pytest
 from protos.errors import ProtocolError, TransportError, UnknownCallerError
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, SaveRequest
-from protos.wire.credentials import Credentials
+from protos.wire.security.credentials import Credentials
 from ps_worker.cluster.connect import connect, wait_for_servers
 from ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.processes import environment_of, free_port, server_process

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from protos.limits import CHUNK_BYTES
-from protos.wire.credentials import Credentials
+from protos.wire.security.credentials import Credentials
 from ps_server.coordination.mailbox import INBOX_BYTES
 from ps_server.precompile import KERNELS
 from ps_server.rpc.backlog import Backlog

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from protos.errors import TransportError
-from protos.wire import calls, credentials, requests
+from protos.wire import calls, requests
 from protos.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
+from protos.wire.security import credentials
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from tests.support.cluster import cluster

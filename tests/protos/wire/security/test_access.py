@@ -3,7 +3,8 @@
 import pytest
 
 from protos.errors import AccessError, UnknownCallerError, UsageError
-from protos.wire.access import (
+from protos.wire.calls import CALLS
+from protos.wire.security.access import (
     Access,
     Tokens,
     access_of_name,
@@ -12,7 +13,6 @@ from protos.wire.access import (
     require_access,
     token_in,
 )
-from protos.wire.calls import CALLS
 
 LONG = "0123456789abcdef"
 FILE = f"""# tokens of the ranking team

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import UsageError
-from protos.wire.credentials import (
+from protos.wire.security.credentials import (
     LOOK_S,
     Credentials,
     WatchedFiles,

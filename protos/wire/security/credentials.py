@@ -26,8 +26,8 @@ import grpc
 
 from protos.errors import BindError, UsageError
 from protos.role import is_loopback
-from protos.wire.access import Access, Tokens, metadata_of_token, own_token
 from protos.wire.channel import CHANNEL_OPTIONS
+from protos.wire.security.access import Access, Tokens, metadata_of_token, own_token
 
 logger = logging.getLogger(__name__)
 

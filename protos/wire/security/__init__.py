@@ -1,0 +1,1 @@
+"""Who a process is, and who may call it: accesses, tokens, certificates."""
