@@ -6,6 +6,8 @@ import pytest
 
 from protos.errors import UsageError
 from ps_worker import fleet
+from ps_worker.fleet import executor
+from ps_worker.fleet.fleet import Fleet
 
 PROGRAM, DATASET, EXECUTOR = object(), [], fleet.Executor()
 TRAIN = r"executor\.train_from_dataset\(dataset, fetch_handler=print"
@@ -35,7 +37,8 @@ def test_call_that_is_otherwise_here_is_shown(
         call(*arguments, **settings)
 
 
-def test_defaults_of_paddle_ask_for_nothing() -> None:
+def test_defaults_of_paddle_ask_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "FLEET", Fleet())  # whatever ran before in this process
     of_paddle: dict[str, Any] = {"program": None, "thread": 0, "debug": False, "print_period": 100}
 
     with pytest.raises(UsageError, match=r"fleet\.init\(\) before training"):
